@@ -1,0 +1,151 @@
+"""What the core orders, and what it puts on record. Data only.
+
+MakeMaster, SealMaster, CopyIn and CopyOut are slow: each comes back as exactly one event.
+Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as SessionGone.
+Evicted, Lost and Waiting order nothing: they are there to be read in the swap log.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from swapd.protocol import Code, Placement, Runs
+
+#: Why a component leaves the device.
+Reason = Literal["room", "sequential", "alternating", "unregister"]
+
+
+class Action(msgspec.Struct, frozen=True, tag_field="action"):
+    pass
+
+
+class MakeMaster(Action, frozen=True, tag="make_master"):
+    session: int
+    uid: int
+    name: str
+    nbytes: int
+    mutable: bool
+
+
+class SealMaster(Action, frozen=True, tag="seal_master"):
+    uid: int
+    name: str
+
+
+class DropMaster(Action, frozen=True, tag="drop_master"):
+    """Nothing names this master any more, and no copy uses it."""
+
+    uid: int
+    name: str
+
+
+class CopyIn(Action, frozen=True, tag="copy_in"):
+    uid: int
+    name: str
+    generation: int
+    nbytes: int
+    runs: Runs
+
+
+class CopyOut(Action, frozen=True, tag="copy_out"):
+    uid: int
+    name: str
+    generation: int
+    nbytes: int
+    runs: Runs
+
+
+class Revoke(Action, frozen=True, tag="revoke"):
+    session: int
+    name: str
+    generation: int
+    ack: bool
+
+
+class Want(Action, frozen=True, tag="want"):
+    """Tell a holder that its memory is, or is no longer, waited for."""
+
+    session: int
+    name: str
+    wanted: bool
+
+
+class Accept(Action, frozen=True, tag="accept"):
+    """Answer a register, commit, unregister or prefetch."""
+
+    session: int
+    request: int
+
+
+class Grant(Action, frozen=True, tag="grant"):
+    session: int
+    request: int
+    placements: tuple[Placement, ...]
+    waited_s: float
+    loaded: bool
+
+
+class Refuse(Action, frozen=True, tag="refuse"):
+    session: int
+    request: int
+    code: Code
+    message: str
+
+
+class Fence(Action, frozen=True, tag="fence"):
+    """This session did not answer in time, or lied: end it."""
+
+    session: int
+    why: str
+
+
+class Waiting(Action, frozen=True, tag="waiting"):
+    """An acquire could not be granted at once."""
+
+    session: int
+    request: int
+    names: tuple[str, ...]
+    why: str
+
+
+class Evict(Action, frozen=True, tag="evict"):
+    """Decided: this component leaves the device. Evicted follows when it has left."""
+
+    name: str
+    generation: int
+    reason: Reason
+    waiter: tuple[int, int] | None = None  # (session, request) it makes room for
+
+
+class Evicted(Action, frozen=True, tag="evicted"):
+    name: str
+    generation: int
+    nbytes: int
+    bytes_back: int
+
+
+class Lost(Action, frozen=True, tag="lost"):
+    """Bytes written since the last write-back are gone with their worker."""
+
+    name: str
+    generation: int
+    why: str
+
+
+AnyAction = (
+    MakeMaster
+    | SealMaster
+    | DropMaster
+    | CopyIn
+    | CopyOut
+    | Revoke
+    | Want
+    | Accept
+    | Grant
+    | Refuse
+    | Fence
+    | Waiting
+    | Evict
+    | Evicted
+    | Lost
+)

@@ -1,0 +1,95 @@
+"""Which chunks of the arena are free. Pure; knows numbers, not memory.
+
+Chunks are handed out as runs of neighbours. Any chunk fits anywhere, so runs only save
+work: one copy and one mapping for each run instead of one for each chunk.
+"""
+
+from bisect import bisect_left, bisect_right
+
+from swapd.protocol import Runs
+
+
+def count(runs: Runs) -> int:
+    """Number of chunks in `runs`."""
+    return sum(n for _, n in runs)
+
+
+class ChunkPool:
+    """The free chunks of an arena of `total` chunks."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = total
+        #: Free runs, sorted by first chunk; neighbours are always merged.
+        self._starts: list[int] = [0] if total else []
+        self._lengths: list[int] = [total] if total else []
+
+    def __repr__(self) -> str:
+        return f"<ChunkPool {self.free}/{self.total} free in {len(self._starts)} runs>"
+
+    def take(self, need: int, prefer: Runs = ()) -> Runs:
+        """Hand out `need` chunks.
+
+        The very chunks of `prefer` if they are all free: a worker that finds its component
+        on the chunks it had last time keeps its page tables. Else the smallest run that
+        holds all of it; else the largest runs first.
+        """
+        if need > self.free:
+            raise ValueError(f"{need} chunks asked, {self.free} free")
+        if prefer and count(prefer) == need and all(self._is_free(*run) for run in prefer):
+            chosen = prefer
+        else:
+            chosen = self._choose(need)
+        for first, n in chosen:
+            self._cut(first, n)
+        self.free -= need
+        return chosen
+
+    def give(self, runs: Runs) -> None:
+        """Take `runs` back."""
+        for first, n in runs:
+            self._insert(first, n)
+            self.free += n
+
+    def runs(self) -> Runs:
+        """The free runs, for checks."""
+        return tuple(zip(self._starts, self._lengths, strict=True))
+
+    def _choose(self, need: int) -> Runs:
+        fitting = [(n, first) for first, n in self.runs() if n >= need]
+        if fitting and need:
+            return ((min(fitting)[1], need),)
+        chosen: list[tuple[int, int]] = []
+        for n, first in sorted(((n, -first) for first, n in self.runs()), reverse=True):
+            if need <= 0:
+                break
+            chosen.append((-first, min(n, need)))
+            need -= n
+        return tuple(chosen)
+
+    def _is_free(self, first: int, n: int) -> bool:
+        i = bisect_right(self._starts, first) - 1
+        return i >= 0 and first + n <= self._starts[i] + self._lengths[i]
+
+    def _cut(self, first: int, n: int) -> None:
+        i = bisect_right(self._starts, first) - 1
+        start, length = self._starts[i], self._lengths[i]
+        pieces = [(start, first - start), (first + n, start + length - first - n)]
+        kept = [(s, m) for s, m in pieces if m]
+        self._starts[i : i + 1] = [s for s, _ in kept]
+        self._lengths[i : i + 1] = [m for _, m in kept]
+
+    def _insert(self, first: int, n: int) -> None:
+        i = bisect_left(self._starts, first)
+        if i < len(self._starts) and first + n > self._starts[i]:
+            raise ValueError(f"chunks {first}..{first + n - 1} are free already")
+        if i and self._starts[i - 1] + self._lengths[i - 1] > first:
+            raise ValueError(f"chunks {first}..{first + n - 1} are free already")
+        if i < len(self._starts) and first + n == self._starts[i]:
+            n += self._lengths[i]
+            del self._starts[i], self._lengths[i]
+        if i and self._starts[i - 1] + self._lengths[i - 1] == first:
+            self._lengths[i - 1] += n
+        else:
+            self._starts.insert(i, first)
+            self._lengths.insert(i, n)

@@ -1,0 +1,149 @@
+"""What can happen to the core. Data only.
+
+Time is in the event (`now`, seconds of a monotonic clock): the core has no clock.
+Requests are named by (session, request); copies by the generation they make or end.
+"""
+
+import msgspec
+
+from swapd.protocol import Code, Policy
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event"):
+    now: float
+
+
+class SessionOpened(Event, frozen=True, tag="session_opened"):
+    session: int
+    label: str
+
+
+class SessionGone(Event, frozen=True, tag="session_gone"):
+    """The lifeline ended. `alive`: the process was still there, and may still write."""
+
+    session: int
+    alive: bool = False
+
+
+class ProcessExited(Event, frozen=True, tag="process_exited"):
+    """The process of a session that went `alive` has ended: its mappings are gone."""
+
+    session: int
+
+
+class Register(Event, frozen=True, tag="register"):
+    session: int
+    request: int
+    name: str
+    nbytes: int
+    policy: Policy = "lru"
+    group: str | None = None
+    mutable: bool = False
+
+
+class MasterMade(Event, frozen=True, tag="master_made"):
+    uid: int
+
+
+class Commit(Event, frozen=True, tag="commit"):
+    session: int
+    request: int
+    name: str
+
+
+class MasterSealed(Event, frozen=True, tag="master_sealed"):
+    uid: int
+
+
+class MasterFailed(Event, frozen=True, tag="master_failed"):
+    """A master could not be made or sealed."""
+
+    uid: int
+    code: Code
+    why: str
+
+
+class Unregister(Event, frozen=True, tag="unregister"):
+    session: int
+    request: int
+    name: str
+
+
+class Acquire(Event, frozen=True, tag="acquire"):
+    """`deadline` is a point on the clock of `now`. The request's id names the lease."""
+
+    session: int
+    request: int
+    agent: int
+    names: tuple[str, ...]
+    priority: int = 0
+    deadline: float | None = None
+    wait: bool = False
+
+
+class Release(Event, frozen=True, tag="release"):
+    session: int
+    lease: int
+
+
+class Cancel(Event, frozen=True, tag="cancel"):
+    """Forget an acquire, waiting or granted."""
+
+    session: int
+    acquire: int
+
+
+class Prefetch(Event, frozen=True, tag="prefetch"):
+    session: int
+    request: int
+    names: tuple[str, ...]
+
+
+class Revoked(Event, frozen=True, tag="revoked"):
+    session: int
+    name: str
+    generation: int
+
+
+class CopiedIn(Event, frozen=True, tag="copied_in"):
+    generation: int
+
+
+class CopiedOut(Event, frozen=True, tag="copied_out"):
+    generation: int
+
+
+class CopyFailed(Event, frozen=True, tag="copy_failed"):
+    generation: int
+    why: str
+
+
+class Tick(Event, frozen=True, tag="tick"):
+    """Time passed: `Residency.next_deadline` was reached."""
+
+
+class Stopping(Event, frozen=True, tag="stopping"):
+    """Refuse who waits and who comes; leases run on until they are released."""
+
+
+AnyEvent = (
+    SessionOpened
+    | SessionGone
+    | ProcessExited
+    | Register
+    | MasterMade
+    | Commit
+    | MasterSealed
+    | MasterFailed
+    | Unregister
+    | Acquire
+    | Release
+    | Cancel
+    | Prefetch
+    | Revoked
+    | CopiedIn
+    | CopiedOut
+    | CopyFailed
+    | Tick
+    | Stopping
+)

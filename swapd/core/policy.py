@@ -1,0 +1,72 @@
+"""Which components to evict, and when one may be. Pure choices; no state, no records.
+
+Eviction is decided here and in `Residency._make_room`, and nowhere else.
+"""
+
+from collections.abc import Iterable
+
+#: A component whose owner comes back within this share of its swap-in time is busy:
+#: evicting it between two uses would cost more than it gives.
+BUSY_SHARE = 0.25
+
+
+def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
+    """Name the components to evict to free `need` chunks, or None if all are too few.
+
+    `idle` is (name, chunks), least recently used first. Every one named is needed: oldest
+    first alone would take too much (need 10 with idle a=1, b=10 would give both), so the
+    warmest that turn out superfluous are spared.
+    """
+    chosen: list[tuple[str, int]] = []
+    short = need
+    for name, chunks in idle:
+        if short <= 0:
+            break
+        if chunks:
+            chosen.append((name, chunks))
+            short -= chunks
+    if short > 0:
+        return None
+    kept: list[str] = []
+    for name, chunks in reversed(chosen):
+        if short + chunks <= 0:
+            short += chunks
+        else:
+            kept.append(name)
+    return kept[::-1]
+
+
+def quantum_s(swap_in_s: float, factor: float, bound_s: float) -> float:
+    """How long a component stays once it is in, seconds: a multiple of its swap-in time."""
+    return min(factor * swap_in_s, bound_s)
+
+
+def is_busy(gap_s: float | None, swap_in_s: float) -> bool:
+    """Whether the owner keeps using it: its last return came at once.
+
+    `gap_s` is the time from a release to the next acquire, also when the component had
+    been evicted in between: so two decode loops that ping-pong are seen for what they are.
+    """
+    return gap_s is not None and gap_s < BUSY_SHARE * swap_in_s
+
+
+def protected_until(
+    *,
+    resident_since: float,
+    idle_since: float,
+    swap_in_s: float,
+    gap_s: float | None,
+    factor: float,
+    bound_s: float,
+) -> float:
+    """Until when an idle component may not be evicted; in the past if it may be now.
+
+    The minimum-residency rule: a busy one stays for its quantum, unless its owner fails
+    to come back. `bound_s` bounds the quantum, so nobody starves.
+    """
+    if not is_busy(gap_s, swap_in_s):
+        return idle_since
+    return min(
+        resident_since + quantum_s(swap_in_s, factor, bound_s),
+        idle_since + 2 * BUSY_SHARE * swap_in_s,
+    )

@@ -1,0 +1,136 @@
+"""What the core remembers: components, waiters, leases, sessions. Data, no decisions."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from swapd.core.actions import Reason
+from swapd.protocol import Policy, Runs
+
+#: (session, request): names a waiter, and after its grant the lease.
+Key = tuple[int, int]
+
+#: (session, agent): a thread or task of a session.
+Agent = tuple[int, int]
+
+
+class State(StrEnum):
+    FILLING = "filling"  # the worker writes the master; may not be acquired yet
+    ABSENT = "absent"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    REVOKING = "revoking"  # waits for the worker's acknowledgement
+    WRITING_BACK = "writing back"
+
+
+@dataclass(slots=True, eq=False)
+class Component:
+    uid: int  # never reused, unlike the name
+    name: str
+    session: int
+    nbytes: int
+    chunks: int
+    policy: Policy
+    group: str | None
+    mutable: bool
+
+    state: State = State.FILLING
+    #: Counts residencies over the life of the core; 0 before the first.
+    generation: int = 0
+    #: Chunks it is on; kept after an eviction, to ask for the same ones again.
+    runs: Runs = ()
+    #: Leases that hold it.
+    leases: set[Key] = field(default_factory=set)
+    #: Waiters it was loaded or kept for, and that have not been granted yet.
+    promised: set[Key] = field(default_factory=set)
+    #: Queued waiters that name it, in order of arrival.
+    waiting: dict[Key, None] = field(default_factory=dict)
+    #: The owner was told this generation's chunks.
+    mapped: bool = False
+    #: The owner may have written since the last write-back (mutable only).
+    dirty: bool = False
+    #: Why it is being evicted, and for whom.
+    reason: Reason = "room"
+    evicting_for: Key | None = None
+    #: The register, commit or unregister request to answer when the step it began ends.
+    answer: int | None = None
+    unregistering: bool = False
+    #: Granted at least once in this residency.
+    used: bool = False
+
+    #: Seconds on the events' clock; None before the first time.
+    load_started: float = 0.0
+    resident_since: float = 0.0
+    idle_since: float = 0.0
+    #: Last release, until the next acquire; None before the first.
+    released_at: float | None = None
+    #: Measured: the last copy in, order to completion; and release to next acquire.
+    swap_in_s: float | None = None
+    gap_s: float | None = None
+    loads: int = 0
+    evictions: int = 0
+    hits: int = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.state} gen={self.generation} leases={len(self.leases)}>"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it occupies chunks."""
+        return self.state not in (State.FILLING, State.ABSENT)
+
+    @property
+    def evicting(self) -> bool:
+        return self.state in (State.REVOKING, State.WRITING_BACK)
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """An acquire that was not granted yet: parked, queued, or admitted and loading."""
+
+    session: int
+    request: int
+    agent: int
+    names: tuple[str, ...]
+    priority: int
+    deadline: float | None
+    wait: bool
+    arrived: float
+    seq: int
+    #: Names still being copied in; only once admitted.
+    pending: set[str] = field(default_factory=set)
+    admitted: bool = False
+    told: bool = False  # a Waiting record was made
+    loaded: bool = False
+
+    @property
+    def key(self) -> Key:
+        return (self.session, self.request)
+
+    @property
+    def owner(self) -> Agent:
+        return (self.session, self.agent)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts the queue: higher priority first, then first come, first served."""
+        return (-self.priority, self.seq)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    session: int
+    agent: int
+    names: tuple[str, ...]
+
+    @property
+    def owner(self) -> Agent:
+        return (self.session, self.agent)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    label: str
+    #: Names it registered.
+    owns: dict[str, None] = field(default_factory=dict)
+    leases: set[int] = field(default_factory=set)
+    waiters: set[int] = field(default_factory=set)

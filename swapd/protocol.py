@@ -1,0 +1,272 @@
+"""What daemon and client say to each other: messages, codes, encoding.
+
+Lives here: every struct that crosses a process border, and the one protocol version.
+May not live here: sockets, clocks, state. msgspec only.
+
+Two channels carry these. `rpc` (ZeroMQ) carries requests and exactly one reply to each.
+The `lifeline` (a Unix SEQPACKET socket) carries the handshake, file descriptors, and what
+the daemon says unasked. Unknown fields are ignored and missing ones take their default,
+so fields may be added; a meaning may never change. Tags are explicit for the same reason.
+"""
+
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+
+#: Bytes of the session token. A rpc identity is the token followed by a channel number.
+TOKEN_BYTES = 16
+
+#: Largest lifeline packet, either direction.
+LIFELINE_MAX_BYTES = 64 * 1024
+
+#: Longest component name, and most names in one acquire.
+NAME_MAX_CHARS = 200
+NAMES_MAX = 1024
+
+Policy = Literal["lru", "resident", "sequential", "alternating"]
+
+#: Why a request was refused. One exception class in `swapd_client.errors` for each.
+Code = Literal[
+    "bad_request",
+    "version",
+    "no_session",
+    "unknown_component",
+    "duplicate_name",
+    "not_owner",
+    "in_use",
+    "too_large",
+    "conflict",
+    "host_memory",
+    "deadlock",
+    "timeout",
+    "component_gone",
+    "device_failed",
+    "stopping",
+    "fenced",
+]
+
+#: Chunks as runs of neighbours: ((first chunk, count), ...), in the order of the bytes.
+Runs = tuple[tuple[int, int], ...]
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where one residency of a component is: valid for this generation only."""
+
+    name: str
+    generation: int
+    runs: Runs
+
+
+# --- rpc, client to daemon ---------------------------------------------------------------
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="op"):
+    """Base of all requests. `id` is unique within the session, and names the reply."""
+
+    id: int
+
+
+class Register(Request, frozen=True, tag="register"):
+    """Reserve a name and have a master made; its descriptor comes by the lifeline."""
+
+    name: str
+    nbytes: int
+    layout: str = ""  # hash of what lies where in the master, opaque to the daemon
+    policy: Policy = "lru"
+    group: str | None = None
+    mutable: bool = False
+
+
+class Commit(Request, frozen=True, tag="commit"):
+    """The master is filled and unmapped in the worker: from now on it may be acquired."""
+
+    name: str
+
+
+class Unregister(Request, frozen=True, tag="unregister"):
+    name: str
+
+
+class Acquire(Request, frozen=True, tag="acquire"):
+    """All of `names`, or none. The request's id becomes the lease's id."""
+
+    names: tuple[str, ...]
+    agent: int = 0  # the thread or task that waits: what it holds is not released meanwhile
+    timeout_s: float | None = None
+    priority: int = 0
+    wait: bool = False  # wait for names that nobody has registered yet
+
+
+class Release(Request, frozen=True, tag="release"):
+    """Give a lease back. Answered only if `ack`; releasing twice does nothing."""
+
+    lease: int
+    ack: bool = False
+
+
+class Cancel(Request, frozen=True, tag="cancel"):
+    """Forget an acquire, whether it still waits or was granted meanwhile. Not answered."""
+
+    acquire: int
+
+
+class Prefetch(Request, frozen=True, tag="prefetch"):
+    """Bring these in when there is room. Answered at once; takes no lease."""
+
+    names: tuple[str, ...]
+
+
+class Status(Request, frozen=True, tag="status"):
+    pass
+
+
+AnyRequest = Register | Commit | Unregister | Acquire | Release | Cancel | Prefetch | Status
+
+
+# --- rpc, daemon to client ---------------------------------------------------------------
+
+
+class Reply(msgspec.Struct, frozen=True, tag_field="op"):
+    """Base of all replies. `id` is that of the request."""
+
+    id: int
+
+
+class Done(Reply, frozen=True, tag="done"):
+    pass
+
+
+class Granted(Reply, frozen=True, tag="granted"):
+    """`placements` lists the components that the asking session itself registered."""
+
+    placements: tuple[Placement, ...]
+    waited_s: float = 0.0
+    loaded: bool = False  # a copy had to be made, or waited for
+
+
+class Refused(Reply, frozen=True, tag="refused"):
+    code: Code
+    message: str
+
+
+class ComponentStatus(msgspec.Struct, frozen=True):
+    name: str
+    session: int
+    nbytes: int
+    state: str
+    policy: Policy
+    group: str | None
+    mutable: bool
+    leases: int
+    holders: tuple[str, ...]
+    idle_s: float | None  # since the last release; None while leased or never used
+    loads: int
+    evictions: int
+    hits: int
+    swap_in_s: float | None
+
+
+class SessionStatus(msgspec.Struct, frozen=True):
+    session: int
+    label: str
+    leases: int
+    waiting: int
+
+
+class StatusReply(Reply, frozen=True, tag="status"):
+    """Everything `swapd status` shows. Bytes are bytes; `_s` is seconds."""
+
+    version: str
+    device: str
+    runtime_dir: str
+    journal: str
+    isolation: str
+    uptime_s: float
+    chunk_bytes: int
+    budget_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    quarantined_bytes: int
+    master_bytes: int
+    waiting: int
+    loads: int
+    evictions: int
+    hits: int
+    bytes_in: int
+    bytes_out: int
+    components: tuple[ComponentStatus, ...]
+    sessions: tuple[SessionStatus, ...]
+
+
+AnyReply = Done | Granted | Refused | StatusReply
+
+
+# --- lifeline ----------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    version: int
+    label: str = ""
+
+
+class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
+    """This generation is no longer mapped in the worker."""
+
+    name: str
+    generation: int
+
+
+FromClient = Hello | Revoked
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Comes with one descriptor: the arena, open for reading."""
+
+    version: int
+    session: int
+    token: bytes
+    rpc: str
+    device: str
+    chunk_bytes: int
+    chunks: int
+    strict: bool
+
+
+class Master(msgspec.Struct, frozen=True, tag="master"):
+    """Comes with the master's descriptor and, for a mutable component, a writable arena."""
+
+    name: str
+    nbytes: int
+
+
+class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
+    """The component left the device: unmap this generation; answer with Revoked if `ack`."""
+
+    name: str
+    generation: int
+    ack: bool = False
+
+
+class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
+    """Somebody waits (or no longer waits) for the memory of a component you hold."""
+
+    name: str
+    wanted: bool
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """Last words before the daemon closes the lifeline."""
+
+    code: Code
+    message: str
+
+
+FromDaemon = Welcome | Master | Revoke | Wanted | Goodbye
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(AnyRequest).decode
+decode_reply = msgspec.msgpack.Decoder(AnyReply).decode
+decode_from_client = msgspec.msgpack.Decoder(FromClient).decode
+decode_from_daemon = msgspec.msgpack.Decoder(FromDaemon).decode
