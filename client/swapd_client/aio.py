@@ -1,0 +1,187 @@
+"""The asyncio client: the same names, awaited."""
+
+import asyncio
+import os
+import warnings
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
+
+from swapd import protocol
+from swapd_client.channel import AsyncChannel, ChannelFactory
+from swapd_client.client import Source
+from swapd_client.errors import DaemonGone
+from swapd_client.session import Component, Session, default_label, resolve
+
+
+async def connect_async(
+    endpoint: str | os.PathLike[str] | None = None,
+    *,
+    device: str | None = None,
+    label: str | None = None,
+) -> "AsyncClient":
+    """As `swapd_client.connect`, for the running event loop."""
+    folder = resolve(endpoint, device)
+    session = await asyncio.to_thread(Session, folder, label or default_label())
+    return AsyncClient(session)
+
+
+class AsyncLease:
+    """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
+
+    def __init__(
+        self, client: "AsyncClient", granted: protocol.Granted, names: tuple[str, ...]
+    ) -> None:
+        self.names = names
+        self.waited_s = granted.waited_s
+        self.loaded = granted.loaded
+        self._client = client
+        self._granted = granted
+        self._held = True
+
+    def __repr__(self) -> str:
+        return f"<AsyncLease {' + '.join(self.names)} {'held' if self._held else 'released'}>"
+
+    def __del__(self) -> None:
+        if self._held and self._client.session.error is None:
+            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for this memory, and its quantum is over: give way soon."""
+        wanted = self._client.session.wanted
+        return bool(wanted) and not wanted.isdisjoint(self.names)
+
+    def release(self) -> None:
+        """Give the components back. Raises: ForkedClient."""
+        if self._held:
+            self._held = False
+            self._client._release(self._granted)
+
+
+class Acquiring:
+    """An acquire that was not awaited yet: `await` it, or use it in `async with`."""
+
+    def __init__(self, client: "AsyncClient", names: tuple[str, ...], **options: Any) -> None:
+        self._client = client
+        self._names = names
+        self._options = options
+        self._lease: AsyncLease | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncLease]:
+        return self._client._acquire(self._names, **self._options).__await__()
+
+    async def __aenter__(self) -> AsyncLease:
+        self._lease = await self
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._lease is not None
+        self._lease.release()
+
+
+class AsyncClient:
+    """A session with one daemon, used from one event loop. Made by `connect_async`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._factory = ChannelFactory(session)
+        self._channel = AsyncChannel(self._factory)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def register(
+        self,
+        name: str,
+        source: Source,
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+    ) -> Component:
+        """As `Client.register`; the copy runs in a thread."""
+        session = self.session
+        part = session.prepare(name, source, mutable=mutable)
+        registered = False
+        try:
+            await self._call(session.register_request(part, policy, group))
+            registered = True
+            await asyncio.to_thread(session.fill, part)
+            await self._call(protocol.Commit(session.next_id(), name))
+        except BaseException:
+            if registered and session.error is None:
+                self._channel.send(protocol.Unregister(session.next_id(), name))
+            session.discard(part)
+            raise
+        session.bind(part)
+        return part
+
+    def acquire(
+        self, *names: str, timeout: float | None = None, priority: int = 0, wait: bool = False
+    ) -> Acquiring:
+        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
+        return Acquiring(self, names, timeout=timeout, priority=priority, wait=wait)
+
+    async def prefetch(self, *names: str) -> None:
+        """As `Client.prefetch`."""
+        await self._call(protocol.Prefetch(self.session.next_id(), names))
+
+    async def unregister(self, name: str) -> None:
+        """As `Client.unregister`."""
+        part = self.session.own(name)
+        await self._call(protocol.Unregister(self.session.next_id(), name))
+        self.session.unbind(part)
+
+    async def status(self) -> protocol.StatusReply:
+        """As `Client.status`."""
+        reply = await self._call(protocol.Status(self.session.next_id()))
+        assert isinstance(reply, protocol.StatusReply)
+        return reply
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        session = self.session
+        if session.error is None:
+            for part in [p for p in session.components.values() if p.mutable]:
+                try:
+                    await self.unregister(part.name)
+                except DaemonGone:
+                    break
+        await self._channel.close()
+        await asyncio.to_thread(session.close)
+        self._factory.close()
+
+    async def _acquire(
+        self, names: tuple[str, ...], *, timeout: float | None, priority: int, wait: bool
+    ) -> AsyncLease:
+        session = self.session
+        agent = id(asyncio.current_task())
+        request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait)
+        granted = await self._call(request, timeout)
+        assert isinstance(granted, protocol.Granted)
+        session.granted(granted)
+        return AsyncLease(self, granted, names)
+
+    def _release(self, granted: protocol.Granted) -> None:
+        session = self.session
+        if session.error is not None:
+            return
+        session.check()
+        session.released(granted)
+        self._channel.send(protocol.Release(session.next_id(), granted.id))
+
+    async def _call(
+        self, request: protocol.AnyRequest, timeout_s: float | None = None
+    ) -> protocol.AnyReply:
+        return self.session.unwrap(await self._channel.call(request, timeout_s))

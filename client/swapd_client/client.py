@@ -1,0 +1,229 @@
+"""The synchronous client: what a stage calls."""
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from swapd import protocol
+from swapd_client.channel import Channel, ChannelFactory
+from swapd_client.errors import DaemonGone
+from swapd_client.layout import Buffer
+from swapd_client.session import Component, Session, default_label, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+#: What can be registered: a module's parameters, named tensors, or named buffers.
+Source = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer]"
+
+
+def connect(
+    endpoint: str | os.PathLike[str] | None = None,
+    *,
+    device: str | None = None,
+    label: str | None = None,
+) -> "Client":
+    """Connect to the daemon of a device.
+
+    `endpoint` is its runtime folder; without it `$SWAPD_ENDPOINT`, else the default folder
+    of `device` ("host" if not given). `label` names this process in the swap log.
+    Blocks for one round trip. Raises: NotRunning, VersionMismatch, DaemonGone.
+    """
+    return Client(Session(resolve(endpoint, device), label or default_label()))
+
+
+class Lease:
+    """The right to use components; while it is held their bytes neither move nor change.
+
+    Ends with `release` or with the `with` block, exceptions included. Released twice is
+    released once. A lease belongs to the thread that took it: while that thread waits for
+    another acquire, the daemon assumes that it releases nothing.
+    """
+
+    def __init__(self, client: "Client", granted: protocol.Granted, names: tuple[str, ...]) -> None:
+        self.names = names
+        #: Seconds from the request's arrival at the daemon to the grant.
+        self.waited_s = granted.waited_s
+        #: Whether a copy had to be made, or waited for.
+        self.loaded = granted.loaded
+        self._client = client
+        self._granted = granted
+        self._thread = threading.get_ident()
+        self._held = True
+
+    def __repr__(self) -> str:
+        return f"<Lease {' + '.join(self.names)} {'held' if self._held else 'released'}>"
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self._held and self._client.session.error is None:
+            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for this memory, and its quantum is over: give way soon.
+
+        Costs no message. A busy holder keeps its lease over many steps and looks here at
+        the end of each.
+        """
+        wanted = self._client.session.wanted
+        return bool(wanted) and not wanted.isdisjoint(self.names)
+
+    def release(self) -> None:
+        """Give the components back. Does not block, from the thread that acquired.
+
+        Does nothing if the daemon is gone. Raises: ForkedClient.
+        """
+        if self._held:
+            self._held = False
+            self._client._release(self._granted, same=self._thread == threading.get_ident())
+
+
+class Client:
+    """A session with one daemon. May be used from any thread; not across a fork.
+
+    Made by `connect`. `close` it, or use it in a `with` block: its components then become
+    ordinary private memory, with the weights in them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._factory = ChannelFactory(session)
+        self._local = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def register(
+        self,
+        name: str,
+        source: Source,
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+    ) -> Component:
+        """Move a component's weights into swapd, and leave the tensors where they are used.
+
+        `source` is a module (its parameters; buffers stay private), or a dict of tensors or
+        of buffers. Every byte is copied once, into the master; then each tensor's storage
+        is the component's address range, for good, and the old memory is free. From here on
+        the bytes may be touched under a lease only, and only read unless `mutable`.
+
+        `policy`: "lru", "resident" (never evicted once in), "sequential" (dropped when
+        released), or "alternating" with a `group` whose members exclude each other.
+
+        Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
+        InvalidSource, DaemonGone; after any of them the source is as it was.
+        """
+        session = self.session
+        part = session.prepare(name, source, mutable=mutable)
+        registered = False
+        try:
+            self._call(session.register_request(part, policy, group))
+            registered = True
+            session.fill(part)
+            self._call(protocol.Commit(session.next_id(), name))
+        except BaseException:
+            if registered and session.error is None:
+                self._channel().call(protocol.Unregister(session.next_id(), name))
+            session.discard(part)
+            raise
+        session.bind(part)
+        return part
+
+    def acquire(
+        self, *names: str, timeout: float | None = None, priority: int = 0, wait: bool = False
+    ) -> Lease:
+        """Wait until all of `names` are on the device, and hold them there.
+
+        All or none. `timeout` in seconds; higher `priority` goes first; `wait` also waits
+        for names that nobody has registered yet. May be nested, and called from any thread.
+
+        Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
+        ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
+        """
+        session = self.session
+        agent = threading.get_ident()
+        request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait)
+        granted = self._call(request, timeout)
+        assert isinstance(granted, protocol.Granted)
+        session.granted(granted)
+        return Lease(self, granted, names)
+
+    def prefetch(self, *names: str) -> None:
+        """Ask for components to be brought in when there is room nobody waits for.
+
+        Does not wait for the copy, takes no lease, promises nothing.
+        """
+        self._call(protocol.Prefetch(self.session.next_id(), names))
+
+    def unregister(self, name: str) -> None:
+        """Take a component back: its tensors become private memory, addresses and values kept.
+
+        Raises: ComponentInUse if anybody leases it, UnknownComponent, DaemonGone.
+        """
+        part = self.session.own(name)
+        self._call(protocol.Unregister(self.session.next_id(), name))
+        self.session.unbind(part)
+
+    def status(self) -> protocol.StatusReply:
+        """What is on the device, who holds it, and how much was moved."""
+        reply = self._call(protocol.Status(self.session.next_id()))
+        assert isinstance(reply, protocol.StatusReply)
+        return reply
+
+    def close(self) -> None:
+        """End the session. Registered tensors become private memory; leases are over."""
+        session = self.session
+        if session.error is None:
+            for part in [p for p in session.components.values() if p.mutable]:
+                try:
+                    self.unregister(part.name)  # so that its last bytes come back
+                except DaemonGone:
+                    break
+        session.close()
+        self._factory.close()
+
+    def _channel(self) -> Channel:
+        channel: Channel | None = getattr(self._local, "channel", None)
+        if channel is None:
+            channel = self._local.channel = Channel(self._factory)
+        return channel
+
+    def _call(self, request: protocol.AnyRequest, timeout_s: float | None = None) -> protocol.AnyReply:
+        self.session.check()
+        return self.session.unwrap(self._channel().call(request, timeout_s))
+
+    def _release(self, granted: protocol.Granted, *, same: bool) -> None:
+        session = self.session
+        if session.error is not None:
+            return
+        session.check()
+        session.released(granted)
+        release = protocol.Release(session.next_id(), granted.id, ack=not same)
+        try:
+            if same:
+                self._channel().send(release)
+            else:
+                self._channel().call(release)  # another channel: wait, or it may come late
+        except DaemonGone:
+            return

@@ -1,0 +1,118 @@
+"""One exception for each way a request can be refused, and for losing the daemon.
+
+Every message says what is wrong and what to do. `SwapdError` catches them all.
+"""
+
+from swapd.protocol import Code, Goodbye, Refused
+
+
+class SwapdError(Exception):
+    """Base of everything swapd raises."""
+
+
+class NotRunning(SwapdError):
+    """No daemon serves the endpoint."""
+
+
+class DaemonGone(SwapdError):
+    """The daemon ended. What is mapped stays mapped, so whoever holds a lease can go on.
+
+    `Client.close` then turns the registered tensors into private memory, weights intact.
+    """
+
+
+class ClientClosed(SwapdError):
+    """The client was closed, here or by another thread."""
+
+
+class ForkedClient(SwapdError):
+    """The process forked after connecting; sessions and weights stay with the parent."""
+
+
+class InvalidSource(SwapdError, ValueError):
+    """These tensors cannot be registered; the message names the first that cannot."""
+
+
+class BadRequest(SwapdError):
+    """The daemon does not understand this request, or it contradicts itself."""
+
+
+class VersionMismatch(SwapdError):
+    """Client and daemon speak different protocol versions."""
+
+
+class UnknownComponent(SwapdError):
+    """Nobody has registered a component of this name."""
+
+
+class DuplicateName(SwapdError):
+    """A component of this name is registered already."""
+
+
+class NotOwner(SwapdError):
+    """The component belongs to another session."""
+
+
+class ComponentInUse(SwapdError):
+    """The component is leased, so it cannot be unregistered."""
+
+
+class TooLarge(SwapdError):
+    """It can never fit into the budget."""
+
+
+class Conflict(SwapdError):
+    """These components exclude each other, so they are never resident together."""
+
+
+class HostMemoryExhausted(SwapdError):
+    """The host has no room for another master."""
+
+
+class WouldDeadlock(SwapdError):
+    """Who waits holds what the others wait for: nobody could ever go on."""
+
+
+class AcquireTimeout(SwapdError, TimeoutError):
+    """The timeout passed before the components could be granted."""
+
+
+class ComponentGone(SwapdError):
+    """The session that registered the component ended, or unregistered it."""
+
+
+class DeviceFailed(SwapdError):
+    """A copy failed. The bytes are safe where they were."""
+
+
+class DaemonStopping(DaemonGone):
+    """The daemon was told to stop."""
+
+
+class SessionFenced(DaemonGone):
+    """The daemon ended this session, because the process did not answer in time."""
+
+
+BY_CODE: dict[Code, type[SwapdError]] = {
+    "bad_request": BadRequest,
+    "version": VersionMismatch,
+    "no_session": DaemonGone,
+    "unknown_component": UnknownComponent,
+    "duplicate_name": DuplicateName,
+    "not_owner": NotOwner,
+    "in_use": ComponentInUse,
+    "too_large": TooLarge,
+    "conflict": Conflict,
+    "host_memory": HostMemoryExhausted,
+    "deadlock": WouldDeadlock,
+    "timeout": AcquireTimeout,
+    "component_gone": ComponentGone,
+    "device_failed": DeviceFailed,
+    "stopping": DaemonStopping,
+    "fenced": SessionFenced,
+}
+
+
+def from_refusal(refusal: Refused | Goodbye) -> SwapdError:
+    """The exception for a refusal."""
+    return BY_CODE[refusal.code](refusal.message)

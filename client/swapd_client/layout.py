@@ -1,0 +1,80 @@
+"""What lies where in a component: storages in order, each aligned. No torch.
+
+A layout is made from a source (buffers here, tensors in `tensors.py`), says how many bytes
+the master needs, fills it once, and then points the source at the component's address.
+"""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Protocol
+
+from swapd.device import vm
+from swapd_client.errors import InvalidSource
+
+#: Whatever memoryview takes; numpy arrays too.
+Buffer = bytes | bytearray | memoryview
+
+#: Every storage starts at a multiple of this: enough for any vector load.
+ALIGN_BYTES = 256
+
+
+class Layout(Protocol):
+    """A source of bytes, and where each of them goes."""
+
+    nbytes: int
+
+    def digest(self) -> str:
+        """A hash of names, kinds and places: equal layouts can share a master's bytes."""
+
+    def fill(self, target: int) -> None:
+        """Copy every byte, once, to `target` and on."""
+
+    def bind(self, address: int) -> None:
+        """The component is registered: point the source at its address."""
+
+
+class Packer:
+    """Places things one after the other."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def place(self, nbytes: int) -> int:
+        """The offset of the next `nbytes` bytes."""
+        offset = -(-self.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        self.nbytes = offset + nbytes
+        return offset
+
+
+class BufferLayout:
+    """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address."""
+
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+        packer = Packer()
+        self._sources: dict[str, memoryview] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        self._address = 0
+        for name, buffer in buffers.items():
+            view = memoryview(buffer)
+            if not view.c_contiguous:
+                raise InvalidSource(f"{name!r} is not contiguous; copy it first")
+            self._sources[name] = view.cast("B") if view.nbytes else memoryview(b"")
+            self._places[name] = (packer.place(view.nbytes), view.nbytes)
+        self.nbytes = packer.nbytes
+
+    def digest(self) -> str:
+        return blake2b(repr(self._places).encode(), digest_size=16).hexdigest()
+
+    def fill(self, target: int) -> None:
+        for name, (offset, nbytes) in self._places.items():
+            if nbytes:
+                vm.view(target + offset, nbytes)[:] = self._sources[name]
+
+    def bind(self, address: int) -> None:
+        self._address = address
+        self._sources.clear()
+
+    def view(self, name: str) -> memoryview:
+        """The bytes of one buffer, at their stable address. Touch them under a lease only."""
+        offset, nbytes = self._places[name]
+        return vm.view(self._address + offset, nbytes)

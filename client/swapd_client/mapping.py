@@ -1,0 +1,139 @@
+"""A component's address range in this process: always the same address, whatever is behind.
+
+Lives here: when pages are at the range, when they are on the shelf beside it, and when
+the range is ordinary private memory again. No messages, no torch.
+"""
+
+import threading
+
+from swapd.device import vm
+from swapd.fds import OwnedFd
+from swapd.protocol import Runs
+
+
+class Range:
+    """Reserved once for a component of `nbytes`; chunks come and go behind it.
+
+    Everything here is thread-safe and takes well under a millisecond, except the first
+    mapping of chunks it was not on before. The range is never freed: tensors may live as
+    long as they like.
+    """
+
+    def __init__(self, nbytes: int, chunk_bytes: int, arena: OwnedFd) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._span = vm.round_up(max(nbytes, 1), chunk_bytes)
+        self._arena = arena
+        self._writable = False
+        self._lock = threading.Lock()
+        self.nbytes = nbytes
+        #: Stable from now until the end of the process.
+        self.address = vm.reserve(self._span)
+        #: Where the page tables of a component that is out are kept, next to nothing else.
+        self._shelf = vm.reserve(self._span)
+        self._can_shelve = True
+        #: The chunks whose pages are at the range or on the shelf.
+        self._runs: Runs = ()
+        self._shown = False
+        self._generation = 0
+
+    def __repr__(self) -> str:
+        where = "in" if self._shown else "out"
+        return f"<Range {self.address:#x} {self.nbytes} B {where} gen={self._generation}>"
+
+    def use_arena(self, arena: OwnedFd) -> None:
+        """Map from a writable arena from now on: the component is mutable."""
+        self._arena = arena
+        self._writable = True
+
+    @property
+    def shown(self) -> bool:
+        """Whether the bytes can be touched."""
+        return self._shown
+
+    def show(self, generation: int, runs: Runs) -> None:
+        """Put the chunks of this generation behind the range."""
+        with self._lock:
+            if self._shown and generation == self._generation:
+                return
+            self._generation = generation
+            if self._runs == runs and (self._shown or self._unshelve()):
+                self._shown = True
+                return
+            for at, first, n in self._pieces(runs):
+                vm.map_shared(
+                    self._arena.fileno(),
+                    first * self._chunk_bytes,
+                    n,
+                    writable=self._writable,
+                    at=self.address + at,
+                )
+            self._runs = runs
+            self._shown = True
+
+    def hide(self, generation: int | None = None) -> None:
+        """Any access faults from now on. With `generation`, only if it is not a newer one."""
+        with self._lock:
+            if not self._shown or (generation is not None and generation < self._generation):
+                return
+            self._shown = False
+            if not self._shelve():
+                vm.revoke(self.address, self._span)
+                self._runs = ()
+
+    def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
+        """Make the range ordinary memory of this process, with the component's bytes in it.
+
+        The bytes are those of `master`, copied page by page only when written to; or, with
+        `keep_shown`, those that are behind the range now. Nothing is shared any more.
+        """
+        with self._lock:
+            if self.nbytes:
+                if keep_shown and (self._shown or (self._runs and self._unshelve())):
+                    self._copy_in_place()
+                else:
+                    vm.map_private(master.fileno(), vm.round_up(self.nbytes), at=self.address)
+            self._runs = ()
+            self._shown = True
+            if self._shelf:
+                vm.free(self._shelf, self._span)
+                self._shelf = 0
+
+    def discard(self) -> None:
+        """Free the range: only before any tensor was made over it."""
+        vm.free(self.address, self._span)
+        vm.free(self._shelf, self._span)
+
+    def _copy_in_place(self) -> None:
+        nbytes = vm.round_up(self.nbytes)
+        copy = vm.map_anonymous(nbytes)
+        vm.copy(copy, self.address, self.nbytes)
+        vm.move_pages(copy, self.address, nbytes)
+        vm.free(copy, nbytes)
+
+    def _shelve(self) -> bool:
+        if not self._can_shelve:
+            return False
+        try:
+            for at, _, n in self._pieces(self._runs):
+                vm.move_pages(self.address + at, self._shelf + at, n)
+        except OSError:
+            self._can_shelve = False  # an old kernel: unmap and fault anew instead
+            return False
+        vm.protect_none(self.address, self._span)
+        return True
+
+    def _unshelve(self) -> bool:
+        if not self._can_shelve:
+            return False
+        for at, _, n in self._pieces(self._runs):
+            vm.move_pages(self._shelf + at, self.address + at, n)
+        return True
+
+    def _pieces(self, runs: Runs) -> list[tuple[int, int, int]]:
+        """(offset in the range, first chunk, bytes) of each run."""
+        pieces = []
+        at = 0
+        for first, count in runs:
+            pieces.append((at, first, count * self._chunk_bytes))
+            at += count * self._chunk_bytes
+        return pieces

@@ -1,0 +1,391 @@
+"""One session with the daemon: the lifeline, its thread, and what is mapped where.
+
+Both clients, sync and async, are a way of carrying requests; everything they have in
+common is here. One background thread per session reads the lifeline: revocations,
+`wanted`, the descriptors of masters, and EOF, which ends every wait.
+"""
+
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swapd import config, protocol, runtime_dir
+from swapd.device import vm
+from swapd.fds import OwnedFd, recv_packet, send_packet
+from swapd_client.errors import (
+    BadRequest,
+    ClientClosed,
+    DaemonGone,
+    DuplicateName,
+    ForkedClient,
+    InvalidSource,
+    NotRunning,
+    SwapdError,
+    UnknownComponent,
+    VersionMismatch,
+    from_refusal,
+)
+from swapd_client.layout import BufferLayout, Layout
+from swapd_client.mapping import Range
+
+#: How long a daemon may take to answer the hello, or to send a master it has promised.
+ANSWER_S = 30.0
+
+
+class Component:
+    """A registered component: where it is, and how much it is.
+
+    `address` never changes. The bytes may be touched under a lease only.
+    """
+
+    def __init__(self, name: str, layout: Layout, where: Range, *, mutable: bool) -> None:
+        self.name = name
+        self.nbytes = layout.nbytes
+        self.address = where.address
+        self.mutable = mutable
+        self._layout = layout
+        self._range = where
+        self._master: OwnedFd | None = None
+        self._arena: OwnedFd | None = None  # writable; mutable components only
+        self._holders = 0
+
+    def __repr__(self) -> str:
+        return f"<Component {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
+
+    def view(self, key: str) -> memoryview:
+        """One of the buffers it was registered from, at its stable address."""
+        if not isinstance(self._layout, BufferLayout):
+            raise InvalidSource("this component was made from tensors; use those")
+        view = self._layout.view(key)
+        return view if self.mutable else view.toreadonly()
+
+    def _close(self) -> None:
+        for fd in (self._master, self._arena):
+            if fd is not None:
+                fd.close()
+
+
+class Session:
+    """What a process has with one daemon. Thread-safe, except that `close` comes last."""
+
+    def __init__(self, endpoint: Path, label: str) -> None:
+        """Connect and shake hands. Raises: NotRunning, VersionMismatch, DaemonGone."""
+        self.endpoint = endpoint
+        self.components: dict[str, Component] = {}
+        #: Names whose memory somebody waits for; read by `lease.wanted`.
+        self.wanted: set[str] = set()
+        self._lock = threading.Lock()
+        self._ids = 0
+        self._masters: dict[str, list[OwnedFd]] = {}
+        self._master_came = threading.Condition(self._lock)
+        self._error: SwapdError | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._forked = False
+        #: Becomes readable, for good, when the session ends.
+        self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._sock = _connect(endpoint / runtime_dir.LIFELINE)
+        try:
+            self.welcome, self._arena = self._handshake(label)
+        except BaseException:
+            self._sock.close()
+            self.ended.close()
+            raise
+        self._thread = threading.Thread(target=self._listen, name="swapd-lifeline", daemon=True)
+        self._thread.start()
+        _alive.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.welcome.session} at {self.endpoint}>"
+
+    # --- for the two clients -------------------------------------------------------------
+
+    def next_id(self) -> int:
+        with self._lock:
+            self._ids += 1
+            return self._ids
+
+    def check(self) -> None:
+        """Raise if requests make no sense any more, saying why."""
+        if self._forked:
+            raise ForkedClient(
+                "this process was forked from one that uses swapd: sessions and weights stay "
+                "with the parent. Connect in the child, or start it with spawn"
+            )
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def error(self) -> SwapdError | None:
+        """Why the session ended, or None."""
+        return self._error
+
+    def when_ended(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, in the lifeline's thread, when the session ends."""
+        self._listeners.append(listener)
+
+    def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
+        """Return a reply that is not a refusal; raise the one that is."""
+        if isinstance(reply, protocol.Refused):
+            raise from_refusal(reply)
+        return reply
+
+    def prepare(self, name: str, source: object, *, mutable: bool) -> Component:
+        """Reserve a range for `source`. Nothing is copied or rebound yet."""
+        self.check()
+        with self._lock:
+            if name in self.components:
+                raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
+        layout = _layout(source)
+        where = Range(layout.nbytes, self.welcome.chunk_bytes, self._arena)
+        return Component(name, layout, where, mutable=mutable)
+
+    def register_request(
+        self, part: Component, policy: protocol.Policy, group: str | None
+    ) -> protocol.Register:
+        return protocol.Register(
+            self.next_id(),
+            part.name,
+            part.nbytes,
+            part._layout.digest(),
+            policy,
+            group,
+            part.mutable,
+        )
+
+    def fill(self, part: Component) -> None:
+        """Copy the source into the master the daemon has sent. Blocks for the copy."""
+        part._master, part._arena = self._take_master(part.name)
+        if part._arena is not None:
+            part._range.use_arena(part._arena)
+        if part.nbytes:
+            span = vm.round_up(part.nbytes)
+            target = vm.map_shared(part._master.fileno(), 0, span, writable=True)
+            try:
+                part._layout.fill(target)
+            finally:
+                vm.free(target, span)
+
+    def bind(self, part: Component) -> None:
+        """The daemon has accepted the master: the source now lives at the range."""
+        part._layout.bind(part.address)
+        with self._lock:
+            self.components[part.name] = part
+
+    def discard(self, part: Component) -> None:
+        """Registering failed: leave nothing of it. The source was not touched."""
+        part._range.discard()
+        part._close()
+
+    def own(self, name: str) -> Component:
+        with self._lock:
+            part = self.components.get(name)
+        if part is None:
+            raise UnknownComponent(f"{name!r} is not registered by this process")
+        return part
+
+    def unbind(self, part: Component, *, keep_shown: bool = False) -> None:
+        """Make a component's tensors ordinary private memory, values and addresses kept."""
+        assert part._master is not None
+        part._range.make_private(part._master, keep_shown=keep_shown)
+        part._close()
+        with self._lock:
+            self.components.pop(part.name, None)
+            self.wanted.discard(part.name)
+
+    def granted(self, granted: protocol.Granted) -> None:
+        """Put the chunks of what was granted behind its ranges."""
+        for place in granted.placements:
+            part = self.components[place.name]
+            with self._lock:
+                part._holders += 1
+            part._range.show(place.generation, place.runs)
+
+    def released(self, granted: protocol.Granted) -> None:
+        """Under strict isolation, what nobody in this process holds may not be touched."""
+        for place in granted.placements:
+            part = self.components.get(place.name)
+            if part is None:
+                continue
+            with self._lock:
+                part._holders -= 1
+                hide = self.welcome.strict and not part._holders and self._error is None
+                if hide:
+                    part._range.hide(place.generation)
+
+    def close(self) -> None:
+        """End the session: every component becomes private memory, with its weights."""
+        if self._forked:
+            return
+        self._end(ClientClosed("this client is closed; connect again"))
+        self._sock.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        for part in list(self.components.values()):
+            self.unbind(part, keep_shown=part.mutable)
+        for fds in self._masters.values():
+            for fd in fds:
+                fd.close()
+        self._sock.close()
+        self._arena.close()
+        self.ended.close()
+        _alive.discard(self)
+
+    # --- the lifeline --------------------------------------------------------------------
+
+    def _handshake(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
+        self._sock.settimeout(ANSWER_S)
+        try:
+            send_packet(self._sock, protocol.encode(protocol.Hello(protocol.VERSION, label)))
+            data, fds = recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+        except OSError as exc:
+            raise DaemonGone(f"{self.endpoint}: the daemon did not answer ({exc})") from exc
+        if not data:
+            raise DaemonGone(f"{self.endpoint}: the daemon closed the connection")
+        try:
+            message = protocol.decode_from_daemon(data)
+        except msgspec.MsgspecError as exc:
+            raise VersionMismatch(f"{self.endpoint}: not understood: {exc}") from exc
+        if isinstance(message, protocol.Goodbye):
+            raise from_refusal(message)
+        if not isinstance(message, protocol.Welcome) or len(fds) != 1:
+            raise VersionMismatch(f"{self.endpoint}: expected a welcome, got {message!r}")
+        self._sock.settimeout(None)
+        return message, fds[0]
+
+    def _listen(self) -> None:
+        try:
+            while self._receive():
+                pass
+        except (OSError, ValueError, msgspec.MsgspecError) as exc:
+            self._end(DaemonGone(f"{self.endpoint}: lost the daemon: {exc}"))
+
+    def _receive(self) -> bool:
+        data, fds = recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+        if not data:
+            self._end(
+                DaemonGone(
+                    f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
+                    "makes all tensors private memory. Start swapd again, then reconnect"
+                )
+            )
+            return False
+        match protocol.decode_from_daemon(data):
+            case protocol.Revoke() as revoke:
+                self._revoke(revoke)
+            case protocol.Wanted() as wanted:
+                self._set_wanted(wanted)
+            case protocol.Master() as master:
+                with self._master_came:
+                    self._masters[master.name] = fds
+                    self._master_came.notify_all()
+            case protocol.Goodbye() as goodbye:
+                self._end(from_refusal(goodbye))
+            case protocol.Welcome():
+                raise ValueError("a second welcome")
+        return True
+
+    def _revoke(self, revoke: protocol.Revoke) -> None:
+        part = self.components.get(revoke.name)
+        if part is not None:
+            part._range.hide(revoke.generation)
+        if revoke.ack:
+            answer = protocol.Revoked(revoke.name, revoke.generation)
+            send_packet(self._sock, protocol.encode(answer))
+
+    def _set_wanted(self, wanted: protocol.Wanted) -> None:
+        if wanted.wanted:
+            self.wanted.add(wanted.name)
+        else:
+            self.wanted.discard(wanted.name)
+
+    def _take_master(self, name: str) -> tuple[OwnedFd, OwnedFd | None]:
+        with self._master_came:
+            self._master_came.wait_for(
+                lambda: name in self._masters or self._error is not None, ANSWER_S
+            )
+            self.check()
+            if name not in self._masters:
+                raise DaemonGone(f"{self.endpoint}: the daemon sent no master for {name!r}")
+            master, *arena = self._masters.pop(name)
+            return master, arena[0] if arena else None
+
+    def _end(self, error: SwapdError) -> None:
+        """Remember why, once, and wake every wait."""
+        with self._master_came:
+            if self._error is not None:
+                return
+            self._error = error
+            self._master_came.notify_all()
+        os.eventfd_write(self.ended.fileno(), 1)
+        for listener in self._listeners:
+            listener()
+
+    def _after_fork(self) -> None:
+        """In the child: let go of the lifeline, or the parent's death would go unseen."""
+        self._forked = True
+        os.close(self._sock.detach())
+
+
+def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path:
+    """The runtime folder to connect to: as given, `$SWAPD_ENDPOINT`, or the device's."""
+    if endpoint is not None:
+        return Path(endpoint)
+    if named := config.endpoint_from_environment():
+        return Path(named)
+    return config.default_folder(device or "host")
+
+
+def default_label() -> str:
+    """What the log calls this process unless it says otherwise."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return f"{program}:{os.getpid()}"
+
+
+_alive: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for session in list(_alive):
+        session._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _connect(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(str(path))
+    except OSError as exc:
+        sock.close()
+        raise NotRunning(
+            f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: swapd serve --device "
+            f"host --budget 1GiB; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
+        ) from exc
+    return sock
+
+
+def _layout(source: object) -> Layout:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        tensors = isinstance(source, torch.nn.Module) or (
+            isinstance(source, Mapping)
+            and any(isinstance(value, torch.Tensor) for value in source.values())
+        )
+        if tensors:
+            from swapd_client.tensors import TensorLayout
+
+            return TensorLayout(source)  # type: ignore[arg-type]
+    if isinstance(source, Mapping):
+        return BufferLayout(source)
+    raise BadRequest(
+        f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
+        "or of buffers"
+    )

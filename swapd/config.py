@@ -1,0 +1,167 @@
+"""The daemon's settings: declared once, here. The only defaults, and the only place that
+reads the environment.
+
+A setting comes from its flag, else `SWAPD_<NAME>`, else the TOML file, else its default.
+Whatever is not a setting is refused by name.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from swapd.units import parse_rate, parse_size
+
+#: Where a client looks for the daemon, and where the daemon looks for its file.
+ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
+CONFIG_VARIABLE = "SWAPD_CONFIG"
+
+_SIZES = {"budget", "chunk", "host_memory", "journal_size"}
+_RATES = {"bandwidth"}
+
+
+class ConfigError(Exception):
+    """A setting is unknown or makes no sense. The message names it and says what does."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything `swapd serve` can be told. Bytes and seconds unless said otherwise."""
+
+    device: Annotated[str, Meta(description="What to swap onto: host")] = "host"
+    budget: Annotated[
+        int, Meta(description="Device memory to own, as in 40GiB", gt=0)
+    ] = 1 << 30
+    chunk: Annotated[
+        int, Meta(description="Unit of memory and mapping, a multiple of 2MiB", gt=0)
+    ] = 2 << 20
+    bandwidth: Annotated[
+        float | None, Meta(description="Slow copies down to this, as in 12GB/s (host only)")
+    ] = None
+    host_memory: Annotated[
+        int | None, Meta(description="Most host memory for masters; default: what is available")
+    ] = None
+    runtime_dir: Annotated[
+        str | None, Meta(description="Folder of sockets and lock; default: one for each device")
+    ] = None
+    isolation: Annotated[
+        Literal["relaxed", "strict"],
+        Meta(description="strict: reuse memory only when its worker has unmapped it"),
+    ] = "relaxed"
+    ack_timeout: Annotated[
+        float, Meta(description="Seconds a worker has to unmap before it is fenced", gt=0)
+    ] = 2.0
+    residency_factor: Annotated[
+        float, Meta(description="A busy component stays this many times its swap-in time", ge=0)
+    ] = 8.0
+    residency_bound: Annotated[
+        float, Meta(description="and at most so many seconds", ge=0)
+    ] = 2.0
+    patience: Annotated[
+        float, Meta(description="Seconds after which a waiter goes first, any priority", gt=0)
+    ] = 30.0
+    stop_timeout: Annotated[
+        float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
+    ] = 10.0
+    journal: Annotated[
+        str | None, Meta(description="Swap log file; default: swap.jsonl in the runtime folder")
+    ] = None
+    journal_size: Annotated[
+        int, Meta(description="Rotate the swap log at this size; one old file is kept", gt=0)
+    ] = 64 << 20
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.runtime_dir) if self.runtime_dir else default_folder(self.device)
+
+    @property
+    def journal_path(self) -> Path:
+        return Path(self.journal) if self.journal else self.folder / "swap.jsonl"
+
+
+def load(
+    path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read the settings; `flags` holds only those that were given.
+
+    Raises: ConfigError, naming the setting and where it came from.
+    """
+    environ = os.environ if environ is None else environ  # noqa: TID251
+    if path is None and (named := environ.get(CONFIG_VARIABLE)):
+        path = Path(named)
+    merged = {
+        **(_from_file(path) if path else {}),
+        **_from_environment(environ),
+        **{name: _parse(name, value, _flag(name)) for name, value in flags.items()},
+    }
+    try:
+        return msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(str(exc)) from exc
+
+
+def default_folder(device: str) -> Path:
+    """The runtime folder of a device where none was named."""
+    base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
+    root = Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
+    return root / device.replace(":", "")
+
+
+def endpoint_from_environment() -> str | None:
+    """Where `$SWAPD_ENDPOINT` says the daemon is."""
+    return os.environ.get(ENDPOINT_VARIABLE) or None  # noqa: TID251
+
+
+def notify_socket() -> str | None:
+    """Where systemd wants to hear that the daemon is ready."""
+    return os.environ.get("NOTIFY_SOCKET") or None  # noqa: TID251
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    for name in raw:
+        _known(name, f"{path}: {name}")
+    return {name: _parse(name, value, f"{path}: {name}") for name, value in raw.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith("SWAPD_") or variable in (ENDPOINT_VARIABLE, CONFIG_VARIABLE):
+            continue
+        name = variable.removeprefix("SWAPD_").lower()
+        _known(name, f"${variable}")
+        found[name] = _parse(name, value, f"${variable}")
+    return found
+
+
+def _known(name: str, source: str) -> None:
+    names = Config.__struct_fields__
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(names)}"
+        raise ConfigError(f"{source} is not a setting; {hint}")
+
+
+def _parse(name: str, value: Any, source: str) -> Any:
+    try:
+        if name in _SIZES and isinstance(value, str):
+            return parse_size(value)
+        if name in _RATES and isinstance(value, str):
+            return parse_rate(value)
+    except ValueError as exc:
+        raise ConfigError(f"{source}: {exc}") from exc
+    return value
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

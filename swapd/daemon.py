@@ -1,0 +1,501 @@
+"""The composition root: one device, one loop, one core, and the I/O around them.
+
+Lives here: turning requests into events and actions into I/O, the timer, signals, and the
+order of start and stop. Decisions live in `swapd.core`.
+"""
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from swapd import __version__, protocol, runtime_dir
+from swapd.config import Config, notify_socket
+from swapd.core import Residency, Rules, actions, events, explain
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.device import Device
+from swapd.fds import OwnedFd
+from swapd.journal import Journal, Start
+from swapd.lifeline import Lifeline, LifelineServer
+from swapd.masters import MasterError, Masters
+from swapd.mover import Mover
+from swapd.router import Router
+
+log = logging.getLogger("swapd")
+
+#: Subscribers that read slower than this many records behind lose some.
+PUB_BACKLOG = 100_000
+
+
+class Daemon:
+    """Serves one device from one runtime folder until it is told to stop.
+
+    `device` and the folder's lock belong to the caller.
+    """
+
+    def __init__(self, config: Config, device: Device) -> None:
+        self._config = config
+        self._device = device
+        self._folder = config.folder
+        self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
+        self._masters = Masters(config.host_memory)
+        self._host = ThreadPoolExecutor(1, "swapd-host")
+        self._events: deque[AnyEvent] = deque()
+        self._draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        #: The clock of all events: the loop's own counts whole milliseconds under uvloop.
+        self._clock = time.monotonic
+        self._lifelines: dict[int, Lifeline] = {}
+        self._last_session = 0
+        #: Where to send the reply to (session, request).
+        self._peers: dict[tuple[int, int], bytes] = {}
+        #: The record that ordered a slow action, by what its event will name.
+        self._causes: dict[tuple[str, int], int] = {}
+        self._stop = asyncio.Event()
+        self._quiet = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`; call `ready` when clients may connect.
+
+        Raises: whatever broke the daemon itself; then workers keep what they have mapped.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._started = self._clock()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._open()
+        serving = self._loop.create_task(self._router.serve(), name="rpc")
+        stopping = self._loop.create_task(self._stop.wait(), name="stop")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)
+        try:
+            _notify_systemd("READY=1")
+            ready()
+            log.info("serving %s in %s", self._device, self._folder)
+            await asyncio.wait(
+                (serving, stopping, self._failed), return_when=asyncio.FIRST_COMPLETED
+            )
+            if serving.done() or self._failed.done():
+                await asyncio.gather(serving, self._failed)  # raises what went wrong
+            await self._wind_down()
+        finally:
+            serving.cancel()
+            stopping.cancel()
+            await asyncio.gather(serving, stopping, return_exceptions=True)
+            self._close()
+
+    def stop(self) -> None:
+        """Stop cleanly: refuse who waits, wait for leases; a second call does not wait."""
+        if self._stop.is_set():
+            self._quiet.set()
+        self._stop.set()
+
+    # --- start and stop ------------------------------------------------------------------
+
+    def _open(self) -> None:
+        loop, folder = self._loop, self._folder
+        self._context = zmq.asyncio.Context()
+        self._publisher = zmq.Context.shadow(self._context.underlying).socket(zmq.PUB)
+        self._publisher.setsockopt(zmq.SNDHWM, PUB_BACKLOG)
+        self._publisher.setsockopt(zmq.LINGER, 200)
+        self._publisher.bind(f"ipc://{folder / runtime_dir.EVENTS}")
+        os.chmod(folder / runtime_dir.EVENTS, 0o600)
+        config = self._config
+        self._journal = Journal(config.journal_path, config.journal_size, self._publish, loop)
+        self._journal.start(
+            Start(
+                __version__,
+                self._device.name,
+                self._device.chunks,
+                self._device.chunk_bytes,
+                self._core.rules,
+            )
+        )
+        self._mover = Mover(self._device, loop, self._clock, self._post, self._crashed)
+        self._router = Router(self._context, folder / runtime_dir.RPC, self._on_request)
+        self._server = LifelineServer(
+            folder / runtime_dir.LIFELINE, loop, self._on_hello, self._on_message, self._on_gone
+        )
+
+    async def _wind_down(self) -> None:
+        log.info("stopping: %s", self._core)
+        _notify_systemd("STOPPING=1")
+        self._post(events.Stopping(self._clock()))
+        self._note_quiet()
+        try:
+            await asyncio.wait_for(self._quiet.wait(), self._config.stop_timeout)
+        except TimeoutError:
+            log.warning("stopping with leases still held: %s", explain.held(self._core))
+
+    def _close(self) -> None:
+        self._server.close("stopping", explain.STOPPING)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._mover.close()
+        self._host.shutdown()
+        self._journal.close()
+        self._router.close()
+        self._publisher.close()
+        self._context.term()
+        self._masters.close()
+        runtime_dir.remove_sockets(self._folder)
+
+    def _crashed(self, error: BaseException) -> None:
+        """Our own bug, or a device that can no longer be trusted: the daemon ends."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _note_quiet(self) -> None:
+        if self._core.stopping and self._core.quiet:
+            self._quiet.set()
+
+    def _publish(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            self._publisher.send(line, zmq.NOBLOCK)
+
+    # --- events in, actions out ----------------------------------------------------------
+
+    def _post(self, event: AnyEvent) -> None:
+        """Queue an event; drain unless a caller up the stack is already draining."""
+        self._events.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._events:
+                self._step(self._events.popleft())
+        except Exception as exc:  # noqa: BLE001 - a bug in here must end the daemon, loudly
+            self._crashed(exc)
+        finally:
+            self._draining = False
+        self._set_timer()
+        self._note_quiet()
+
+    def _step(self, event: AnyEvent) -> None:
+        done = self._core.handle(event)
+        seq = self._journal.event(event, self._cause_of(event))
+        for action in done:
+            number = self._journal.action(action, seq, event.now)
+            self._do[type(action)](self, action, number)
+
+    def _cause_of(self, event: AnyEvent) -> int:
+        match event:
+            case events.CopiedIn() | events.CopiedOut() | events.CopyFailed():
+                return self._causes.pop(("copy", event.generation), 0)
+            case events.Revoked():
+                return self._causes.pop(("revoke", event.generation), 0)
+            case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
+                return self._causes.pop(("master", event.uid), 0)
+            case _:
+                return 0
+
+    def _set_timer(self) -> None:
+        at = self._core.next_deadline()
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = at
+        if at is not None:
+            # uvloop's timers count whole milliseconds: rather one late than a spin
+            self._timer = self._loop.call_later(max(at - self._clock(), 0) + 0.001, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self._post(events.Tick(self._clock()))
+
+    # --- requests and lifelines become events --------------------------------------------
+
+    def _on_request(self, session: int, peer: bytes, request: protocol.AnyRequest) -> None:
+        now = self._clock()
+        match request:
+            case protocol.Acquire():
+                deadline = None if request.timeout_s is None else now + request.timeout_s
+                event: AnyEvent = events.Acquire(
+                    now,
+                    session,
+                    request.id,
+                    request.agent,
+                    request.names,
+                    request.priority,
+                    deadline,
+                    request.wait,
+                )
+            case protocol.Release():
+                event = events.Release(now, session, request.lease)
+            case protocol.Cancel():
+                event = events.Cancel(now, session, request.acquire)
+            case protocol.Prefetch():
+                event = events.Prefetch(now, session, request.id, request.names)
+            case protocol.Register():
+                event = events.Register(
+                    now,
+                    session,
+                    request.id,
+                    request.name,
+                    request.nbytes,
+                    request.policy,
+                    request.group,
+                    request.mutable,
+                )
+            case protocol.Commit():
+                event = events.Commit(now, session, request.id, request.name)
+            case protocol.Unregister():
+                event = events.Unregister(now, session, request.id, request.name)
+            case protocol.Status():
+                self._router.reply(peer, self._status(request.id))
+                return
+        if problem := _invalid(request):
+            refusal = protocol.Refused(request.id, "bad_request", problem)
+            self._router.reply(peer, refusal)
+            return
+        if not isinstance(request, protocol.Release | protocol.Cancel):
+            if (session, request.id) in self._peers:
+                refusal = protocol.Refused(request.id, "bad_request", explain.REPLAYED)
+                self._router.reply(peer, refusal)
+                return
+            self._peers[session, request.id] = peer
+        elif isinstance(request, protocol.Cancel):
+            self._peers.pop((session, request.acquire), None)
+        self._post(event)
+        if isinstance(request, protocol.Release) and request.ack:
+            self._router.reply(peer, protocol.Done(request.id))
+
+    def _on_hello(self, lifeline: Lifeline, hello: protocol.Hello) -> None:
+        self._last_session += 1
+        session = lifeline.session = self._last_session
+        label = hello.label or f"process {lifeline.pid}"
+        self._lifelines[session] = lifeline
+        self._router.open(lifeline.token, session)
+        self._post(events.SessionOpened(self._clock(), session, label))
+        welcome = protocol.Welcome(
+            version=protocol.VERSION,
+            session=session,
+            token=lifeline.token,
+            rpc=f"ipc://{self._folder / runtime_dir.RPC}",
+            device=self._device.name,
+            chunk_bytes=self._device.chunk_bytes,
+            chunks=self._device.chunks,
+            strict=self._core.rules.strict,
+        )
+        lifeline.send(welcome, [self._device.export(writable=False)])
+
+    def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
+        if isinstance(message, protocol.Revoked):
+            now = self._clock()
+            self._post(
+                events.Revoked(now, lifeline.session, message.name, message.generation)
+            )
+
+    def _on_gone(self, lifeline: Lifeline) -> None:
+        session = lifeline.session
+        del self._lifelines[session]
+        self._router.forget(lifeline.token)
+        self._peers = {key: peer for key, peer in self._peers.items() if key[0] != session}
+        watch = _open_pidfd(lifeline.pid)
+        self._post(events.SessionGone(self._clock(), session, alive=watch is not None))
+        if watch is not None and session in self._core.quarantined:
+            self._loop.add_reader(watch, self._process_exited, session, watch)
+        elif watch is not None:
+            os.close(watch)
+
+    def _process_exited(self, session: int, watch: int) -> None:
+        self._loop.remove_reader(watch)
+        os.close(watch)
+        self._post(events.ProcessExited(self._clock(), session))
+
+    # --- actions become I/O --------------------------------------------------------------
+
+    def _reply(self, session: int, request: int, reply: protocol.AnyReply) -> None:
+        peer = self._peers.pop((session, request), None)
+        if peer is not None:
+            self._router.reply(peer, reply)
+
+    def _do_grant(self, a: actions.Grant, seq: int) -> None:
+        granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded)
+        self._reply(a.session, a.request, granted)
+
+    def _do_refuse(self, a: actions.Refuse, seq: int) -> None:
+        self._reply(a.session, a.request, protocol.Refused(a.request, a.code, a.message))
+
+    def _do_accept(self, a: actions.Accept, seq: int) -> None:
+        self._reply(a.session, a.request, protocol.Done(a.request))
+
+    def _do_copy(self, a: actions.CopyIn | actions.CopyOut, seq: int) -> None:
+        self._causes["copy", a.generation] = seq
+        self._mover.start(a, self._masters.address(a.uid))
+
+    def _do_revoke(self, a: actions.Revoke, seq: int) -> None:
+        if a.ack:
+            self._causes["revoke", a.generation] = seq
+        if lifeline := self._lifelines.get(a.session):
+            lifeline.send(protocol.Revoke(a.name, a.generation, a.ack))
+
+    def _do_want(self, a: actions.Want, seq: int) -> None:
+        if lifeline := self._lifelines.get(a.session):
+            lifeline.send(protocol.Wanted(a.name, a.wanted))
+
+    def _do_make_master(self, a: actions.MakeMaster, seq: int) -> None:
+        self._causes["master", a.uid] = seq
+        future = self._host.submit(self._masters.make, a.uid, a.nbytes, mutable=a.mutable)
+        self._when_done(future, self._master_made, a)
+
+    def _master_made(self, a: actions.MakeMaster, fd: int) -> AnyEvent:
+        if lifeline := self._lifelines.get(a.session):
+            fds = [OwnedFd(os.dup(fd))]
+            if a.mutable:
+                fds.append(self._device.export(writable=True))
+            lifeline.send(protocol.Master(a.name, a.nbytes), fds)
+        return events.MasterMade(self._clock(), a.uid)
+
+    def _do_seal_master(self, a: actions.SealMaster, seq: int) -> None:
+        self._causes["master", a.uid] = seq
+        future = self._host.submit(self._masters.seal, a.uid)
+        self._when_done(future, self._master_sealed, a)
+
+    def _master_sealed(self, a: actions.SealMaster, _: None) -> AnyEvent:
+        return events.MasterSealed(self._clock(), a.uid)
+
+    def _when_done(
+        self, future: "Future[Any]", then: Callable[[Any, Any], AnyEvent], action: Any
+    ) -> None:
+        """Post what `then(action, result)` returns, or that the master failed."""
+
+        def finish() -> None:
+            error = future.exception()
+            if isinstance(error, MasterError):
+                now = self._clock()
+                self._post(events.MasterFailed(now, action.uid, error.code, str(error)))
+            elif error is not None:
+                self._crashed(error)
+            else:
+                self._post(then(action, future.result()))
+
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
+
+    def _do_drop_master(self, a: actions.DropMaster, seq: int) -> None:
+        self._host.submit(self._masters.drop, a.uid)  # unmapping gigabytes takes a while
+
+    def _do_fence(self, a: actions.Fence, seq: int) -> None:
+        if lifeline := self._lifelines.get(a.session):
+            self._server.drop(lifeline, "fenced", a.why)
+
+    def _do_nothing(self, a: AnyAction, seq: int) -> None:
+        """For the record only."""
+
+    _do: dict[type, Callable[["Daemon", Any, int], None]] = {
+        actions.Grant: _do_grant,
+        actions.Refuse: _do_refuse,
+        actions.Accept: _do_accept,
+        actions.CopyIn: _do_copy,
+        actions.CopyOut: _do_copy,
+        actions.Revoke: _do_revoke,
+        actions.Want: _do_want,
+        actions.MakeMaster: _do_make_master,
+        actions.SealMaster: _do_seal_master,
+        actions.DropMaster: _do_drop_master,
+        actions.Fence: _do_fence,
+        actions.Waiting: _do_nothing,
+        actions.Evict: _do_nothing,
+        actions.Evicted: _do_nothing,
+        actions.Lost: _do_nothing,
+    }
+
+    # --- status --------------------------------------------------------------------------
+
+    def _status(self, request: int) -> protocol.StatusReply:
+        core, now = self._core, self._clock()
+        chunk = self._device.chunk_bytes
+        quarantined = sum(
+            n for held in core.quarantined.values() for runs in held for _, n in runs
+        )
+        return protocol.StatusReply(
+            id=request,
+            version=__version__,
+            device=self._device.name,
+            runtime_dir=str(self._folder),
+            journal=str(self._config.journal_path),
+            isolation=self._config.isolation,
+            uptime_s=now - self._started,
+            chunk_bytes=chunk,
+            budget_bytes=core.pool.total * chunk,
+            used_bytes=(core.pool.total - core.pool.free) * chunk,
+            peak_bytes=core.peak_chunks * chunk,
+            quarantined_bytes=quarantined * chunk,
+            master_bytes=self._masters.total_bytes,
+            waiting=len(core.queue),
+            loads=core.loads,
+            evictions=core.evictions,
+            hits=core.hits,
+            bytes_in=core.bytes_in,
+            bytes_out=core.bytes_out,
+            components=tuple(
+                explain.component_status(core, c, now) for c in core.components.values()
+            ),
+            sessions=tuple(explain.session_status(core, s) for s in core.sessions),
+        )
+
+
+def _rules(config: Config) -> Rules:
+    return Rules(
+        strict=config.isolation == "strict",
+        ack_timeout_s=config.ack_timeout,
+        residency_factor=config.residency_factor,
+        residency_bound_s=config.residency_bound,
+        patience_s=config.patience,
+    )
+
+
+def _invalid(request: protocol.AnyRequest) -> str | None:
+    """What is wrong with a request that decodes, or None."""
+    names = getattr(request, "names", None) or (getattr(request, "name", "x"),)
+    if len(names) > protocol.NAMES_MAX:
+        return f"more than {protocol.NAMES_MAX} names in one request"
+    for name in names:
+        if not 0 < len(name) <= protocol.NAME_MAX_CHARS or not name.isprintable():
+            return f"{name[:40]!r} is no name: 1 to {protocol.NAME_MAX_CHARS} printable characters"
+    if isinstance(request, protocol.Acquire | protocol.Prefetch) and not request.names:
+        return "names no component; name at least one"
+    if isinstance(request, protocol.Register) and not 0 <= request.nbytes < 1 << 50:
+        return f"nbytes={request.nbytes} is no size"
+    if isinstance(request, protocol.Acquire) and not (request.timeout_s or 0.0) >= 0.0:
+        return f"timeout_s={request.timeout_s} is no time"
+    return None
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None if it has already."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None  # gone, or in another pid namespace: then EOF is all there is
+    if select.select([fd], [], [], 0)[0]:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _notify_systemd(state: str) -> None:
+    address = notify_socket()
+    if address is None:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(state.encode(), address)
+        except OSError as exc:
+            log.warning("cannot tell systemd %s: %s", state, exc.strerror)
+

@@ -1,0 +1,166 @@
+"""The swap log: one numbered record for each event and each action, with its cause.
+
+The ZeroMQ stream, the file and the golden transcripts in the tests are this one rendering,
+so a production log can be pasted in as a test. Writing never blocks the core: records are
+rendered in batches, and a thread of its own writes the file. If the disk is full, records
+are dropped there, counted, and the count is written when there is room again; subscribers
+miss nothing.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.core.residency import Rules
+
+#: How long records may wait to be rendered and written together.
+BATCH_S = 0.02
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The first record of a daemon: with it and the events, every decision can be replayed."""
+
+    version: str
+    device: str
+    chunks: int
+    chunk_bytes: int
+    rules: Rules
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the log. Exactly one of `start`, `event`, `action`, `dropped` is set.
+
+    `seq` counts up by one. `cause` is the seq of the event that led to an action, or of
+    the action that an event completes; 0 for what came from outside. `time` is Unix time
+    in seconds.
+    """
+
+    seq: int
+    cause: int
+    time: float
+    start: Start | None = None
+    event: AnyEvent | None = None
+    action: AnyAction | None = None
+    dropped: int = 0
+
+
+render = msgspec.json.Encoder().encode
+parse = msgspec.json.Decoder(Record).decode
+
+
+class Journal:
+    """Numbers records, renders them, and hands them to a publisher and a file."""
+
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        publish: Callable[[Sequence[bytes]], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._file = JournalFile(path, max_bytes)
+        self._publish = publish
+        self._loop = loop
+        self._seq = 0
+        self._pending: list[Record] = []
+        self._timer: asyncio.TimerHandle | None = None
+        #: Wall time at monotonic time 0: one clock reading less for every record.
+        self._epoch = time.time() - time.monotonic()  # noqa: TID251
+
+    def start(self, start: Start) -> None:
+        self._add(Record(self._next(), 0, self._epoch + time.monotonic(), start=start))
+
+    def event(self, event: AnyEvent, cause: int) -> int:
+        """Record what happened; return its number, the cause of what follows from it."""
+        seq = self._next()
+        self._add(Record(seq, cause, self._epoch + event.now, event=event))
+        return seq
+
+    def action(self, action: AnyAction, cause: int, now: float) -> int:
+        seq = self._next()
+        self._add(Record(seq, cause, self._epoch + now, action=action))
+        return seq
+
+    def flush(self) -> None:
+        """Render and hand over what is pending. Does not wait for the disk."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pending:
+            lines = [render(record) for record in self._pending]
+            self._pending.clear()
+            self._publish(lines)
+            self._file.write(lines)
+
+    def close(self) -> None:
+        """Flush, and wait until the file has it all."""
+        self.flush()
+        self._file.close()
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _add(self, record: Record) -> None:
+        self._pending.append(record)
+        if self._timer is None:
+            self._timer = self._loop.call_later(BATCH_S, self.flush)
+
+
+class JournalFile:
+    """Appends lines to a file in a thread of its own; rotates it; survives a full disk."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="swapd-journal", daemon=True)
+        self._thread.start()
+
+    def write(self, lines: list[bytes]) -> None:
+        self._queue.put(lines)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (lines := self._queue.get()) is not None:
+            try:
+                self._append(lines)
+            except OSError:
+                self._dropped += len(lines)
+
+    def _append(self, lines: list[bytes]) -> None:
+        if self._dropped:
+            first = parse(lines[0])
+            note = Record(first.seq, 0, first.time, dropped=self._dropped)
+            lines = [render(note), *lines]
+        data = b"\n".join(lines) + b"\n"
+        self._rotate(len(data))
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            start = os.fstat(fd).st_size
+            if os.write(fd, data) < len(data):
+                os.ftruncate(fd, start)  # whole lines, or none
+                raise OSError("disk full")
+        finally:
+            os.close(fd)
+        self._dropped = 0
+
+    def _rotate(self, more: int) -> None:
+        try:
+            full = self._path.stat().st_size + more > self._max_bytes
+        except FileNotFoundError:
+            return
+        if full:
+            self._path.replace(self._path.with_name(self._path.name + ".1"))

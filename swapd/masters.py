@@ -1,0 +1,136 @@
+"""Masters: each component's complete host copy, in a memfd the daemon makes and maps.
+
+Lives here: making, sealing, mapping and dropping them. May not live here: decisions, the
+event loop. `make` and `seal` block (they allocate and touch every page): never call them
+on the loop.
+"""
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+
+from swapd.device import vm
+from swapd.device.host import available_bytes
+from swapd.fds import OwnedFd, reopen_read_only
+from swapd.protocol import Code
+
+#: Left for everybody else when masters are made.
+RESERVE_BYTES = 64 << 20
+
+_FALLOCATE_STEP_BYTES = 64 << 20
+
+
+class MasterError(Exception):
+    """A master could not be made or sealed; `code` says whose fault it is."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class Master:
+    """One component's bytes. `address` is 0 until it is sealed."""
+
+    fd: OwnedFd
+    nbytes: int
+    mutable: bool
+    address: int = 0
+
+
+class Masters:
+    """All masters by component uid. Methods may run in any thread, one uid at a time."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self._masters: dict[int, Master] = {}
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._masters)
+
+    def make(self, uid: int, nbytes: int, *, mutable: bool) -> int:
+        """Allocate a master of exactly `nbytes`; return its descriptor, still owned here.
+
+        Every page is allocated, so that filling it cannot fail later. Raises: MasterError
+        (`host_memory`); then nothing is left of it.
+        """
+        self._check_room(nbytes)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        fd = OwnedFd(os.memfd_create("swapd-master", flags))
+        try:
+            os.ftruncate(fd.fileno(), nbytes)
+            for at in range(0, nbytes, _FALLOCATE_STEP_BYTES):
+                os.posix_fallocate(fd.fileno(), at, min(_FALLOCATE_STEP_BYTES, nbytes - at))
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
+        except OSError as exc:
+            fd.close()
+            raise MasterError("host_memory", self._no_room(nbytes, exc.strerror)) from exc
+        self._masters[uid] = Master(fd, nbytes, mutable)
+        self.total_bytes += nbytes
+        return fd.fileno()
+
+    def seal(self, uid: int) -> None:
+        """Make a filled master ready to copy from: mapped, present, and if clean read-only.
+
+        Raises: MasterError (`bad_request`) if a worker still has it mapped for writing.
+        """
+        master = self._masters[uid]
+        if not master.nbytes:
+            return
+        if master.mutable:
+            master.address = vm.map_shared(master.fd.fileno(), 0, _pages(master), writable=True)
+        else:
+            self._forbid_writing(master)
+            with reopen_read_only(master.fd.fileno()) as fd:
+                master.address = vm.map_shared(fd.fileno(), 0, _pages(master), writable=False)
+        vm.prefer_huge_pages(master.address, _pages(master))
+        vm.populate(master.address, _pages(master), writable=master.mutable)
+
+    def address(self, uid: int) -> int:
+        """Where the bytes of a sealed master are in this process."""
+        return self._masters[uid].address
+
+    def drop(self, uid: int) -> None:
+        """Unmap and close; a worker's own mapping or descriptor keeps the memory."""
+        master = self._masters.pop(uid, None)
+        if master is None:
+            return  # it could not be made
+        if master.address:
+            vm.free(master.address, _pages(master))
+        master.fd.close()
+        self.total_bytes -= master.nbytes
+
+    def close(self) -> None:
+        for uid in list(self._masters):
+            self.drop(uid)
+
+    def _forbid_writing(self, master: Master) -> None:
+        try:
+            fcntl.fcntl(master.fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            raise MasterError(
+                "bad_request", "the master is still mapped for writing; unmap it, then commit"
+            ) from exc
+
+    def _check_room(self, nbytes: int) -> None:
+        if self._limit_bytes is not None and self.total_bytes + nbytes > self._limit_bytes:
+            raise MasterError("host_memory", self._no_room(nbytes, "host_memory limit"))
+        if nbytes + RESERVE_BYTES > available_bytes():
+            raise MasterError("host_memory", self._no_room(nbytes, "out of memory"))
+
+    def _no_room(self, nbytes: int, why: str) -> str:
+        limit = "none" if self._limit_bytes is None else f"{self._limit_bytes >> 20} MiB"
+        return (
+            f"no host memory for a master of {nbytes >> 20} MiB ({why}): masters hold "
+            f"{self.total_bytes >> 20} MiB (limit {limit}), {available_bytes() >> 20} MiB are "
+            "available. Unregister components, or raise the daemon's --host-memory"
+        )
+
+
+def _pages(master: Master) -> int:
+    return vm.round_up(master.nbytes)

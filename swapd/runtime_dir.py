@@ -1,0 +1,69 @@
+"""The runtime folder: its mode, its lock, and the names of the sockets in it.
+
+Shared by daemon and client, so that both spell the names alike.
+"""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from swapd.fds import OwnedFd
+
+LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
+
+#: sun_path holds 108 bytes with the final zero.
+_SOCKET_PATH_MAX = 107
+
+
+class RuntimeDirError(Exception):
+    """The folder cannot be used. The message says why, and what to do."""
+
+
+def claim(folder: Path) -> OwnedFd:
+    """Create the folder, 0700, and lock it; remove sockets a dead daemon left.
+
+    Hold the returned descriptor: closing it gives the lock back. Raises: RuntimeDirError.
+    """
+    longest = max(len(os.fsencode(folder / name)) for name in (LIFELINE, RPC, EVENTS))
+    if longest > _SOCKET_PATH_MAX:
+        raise RuntimeDirError(
+            f"{folder}: socket paths in it are {longest} bytes long, the system takes "
+            f"{_SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
+        )
+    _make_private(folder)
+    lock = OwnedFd(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(lock.fileno(), 32, 0).decode().strip() or "unknown"
+        lock.close()
+        raise RuntimeDirError(
+            f"{folder}: another swapd (process {pid}) serves this device; "
+            "stop it, or use another --device or --runtime-dir"
+        ) from None
+    os.ftruncate(lock.fileno(), 0)
+    os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
+    remove_sockets(folder)
+    return lock
+
+
+def remove_sockets(folder: Path) -> None:
+    for name in (LIFELINE, RPC, EVENTS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as exc:
+        raise RuntimeDirError(
+            f"{folder}: {exc.strerror}; choose another --runtime-dir"
+        ) from exc
+    if found.st_uid != os.getuid():
+        raise RuntimeDirError(
+            f"{folder} belongs to user {found.st_uid}; choose another --runtime-dir"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(0o700)
