@@ -1,0 +1,81 @@
+"""`swapd serve`: read the settings, claim the folder, open the device, serve."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+import uvloop
+
+from swapd import runtime_dir
+from swapd.config import Config, load
+from swapd.daemon import Daemon
+from swapd.device import open_device
+from swapd.units import size
+
+
+def run(config: Config) -> None:
+    """Serve until told to stop. Raises: RuntimeDirError, DeviceError."""
+    with runtime_dir.claim(config.folder):
+        device = open_device(config.device, config.budget, config.chunk, config.bandwidth)
+        try:
+            uvloop.run(Daemon(config, device).run(lambda: _say_ready(config)))
+        finally:
+            device.close()
+
+
+def _say_ready(config: Config) -> None:
+    typer.echo(
+        f"swapd serves {config.device}: {size(config.budget)} in chunks of {size(config.chunk)}. "
+        f"Clients find it at {config.folder}"
+    )
+
+
+def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> None:
+    """Own a device and serve its memory to workers, until SIGTERM.
+
+    Each setting can also be SWAPD_<NAME> in the environment, or a line of the file.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = load(config, given)
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(name)s: %(message)s",
+    )
+    run(settings)
+
+
+def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the signature typer reads: `Config` is the one list of settings."""
+    config = typer.Option(None, "--config", "-c", help="TOML file of settings")
+    verbose = typer.Option(False, "--verbose", "-v", help="Say what happens on stderr")
+    parameters = [_parameter("config", Path | None, config), _parameter("verbose", bool, verbose)]
+    for name, hint in get_type_hints(Config, include_extras=True).items():
+        kind, meta = get_args(hint)
+        default = getattr(Config(), name)
+        shown = "" if default is None else f" ({_shown(kind, default)})"
+        option = typer.Option(None, help=meta.description + shown, show_default=False)
+        parameters.append(_parameter(name, _flag_type(kind), option))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    kinds = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kinds, default=default, annotation=kind)
+
+
+def _flag_type(kind: Any) -> Any:
+    """Sizes and rates are text until `load` parses them; choices and seconds are not."""
+    if get_origin(kind) is Literal:
+        return kind | None
+    return float | None if kind is float else str | None
+
+
+def _shown(kind: Any, default: Any) -> str:
+    return size(default).replace(" ", "") if kind is int else str(default)
+
+
+serve = _with_a_flag_for_each_setting(_serve)
