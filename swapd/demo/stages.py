@@ -1,0 +1,439 @@
+"""Three cooperating models in the shape of Qwen2.5-Omni: thinker, talker and token2wav.
+
+Every stage is the architecture that the transformers package ships, with a reduced
+configuration and weights drawn from a seed, so nothing has to be downloaded. The weights
+were never trained: what comes out is noise, but it depends on every layer that runs, which
+makes it a sensitive check that a stage ran with the weights it should have. It shows nothing
+about the vision tower, nor about embeddings of tokens that do not occur.
+
+A process builds the one stage it serves and passes dicts of plain CPU tensors on::
+
+    thinker = build("thinker", seed=1)
+    talker = build("talker", seed=1)
+    token2wav = build("token2wav", seed=1)
+    reply = run_thinker(thinker, b"What do you hear?", generate_sound(1.0, seed=3))
+    codes = run_talker(talker, reply)
+    write_wav("out.wav", run_token2wav(token2wav, codes)["waveform"])
+
+Runs draw no entropy and use one thread, so equal inputs give bit-identical outputs in any
+process on one kind of machine. Weights are read and never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import wave
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+STAGES = ("thinker", "talker", "token2wav")
+
+THINKER_TOKENS = 12
+TALKER_TOKENS = 24
+# Points on the sampler's time axis; each of the three intervals between them costs four
+# evaluations of the diffusion transformer.
+DIFFUSION_POINTS = 4
+
+SOUND_RATE = 16000
+WAVE_RATE = 24000
+
+# The thinker reads bytes: token n < 256 is byte n, and special tokens follow.
+BYTE_TOKENS = 256
+AUDIO_START = 256
+AUDIO_END = 257
+AUDIO = 258
+IMAGE = 259
+VIDEO = 260
+VISION_START = 261
+VISION_END = 262
+SPEECH_START = 263
+SPEECH_END = 264
+SPEECH_PAD = 265
+USER = 266
+TEXT_PAD = 267
+TEXT_VOCABULARY = 272
+
+THINKER_WIDTH = 768
+MEL_BINS = 128
+
+# The codec's size and special tokens are the full model's. Tokens from CODES upwards are
+# special ones, which the vocoder has no embedding for.
+CODES = 8193
+CODEC_VOCABULARY = 8448
+CODEC_PAD = 8292
+CODEC_START = 8293
+CODEC_END = 8294
+CODEC_MASK = 8296
+
+WAVE_MEL_BINS = 80
+VOICE_WIDTH = 64
+VOICE_FRAMES = 100
+
+# Heads are 64 wide; the sections share the 32 rotary frequencies out to time, height, width.
+_ROPE: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 1000000.0,
+    "mrope_section": [8, 12, 12],
+}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def build(stage: str, seed: int) -> torch.nn.Module:
+    """Build one stage, in eval mode; equal (stage, seed) give bit-identical weights."""
+    if stage not in STAGES:
+        raise ValueError(f"unknown stage {stage!r}, expected one of {', '.join(STAGES)}")
+    # Both are imported by now: a module that is first imported while default weights are
+    # skipped may keep the stubs that skip them.
+    architecture, config = _ARCHITECTURES[stage](_transformers())
+    with _single_thread(), _skip_default_weights():
+        module: torch.nn.Module = architecture(config)
+        generator = torch.Generator().manual_seed(_number(f"weights/{stage}/{seed}"))
+        for part, gain in _parts(stage, module):
+            _draw_weights(part, generator, gain)
+    return module.eval().requires_grad_(requires_grad=False)
+
+
+def parameter_bytes(module: torch.nn.Module) -> int:
+    """Count the bytes that the module's parameters take."""
+    return sum(param.numel() * param.element_size() for param in module.parameters())
+
+
+def generate_sound(seconds: float, seed: int) -> torch.Tensor:
+    """Make a mono sine sweep with a little hiss: float32 samples at SOUND_RATE."""
+    count = round(seconds * SOUND_RATE)
+    generator = torch.Generator().manual_seed(_number(f"sound/{seed}"))
+    with _single_thread():
+        low, high = (torch.rand(2, generator=generator) * 1500 + 150).tolist()
+        frequency = torch.linspace(low, high, count, dtype=torch.float64)
+        phase = torch.cumsum(2 * math.pi * frequency / SOUND_RATE, dim=0)
+        hiss = torch.randn(count, generator=generator) * 0.01
+        return torch.sin(phase).float() * 0.5 + hiss
+
+
+def sound_features(sound: torch.Tensor) -> torch.Tensor:
+    """Turn samples at SOUND_RATE into the thinker's (1, MEL_BINS, frames) log-mel features."""
+    extractor = _transformers().WhisperFeatureExtractor(feature_size=MEL_BINS)
+    with _single_thread():
+        extracted = extractor(
+            sound.numpy(), sampling_rate=SOUND_RATE, padding=False, return_tensors="pt"
+        )
+    features: torch.Tensor = extracted["input_features"]
+    return features
+
+
+@torch.no_grad()
+def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> Tensors:
+    """Read the prompt and hear the sound; return the reply as the talker's inputs.
+
+    "tokens" holds the reply's bytes, "logits" the winning logit of each. The talker has no
+    use for those, but they show a wrong weight that is too small to make another byte win.
+    The sound must last at least 40 ms, one audio token.
+    """
+    thinker: Any = module
+    features = sound_features(sound)
+    prompt_ids = _prompt_tokens(prompt, features.shape[-1])
+    with _single_thread():
+        result = thinker.generate(
+            input_ids=prompt_ids,
+            attention_mask=torch.ones_like(prompt_ids),
+            input_features=features,
+            feature_attention_mask=torch.ones(features.shape[0], features.shape[2]).long(),
+            max_new_tokens=THINKER_TOKENS,
+            do_sample=False,
+            # Only bytes: untrained weights would also answer with placeholders for sounds.
+            suppress_tokens=list(range(BYTE_TOKENS, TEXT_VOCABULARY)),
+            pad_token_id=TEXT_PAD,
+            output_hidden_states=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        tokens = result.sequences[:, prompt_ids.shape[1] :].clone()
+        wiring = _talker_inputs(thinker, prompt_ids, tokens, result.hidden_states)
+    return {"tokens": tokens, "logits": _winning_logits(result, tokens), **wiring}
+
+
+@torch.no_grad()
+def run_talker(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Tensors:
+    """Speak the thinker's reply: return "codes", the vocoder's codec tokens.
+
+    "logits" holds the winning logit of each, for the reason given in run_thinker.
+    """
+    talker: Any = module
+    text_ids = inputs["text_ids"]
+    codec_ids = torch.full_like(text_ids, CODEC_MASK)
+    codec_ids[:, -2] = CODEC_PAD
+    codec_ids[:, -1] = CODEC_START
+    with _single_thread():
+        result = talker.generate(
+            input_ids=codec_ids,
+            input_text_ids=text_ids,
+            attention_mask=torch.ones_like(text_ids),
+            # A copy, as the model adds the codec's start and pad embeddings to it in place.
+            inputs_embeds=inputs["prompt_embeds"].clone(),
+            thinker_reply_part=inputs["reply_embeds"],
+            max_new_tokens=TALKER_TOKENS,
+            do_sample=False,
+            # Once the reply is used up every step has the same input, and untrained weights
+            # would repeat one code for ever.
+            repetition_penalty=1.3,
+            # No end token either: untrained weights end a sentence at any place, and demos
+            # are easier to compare when every one has the same length.
+            suppress_tokens=list(range(CODES, CODEC_VOCABULARY)),
+            pad_token_id=CODEC_PAD,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    codes = result.sequences[:, codec_ids.shape[1] :].clone()
+    return {"codes": codes, "logits": _winning_logits(result, codes)}
+
+
+@torch.no_grad()
+def run_token2wav(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Tensors:
+    """Turn codec tokens into sound: return "waveform", float32 samples at WAVE_RATE.
+
+    The inputs may name another voice than the default one, see make_voice.
+    """
+    token2wav: Any = module
+    voice = {**make_voice(0), **inputs}
+    # The sampler takes its noise from the global generator, whose state is the caller's.
+    with _single_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_number("diffusion noise"))
+        waveform = token2wav(
+            voice["codes"],
+            conditioning=voice["conditioning"],
+            reference_mel=voice["reference_mel"],
+            num_steps=DIFFUSION_POINTS,
+        )
+    return {"waveform": waveform.reshape(-1).clone()}
+
+
+def make_voice(seed: int) -> Tensors:
+    """Make up a speaker, which the full model would load from its file of speakers."""
+    generator = torch.Generator().manual_seed(_number(f"voice/{seed}"))
+    return {
+        "conditioning": torch.randn(1, VOICE_WIDTH, generator=generator),
+        "reference_mel": torch.randn(1, VOICE_FRAMES, WAVE_MEL_BINS, generator=generator),
+    }
+
+
+def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor, rate: int = WAVE_RATE) -> None:
+    """Write mono samples in [-1, 1] as 16-bit PCM."""
+    samples = (waveform.detach().reshape(-1).clamp(-1.0, 1.0) * 32767).round()
+    with wave.open(os.fspath(path), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        # A wave file is little-endian whatever this machine is.
+        out.writeframes(samples.numpy().astype("<i2").tobytes())
+
+
+def _prompt_tokens(prompt: bytes, frames: int) -> torch.Tensor:
+    # The audio tower halves the frames twice, each step by its own rounding.
+    audio_tokens = ((frames - 1) // 2 + 1) // 2
+    tokens = [AUDIO_START, *[AUDIO] * audio_tokens, AUDIO_END, *prompt]
+    return torch.tensor([tokens], dtype=torch.long)
+
+
+def _winning_logits(result: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return torch.stack(result.logits, dim=1).gather(2, tokens.unsqueeze(2)).squeeze(2)
+
+
+def _talker_inputs(
+    thinker: Any,
+    prompt_ids: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden_states: tuple[tuple[torch.Tensor, ...], ...],
+) -> Tensors:
+    """Wire the thinker's output to the talker as the full model's generate() does.
+
+    hidden_states has one entry for the prompt and one for each reply token but the last; an
+    entry runs from the first layer's input to the last layer's output.
+    """
+    prompt, *reply = [entry[0] + entry[-1] for entry in hidden_states]
+    # The talker gets what the thinker made of a sound, but not the sound itself.
+    is_audio = (prompt_ids == AUDIO).unsqueeze(-1)
+    prompt = torch.where(is_audio, hidden_states[0][-1], prompt)
+    special = torch.tensor([[SPEECH_START, SPEECH_END, SPEECH_PAD]])
+    start, end, pad = thinker.get_input_embeddings()(special).split(1, dim=1)
+    return {
+        "text_ids": torch.cat([prompt_ids, special[:, :1], tokens[:, :1]], dim=1),
+        "prompt_embeds": torch.cat([prompt, start, reply[0]], dim=1),
+        "reply_embeds": torch.cat([*reply[1:], end, pad], dim=1),
+    }
+
+
+def _thinker(transformers: Any) -> tuple[Any, Any]:
+    audio = transformers.Qwen2_5OmniAudioEncoderConfig(
+        num_mel_bins=MEL_BINS,
+        d_model=384,
+        encoder_layers=3,
+        encoder_attention_heads=6,
+        encoder_ffn_dim=1536,
+        output_dim=THINKER_WIDTH,
+    )
+    vision = transformers.Qwen2_5OmniVisionEncoderConfig(
+        depth=2,
+        hidden_size=128,
+        intermediate_size=256,
+        num_heads=4,
+        out_hidden_size=THINKER_WIDTH,
+        fullatt_block_indexes=[1],
+    )
+    text = transformers.Qwen2_5OmniTextConfig(
+        vocab_size=TEXT_VOCABULARY,
+        hidden_size=THINKER_WIDTH,
+        intermediate_size=2048,
+        num_hidden_layers=5,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        rope_parameters=dict(_ROPE),
+        tie_word_embeddings=False,
+        pad_token_id=TEXT_PAD,
+    )
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        audio_config=audio,
+        vision_config=vision,
+        text_config=text,
+        audio_token_index=AUDIO,
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        audio_start_token_id=AUDIO_START,
+        audio_end_token_id=AUDIO_END,
+        user_token_id=USER,
+        # Not declared by the configuration class, but the model reads it all the same.
+        vision_start_token_id=VISION_START,
+    )
+    return transformers.Qwen2_5OmniThinkerForConditionalGeneration, config
+
+
+def _talker(transformers: Any) -> tuple[Any, Any]:
+    config = transformers.Qwen2_5OmniTalkerConfig(
+        vocab_size=CODEC_VOCABULARY,
+        embedding_size=THINKER_WIDTH,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        rope_parameters=dict(_ROPE),
+        audio_token_index=AUDIO,
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        audio_start_token_id=AUDIO_START,
+        audio_end_token_id=AUDIO_END,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+        tts_text_start_token_id=SPEECH_START,
+        tts_text_end_token_id=SPEECH_END,
+        tts_text_pad_token_id=SPEECH_PAD,
+        tts_codec_pad_token_id=CODEC_PAD,
+        tts_codec_start_token_id=CODEC_START,
+        tts_codec_end_token_id=CODEC_END,
+        tts_codec_mask_token_id=CODEC_MASK,
+    )
+    return transformers.Qwen2_5OmniTalkerForConditionalGeneration, config
+
+
+def _token2wav(transformers: Any) -> tuple[Any, Any]:
+    dit = transformers.Qwen2_5OmniDiTConfig(
+        hidden_size=384,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        head_dim=64,
+        emb_dim=192,
+        num_embeds=CODES,
+        mel_dim=WAVE_MEL_BINS,
+        look_ahead_layers=[4],
+        look_backward_layers=[0, 7],
+        enc_emb_dim=VOICE_WIDTH,
+        enc_dim=64,
+        enc_channels=[128, 128, 128, 128, 384],
+    )
+    bigvgan = transformers.Qwen2_5OmniBigVGANConfig(
+        mel_dim=WAVE_MEL_BINS, upsample_initial_channel=256
+    )
+    config = transformers.Qwen2_5OmniToken2WavConfig(dit_config=dit, bigvgan_config=bigvgan)
+    return transformers.Qwen2_5OmniToken2WavModel, config
+
+
+# By stage: what returns the class to build, and its reduced configuration.
+_ARCHITECTURES: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "thinker": _thinker,
+    "talker": _talker,
+    "token2wav": _token2wav,
+}
+
+
+def _parts(stage: str, module: torch.nn.Module) -> list[tuple[torch.nn.Module, float]]:
+    """Split a stage into parts that cover it, each with the gain of its weights."""
+    if stage != "token2wav":
+        return [(module, 1.0)]
+    # The vocoder has no norms between its residual blocks: at a gain of one, its signal grows
+    # until the clamp at its end flattens it, and at half of that the sound is hardly audible.
+    return [
+        (module.get_submodule("code2wav_dit_model"), 1.0),
+        (module.get_submodule("code2wav_bigvgan_model"), 0.7),
+    ]
+
+
+@torch.no_grad()
+def _draw_weights(part: torch.nn.Module, generator: torch.Generator, gain: float) -> None:
+    """Draw every parameter, none of which the constructor has filled in.
+
+    Those that an untrained model would have at zero (biases, the activations' exponents) or
+    at one (norms) get a spread as well, so that all of them matter to the output.
+    """
+    for module in part.modules():
+        for name, param in module.named_parameters(recurse=False):
+            if param.dim() > 1:
+                std = 1.0 if isinstance(module, torch.nn.Embedding) else _std(module, param)
+                param.normal_(0.0, std * gain, generator=generator)
+            elif name == "weight":
+                param.normal_(1.0, 0.1, generator=generator)
+            else:
+                param.normal_(0.0, 0.05, generator=generator)
+
+
+def _std(module: torch.nn.Module, weight: torch.Tensor) -> float:
+    """Return the spread that keeps a signal's size when it passes through the weight."""
+    if isinstance(module, torch.nn.ConvTranspose1d):
+        taps = module.kernel_size[0] / module.stride[0]
+        return 1.0 / math.sqrt(module.in_channels * taps)
+    return 1.0 / math.sqrt(weight[0].numel())
+
+
+def _number(label: str) -> int:
+    """Turn a label into a seed, so that uses of one seed do not share random numbers."""
+    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:7], "big")
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Compute on one thread: the number of threads decides the order sums are taken in."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _skip_default_weights() -> Any:
+    """Leave parameters as allocated: drawing them twice would double the time of a build."""
+    from transformers.initialization import no_init_weights
+
+    return no_init_weights()
+
+
+def _transformers() -> Any:
+    # Imported late: it takes seconds, and a process may only want write_wav or the constants.
+    import transformers
+
+    return transformers

@@ -1,0 +1,63 @@
+"""A daemon of one's own, in a process and a temporary folder: for demo, bench and tests."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+#: A daemon that does not stop by then is killed.
+STOP_S = 20.0
+
+
+class SpawnError(Exception):
+    """The daemon did not start; the message is what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A daemon that serves `folder`."""
+
+    folder: Path
+    process: "subprocess.Popen[str]"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@contextmanager
+def daemon(**settings: object) -> Iterator[Spawned]:
+    """Run `swapd serve` with `settings` until the block ends.
+
+    Blocks until it serves. Raises: SpawnError with the daemon's own words.
+    """
+    with tempfile.TemporaryDirectory(prefix="swapd-") as folder:
+        settings = {"runtime_dir": folder, "device": "host", **settings}
+        command = [sys.executable, "-m", "swapd", "serve"]
+        for name, value in settings.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                _, said = process.communicate()
+                raise SpawnError(said.strip() or "swapd serve ended at once")
+            yield Spawned(Path(folder), process)
+        finally:
+            _stop(process)
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
