@@ -33,9 +33,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything `swapd serve` can be told. Bytes and seconds unless said otherwise."""
 
     device: Annotated[str, Meta(description="What to swap onto: host")] = "host"
-    budget: Annotated[
-        int, Meta(description="Device memory to own, as in 40GiB", gt=0)
-    ] = 1 << 30
+    budget: Annotated[int, Meta(description="Device memory to own, as in 40GiB", gt=0)] = 1 << 30
     chunk: Annotated[
         int, Meta(description="Unit of memory and mapping, a multiple of 2MiB", gt=0)
     ] = 2 << 20
@@ -58,9 +56,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residency_factor: Annotated[
         float, Meta(description="A busy component stays this many times its swap-in time", ge=0)
     ] = 8.0
-    residency_bound: Annotated[
-        float, Meta(description="and at most so many seconds", ge=0)
-    ] = 2.0
+    residency_bound: Annotated[float, Meta(description="and at most so many seconds", ge=0)] = 2.0
     patience: Annotated[
         float, Meta(description="Seconds after which a waiter goes first, any priority", gt=0)
     ] = 30.0

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import zmq
 import zmq.asyncio
@@ -106,7 +106,8 @@ class Daemon:
     def _open(self) -> None:
         loop, folder = self._loop, self._folder
         self._context = zmq.asyncio.Context()
-        self._publisher = zmq.Context.shadow(self._context.underlying).socket(zmq.PUB)
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
+        self._publisher = plain.socket(zmq.PUB)
         self._publisher.setsockopt(zmq.SNDHWM, PUB_BACKLOG)
         self._publisher.setsockopt(zmq.LINGER, 200)
         self._publisher.bind(f"ipc://{folder / runtime_dir.EVENTS}")
@@ -295,9 +296,7 @@ class Daemon:
     def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
         if isinstance(message, protocol.Revoked):
             now = self._clock()
-            self._post(
-                events.Revoked(now, lifeline.session, message.name, message.generation)
-            )
+            self._post(events.Revoked(now, lifeline.session, message.name, message.generation))
 
     def _on_gone(self, lifeline: Lifeline) -> None:
         session = lifeline.session
@@ -395,7 +394,7 @@ class Daemon:
     def _do_nothing(self, a: AnyAction, seq: int) -> None:
         """For the record only."""
 
-    _do: dict[type, Callable[["Daemon", Any, int], None]] = {
+    _do: ClassVar[dict[type, Callable[["Daemon", Any, int], None]]] = {
         actions.Grant: _do_grant,
         actions.Refuse: _do_refuse,
         actions.Accept: _do_accept,
@@ -418,9 +417,7 @@ class Daemon:
     def _status(self, request: int) -> protocol.StatusReply:
         core, now = self._core, self._clock()
         chunk = self._device.chunk_bytes
-        quarantined = sum(
-            n for held in core.quarantined.values() for runs in held for _, n in runs
-        )
+        quarantined = sum(n for held in core.quarantined.values() for runs in held for _, n in runs)
         return protocol.StatusReply(
             id=request,
             version=__version__,
@@ -498,4 +495,3 @@ def _notify_systemd(state: str) -> None:
             sock.sendto(state.encode(), address)
         except OSError as exc:
             log.warning("cannot tell systemd %s: %s", state, exc.strerror)
-

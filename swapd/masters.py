@@ -67,7 +67,7 @@ class Masters:
             fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
         except OSError as exc:
             fd.close()
-            raise MasterError("host_memory", self._no_room(nbytes, exc.strerror)) from exc
+            raise MasterError("host_memory", self._no_room(nbytes, str(exc))) from exc
         self._masters[uid] = Master(fd, nbytes, mutable)
         self.total_bytes += nbytes
         return fd.fileno()

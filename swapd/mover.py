@@ -34,13 +34,10 @@ class Mover:
     def start(self, order: CopyIn | CopyOut, address: int) -> None:
         """Queue a copy from or to the master at `address`, which stays mapped until it ends."""
         if isinstance(order, CopyIn):
-            copy, lane = self._device.copy_in, self._in
+            future = self._in.submit(self._device.copy_in, order.runs, address, order.nbytes)
         else:
-            copy, lane = self._device.copy_out, self._out
-        future = lane.submit(copy, order.runs, address, order.nbytes)
-        future.add_done_callback(
-            lambda f: self._loop.call_soon_threadsafe(self._finish, order, f)
-        )
+            future = self._out.submit(self._device.copy_out, order.runs, address, order.nbytes)
+        future.add_done_callback(lambda f: self._loop.call_soon_threadsafe(self._finish, order, f))
 
     def close(self) -> None:
         """Wait for copies in flight; they end, but nobody is told any more."""

@@ -58,9 +58,7 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as exc:
-        raise RuntimeDirError(
-            f"{folder}: {exc.strerror}; choose another --runtime-dir"
-        ) from exc
+        raise RuntimeDirError(f"{folder}: {exc.strerror}; choose another --runtime-dir") from exc
     if found.st_uid != os.getuid():
         raise RuntimeDirError(
             f"{folder} belongs to user {found.st_uid}; choose another --runtime-dir"

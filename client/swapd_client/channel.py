@@ -29,7 +29,8 @@ class ChannelFactory:
         self.context = zmq.Context()
         self._numbers = itertools.count()
 
-    def socket(self, context: "zmq.Context[Any]") -> "zmq.Socket[Any]":
+    def socket(self, context: "zmq.Context[Any]") -> Any:
+        """A connected socket of `context`'s kind, blocking or awaited."""
         socket = context.socket(zmq.DEALER)
         identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
         socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -84,7 +85,7 @@ class Channel:
                 raise AcquireTimeout("the daemon does not answer; is it stopped or overloaded?")
             if ready[0][0] is not self._socket:
                 self._session.check()
-            reply = decode_reply(self._socket.recv(zmq.NOBLOCK))
+            reply: AnyReply = decode_reply(self._socket.recv(zmq.NOBLOCK))
             if reply.id == request:
                 return reply  # else: late, for a wait that was given up
 
@@ -96,10 +97,10 @@ class AsyncChannel:
         self._session = factory.session
         self._loop = asyncio.get_running_loop()
         context: zmq.asyncio.Context = zmq.asyncio.Context.shadow(factory.context.underlying)
-        self._socket = factory.socket(context)
+        self._socket: zmq.asyncio.Socket = factory.socket(context)
         self._replies: dict[int, asyncio.Future[AnyReply]] = {}
         self._reader = self._loop.create_task(self._read(), name="swapd-replies")
-        self._session.when_ended(lambda: self._loop.call_soon_threadsafe(self._fail))
+        self._session.when_ended(self._ended)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -135,6 +136,9 @@ class AsyncChannel:
             future = self._replies.get(reply.id)
             if future is not None and not future.done():
                 future.set_result(reply)
+
+    def _ended(self) -> None:
+        self._loop.call_soon_threadsafe(self._fail)
 
     def _fail(self) -> None:
         for future in self._replies.values():

@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from swapd import protocol
 from swapd_client.channel import Channel, ChannelFactory
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 #: What can be registered: a module's parameters, named tensors, or named buffers.
-Source = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer]"
+Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer]"
 
 
 def connect(
@@ -209,7 +209,9 @@ class Client:
             channel = self._local.channel = Channel(self._factory)
         return channel
 
-    def _call(self, request: protocol.AnyRequest, timeout_s: float | None = None) -> protocol.AnyReply:
+    def _call(
+        self, request: protocol.AnyRequest, timeout_s: float | None = None
+    ) -> protocol.AnyReply:
         self.session.check()
         return self.session.unwrap(self._channel().call(request, timeout_s))
 

@@ -82,7 +82,7 @@ def _named(source: Source) -> Iterator[tuple[str, torch.Tensor]]:
 def _check(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidSource(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if isinstance(tensor, torch.nn.parameter.UninitializedParameter):
         raise InvalidSource(f"{name!r} is not initialised; run the module once, then register")
     if tensor.is_meta:
         raise InvalidSource(f"{name!r} is on the meta device and has no bytes; load it first")

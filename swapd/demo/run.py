@@ -64,7 +64,7 @@ class Stage:
 
     def _answer(self) -> worker.Built | worker.Ran:
         try:
-            answer = worker.read_answer(self._connection.recv_bytes())
+            answer: worker.Built | worker.Ran | worker.Failed = worker.read_answer(self._connection.recv_bytes())
         except EOFError:
             raise DemoError(f"{self.name}: its process ended") from None
         if isinstance(answer, worker.Failed):

@@ -116,7 +116,7 @@ def move_pages(source: int, target: int, nbytes: int) -> None:
 
 def prefer_huge_pages(address: int, nbytes: int) -> bool:
     """Ask for huge pages; whether they come depends on `shmem_enabled` of the system."""
-    return _libc.madvise(address, nbytes, _MADV_HUGEPAGE) == 0
+    return bool(_libc.madvise(address, nbytes, _MADV_HUGEPAGE) == 0)
 
 
 def populate(address: int, nbytes: int, *, writable: bool) -> None:

@@ -1,0 +1,37 @@
+# Two commands are all there is to know: `make demo` and `make test`.
+# Each makes .venv first, with pip; CI runs the same lines.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint check unit bench clean
+
+demo: .venv/ready
+	$(BIN)/swapd demo
+
+test: lint check unit
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+check: .venv/ready
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: .venv/ready
+	$(BIN)/python -m pytest
+
+bench: .venv/ready
+	$(BIN)/swapd bench
+
+# torch first and by its exact version, so that nothing below picks another build of it
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "swapd needs Python 3.11 to 3.13; name one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -1,0 +1,128 @@
+"""The core alone: the mean time of `Residency.handle` over a mixed trace."""
+
+import random
+import time
+from collections import deque
+
+import msgspec
+
+from swapd.core import Residency, actions, events
+from swapd.core.events import AnyEvent
+
+EVENTS = 20_000
+SEED = 7
+
+
+class Handle(msgspec.Struct, frozen=True):
+    mean_us: float
+    worst_us: float
+    events: int
+    components: int
+    waiters: int
+    evictions: int
+
+
+class Trace:
+    """Agents that acquire, hold and release, so that about `waiters` always wait.
+
+    Components of unequal size, a device that holds a third of them; some acquires take
+    two components, some have a deadline or a priority, some are cancelled.
+    """
+
+    def __init__(self, components: int, waiters: int) -> None:
+        self._random = random.Random(SEED)
+        sizes = [self._random.randint(1, 8) for _ in range(components)]
+        self.core = Residency(max(sum(sizes) // 3, 8 * 2), 1)
+        self._names = [f"component-{i}" for i in range(components)]
+        self._waiters = waiters
+        self._now = 0.0
+        self._request = 0
+        self._due: deque[AnyEvent] = deque()
+        self._waiting: dict[tuple[int, int], None] = {}
+        self._held: deque[tuple[int, int]] = deque()
+        self.times_s: list[float] = []
+        self._open(sizes)
+
+    def run(self, count: int) -> None:
+        """Feed events until `count` were handled, and keep the time of each."""
+        while len(self._waiting) < self._waiters:
+            self._feed(self._acquire())
+        self.times_s.clear()
+        while len(self.times_s) < count:
+            self._feed(self._next())
+
+    def _open(self, sizes: list[int]) -> None:
+        for session in range(len(sizes)):
+            self._feed(events.SessionOpened(0.0, session, f"worker-{session}"))
+            name, size = self._names[session], sizes[session]
+            self._feed(events.Register(0.0, session, 1, name, size))
+            self._feed(events.Commit(0.0, session, 2, name))
+        self._request = 2
+
+    def _next(self) -> AnyEvent:
+        if self._due:
+            return self._due.popleft()
+        if len(self._waiting) < self._waiters:
+            return self._acquire()
+        if self._held and self._random.random() < 0.9:
+            session, lease = self._held.popleft()
+            return events.Release(self._tick(), session, lease)
+        if self._random.random() < 0.3:
+            session, request = next(iter(self._waiting))
+            del self._waiting[session, request]
+            return events.Cancel(self._tick(), session, request)
+        return events.Tick(self._tick())
+
+    def _acquire(self) -> AnyEvent:
+        rnd = self._random
+        self._request += 1
+        session = rnd.randrange(len(self._names))
+        names = rnd.sample(self._names, 2 if rnd.random() < 0.2 else 1)
+        self._waiting[session, self._request] = None
+        deadline = self._now + rnd.uniform(10, 1000) if rnd.random() < 0.3 else None
+        return events.Acquire(
+            self._tick(),
+            session,
+            self._request,
+            self._request,
+            tuple(names),
+            rnd.choice((0, 0, 0, 1)),
+            deadline,
+        )
+
+    def _tick(self) -> float:
+        self._now += 0.001
+        return self._now
+
+    def _feed(self, event: AnyEvent) -> None:
+        started = time.perf_counter()
+        done = self.core.handle(event)
+        self.times_s.append(time.perf_counter() - started)
+        for action in done:
+            match action:
+                case actions.MakeMaster():
+                    self._feed(events.MasterMade(self._now, action.uid))
+                case actions.SealMaster():
+                    self._feed(events.MasterSealed(self._now, action.uid))
+                case actions.CopyIn():
+                    self._due.append(events.CopiedIn(self._now + 0.001, action.generation))
+                case actions.Grant():
+                    self._waiting.pop((action.session, action.request), None)
+                    self._held.append((action.session, action.request))
+                case actions.Refuse():
+                    self._waiting.pop((action.session, action.request), None)
+
+
+def measure(components: int, waiters: int) -> Handle:
+    """Mean microseconds an event, `waiters` acquires always waiting."""
+    trace = Trace(components, waiters)
+    trace.run(EVENTS)
+    times = trace.times_s
+    return Handle(
+        mean_us=sum(times) / len(times) * 1e6,
+        worst_us=max(times) * 1e6,
+        events=len(times),
+        components=components,
+        waiters=waiters,
+        evictions=trace.core.evictions,
+    )

@@ -1,0 +1,115 @@
+"""Acquire and release of a resident component against two bare round trips.
+
+The bare side is the same stack with nothing in it: a DEALER here, a ROUTER under zmq.asyncio
+and uvloop there, the same messages encoded and decoded by msgspec on both sides.
+"""
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from multiprocessing.connection import Connection
+
+import msgspec
+import zmq
+
+import swapd_client
+from swapd import protocol, spawn
+
+BLOCKS = 40
+CALLS = 50
+WARM_UP = 5
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """Seconds are medians over blocks of `calls`."""
+
+    ratio: float
+    hit_s: float
+    two_round_trips_s: float
+    blocks: int
+    calls: int
+
+
+def measure() -> Hit:
+    """Blocks of either side in turn."""
+    hits, bare = [], []
+    with (
+        tempfile.TemporaryDirectory(prefix="swapd-") as folder,
+        spawn.daemon(budget="32MiB") as daemon,
+    ):
+        echo = _Echo(f"ipc://{folder}/echo")
+        try:
+            with swapd_client.connect(daemon.folder, label="bench") as client:
+                client.register("small", {"weights": bytearray(1 << 20)})
+                for _ in range(BLOCKS + WARM_UP):
+                    bare.append(echo.two_round_trips())
+                    hits.append(_hit(client))
+        finally:
+            echo.close()
+    hit_s = statistics.median(hits[WARM_UP:])
+    bare_s = statistics.median(bare[WARM_UP:])
+    return Hit(hit_s / bare_s, hit_s, bare_s, BLOCKS, CALLS)
+
+
+def _hit(client: swapd_client.Client) -> float:
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        client.acquire("small").release()
+    return (time.perf_counter() - started) / CALLS
+
+
+class _Echo:
+    """The bare side, in a process of its own."""
+
+    def __init__(self, endpoint: str) -> None:
+        spawned = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawned.Pipe()
+        self._process = spawned.Process(target=_echo_main, args=(theirs, endpoint))
+        self._process.start()
+        self._pipe.recv_bytes()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def two_round_trips(self) -> float:
+        acquire = protocol.Acquire(1, ("small",))
+        release = protocol.Release(2, 1)
+        started = time.perf_counter()
+        for _ in range(CALLS):
+            self._round_trip(acquire)
+            self._round_trip(release)
+        return (time.perf_counter() - started) / CALLS
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+        self._process.terminate()
+        self._process.join()
+
+    def _round_trip(self, request: protocol.AnyRequest) -> None:
+        self._socket.send(protocol.encode(request))
+        self._poller.poll()
+        protocol.decode_reply(self._socket.recv())
+
+
+def _echo_main(pipe: Connection, endpoint: str) -> None:
+    import uvloop
+
+    uvloop.run(_echo(pipe, endpoint))
+
+
+async def _echo(pipe: Connection, endpoint: str) -> None:
+    import zmq.asyncio
+
+    socket = zmq.asyncio.Context().socket(zmq.ROUTER)
+    socket.bind(endpoint)
+    pipe.send_bytes(b"ready")
+    placements = (protocol.Placement("small", 1, ((0, 1),)),)
+    while True:
+        peer, payload = await socket.recv_multipart()
+        request = protocol.decode_request(payload)
+        reply = protocol.Granted(request.id, placements)
+        socket.send_multipart([peer, protocol.encode(reply)])
