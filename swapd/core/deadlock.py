@@ -5,9 +5,10 @@ The classic detection for one pool of interchangeable units (Coffman, Elphick, S
 who hold and wait can finish; those for whom there is none are deadlocked.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
+from typing import TypeVar
 
-Agent = Hashable
+Agent = TypeVar("Agent", bound=Hashable)
 
 
 def deadlocked(
@@ -23,11 +24,8 @@ def deadlocked(
     """
     stuck = set(wants)
     while True:
-        able = [a for a in stuck if fits(wants[a] | _union(holds[b] for b in stuck))]
+        held: set[str] = set().union(*(holds[a] for a in stuck))
+        able = [a for a in stuck if fits(wants[a] | held)]
         if not able:
             return stuck
         stuck.difference_update(able)
-
-
-def _union(sets: Iterable[Set[str]]) -> Set[str]:
-    return frozenset().union(*sets)

@@ -1,10 +1,13 @@
 """Who waits, in which order, and until when. Pure; decides nothing about memory."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from operator import attrgetter, itemgetter
 
 from swapd.core.records import Key, Waiter
+
+_order = attrgetter("order")
+_seq = attrgetter("seq")
 
 
 class WaitQueue:
@@ -17,8 +20,9 @@ class WaitQueue:
         self._all: dict[Key, Waiter] = {}
         #: Those that wait for memory, sorted by `Waiter.order`.
         self._queued: list[Waiter] = []
-        #: The same, by arrival.
-        self._arrivals: dict[Key, Waiter] = {}
+        #: The same, sorted by arrival.
+        self._arrivals: list[Waiter] = []
+        #: Of all, sorted.
         self._deadlines: list[tuple[float, Key]] = []
 
     def __len__(self) -> int:
@@ -42,50 +46,46 @@ class WaitQueue:
         """Know a waiter and its deadline; it is not queued yet."""
         self._all[waiter.key] = waiter
         if waiter.deadline is not None:
-            heappush(self._deadlines, (waiter.deadline, waiter.key))
+            insort(self._deadlines, (waiter.deadline, waiter.key))
 
     def push(self, waiter: Waiter) -> None:
         """Queue a known waiter for memory."""
-        insort(self._queued, waiter, key=lambda w: w.order)
-        self._arrivals[waiter.key] = waiter
+        waiter.queued = True
+        insort(self._queued, waiter, key=_order)
+        insort(self._arrivals, waiter, key=_seq)
 
     def unqueue(self, waiter: Waiter) -> None:
         """It no longer waits for memory (admitted, parked or gone)."""
-        if self._arrivals.pop(waiter.key, None) is None:
-            return
-        del self._queued[bisect_left(self._queued, waiter.order, key=lambda w: w.order)]
+        if waiter.queued:
+            waiter.queued = False
+            del self._queued[bisect_left(self._queued, waiter.order, key=_order)]
+            del self._arrivals[bisect_left(self._arrivals, waiter.seq, key=_seq)]
 
     def forget(self, waiter: Waiter) -> None:
         """Granted or refused: nothing is left of it."""
         self.unqueue(waiter)
         del self._all[waiter.key]
-
-    def is_queued(self, waiter: Waiter) -> bool:
-        return waiter.key in self._arrivals
+        if waiter.deadline is not None:
+            del self._deadlines[bisect_left(self._deadlines, (waiter.deadline, waiter.key))]
 
     def head(self, now: float) -> Waiter | None:
         """Whose turn it is: the oldest if its patience is over, else the first in order."""
         if not self._queued:
             return None
-        oldest = next(iter(self._arrivals.values()))
+        oldest = self._arrivals[0]
         return oldest if now - oldest.arrived >= self._patience_s else self._queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
-        """Remove and return nothing but the deadlines that have passed."""
-        late = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, key = heappop(self._deadlines)
-            if waiter := self._all.get(key):
-                late.append(waiter)
-        return late
+        """Those whose deadline has passed, earliest first."""
+        end = bisect_right(self._deadlines, now, key=itemgetter(0))
+        return [self._all[key] for _, key in self._deadlines[:end]]
 
-    def next_deadline(self) -> float | None:
-        """When `expired` or `head` may next answer differently by time alone."""
-        while self._deadlines and self._deadlines[0][1] not in self._all:
-            heappop(self._deadlines)
+    def next_deadline(self, since: float) -> float | None:
+        """When `expired` or `head` first answers differently than `head` did at `since`."""
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._queued:
-            oldest = next(iter(self._arrivals.values()))
-            if oldest is not self._queued[0]:
-                times.append(oldest.arrived + self._patience_s)
+            oldest = self._arrivals[0]
+            impatient_at = oldest.arrived + self._patience_s
+            if oldest is not self._queued[0] and impatient_at > since:
+                times.append(impatient_at)
         return min(times, default=None)

@@ -98,6 +98,7 @@ class Waiter:
     seq: int
     #: Names still being copied in; only once admitted.
     pending: set[str] = field(default_factory=set)
+    queued: bool = False
     admitted: bool = False
     told: bool = False  # a Waiting record was made
     loaded: bool = False

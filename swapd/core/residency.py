@@ -13,7 +13,7 @@ never asked of the device.
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -132,6 +132,7 @@ class Residency:
         #: Components whose holders were told they are wanted.
         self._wanted: dict[str, set[int]] = {}
         self._replan = False
+        self._planned_at = 0.0
         self._plan_again_at: float | None = None
         #: A `resident` component came in: what fitted beside it before may not fit any more.
         self._room_shrank = False
@@ -158,10 +159,10 @@ class Residency:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest, on the events' clock; None if none is."""
-        times = [t for t in (self._plan_again_at, self.queue.next_deadline()) if t is not None]
+        times = [self._plan_again_at, self.queue.next_deadline(self._planned_at)]
         if self._acks:
             times.append(next(iter(self._acks.values()))[0])
-        return min(times, default=None)
+        return min((t for t in times if t is not None), default=None)
 
     @property
     def quiet(self) -> bool:
@@ -414,7 +415,7 @@ class Residency:
             self.pool.give(runs)
         self._replan = True
 
-    _on: dict[type, Callable[[Any, Any], None]] = {
+    _on: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         Acquire: _on_acquire,
         Release: _on_release,
         CopiedIn: _on_copied_in,
@@ -448,6 +449,7 @@ class Residency:
         4. Holders are told that their memory is wanted, or no longer.
         """
         self._replan = False
+        self._planned_at = self._now
         self._plan_again_at = None
         wanted: set[str] = set()
         while (head := self.queue.head(self._now)) is not None:  # 1
@@ -455,7 +457,7 @@ class Residency:
                 break
             self._admit(head)
         for w in list(self._holding.values()):  # 2
-            if self.queue.is_queued(w) and w.owner in self._held and self._make_room(w, wanted):
+            if w.queued and w.owner in self._held and self._make_room(w, wanted):
                 self._admit(w)
         if self._room_shrank:
             self._refuse_what_no_longer_fits()
@@ -636,7 +638,7 @@ class Residency:
             self._refuse_deadlocked()
         if w.key in self._holding or self.queue.head(self._now) is w:
             self._replan = True
-        elif self.queue.is_queued(w):
+        elif w.queued:
             self._tell_waiting(w, "")
 
     def _may_share(self, w: Waiter, asked: list[Component]) -> bool:
@@ -691,7 +693,7 @@ class Residency:
         waiters = [
             w
             for w in self._holding.values()
-            if self.queue.is_queued(w) and w.owner in self._held
+            if w.queued and w.owner in self._held
         ]
         wants: dict[Agent, set[str]] = {}
         for w in waiters:
