@@ -1,0 +1,113 @@
+"""Victims: enough, none needless, or None. Busy components stay, within a bound."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swapd.core.policy import BUSY_SHARE, is_busy, protected_until, quantum_s, victims
+
+IDLE = st.lists(st.integers(0, 12), max_size=8).map(
+    lambda sizes: [(f"c{i}", chunks) for i, chunks in enumerate(sizes)]
+)
+
+
+def test_the_least_recently_used_go_first() -> None:
+    assert victims(3, [("old", 2), ("mid", 2), ("new", 2)]) == ["old", "mid"]
+
+
+def test_what_turns_out_superfluous_is_spared() -> None:
+    assert victims(10, [("a", 1), ("b", 10)]) == ["b"]
+
+
+def test_of_two_superfluous_the_warmer_is_spared() -> None:
+    assert victims(5, [("cold", 1), ("warm", 1), ("big", 4)]) == ["cold", "big"]
+
+
+def test_nothing_is_evicted_if_all_together_are_too_few() -> None:
+    assert victims(5, [("a", 2), ("b", 2)]) is None
+
+
+@pytest.mark.parametrize("need", [0, -3])
+def test_nothing_is_evicted_if_nothing_is_needed(need: int) -> None:
+    assert victims(need, [("a", 2)]) == []
+
+
+@given(st.integers(-5, 60), IDLE)
+def test_victims_are_enough_or_none(need: int, idle: list[tuple[str, int]]) -> None:
+    sizes = dict(idle)
+    chosen = victims(need, idle)
+    if chosen is None:
+        assert sum(sizes.values()) < need
+    else:
+        assert sum(sizes[n] for n in chosen) >= need
+
+
+@given(st.integers(1, 60), IDLE)
+def test_every_victim_is_needed(need: int, idle: list[tuple[str, int]]) -> None:
+    sizes = dict(idle)
+    chosen = victims(need, idle) or []
+    for left_out in chosen:
+        assert sum(sizes[n] for n in chosen if n != left_out) < need
+
+
+@given(st.integers(1, 30), IDLE)
+def test_victims_come_in_order_of_use_and_never_twice(
+    need: int, idle: list[tuple[str, int]]
+) -> None:
+    chosen = victims(need, idle) or []
+    order = [name for name, _ in idle]
+    assert chosen == [n for n in order if n in chosen]
+
+
+@given(st.integers(1, 30), IDLE)
+def test_none_only_if_no_choice_would_do(need: int, idle: list[tuple[str, int]]) -> None:
+    some = any(
+        sum(n for _, n in pick) >= need
+        for k in range(len(idle) + 1)
+        for pick in combinations(idle, k)
+    )
+    assert (victims(need, idle) is not None) == some
+
+
+def test_a_component_is_busy_if_its_owner_comes_back_at_once() -> None:
+    assert is_busy(0.0, swap_in_s=1.0)
+    assert not is_busy(BUSY_SHARE, swap_in_s=1.0)
+    assert not is_busy(None, swap_in_s=1.0)
+    assert not is_busy(0.0, swap_in_s=0.0)
+
+
+def test_the_quantum_is_a_multiple_of_the_swap_in_time_within_a_bound() -> None:
+    assert quantum_s(0.1, factor=8.0, bound_s=2.0) == pytest.approx(0.8)
+    assert quantum_s(1.0, factor=8.0, bound_s=2.0) == 2.0
+    assert quantum_s(1.0, factor=0.0, bound_s=2.0) == 0.0
+
+
+def until(gap_s: float | None, idle_since: float, factor: float = 8.0) -> float:
+    return protected_until(
+        resident_since=100.0,
+        idle_since=idle_since,
+        swap_in_s=0.2,
+        gap_s=gap_s,
+        factor=factor,
+        bound_s=1.0,
+    )
+
+
+def test_an_idle_component_that_is_not_busy_may_go_at_once() -> None:
+    assert until(gap_s=None, idle_since=100.5) == 100.5
+    assert until(gap_s=0.2, idle_since=100.5) == 100.5
+
+
+def test_a_busy_component_stays_until_its_owner_fails_to_come_back() -> None:
+    assert until(gap_s=0.01, idle_since=100.5) == pytest.approx(100.6)
+
+
+def test_a_busy_component_stays_no_longer_than_its_quantum() -> None:
+    assert until(gap_s=0.01, idle_since=100.99) == 101.0
+    assert until(gap_s=0.01, idle_since=130.0) == 101.0
+
+
+def test_factor_0_turns_the_rule_off() -> None:
+    assert until(gap_s=0.01, idle_since=100.5, factor=0.0) == 100.0

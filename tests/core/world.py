@@ -1,0 +1,545 @@
+"""The world outside a `Residency`, played by hand: workers, masters, copies, a clock.
+
+`World.send` hands one event to the core, keeps books of its own from the actions alone, and
+compares: what the core promises is checked after every event of every test, by an observer
+that knows no more than a worker does. Nothing here decides anything.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from swapd.core import Residency, Rules, explain
+from swapd.core.actions import (
+    Accept,
+    AnyAction,
+    CopyIn,
+    CopyOut,
+    DropMaster,
+    Evict,
+    Evicted,
+    Fence,
+    Grant,
+    Lost,
+    MakeMaster,
+    Refuse,
+    Revoke,
+    SealMaster,
+    Waiting,
+    Want,
+)
+from swapd.core.chunks import count
+from swapd.core.events import (
+    Acquire,
+    AnyEvent,
+    Cancel,
+    Commit,
+    CopiedIn,
+    CopiedOut,
+    CopyFailed,
+    MasterFailed,
+    MasterMade,
+    MasterSealed,
+    Prefetch,
+    ProcessExited,
+    Register,
+    Release,
+    Revoked,
+    SessionGone,
+    SessionOpened,
+    Stopping,
+    Tick,
+    Unregister,
+)
+from swapd.core.records import Key, State
+from swapd.protocol import Code, Policy, Runs
+
+#: Sessions are numbered from here, so that a number found in a snapshot is one of them.
+FIRST_SESSION = 7001
+
+
+class Placed(msgspec.Struct):
+    """One generation on the device, as its owner and the copies know it."""
+
+    name: str
+    session: int
+    runs: Runs
+    mapped: bool = False
+
+
+class World:
+    """One Residency of `chunks` chunks of one byte, and everybody it talks to."""
+
+    def __init__(
+        self, chunks: int = 10, core: Callable[..., Residency] = Residency, **rules: Any
+    ) -> None:
+        self.core = core(chunks, 1, Rules(**rules))
+        self.now = 0.0
+        #: Actions of the last event, and of all events.
+        self.out: list[AnyAction] = []
+        self.log: list[AnyAction] = []
+        #: What the core waits for: copies by generation, acknowledgements, masters by uid.
+        self.moves: dict[int, CopyIn | CopyOut] = {}
+        self.acks: dict[int, Revoke] = {}
+        self.making: dict[int, MakeMaster | SealMaster] = {}
+        #: Masters ordered, and masters dropped.
+        self.masters: set[int] = set()
+        self.dropped: set[int] = set()
+        self.sessions: set[int] = set()
+        self.gone: set[int] = set()
+        self.still_running: set[int] = set()
+        self.fenced: list[int] = []
+        self.answers: dict[Key, Grant | Refuse | Accept] = {}
+        #: All acquires, those without an answer, and what each lease holds.
+        self.asked: dict[Key, Acquire] = {}
+        self.waiting: dict[Key, Acquire] = {}
+        self.leases: dict[Key, set[str]] = {}
+        #: (session, name) of every holder that was told it is wanted.
+        self.wanted: set[tuple[int, str]] = set()
+        #: By generation.
+        self.placed: dict[int, Placed] = {}
+        #: Registered names; who owns them; which of them the owner may write.
+        self.owner: dict[str, int] = {}
+        self.mutable: set[str] = set()
+        self.dirty: set[str] = set()
+        self._unregistering: dict[Key, str] = {}
+        self._request = 0
+
+    # --- what workers do -----------------------------------------------------------------
+
+    def open(self, label: str = "worker") -> int:
+        session = FIRST_SESSION + len(self.sessions) + len(self.gone)
+        self.sessions.add(session)
+        self.send(SessionOpened(self.now, session, label))
+        return session
+
+    def register(
+        self,
+        session: int,
+        name: str,
+        nbytes: int = 1,
+        policy: Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+    ) -> str:
+        """Register and commit, with all that comes between."""
+        made = self.ask_register(session, name, nbytes, policy, group, mutable)
+        self.make_masters()
+        assert isinstance(self.answers[made], Accept), self.answers[made]
+        committed = self.commit(session, name)
+        self.make_masters()
+        assert isinstance(self.answers[committed], Accept)
+        return name
+
+    def ask_register(
+        self,
+        session: int,
+        name: str,
+        nbytes: int = 1,
+        policy: Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+    ) -> Key:
+        key = self._key(session)
+        if name not in self.owner:
+            self.mutable.discard(name)
+            if mutable:
+                self.mutable.add(name)
+        self.send(Register(self.now, *key, name, nbytes, policy, group, mutable))
+        return key
+
+    def commit(self, session: int, name: str) -> Key:
+        key = self._key(session)
+        self.send(Commit(self.now, *key, name))
+        return key
+
+    def unregister(self, session: int, name: str) -> Key:
+        key = self._key(session)
+        self._unregistering[key] = name
+        self.send(Unregister(self.now, *key, name))
+        return key
+
+    def acquire(
+        self,
+        session: int,
+        *names: str,
+        agent: int = 0,
+        priority: int = 0,
+        timeout: float | None = None,
+        wait: bool = False,
+    ) -> Key:
+        key = self._key(session)
+        deadline = None if timeout is None else self.now + timeout
+        event = Acquire(self.now, *key, agent, names, priority, deadline, wait)
+        self.asked[key] = self.waiting[key] = event
+        self.send(event)
+        return key
+
+    def use(self, session: int, *names: str, agent: int = 0) -> Key:
+        """Acquire, with all copies done: return the lease."""
+        key = self.acquire(session, *names, agent=agent)
+        self.settle()
+        assert key in self.leases, self.answers.get(key, "still waiting")
+        return key
+
+    def touch(self, session: int, *names: str) -> None:
+        """Use and release at once."""
+        self.release(self.use(session, *names))
+
+    def release(self, key: Key) -> None:
+        self.leases.pop(key, None)
+        self.send(Release(self.now, *key))
+
+    def cancel(self, key: Key) -> None:
+        self.waiting.pop(key, None)
+        self.leases.pop(key, None)
+        self.send(Cancel(self.now, *key))
+
+    def prefetch(self, session: int, *names: str) -> Key:
+        key = self._key(session)
+        self.send(Prefetch(self.now, *key, names))
+        return key
+
+    def leave(self, session: int, alive: bool = False) -> None:
+        """The lifeline of a session ends; `alive`: its process goes on for a while."""
+        self.sessions.discard(session)
+        self.gone.add(session)
+        if alive:
+            self.still_running.add(session)
+        for key in [k for k in self.waiting if k[0] == session]:
+            del self.waiting[key]
+        for key in [k for k in self.leases if k[0] == session]:
+            del self.leases[key]
+        self.wanted = {(s, n) for s, n in self.wanted if s != session}
+        for generation, revoke in list(self.acks.items()):
+            if revoke.session == session:
+                del self.acks[generation]
+        for name in [n for n, s in self.owner.items() if s == session]:
+            self._forget_name(name)
+        for generation, placed in list(self.placed.items()):
+            if placed.session == session and generation not in self.moves:
+                placed.mapped = placed.mapped and alive and placed.name in self.mutable
+                if not placed.mapped:
+                    del self.placed[generation]
+        self.send(SessionGone(self.now, session, alive))
+        assert remains(self.core, session) == [], f"left of session {session}"
+
+    def exit(self, session: int) -> None:
+        """The process of a session that left `alive` ends."""
+        self.still_running.discard(session)
+        for generation, placed in list(self.placed.items()):
+            if placed.session == session and generation not in self.moves:
+                del self.placed[generation]
+        self.send(ProcessExited(self.now, session))
+
+    def stop(self) -> None:
+        self.send(Stopping(self.now))
+
+    # --- what the slow things do ---------------------------------------------------------
+
+    def make_masters(self) -> None:
+        while self.making:
+            self.make_master(next(iter(self.making)))
+
+    def make_master(self, uid: int, fail: Code | None = None) -> None:
+        order = self.making.pop(uid)
+        if fail is not None:
+            self.send(MasterFailed(self.now, uid, fail, "no memory"))
+            if self.owner.get(order.name) is not None and order.name not in self.core.components:
+                self._forget_name(order.name)
+        elif isinstance(order, MakeMaster):
+            self.send(MasterMade(self.now, uid))
+        else:
+            self.send(MasterSealed(self.now, uid))
+
+    def move(self, name: str, fail: str | None = None) -> None:
+        """The copy of `name` ends."""
+        self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail)
+
+    def end_move(self, generation: int, fail: str | None = None) -> None:
+        order = self.moves.pop(generation)
+        placed = self.placed[generation]
+        left = placed.session in self.gone
+        if left or (fail is not None and isinstance(order, CopyIn)):
+            del self.placed[generation]
+        if fail is not None:
+            self.send(CopyFailed(self.now, generation, fail))
+        elif isinstance(order, CopyIn):
+            self.send(CopiedIn(self.now, generation))
+        else:
+            if not left:
+                self.dirty.discard(order.name)
+            self.send(CopiedOut(self.now, generation))
+
+    def ack(self, name: str) -> None:
+        self.end_ack(next(g for g, r in self.acks.items() if r.name == name))
+
+    def end_ack(self, generation: int) -> None:
+        revoke = self.acks.pop(generation)
+        self.placed[generation].mapped = False
+        self.send(Revoked(self.now, revoke.session, revoke.name, generation))
+
+    def settle(self) -> None:
+        """All masters, copies and acknowledgements come, until nothing is left to come."""
+        while self.making or self.moves or self.acks:
+            self.make_masters()
+            for generation in list(self.acks):
+                self.end_ack(generation)
+            for generation in list(self.moves):
+                self.end_move(generation)
+
+    def sleep(self, seconds: float) -> list[AnyAction]:
+        """Let time pass, with every Tick that falls due; return what came of it."""
+        until, since = self.now + seconds, len(self.log)
+        while (due := self.core.next_deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.send(Tick(self.now))
+        self.now = until
+        return self.log[since:]
+
+    # --- books ---------------------------------------------------------------------------
+
+    def send(self, event: AnyEvent) -> list[AnyAction]:
+        """Hand one event to the core, and check all it must keep."""
+        self.out = self.core.handle(event)
+        self.log += self.out
+        for i, action in enumerate(self.out):
+            self._note(action)
+            if isinstance(action, Evict):
+                self._check_minimal(i, action)
+        if isinstance(event, SessionGone | Tick):
+            for session in self.fenced:
+                self.acks = {g: r for g, r in self.acks.items() if r.session != session}
+        self._check()
+        due = self.core.next_deadline()
+        if isinstance(event, Tick):
+            assert due is None or due > event.now, "after a Tick another is due at once"
+        elif due is None or due > event.now:
+            # All that can be decided now was decided: looking again changes nothing.
+            assert self.core.handle(Tick(event.now)) == [], f"{event} left something undone"
+            again = self.core.next_deadline()
+            assert again is None or (due is not None and due <= again), f"{event}: {due}, {again}"
+        return self.out
+
+    def answer(self, key: Key) -> Grant | Refuse | Accept | None:
+        return self.answers.get(key)
+
+    def granted(self, *keys: Key) -> bool:
+        """Whether all of these hold their lease."""
+        return all(key in self.leases for key in keys)
+
+    def refusal(self, key: Key) -> Refuse:
+        answer = self.answers[key]
+        assert isinstance(answer, Refuse), answer
+        return answer
+
+    def state(self, name: str) -> State:
+        return self.core.components[name].state
+
+    def told(self) -> list[str]:
+        """The actions of the last event, one short line each."""
+        return [brief(a) for a in self.out]
+
+    def evictions(self) -> list[str]:
+        """Names evicted so far, in order."""
+        return [a.name for a in self.log if isinstance(a, Evict)]
+
+    def _key(self, session: int) -> Key:
+        self._request += 1
+        return session, self._request
+
+    def _forget_name(self, name: str) -> None:
+        del self.owner[name]
+        self.dirty.discard(name)
+        for held in self.leases.values():
+            held.discard(name)
+
+    def _note(self, action: AnyAction) -> None:
+        assert getattr(action, "session", None) not in self.gone, f"{action} to who is gone"
+        match action:
+            case MakeMaster():
+                assert action.name not in self.owner
+                self.owner[action.name] = action.session
+                self.making[action.uid] = action
+                self.masters.add(action.uid)
+            case SealMaster():
+                assert action.uid in self.masters - self.dropped
+                self.making[action.uid] = action
+            case DropMaster():
+                assert action.uid in self.masters - self.dropped, f"{action}: not there"
+                assert action.uid not in self.making, f"{action}: still being made"
+                assert all(m.uid != action.uid for m in self.moves.values()), f"{action}: copying"
+                self.dropped.add(action.uid)
+            case CopyIn():
+                self._check_chunks_are_free(action)
+                self._start(action)
+                owner = self.owner[action.name]
+                self.placed[action.generation] = Placed(action.name, owner, action.runs)
+            case CopyOut():
+                assert not self.placed[action.generation].mapped, f"{action}: still mapped"
+                self._check_unheld(action)
+                self._start(action)
+            case Revoke():
+                self._check_unheld(action)
+                if action.ack:
+                    self.acks[action.generation] = action
+                else:
+                    self.placed[action.generation].mapped = False
+            case Want():
+                pair = (action.session, action.name)
+                assert (pair in self.wanted) != action.wanted, f"{action}: told already"
+                (self.wanted.add if action.wanted else self.wanted.discard)(pair)
+            case Accept() | Grant() | Refuse():
+                self._note_answer(action)
+            case Fence():
+                assert action.session not in self.fenced, f"{action}: twice"
+                self.fenced.append(action.session)
+            case Evict():
+                self._check_unheld(action)
+            case Evicted():
+                placed = self.placed.pop(action.generation)
+                assert not placed.mapped, f"{action}: still mapped"
+                assert action.generation not in self.moves, f"{action}: still copied"
+                assert action.name not in self.dirty, f"{action}: what was written is lost"
+            case Lost():
+                pass
+            case Waiting():
+                assert (action.session, action.request) in self.waiting
+
+    def _note_answer(self, action: Accept | Grant | Refuse) -> None:
+        key = (action.session, action.request)
+        assert key not in self.answers, f"{action}: answered already"
+        self.answers[key] = action
+        asked = self.waiting.pop(key, None)
+        if isinstance(action, Grant):
+            assert asked is not None, f"{action}: not asked, or cancelled"
+            self.leases[key] = set(asked.names)
+            for placement in action.placements:
+                placed = self.placed[placement.generation]
+                assert placement.runs == placed.runs
+                placed.mapped = True
+                if placement.name in self.mutable:
+                    self.dirty.add(placement.name)
+        elif isinstance(action, Accept) and (name := self._unregistering.pop(key, None)):
+            self._forget_name(name)
+
+    def _start(self, order: CopyIn | CopyOut) -> None:
+        assert all(m.uid != order.uid for m in self.moves.values()), f"{order}: one is under way"
+        assert order.uid in self.masters - self.dropped, f"{order}: no master"
+        self.moves[order.generation] = order
+
+    def _check_chunks_are_free(self, order: CopyIn) -> None:
+        assert count(order.runs) == order.nbytes
+        numbers = {i for first, n in order.runs for i in range(first, first + n)}
+        assert len(numbers) == order.nbytes, f"{order}: a chunk twice"
+        assert numbers <= set(range(self.core.pool.total)), f"{order}: beyond the arena"
+        for placed in self.placed.values():
+            for first, n in placed.runs:
+                assert numbers.isdisjoint(range(first, first + n)), f"{order} over {placed}"
+
+    def _check_unheld(self, action: Evict | Revoke | CopyOut) -> None:
+        held = [key for key, names in self.leases.items() if action.name in names]
+        assert not held, f"{action}: leased by {held}"
+
+    def _check(self) -> None:
+        explain.check(self.core)
+        occupied = {i for p in self.placed.values() for f, n in p.runs for i in range(f, f + n)}
+        assert len(occupied) == self.core.pool.total - self.core.pool.free, "chunks unaccounted"
+        assert {w.key for w in self.core.queue} == set(self.waiting), "a waiter is forgotten"
+        assert set(self.core.leases) == set(self.leases), "a lease is forgotten"
+        for key, names in self.leases.items():
+            for name in names:
+                assert self.state(name) is State.RESIDENT, f"{key} holds {name}, which is not in"
+
+    def _check_minimal(self, i: int, last: Evict) -> None:
+        """Of all evicted for one waiter to make room, leaving out any one is too few.
+
+        Counts back from the chunks that are free or leaving after the event.
+        """
+        later = self.out[i + 1 :]
+        if last.reason != "room" or last.waiter is None:
+            return
+        if any(isinstance(a, Evict) and a.waiter == last.waiter for a in later):
+            return
+        copied_in = {a.name: a.nbytes for a in later if isinstance(a, CopyIn)}
+        evicted = [a for a in later if isinstance(a, Evict)]
+        components = self.core.components
+        leaving = sum(c.chunks for c in components.values() if c.evicting)
+        room = self.core.pool.free + leaving + sum(copied_in.values())
+        room -= sum(components[a.name].chunks for a in evicted)
+        names = set(self.asked[last.waiter].names) & components.keys()
+        need = sum(
+            components[n].chunks
+            for n in names
+            if n in copied_in or components[n].state is State.ABSENT
+        )
+        assert room >= need, f"{last} was not enough"
+        for other in self.out[: i + 1]:
+            if isinstance(other, Evict) and other.waiter == last.waiter and other.reason == "room":
+                assert room - components[other.name].chunks < need, f"{other} was not needed"
+
+
+def brief(action: AnyAction) -> str:
+    """One action in a few words."""
+    match action:
+        case Grant() | Refuse() | Accept():
+            code = f" {action.code}" if isinstance(action, Refuse) else ""
+            return f"{type(action).__name__.lower()} {action.request}{code}"
+        case Evict():
+            return f"evict {action.name} ({action.reason})"
+        case Revoke():
+            return f"revoke {action.name}" + (" (ack)" if action.ack else "")
+        case Want():
+            return f"{'want' if action.wanted else 'unwant'} {action.name}"
+        case Fence():
+            return "fence"
+        case Waiting():
+            return f"waiting {action.request}"
+        case CopyIn():
+            return f"copy in {action.name}"
+        case CopyOut():
+            return f"copy out {action.name}"
+        case DropMaster():
+            return f"drop master {action.name}"
+        case _:
+            return f"{type(action).__name__.lower()} {action.name}"
+
+
+def remains(core: Residency, session: int) -> list[str]:
+    """Where in the whole state of `core` the number of a session stands.
+
+    Copies in flight, masters in the making and quarantined chunks are the exceptions: what
+    they need is kept until they end.
+    """
+    found: list[str] = []
+    for name, value in vars(core).items():
+        if name not in ("moves", "_masters", "quarantined", "rules"):
+            _search(value, session, name, found, set())
+    for c in core._masters.values():
+        if c.session == session:
+            used = any(m.component is c for m in core.moves.values())
+            if not used and (c.answer is None or c.state is not State.FILLING):
+                found.append(f"_masters: {c}")
+    return found
+
+
+def _search(value: object, number: int, path: str, found: list[str], seen: set[int]) -> None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value == number:
+            found.append(path)
+        return
+    if value is None or isinstance(value, str | float | bool) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        for k, v in value.items():
+            _search(k, number, f"{path} key", found, seen)
+            _search(v, number, f"{path}[{k!r}]", found, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for v in value:
+            _search(v, number, f"{path}[]", found, seen)
+    else:
+        slots = getattr(type(value), "__slots__", None) or vars(value)
+        for attribute in slots:
+            _search(getattr(value, attribute), number, f"{path}.{attribute}", found, seen)
