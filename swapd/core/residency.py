@@ -152,7 +152,7 @@ class Residency:
         """Apply one event; return what must now be done, in order."""
         self._now = event.now
         self._on[type(event)](self, event)
-        if self._replan:
+        while self._replan:
             self._plan()
         out, self._out = self._out, []
         return out
@@ -295,6 +295,8 @@ class Residency:
             if not c.leases:
                 c.released_at = self._now
                 self._settle(c)
+            elif c.name in self._wanted:
+                self._replan = True  # those who are left may wait for it themselves
 
     def _on_cancel(self, event: Cancel) -> None:
         key = (event.session, event.acquire)
@@ -338,6 +340,7 @@ class Residency:
                 self._grant(w)
         self._settle(c)
         self._share_with_queued(c)
+        self._replan = True
 
     def _on_copied_out(self, event: CopiedOut) -> None:
         move = self.moves.pop(event.generation)
@@ -440,7 +443,8 @@ class Residency:
     # --- the plan ------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Decide all that can be decided now. Run again after every event that matters.
+        """Decide all that can be decided now. Run again after every event that matters, and
+        after itself until it changes nothing.
 
         1. Whoever's turn it is gets room, if there is or can be any, and is admitted.
         2. If it must wait, one that holds a lease already may overtake it: only when that
@@ -627,6 +631,8 @@ class Residency:
                 c.gap_s = self._now - c.released_at
                 c.released_at = None
         if self._may_share(w, asked):
+            # Who waits may have counted on what was idle until now.
+            self._replan |= bool(self.queue.queued) and any(c.name in self.idle for c in asked)
             return self._admit(w)
         if problem := self._never_fits(asked):
             return self._refuse_waiter(w.key, *problem)
@@ -787,6 +793,7 @@ class Residency:
             if w.wait and not w.admitted:
                 self._leave_queue(w)
                 self._parked[w.key] = w
+                self._replan = True
             else:
                 self._refuse_waiter(w.key, "component_gone", why)
 
@@ -836,7 +843,8 @@ class Residency:
         self.peak_chunks = max(self.peak_chunks, self.pool.total - self.pool.free)
         self.moves[c.generation] = Move(c, c.runs)
         self._prefetch.pop(c.name, None)
-        self._room_shrank |= c.policy == "resident"
+        if c.policy == "resident":
+            self._room_shrank = self._replan = True
         self._out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs))
 
     def _settle(self, c: Component) -> None:
