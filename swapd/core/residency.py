@@ -129,7 +129,7 @@ class Residency:
         self._groups: dict[str, dict[str, Component]] = {}
         #: Chunks of components being evicted: theirs soon to be free.
         self._leaving = 0
-        #: Components whose holders were told they are wanted.
+        #: Components kept for who waits, and the holders that were told so.
         self._wanted: dict[str, set[int]] = {}
         self._replan = False
         self._planned_at = 0.0
@@ -501,7 +501,7 @@ class Residency:
         )
         if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):  # 2
             if w is not None:
-                self._find_who_gives_way(w, short, rivals, spare, wanted)
+                self._find_who_gives_way(w, missing, rivals, spare, wanted)
             return False
         key = w.key if w else None
         for r in idle_rivals:
@@ -537,16 +537,20 @@ class Residency:
     def _find_who_gives_way(
         self,
         w: Waiter,
-        short: int,
+        missing: int,
         rivals: list[Component],
         spare: AbstractSet[str],
         wanted: set[str],
     ) -> None:
-        """Add to `wanted` the leased components whose release would let `w` in.
+        """Add to `wanted` the components that must go to let `w` in: rivals, idle ones first,
+        then leased ones.
 
-        Idle ones that are still protected count as room: they need no telling.
+        An idle one that is wanted is kept for `w`: were it lent again while `w` waits for the
+        release of another, two that take turns could keep `w` out forever.
         """
-        short -= sum(c.chunks for c in self.idle.values() if c.name not in spare)
+        short = missing - self.pool.free - self._leaving
+        short -= sum(r.chunks for r in rivals if not r.evicting)
+        idle = [c for c in self.idle.values() if c.name not in spare]
         leased = [
             c
             for c in self.components.values()
@@ -556,11 +560,12 @@ class Residency:
             and not self._only_holder(c, w.owner)
         ]
         leased.sort(key=lambda c: c.resident_since)
-        names = policy.victims(short, ((c.name, c.chunks) for c in leased))
-        for name in names if names is not None else [c.name for c in leased]:
-            self._want_after_quantum(self.components[name], wanted)
+        names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
+        for c in idle + leased:
+            if names is None or c.name in names:
+                self._want_after_quantum(c, wanted)
         for r in rivals:
-            if r.leases:
+            if r.leases or r.name in self.idle:
                 self._want_after_quantum(r, wanted)
         self._tell_waiting(w, "")
 
