@@ -373,11 +373,14 @@ class Residency:
             c.state = State.RESIDENT
             if c.evicting_for is not None:
                 self._refuse_waiter(c.evicting_for, "device_failed", why)
+            else:
+                self._prefetch.clear()  # it may have been for one: do not try forever
             if c.unregistering:
                 assert c.answer is not None
                 self._refuse((c.session, c.answer), "device_failed", why)
                 c.answer, c.unregistering = None, False
             self._make_idle(c)
+            self._share_with_queued(c)
         self._replan = True
 
     def _on_tick(self, event: Tick) -> None:
@@ -591,6 +594,7 @@ class Residency:
         """Tell holders what changed since they were last told."""
         for name in [n for n in self._wanted if n not in wanted]:
             self._unwant(name)
+            self._share_with_queued(self.components[name])
         for name in sorted(wanted):
             told = self._wanted.setdefault(name, set())
             for session in sorted({s for s, _ in self.components[name].leases} - told):
@@ -602,7 +606,7 @@ class Residency:
             self._out.append(Want(session, name, False))
 
     def _try_prefetch(self, c: Component) -> None:
-        if c.on_device or c.unregistering:
+        if c.unregistering or (c.on_device and not c.evicting):
             del self._prefetch[c.name]
         elif self._make_room(None, set(), only=c):
             del self._prefetch[c.name]
@@ -720,11 +724,12 @@ class Residency:
         return self._never_fits([self.components[n] for n in names]) is None
 
     def _share_with_queued(self, c: Component) -> None:
-        """`c` came in: queued waiters that need no more memory need not wait their turn."""
+        """`c` came in, or is wanted no more: waiters that need no memory wait no longer."""
         for key in list(c.waiting):
             w = self.queue.get(key)
             if w is not None and self._may_share(w, [self.components[n] for n in w.names]):
                 self._admit(w)
+                self._replan = True
 
     def _admit(self, w: Waiter) -> None:
         """Promise `w` all it asked for, and start what copies that takes."""
