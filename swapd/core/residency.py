@@ -784,13 +784,20 @@ class Residency:
         self.queue.forget(w)
         if session := self.sessions.get(w.session):
             session.waiters.discard(w.request)
-        if w.admitted:
-            for name in w.names:
-                c = self.components.get(name)
-                if c is not None and w.key in c.promised:
-                    c.promised.discard(w.key)
-                    self._settle(c)
+        for name in w.names:
+            c = self.components.get(name)
+            if c is not None and w.key in c.promised:
+                c.promised.discard(w.key)
+                self._settle(c)
+        self._drop_done_with(w)
         self._replan = True
+
+    def _drop_done_with(self, w: Waiter) -> None:
+        """`w` left the queue: a sequential component that stayed only for it goes."""
+        for name in w.names:
+            c = self.idle.get(name)
+            if c is not None and self._is_done_with(c):
+                self._evict(c, "sequential", None)
 
     def _refuse_waiter(self, key: Key, code: Code, message: str) -> None:
         if w := self.queue.get(key):
@@ -802,6 +809,7 @@ class Residency:
         for w in [w for w in self.queue if c.name in w.names and w.key not in self._parked]:
             if w.wait and not w.admitted:
                 self._leave_queue(w)
+                self._drop_done_with(w)
                 self._parked[w.key] = w
                 self._replan = True
             else:
@@ -863,11 +871,15 @@ class Residency:
             return
         if c.unregistering:
             self._evict(c, "unregister", None)
-        elif c.policy == "sequential" and c.used and not c.waiting:
+        elif self._is_done_with(c):
             self._evict(c, "sequential", None)
         else:
             self._make_idle(c)
         self._replan = True
+
+    def _is_done_with(self, c: Component) -> bool:
+        """Whether a component with no lease and no promise is to be dropped at once."""
+        return c.policy == "sequential" and c.used and not c.waiting
 
     def _make_idle(self, c: Component) -> None:
         c.idle_since = self._now
