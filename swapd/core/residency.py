@@ -375,6 +375,7 @@ class Residency:
                 self._refuse_waiter(c.evicting_for, "device_failed", why)
             else:
                 self._prefetch.clear()  # it may have been for one: do not try forever
+            c.evicting_for = None
             if c.unregistering:
                 assert c.answer is not None
                 self._refuse((c.session, c.answer), "device_failed", why)
@@ -403,16 +404,20 @@ class Residency:
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
+        owned = [self.components[name] for name in session.owns]
+        for c in owned:
+            self._strand(c, event.alive)
         for request in list(session.waiters):
             if w := self.queue.get((event.session, request)):
                 self._forget(w)
         for request in list(session.leases):
-            self._drop_lease((event.session, request), session)
+            self._drop_lease((event.session, request))
         for told in self._wanted.values():
             told.discard(event.session)
-        for name in list(session.owns):
-            c = self.components[name]
-            self._strand(c, event.alive)
+        for c in self.components.values():
+            if c.evicting_for is not None and c.evicting_for[0] == event.session:
+                c.evicting_for = None
+        for c in owned:
             self._refuse_waiters(c, explain.owner_gone(c, session.label))
         self._replan = True
 
@@ -837,17 +842,14 @@ class Residency:
         if not self._held[lease.owner]:
             del self._held[lease.owner]
 
-    def _drop_lease(self, key: Key, session: Session) -> None:
+    def _drop_lease(self, key: Key) -> None:
         """A session that is gone gives back what it held."""
-        session.leases.discard(key[1])
         lease = self.leases.pop(key)
         self._forget_holder(lease)
         for name in lease.names:
-            c = self.components.get(name)
-            if c is not None and key in c.leases:
-                c.leases.discard(key)
-                if c.session != key[0]:
-                    self._settle(c)
+            c = self.components[name]
+            c.leases.discard(key)
+            self._settle(c)
 
     # --- components coming, going, and gone ----------------------------------------------
 
@@ -916,6 +918,7 @@ class Residency:
         self._leaving -= c.chunks
         self.pool.give(c.runs)
         c.state = State.ABSENT
+        c.evicting_for = None
         c.evictions += 1
         self.evictions += 1
         self._out.append(Evicted(c.name, c.generation, c.nbytes, bytes_back))
@@ -942,8 +945,10 @@ class Residency:
         self.idle.pop(c.name, None)
         self._prefetch.pop(c.name, None)
         self._unwant(c.name)
-        if mates := self._groups.get(c.group or ""):
+        if c.group is not None and (mates := self._groups.get(c.group)):
             mates.pop(c.name, None)
+            if not mates:
+                del self._groups[c.group]
 
     def _strand(self, c: Component, alive: bool) -> None:
         """The owner is gone: free what can be freed now, the rest when its copy ends."""
