@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from swapd.core.residency import Residency
 
 STOPPING = "swapd is stopping; connect again when it is back"
+SIZE = "a component cannot have fewer than 0 bytes"
 GROUP = 'policy "alternating" needs group="...", and no other policy takes one'
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
 
@@ -120,7 +121,7 @@ def blocked(core: "Residency", w: Waiter) -> str:
 
 
 def timeout(core: "Residency", w: Waiter, now: float) -> str:
-    absent = [n for n in w.names if n not in core.components]
+    absent = [n for n in w.names if not core.may_be_acquired(n)]
     why = parked(absent) if absent else blocked(core, w)
     return (
         f"{' + '.join(w.names)} not granted in {now - w.arrived:.3g} s: {why}. "
@@ -206,7 +207,7 @@ def check(core: "Residency") -> None:
         assert c.session in core.sessions, f"{c} outlived its session"
         assert not c.leases or c.state is State.RESIDENT, f"{c} is leased and not resident"
         assert all(key in core.leases for key in c.leases), f"{c} is held by no lease"
-        assert all(key in core.queue for key in c.promised | set(c.waiting)), f"{c}: no waiter"
+        assert all(key in core.queue for key in c.promised | c.waiting), f"{c}: no waiter"
         assert not c.on_device or count(c.runs) == c.chunks, f"{c} is on the wrong chunks"
         idle = c.state is State.RESIDENT and not c.leases and not c.promised
         assert (c.name in core.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"

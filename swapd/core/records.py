@@ -40,8 +40,8 @@ class Component:
     runs: Runs = ()
     #: Leases that hold it.
     leases: set[Key] = field(default_factory=set)
-    #: Waiters it was loaded or kept for, and that have not been granted yet.
-    promised: set[Key] = field(default_factory=set)
+    #: Waiters it was loaded or kept for, and that have not been granted yet, by arrival.
+    promised: dict[Key, None] = field(default_factory=dict)
     #: Queued waiters that name it, in order of arrival.
     waiting: dict[Key, None] = field(default_factory=dict)
     #: The owner was told this generation's chunks.
@@ -135,3 +135,4 @@ class Session:
     owns: dict[str, None] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     waiters: set[int] = field(default_factory=set)
+    fenced: bool = False  # a Fence was ordered; SessionGone will follow

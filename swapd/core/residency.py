@@ -195,6 +195,10 @@ class Residency:
 
     def _unregisterable(self, event: Register, chunks: int) -> tuple[Code, str] | None:
         """Why a component may not be registered, or None if it may."""
+        if event.session not in self.sessions:
+            return "bad_request", explain.REPLAYED
+        if event.nbytes < 0:
+            return "bad_request", explain.SIZE
         if self.stopping:
             return "stopping", explain.STOPPING
         if other := self.components.get(event.name):
@@ -269,7 +273,7 @@ class Residency:
             return self._refuse(w.key, "bad_request", explain.REPLAYED)
         if self.stopping:
             return self._refuse(w.key, "stopping", explain.STOPPING)
-        missing = [n for n in w.names if not self._may_be_acquired(n)]
+        missing = [n for n in w.names if not self.may_be_acquired(n)]
         if missing and not w.wait:
             return self._refuse(w.key, "unknown_component", explain.unknown(self, missing[0]))
         self.queue.add(w)
@@ -307,8 +311,10 @@ class Residency:
 
     def _on_prefetch(self, event: Prefetch) -> None:
         key = (event.session, event.request)
+        if self.stopping:
+            return self._refuse(key, "stopping", explain.STOPPING)
         for name in event.names:
-            if not self._may_be_acquired(name):
+            if not self.may_be_acquired(name):
                 return self._refuse(key, "unknown_component", explain.unknown(self, name))
         self._prefetch.update(dict.fromkeys(event.names))
         self._out.append(Accept(*key))
@@ -391,7 +397,10 @@ class Residency:
             if deadline > event.now:
                 break
             del self._acks[c.generation]
-            self._out.append(Fence(c.session, explain.fenced(c, self.rules.ack_timeout_s)))
+            session = self.sessions[c.session]
+            if not session.fenced:
+                session.fenced = True
+                self._out.append(Fence(c.session, explain.fenced(c, self.rules.ack_timeout_s)))
         self._replan = True
 
     def _on_stopping(self, event: Stopping) -> None:
@@ -633,7 +642,8 @@ class Residency:
             seq=self._seq,
         )
 
-    def _may_be_acquired(self, name: str) -> bool:
+    def may_be_acquired(self, name: str) -> bool:
+        """Whether it is registered, committed, and not going away."""
         c = self.components.get(name)
         return c is not None and c.state is not State.FILLING and not c.unregistering
 
@@ -692,7 +702,10 @@ class Residency:
         return lost + sum(
             c.chunks
             for c in self.components.values()
-            if c.policy == "resident" and c.on_device and c.name not in but
+            if c.policy == "resident"
+            and c.on_device
+            and not c.unregistering
+            and c.name not in but
         )
 
     def _refuse_what_no_longer_fits(self) -> None:
@@ -742,7 +755,7 @@ class Residency:
         w.admitted = True
         for name in w.names:
             c = self.components[name]
-            c.promised.add(w.key)
+            c.promised[w.key] = None
             self.idle.pop(name, None)
             if c.state is State.ABSENT:
                 self._load(c)
@@ -765,7 +778,7 @@ class Residency:
         placements = []
         for name in w.names:
             c = self.components[name]
-            c.promised.discard(w.key)
+            c.promised.pop(w.key, None)
             c.leases.add(w.key)
             c.used = True
             if c.session == w.session:
@@ -792,7 +805,7 @@ class Residency:
         for name in w.names:
             c = self.components.get(name)
             if c is not None and w.key in c.promised:
-                c.promised.discard(w.key)
+                c.promised.pop(w.key, None)
                 self._settle(c)
         self._drop_done_with(w)
         self._replan = True
@@ -822,7 +835,7 @@ class Residency:
 
     def _unpark(self, name: str) -> None:
         for w in list(self._parked.values()):
-            if name in w.names and all(self._may_be_acquired(n) for n in w.names):
+            if name in w.names and all(self.may_be_acquired(n) for n in w.names):
                 del self._parked[w.key]
                 self._enter(w)
 
