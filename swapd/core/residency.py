@@ -413,6 +413,8 @@ class Residency:
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
+        for told in self._wanted.values():
+            told.discard(event.session)
         owned = [self.components[name] for name in session.owns]
         for c in owned:
             self._strand(c, event.alive)
@@ -421,8 +423,6 @@ class Residency:
                 self._forget(w)
         for request in list(session.leases):
             self._drop_lease((event.session, request))
-        for told in self._wanted.values():
-            told.discard(event.session)
         for c in self.components.values():
             if c.evicting_for is not None and c.evicting_for[0] == event.session:
                 c.evicting_for = None
@@ -702,10 +702,7 @@ class Residency:
         return lost + sum(
             c.chunks
             for c in self.components.values()
-            if c.policy == "resident"
-            and c.on_device
-            and not c.unregistering
-            and c.name not in but
+            if c.policy == "resident" and c.on_device and not c.unregistering and c.name not in but
         )
 
     def _refuse_what_no_longer_fits(self) -> None:
@@ -723,11 +720,7 @@ class Residency:
             self._refuse_waiter(newest.key, "deadlock", message)
 
     def _deadlocked(self) -> list[Waiter]:
-        waiters = [
-            w
-            for w in self._holding.values()
-            if w.queued and w.owner in self._held
-        ]
+        waiters = [w for w in self._holding.values() if w.queued and w.owner in self._held]
         wants: dict[Agent, set[str]] = {}
         for w in waiters:
             wants.setdefault(w.owner, set()).update(w.names)
