@@ -37,18 +37,26 @@ def parse_rate(text: str) -> float:
 
 def size(nbytes: float) -> str:
     """`nbytes` for people, binary units: 1.5 GiB, 256 MiB."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor:
-            return f"{nbytes / factor:.4g} {unit}"
+            return f"{_digits(nbytes / factor, 4)} {unit}"
     return f"{nbytes:.0f} B"
 
 
 def seconds(value: float) -> str:
-    """A time span for people: 14.2 ms, 3.1 s, 5 min."""
-    if value < 0.001:
-        return f"{value * 1e6:.3g} us"
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min"
+    """A time span for people: 14.2 ms, 3.1 s, 5 min, 2.5 days."""
+    for unit, factor, limit in (
+        ("us", 1e-6, 0.9995e-3),
+        ("ms", 1e-3, 0.9995),
+        ("s", 1.0, 120.0),
+        ("min", 60.0, 7200.0),
+        ("h", 3600.0, 172800.0),
+    ):
+        if value < limit:
+            return f"{_digits(value / factor, 3)} {unit}"
+    return f"{_digits(value / 86400, 3)} days"
+
+
+def _digits(value: float, digits: int) -> str:
+    """`digits` significant ones, but never an exponent: 1234 days are 1234 days."""
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
