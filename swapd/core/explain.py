@@ -180,7 +180,7 @@ def component_status(core: "Residency", c: Component, now: float) -> ComponentSt
         mutable=c.mutable,
         leases=len(c.leases),
         holders=holders(core, c),
-        idle_s=None if c.leases or c.released_at is None else now - c.released_at,
+        idle_s=None if c.leases or c.last_used is None else now - c.last_used,
         loads=c.loads,
         evictions=c.evictions,
         hits=c.hits,

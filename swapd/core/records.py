@@ -63,6 +63,8 @@ class Component:
     idle_since: float = 0.0
     #: Last release, until the next acquire; None before the first.
     released_at: float | None = None
+    #: Last release, whatever was asked since; None before the first.
+    last_used: float | None = None
     #: Measured: the last copy in, order to completion; and release to next acquire.
     swap_in_s: float | None = None
     gap_s: float | None = None

@@ -297,7 +297,7 @@ class Residency:
                 continue  # its owner went away meanwhile
             c.leases.discard(key)
             if not c.leases:
-                c.released_at = self._now
+                c.released_at = c.last_used = self._now
                 self._settle(c)
             elif c.name in self._wanted:
                 self._replan = True  # those who are left may wait for it themselves
@@ -855,6 +855,7 @@ class Residency:
         for name in lease.names:
             c = self.components[name]
             c.leases.discard(key)
+            c.last_used = self._now
             self._settle(c)
 
     # --- components coming, going, and gone ----------------------------------------------
