@@ -1,0 +1,140 @@
+"""`swapd status`: what is on the device now, who holds it, and how much was moved."""
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swapd.cli.common import OWN_LABEL, Endpoint, Json, ask, console, plain
+from swapd.protocol import ComponentStatus, StatusReply
+from swapd.units import seconds, size
+
+_BAR_CELLS = 24
+
+_STATE_STYLES = {
+    "leased": "bold green",
+    "idle": "green",
+    "resident": "green",
+    "loading": "yellow",
+    "revoking": "magenta",
+    "writing back": "magenta",
+    "filling": "cyan",
+    "absent": "dim",
+}
+
+
+def status(endpoint: Endpoint = None, json: Json = False) -> None:
+    """Show what is on the device, who holds it, and how much was moved."""
+    with ask(endpoint, "status") as client:
+        reply = client.status()
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
+    else:
+        console.print(page(reply))
+
+
+def page(reply: StatusReply) -> RenderableType:
+    """The whole answer for people."""
+    head = Text.assemble(
+        ("swapd ", "bold"),
+        (reply.version, "bold"),
+        f" on {reply.device}, up {seconds(reply.uptime_s)}, {reply.isolation} isolation, at ",
+        (reply.runtime_dir, "cyan"),
+    )
+    if reply.components:
+        components: RenderableType = _components(reply)
+    else:
+        components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
+    return Group(head, "", components, "", _summary(reply))
+
+
+def _components(reply: StatusReply) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("component", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    table.add_column("leases")
+    table.add_column("last use", justify="right", no_wrap=True)
+    table.add_column("in/out", justify="right", no_wrap=True)
+    table.add_column("hits", justify="right", no_wrap=True)
+    table.add_column("swap-in", justify="right", no_wrap=True)
+    for c in reply.components:
+        table.add_row(
+            Text(plain(c.name)),
+            size(c.nbytes),
+            Text(c.state, _STATE_STYLES.get(c.state, "")),
+            _policy(c),
+            Text(f"{c.leases}: {plain(', '.join(c.holders))}" if c.leases else ""),
+            _last_use(c),
+            f"{c.loads}/{c.evictions}",
+            str(c.hits),
+            "" if c.swap_in_s is None else seconds(c.swap_in_s),
+        )
+    return table
+
+
+def _policy(c: ComponentStatus) -> Text:
+    words = [c.policy if c.group is None else f"{c.policy} in {plain(c.group)}"]
+    if c.mutable:
+        words.append("mutable")
+    return Text(", ".join(words))
+
+
+def _last_use(c: ComponentStatus) -> Text:
+    if c.leases:
+        return Text("in use", "bold green")
+    if c.idle_s is None:
+        return Text("never", "dim")
+    return Text("now" if c.idle_s < 0.1 else f"{seconds(c.idle_s)} ago")
+
+
+def _summary(reply: StatusReply) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    table.add_row("arena", _arena(reply))
+    table.add_row("masters", f"{size(reply.master_bytes)} of host memory")
+    table.add_row("sessions", _sessions(reply))
+    table.add_row(
+        "totals",
+        f"{_number(reply.loads, 'load')}, {_number(reply.evictions, 'eviction')}, "
+        f"{_number(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
+    )
+    table.add_row("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody")
+    return table
+
+
+def _arena(reply: StatusReply) -> Text:
+    share = reply.used_bytes / reply.budget_bytes if reply.budget_bytes else 0.0
+    full = round(share * _BAR_CELLS)
+    text = Text.assemble(
+        ("█" * full, "green"),
+        ("░" * (_BAR_CELLS - full), "dim"),
+        f" {size(reply.used_bytes)} of {size(reply.budget_bytes)} ({share:.0%}), ",
+        f"peak {size(reply.peak_bytes)}, chunks of {size(reply.chunk_bytes)}",
+    )
+    if reply.quarantined_bytes:
+        text.append(
+            f", {size(reply.quarantined_bytes)} quarantined (a process that left may still write)",
+            "red",
+        )
+    return text
+
+
+def _sessions(reply: StatusReply) -> Text:
+    """Who is connected, but for commands such as this one."""
+    text = Text()
+    for s in reply.sessions:
+        if s.label.startswith(OWN_LABEL):
+            continue
+        what = [_number(s.leases, "lease")] if s.leases else []
+        what += [f"{s.waiting} waiting"] if s.waiting else []
+        line = f"{plain(s.label)} (session {s.session})" + (f": {', '.join(what)}" if what else "")
+        text.append(line if not text else f"\n{line}")
+    return text or Text("none", "dim")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

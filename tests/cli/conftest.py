@@ -1,0 +1,129 @@
+"""The command line as its users run it: real processes, a real daemon, a real terminal."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import swapd_client
+
+MIB = 1 << 20
+_ROOT = Path(__file__).parents[2]
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
+    return {**kept, "PYTHONPATH": f"{_ROOT}:{_ROOT / 'client'}", **extra}
+
+
+def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
+    """`swapd *words`, running."""
+    command = [sys.executable, "-m", "swapd", *map(str, words)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, env=environment(), text=True, **options)
+
+
+def swapd(*words: object, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    """`swapd *words`, to its end, which must be `status`."""
+    process = start(*words)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == status, f"exit {process.returncode}\n{out}\n{err}"
+    assert "Traceback" not in err
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def on_terminal(*words: object) -> str:
+    """What a terminal of 120 columns shows of `swapd *words`, without its colours."""
+    leader, follower = pty.openpty()
+    os.set_blocking(leader, True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swapd", *map(str, words)],
+        env=environment(COLUMNS="120", TERM="xterm-256color"),
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = bytearray()
+    while data := _read(leader):
+        shown += data
+    os.close(leader)
+    assert process.wait(60) == 0, shown.decode()
+    assert b"\x1b[" in shown, "no colours on a terminal"
+    return _ESCAPES.sub("", shown.decode()).replace("\r\n", "\n")
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # EIO: the last process has left the terminal
+        return b""
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@dataclass
+class Running:
+    """A daemon in a folder of its own."""
+
+    folder: Path
+    process: "subprocess.Popen[str]"
+    clients: list[swapd_client.Client] = field(default_factory=list)
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "swap.jsonl"
+
+    def client(self, label: str, **sizes_mib: int) -> swapd_client.Client:
+        """A session that has registered components of these sizes."""
+        client = swapd_client.connect(self.folder, label=label)
+        self.clients.append(client)
+        for name, mib in sizes_mib.items():
+            client.register(name, {"w": bytearray(mib * MIB)})
+        return client
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the daemon, and wait until it has: then the journal is complete."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.communicate(timeout=60)
+
+
+def serve(folder: Path, **settings: object) -> Running:
+    words: Mapping[str, object] = {"runtime-dir": folder, "budget": "16MiB", **settings}
+    flags = [word for name, value in words.items() for word in (f"--{name}", value)]
+    process = start("serve", *flags)
+    assert process.stdout is not None
+    assert process.stdout.readline(), process.communicate()[1]
+    return Running(folder, process)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: sockets live in it."""
+    made = Path(tempfile.mkdtemp(prefix="sw-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def daemon(folder: Path) -> Iterator[Running]:
+    """A daemon with room for 16 MiB, that ends with the test."""
+    running = serve(folder)
+    yield running
+    for client in running.clients:
+        client.close()
+    running.stop()

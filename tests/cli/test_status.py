@@ -1,0 +1,157 @@
+"""`swapd status` shows what is, in words and as JSON."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from swapd.cli.status import page
+from swapd.protocol import ComponentStatus, SessionStatus, StatusReply
+
+from .conftest import Running, on_terminal, swapd
+
+GIB = 1 << 30
+
+
+def _reply(**changes: Any) -> StatusReply:
+    fields: dict[str, Any] = {
+        "id": 1,
+        "version": "9.9",
+        "device": "host",
+        "runtime_dir": "/run/swapd/host",
+        "journal": "/run/swapd/host/swap.jsonl",
+        "isolation": "strict",
+        "uptime_s": 4000.0,
+        "chunk_bytes": 2 << 20,
+        "budget_bytes": 40 * GIB,
+        "used_bytes": 30 * GIB,
+        "peak_bytes": 39 * GIB,
+        "quarantined_bytes": 0,
+        "master_bytes": 57 * GIB,
+        "waiting": 0,
+        "loads": 1,
+        "evictions": 2,
+        "hits": 3,
+        "bytes_in": 4 * GIB,
+        "bytes_out": 0,
+        "components": (),
+        "sessions": (),
+    }
+    return StatusReply(**{**fields, **changes})
+
+
+def _component(name: str, **changes: Any) -> ComponentStatus:
+    fields: dict[str, Any] = {
+        "name": name,
+        "session": 1,
+        "nbytes": 20 * GIB,
+        "state": "idle",
+        "policy": "lru",
+        "group": None,
+        "mutable": False,
+        "leases": 0,
+        "holders": (),
+        "idle_s": None,
+        "loads": 0,
+        "evictions": 0,
+        "hits": 0,
+        "swap_in_s": None,
+    }
+    return ComponentStatus(**{**fields, **changes})
+
+
+def _shown(reply: StatusReply) -> str:
+    out = StringIO()
+    Console(file=out, width=120).print(page(reply))
+    return out.getvalue()
+
+
+def _line(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+def test_a_leased_component_names_its_holders() -> None:
+    c = _component("dit", state="leased", leases=2, holders=("a (session 1)", "b (session 2)"))
+    line = _line(_shown(_reply(components=(c,))), "dit")
+    assert "20 GiB" in line
+    assert "leased" in line
+    assert "2: a (session 1), b (session 2)" in line
+    assert "in use" in line
+
+
+def test_last_use_swaps_hits_and_swap_in_time() -> None:
+    c = _component("vae", idle_s=3.1, loads=7, evictions=6, hits=41, swap_in_s=0.0142)
+    words = _line(_shown(_reply(components=(c,))), "vae").split()
+    assert words[-7:] == ["3.1", "s", "ago", "7/6", "41", "14.2", "ms"]
+
+
+def test_a_component_nobody_used_yet_says_never() -> None:
+    assert "never" in _line(_shown(_reply(components=(_component("vae"),))), "vae")
+
+
+def test_policy_group_and_mutability() -> None:
+    c = _component("lora", policy="alternating", group="lm", mutable=True)
+    assert "alternating in lm, mutable" in _shown(_reply(components=(c,)))
+
+
+def test_the_arena_line_has_a_bar_and_numbers() -> None:
+    line = _line(_shown(_reply()), "arena")
+    assert line.count("█") == 3 * line.count("░")
+    assert "30 GiB of 40 GiB (75%), peak 39 GiB" in line
+    assert "quarantined" not in line
+
+
+def test_quarantined_memory_is_shown_when_there_is_any() -> None:
+    assert "1 GiB quarantined" in _shown(_reply(quarantined_bytes=GIB))
+
+
+def test_totals_waiting_and_sessions() -> None:
+    sessions = (SessionStatus(4, "vllm-0", 1, 2), SessionStatus(5, "swapd status", 0, 0))
+    text = _shown(_reply(waiting=2, sessions=sessions))
+    assert "1 load, 2 evictions, 3 hits; 4 GiB in, 0 B out" in text
+    assert "vllm-0 (session 4): 1 lease, 2 waiting" in text
+    assert "swapd status" not in text
+
+
+def test_what_workers_call_themselves_cannot_reach_the_terminal() -> None:
+    label = "evil\x1b[2J\n[bold]"
+    c = _component("[red]x", state="leased", leases=1, holders=(f"{label} (session 1)",))
+    text = _shown(_reply(components=(c,), sessions=(SessionStatus(1, label, 0, 0),)))
+    assert "\x1b" not in text
+    assert "[red]x" in text
+    assert "evil?[2J?[bold] (session 1)" in text
+
+
+def test_nothing_registered_says_so(daemon: Running) -> None:
+    text = swapd("status", "--endpoint", daemon.folder).stdout
+    assert "nothing is registered" in text
+    assert "0 B of 16 MiB" in text
+
+
+def test_on_a_terminal(daemon: Running) -> None:
+    client = daemon.client("thinker-worker", thinker=8)
+    with client.acquire("thinker"):
+        text = on_terminal("status", "-e", daemon.folder)
+    assert "leased" in _line(text, "thinker")
+    assert "1: thinker-worker (session 1)" in _line(text, "thinker")
+    assert "8 MiB of 16 MiB (50%)" in text
+
+
+def test_as_json(daemon: Running) -> None:
+    client = daemon.client("worker", thinker=8, talker=4)
+    with client.acquire("thinker"):
+        reply = json.loads(swapd("status", "--json", "-e", daemon.folder).stdout)
+    assert [c["name"] for c in reply["components"]] == ["thinker", "talker"]
+    assert reply["components"][0]["holders"] == ["worker (session 1)"]
+    assert reply["used_bytes"] == 8 << 20
+    assert reply["journal"] == str(daemon.journal)
+
+
+def test_no_daemon_is_one_clear_line(folder: Path) -> None:
+    done = swapd("status", "-e", folder, status=1)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"swapd: no swapd at {folder}")
+    assert "swapd serve" in line
