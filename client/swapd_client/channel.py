@@ -6,6 +6,7 @@ socket. Every wait ends when the session does.
 """
 
 import asyncio
+import contextlib
 import itertools
 import struct
 from typing import Any
@@ -138,7 +139,8 @@ class AsyncChannel:
                 future.set_result(reply)
 
     def _ended(self) -> None:
-        self._loop.call_soon_threadsafe(self._fail)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+            self._loop.call_soon_threadsafe(self._fail)
 
     def _fail(self) -> None:
         for future in self._replies.values():

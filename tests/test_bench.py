@@ -1,0 +1,31 @@
+"""`swapd bench` prints what it promises. Its times are for people; its counts hold anywhere."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+def test_bench_prints_every_figure_with_both_sides() -> None:
+    command = [sys.executable, "-m", "swapd", "bench", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report.keys() == {
+        "swap_in_ratio",
+        "bytes_back",
+        "hit_rtt_ratio",
+        "handle_us",
+        "handle_busy_us",
+        "fd_growth",
+        "rss_growth_bytes",
+        "raw",
+    }
+    assert report["raw"]["swap_in"].keys() >= {"swap_s", "copy_s"}
+    assert report["raw"]["hit"].keys() >= {"hit_s", "two_round_trips_s"}
+    assert report["bytes_back"] == 0
+    assert report["fd_growth"] == 0
+    assert report["rss_growth_bytes"] < 2 << 20
+    assert report["raw"]["leaks"]["swaps"] == 2000
+    assert report["raw"]["leaks"]["idle_wakeups_per_s"] < 1

@@ -1,0 +1,41 @@
+"""The demo holds what it shows: real models, real processes, identical bits."""
+
+import json
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_three_stages_that_do_not_fit_give_identical_bits(tmp_path: Path) -> None:
+    wav = tmp_path / "out.wav"
+    command = [sys.executable, "-m", "swapd", "demo", "--json", "--rounds", "2", "--wav", str(wav)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    summary = json.loads(done.stdout)
+    assert summary.keys() == {
+        "bit_identical",
+        "evictions",
+        "loads",
+        "bytes_in",
+        "bytes_out",
+        "peak_bytes",
+        "budget_bytes",
+        "sum_bytes",
+        "wait_seconds",
+        "total_seconds",
+        "baseline_seconds",
+    }
+    assert summary["bit_identical"] is True
+    assert summary["sum_bytes"] >= 300 << 20
+    assert summary["budget_bytes"] < summary["sum_bytes"] * 2 / 3
+    assert summary["peak_bytes"] <= summary["budget_bytes"]
+    assert summary["loads"] == 6
+    assert summary["evictions"] == 5
+    assert summary["bytes_in"] == 2 * summary["sum_bytes"]
+    assert summary["bytes_out"] == 0
+    with wave.open(str(wav)) as sound:
+        assert sound.getframerate() == 24000
+        assert any(sound.readframes(sound.getnframes()))
