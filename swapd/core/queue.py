@@ -73,7 +73,7 @@ class WaitQueue:
         if not self._queued:
             return None
         oldest = self._arrivals[0]
-        return oldest if now - oldest.arrived >= self._patience_s else self._queued[0]
+        return oldest if now >= oldest.arrived + self._patience_s else self._queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""

@@ -290,6 +290,7 @@ class Residency:
             return  # released before, or its session is gone: nothing to do
         self.sessions[event.session].leases.discard(event.lease)
         self._forget_holder(lease)
+        self._replan |= bool(self.queue.queued)
         key = (event.session, event.lease)
         for name in lease.names:
             c = self.components.get(name)
@@ -299,8 +300,6 @@ class Residency:
             if not c.leases:
                 c.released_at = c.last_used = self._now
                 self._settle(c)
-            elif c.name in self._wanted:
-                self._replan = True  # those who are left may wait for it themselves
 
     def _on_cancel(self, event: Cancel) -> None:
         key = (event.session, event.acquire)
@@ -480,8 +479,11 @@ class Residency:
         for w in list(self._holding.values()):  # 2
             if w.queued and w.owner in self._held and self._make_room(w, wanted):
                 self._admit(w)
+                self._replan = True
         if self._room_shrank:
             self._refuse_what_no_longer_fits()
+        if self._replan:
+            return  # something changed: decide again before anybody is told
         if not self.queue.queued:  # 3
             for name in list(self._prefetch):
                 self._try_prefetch(self.components[name])
@@ -579,7 +581,7 @@ class Residency:
         leased.sort(key=lambda c: c.resident_since)
         names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
         for c in idle + leased:
-            if names is None or c.name in names:
+            if c.name in names if names is not None else c.chunks:
                 self._want_after_quantum(c, wanted)
         for r in rivals:
             if r.leases or r.name in self.idle:
@@ -654,9 +656,9 @@ class Residency:
             if c.released_at is not None:
                 c.gap_s = self._now - c.released_at
                 c.released_at = None
+                self._replan |= bool(self.queue.queued)  # it may be protected no longer
         if self._may_share(w, asked):
-            # Who waits may have counted on what was idle until now.
-            self._replan |= bool(self.queue.queued) and any(c.name in self.idle for c in asked)
+            self._replan |= bool(self.queue.queued)  # who waits may have counted on one of them
             return self._admit(w)
         if problem := self._never_fits(asked):
             return self._refuse_waiter(w.key, *problem)
@@ -901,6 +903,7 @@ class Residency:
         self._unwant(c.name)
         c.reason, c.evicting_for = reason, key
         self._leaving += c.chunks
+        self._replan = True
         c.state = State.REVOKING
         self._out.append(Evict(c.name, c.generation, reason, key))
         ack = c.mapped and (self.rules.strict or c.mutable)

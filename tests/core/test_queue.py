@@ -62,6 +62,15 @@ def test_patience_that_is_over_is_not_due_again() -> None:
     assert queue.next_deadline(30.0) is None
 
 
+def test_patience_is_over_at_the_very_moment_that_was_named() -> None:
+    for arrived in (0.1 * n for n in range(1000)):
+        old = waiter(1, arrived=arrived)
+        queue = queue_of(old, waiter(2, priority=1, arrived=arrived))
+        due = queue.next_deadline(arrived)
+        assert due is not None
+        assert queue.head(due) is old
+
+
 def test_patience_counts_from_arrival_also_for_who_was_queued_late() -> None:
     """It was parked until its name was registered, and has waited longest."""
     parked, pushed_before = waiter(1, arrived=0.0), waiter(2, arrived=20.0)
