@@ -317,7 +317,8 @@ class World:
             assert due is None or due > event.now, "after a Tick another is due at once"
         elif due is None or due > event.now:
             # All that can be decided now was decided: looking again changes nothing.
-            assert self.core.handle(Tick(event.now)) == [], f"{event} left something undone"
+            undone = self.core.handle(Tick(event.now))
+            assert not undone, f"{event} left undone: {undone}"
             again = self.core.next_deadline()
             assert again is None or (due is not None and due <= again), f"{event}: {due}, {again}"
         return self.out

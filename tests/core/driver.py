@@ -1,0 +1,266 @@
+"""Everything that may happen in a `World`, as moves to choose from; and how it must end.
+
+`test_machine.py` lets Hypothesis choose, `test_mutations.py` a seeded random generator.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from swapd.core import Residency
+from swapd.core.records import Key
+from swapd.protocol import Policy
+from tests.core.world import World
+
+T = TypeVar("T")
+
+#: Names, with size, policy and group; a few are registered as mutable at times.
+KINDS: dict[str, tuple[int, Policy, str | None]] = {
+    "a": (2, "lru", None),
+    "b": (3, "lru", None),
+    "c": (5, "lru", None),
+    "d": (8, "lru", None),
+    "r": (2, "resident", None),
+    "s": (3, "sequential", None),
+    "t": (4, "sequential", None),
+    "x": (2, "alternating", "g"),
+    "y": (6, "alternating", "g"),
+    "z": (3, "alternating", "h"),
+    "nil": (0, "lru", None),
+}
+
+
+class Choices:
+    """Makes choices among what is there; a subclass says how."""
+
+    def pick(self, options: Sequence[T]) -> T:
+        raise NotImplementedError
+
+    def chance(self, one_in: int) -> bool:
+        return self.pick(range(one_in)) == 0
+
+
+class RandomChoices(Choices):
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def pick(self, options: Sequence[T]) -> T:
+        return self._random.choice(options)
+
+
+# Each move does one thing if there is anything to do it to, and says whether it did.
+
+
+def open_session(w: World, choose: Choices) -> bool:
+    if len(w.sessions) >= 4:
+        return False
+    w.open()
+    return True
+
+
+def leave(w: World, choose: Choices) -> bool:
+    if len(w.sessions) < 2:
+        return False
+    w.leave(choose.pick(sorted(w.sessions)), alive=choose.chance(2))
+    return True
+
+
+def exit_process(w: World, choose: Choices) -> bool:
+    if not w.still_running:
+        return False
+    w.exit(choose.pick(sorted(w.still_running)))
+    return True
+
+
+def register(w: World, choose: Choices) -> bool:
+    if not w.sessions:
+        return False
+    session, name = choose.pick(sorted(w.sessions)), choose.pick(list(KINDS))
+    nbytes, policy, group = KINDS[name]
+    mutable = choose.chance(3)
+    made = w.ask_register(session, name, nbytes, policy, group, mutable)
+    if made not in w.answers and not choose.chance(5):
+        w.make_master(max(w.making))
+        w.commit(session, name)
+        if not choose.chance(5):
+            w.make_master(max(w.making))
+    return True
+
+
+def commit(w: World, choose: Choices) -> bool:
+    if not w.owner:
+        return False
+    name = choose.pick(sorted(w.owner))
+    w.commit(w.owner[name], name)
+    return True
+
+
+def unregister(w: World, choose: Choices) -> bool:
+    if not w.owner:
+        return False
+    name = choose.pick(sorted(w.owner))
+    w.unregister(w.owner[name], name)
+    return True
+
+
+def acquire(w: World, choose: Choices) -> bool:
+    if not w.sessions or not w.owner:
+        return False
+    names = [choose.pick(sorted(w.owner)) for _ in range(choose.pick((1, 1, 1, 2, 3)))]
+    if choose.chance(8):
+        names[0] = choose.pick(list(KINDS))
+    w.acquire(
+        choose.pick(sorted(w.sessions)),
+        *names,
+        agent=choose.pick((0, 1, 2)),
+        priority=choose.pick((0, 0, 0, 1, 5)),
+        timeout=choose.pick((None, None, None, 0.0, 0.5, 60.0)),
+        wait=choose.chance(3),
+    )
+    return True
+
+
+def release(w: World, choose: Choices) -> bool:
+    if not w.leases:
+        return False
+    w.release(choose.pick(sorted(w.leases)))
+    return True
+
+
+def come_back(w: World, choose: Choices) -> bool:
+    """Release, and acquire the same again at once: a busy worker."""
+    if not w.leases:
+        return False
+    key = choose.pick(sorted(w.leases))
+    names, agent = sorted(w.leases[key]), w.asked[key].agent
+    w.release(key)
+    w.acquire(key[0], *names, agent=agent)
+    return True
+
+
+def give_way(w: World, choose: Choices) -> bool:
+    """A holder that is told it is wanted releases."""
+    told = [key for key in sorted(w.leases) if any((key[0], n) in w.wanted for n in w.leases[key])]
+    if not told:
+        return False
+    w.release(choose.pick(told))
+    return True
+
+
+def cancel(w: World, choose: Choices) -> bool:
+    keys: list[Key] = sorted(w.waiting) + sorted(w.leases)[:1]
+    if not keys:
+        return False
+    w.cancel(choose.pick(keys))
+    return True
+
+
+def prefetch(w: World, choose: Choices) -> bool:
+    if not w.sessions or not w.owner:
+        return False
+    w.prefetch(choose.pick(sorted(w.sessions)), choose.pick(sorted(w.owner)))
+    return True
+
+
+def end_master(w: World, choose: Choices) -> bool:
+    if not w.making:
+        return False
+    w.make_master(choose.pick(sorted(w.making)), "host_memory" if choose.chance(4) else None)
+    return True
+
+
+def end_move(w: World, choose: Choices) -> bool:
+    if not w.moves:
+        return False
+    w.end_move(choose.pick(sorted(w.moves)), "injected" if choose.chance(6) else None)
+    return True
+
+
+def end_ack(w: World, choose: Choices) -> bool:
+    if not w.acks:
+        return False
+    w.end_ack(choose.pick(sorted(w.acks)))
+    return True
+
+
+def fenced_leave(w: World, choose: Choices) -> bool:
+    fenced = [s for s in w.fenced if s in w.sessions]
+    if not fenced:
+        return False
+    w.leave(choose.pick(fenced), alive=choose.chance(2))
+    return True
+
+
+def sleep(w: World, choose: Choices) -> bool:
+    w.sleep(choose.pick((0.01, 0.1, 0.6, 3.0, 40.0)))
+    return True
+
+
+Move = Callable[[World, Choices], bool]
+
+#: With how often each is tried.
+MOVES: dict[Move, int] = {
+    open_session: 2,
+    leave: 1,
+    exit_process: 1,
+    register: 6,
+    commit: 1,
+    unregister: 2,
+    acquire: 14,
+    release: 6,
+    come_back: 4,
+    give_way: 3,
+    cancel: 2,
+    prefetch: 2,
+    end_master: 2,
+    end_move: 10,
+    end_ack: 6,
+    fenced_leave: 1,
+    sleep: 4,
+}
+
+
+def drive(core: Callable[..., Residency], seed: int, steps: int, *, strict: bool = False) -> World:
+    """Play `steps` random moves over a new world, and end it."""
+    w = World(10, core, strict=strict, residency_bound_s=0.5)
+    choose = RandomChoices(seed)
+    bag = [move for move, often in MOVES.items() for _ in range(often)]
+    for _ in range(2):
+        w.open()
+    for _ in range(6):
+        register(w, choose)
+    for _ in range(steps):
+        choose.pick(bag)(w, choose)
+    wind_up(w)
+    return w
+
+
+def wind_up(w: World) -> None:
+    """Let all that is slow finish and all leases end: then every wait ends, and nothing is left.
+
+    Only who waits for a name that nobody registers may wait on; the fenced are gone.
+    """
+    for _ in range(200):
+        for session in [s for s in w.fenced if s in w.sessions]:
+            w.leave(session)
+        for session in sorted(w.still_running):
+            w.exit(session)
+        w.settle()
+        for key in sorted(w.leases):
+            w.release(key)
+        if not (w.moves or w.acks or w.making or w.leases):
+            if not (set(w.waiting) - set(w.core._parked)):
+                break
+            w.sleep(60.0)
+    waiting = set(w.waiting) - set(w.core._parked)
+    assert not waiting, f"{waiting} would wait forever"
+    assert w.core.queue.queued == []
+    assert w.core.quiet
+    for session in sorted(w.sessions):
+        w.leave(session)
+    w.settle()
+    assert w.core.components == {}
+    assert w.core.pool.free == w.core.pool.total, "chunks are lost"
+    assert w.dropped == w.masters, "a master is never dropped"
+    assert w.core.next_deadline() is None
+    assert len(w.core.queue) == 0

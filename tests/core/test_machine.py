@@ -1,0 +1,112 @@
+"""Every event in any order, every slow action ending well or badly: the guarantees hold.
+
+`World` checks after each step; `wind_up` checks that every wait ends.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from swapd.core import Residency
+from tests.core import driver
+from tests.core.driver import Choices, Move
+from tests.core.world import World
+
+T = TypeVar("T")
+
+
+class Drawn(Choices):
+    """Choices that Hypothesis makes, and shrinks: towards the first option."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def pick(self, options: Sequence[T]) -> T:
+        return self._data.draw(st.sampled_from(options))
+
+
+def does(move: Move) -> Callable[..., None]:
+    def step(self: "Machine", data: st.DataObject) -> None:
+        move(self.w, Drawn(data))
+
+    step.__name__ = move.__name__
+    return step
+
+
+class Machine(RuleBasedStateMachine):
+    w: World
+
+    @initialize(
+        strict=st.booleans(),
+        factor=st.sampled_from((8.0, 0.0)),
+        patience_s=st.sampled_from((30.0, 1.0)),
+        sessions=st.integers(1, 3),
+    )
+    def start(self, strict: bool, factor: float, patience_s: float, sessions: int) -> None:
+        self.w = World(
+            10,
+            strict=strict,
+            residency_factor=factor,
+            patience_s=patience_s,
+            residency_bound_s=0.5,
+        )
+        for _ in range(sessions):
+            self.w.open()
+
+    def teardown(self) -> None:
+        if hasattr(self, "w"):
+            driver.wind_up(self.w)
+
+
+RUNNABLE: dict[Move, Callable[[World], object]] = {
+    driver.leave: lambda w: len(w.sessions) > 1,
+    driver.exit_process: lambda w: w.still_running,
+    driver.commit: lambda w: w.owner,
+    driver.unregister: lambda w: w.owner,
+    driver.acquire: lambda w: w.owner and w.sessions,
+    driver.prefetch: lambda w: w.owner and w.sessions,
+    driver.release: lambda w: w.leases,
+    driver.come_back: lambda w: w.leases,
+    driver.give_way: lambda w: w.leases and w.wanted,
+    driver.cancel: lambda w: w.waiting or w.leases,
+    driver.end_master: lambda w: w.making,
+    driver.end_move: lambda w: w.moves,
+    driver.end_ack: lambda w: w.acks,
+    driver.fenced_leave: lambda w: set(w.fenced) & w.sessions,
+}
+
+
+def _rule(move: Move) -> object:
+    runnable = RUNNABLE.get(move, lambda w: True)
+    step: Any = rule(data=st.data())(does(move))
+    return precondition(lambda self: bool(runnable(self.w)))(step)
+
+
+for _move, _often in driver.MOVES.items():
+    for _i in range(1 + (_often >= 6) + (_often >= 10)):
+        setattr(Machine, f"{_move.__name__}_{_i}", _rule(_move))
+
+
+@pytest.mark.timeout(110)
+def test_the_guarantees_hold_whatever_happens_in_whatever_order() -> None:
+    examples = max(300, settings.default.max_examples) if settings.default else 300
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=examples, stateful_step_count=60)
+    )
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_guarantees_hold_over_long_runs(strict: bool) -> None:
+    for seed in range(20):
+        driver.drive(Residency, seed, steps=300, strict=strict)
