@@ -290,7 +290,7 @@ class Residency:
             return  # released before, or its session is gone: nothing to do
         self.sessions[event.session].leases.discard(event.lease)
         self._forget_holder(lease)
-        self._replan |= bool(self.queue.queued)
+        self._replan |= self._somebody_waits
         key = (event.session, event.lease)
         for name in lease.names:
             c = self.components.get(name)
@@ -529,6 +529,11 @@ class Residency:
             self._evict(self.components[name], "room", key)
         return not any(r.evicting for r in rivals) and missing <= self.pool.free
 
+    @property
+    def _somebody_waits(self) -> bool:
+        """For memory: a waiter, or a prefetch."""
+        return bool(self.queue.queued or self._prefetch)
+
     def _rivals(self, asked: list[Component]) -> list[Component]:
         """The other members of its alternating groups that are on the device."""
         rivals: list[Component] = []
@@ -656,9 +661,9 @@ class Residency:
             if c.released_at is not None:
                 c.gap_s = self._now - c.released_at
                 c.released_at = None
-                self._replan |= bool(self.queue.queued)  # it may be protected no longer
+                self._replan |= self._somebody_waits  # it may be protected no longer
         if self._may_share(w, asked):
-            self._replan |= bool(self.queue.queued)  # who waits may have counted on one of them
+            self._replan |= self._somebody_waits  # and may have counted on one of them
             return self._admit(w)
         if problem := self._never_fits(asked):
             return self._refuse_waiter(w.key, *problem)
