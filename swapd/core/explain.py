@@ -3,8 +3,10 @@
 Every refusal says what is wrong, who holds what, and what to do about it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from swapd.core.chunks import count
@@ -37,18 +39,21 @@ def who(core: "Residency", session: int) -> str:
     return f"{known.label} (session {session})" if known else f"session {session}"
 
 
-def holders(core: "Residency", c: Component) -> tuple[str, ...]:
-    """The sessions that lease `c`, for people."""
-    return tuple(who(core, s) for s in sorted({s for s, _ in c.leases}))
+def holders(core: "Residency", c: Component, most: int | None = None) -> tuple[str, ...]:
+    """The sessions that lease `c`, for people; at most so many."""
+    sessions = sorted({s for s, _ in c.leases})
+    more = (f"{len(sessions[most:])} more",) if most is not None and sessions[most:] else ()
+    return *(who(core, s) for s in sessions[:most]), *more
 
 
-def held(core: "Residency") -> str:
-    """Who holds what, one sentence."""
+def held(core: "Residency", most: int | None = None) -> str:
+    """Who holds what, one sentence; at most so many components, with their first holders."""
     parts = [
-        f"{c.name} ({size(c.nbytes)}) by {', '.join(holders(core, c))}"
-        for c in core.components.values()
-        if c.leases
+        f"{c.name} ({size(c.nbytes)}) by {', '.join(holders(core, c, most))}"
+        for c in islice(core.leased.values(), most)
     ]
+    if most is not None and len(core.leased) > most:
+        parts.append(f"and {len(core.leased) - most} more")
     return "held: " + "; ".join(parts) if parts else "nothing is held"
 
 
@@ -110,13 +115,13 @@ def parked(names: Iterable[str]) -> str:
     return f"not registered yet: {', '.join(names)}"
 
 
-def blocked(core: "Residency", w: Waiter) -> str:
-    """Why a waiter cannot be granted now."""
+def blocked(core: "Residency", w: Waiter, most: int | None = None) -> str:
+    """Why a waiter cannot be granted now; names at most so many of those in the way."""
     asked = [core.components[n] for n in w.names]
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
     return (
         f"needs {size(missing * core.chunk_bytes)}, "
-        f"free {size(core.pool.free * core.chunk_bytes)}; {held(core)}"
+        f"free {size(core.pool.free * core.chunk_bytes)}; {held(core, most)}"
     )
 
 
@@ -213,10 +218,20 @@ def check(core: "Residency") -> None:
         assert (c.name in core.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"
         copying = c.state in (State.LOADING, State.WRITING_BACK)
         assert (c.generation in core.moves) == copying, f"{c}: copy and state differ"
+    assert core._leaving == sum(c.chunks for c in core.components.values() if c.evicting)
+    leased = {c.name for c in core.components.values() if c.leases}
+    assert set(core.leased) == leased, "leased is wrong"
+    held = Counter(lease.owner for lease in core.leases.values())
+    assert core._held == held, "who holds how many leases is wrong"
+    assert set(core.leases) == {(s, n) for s, known in core.sessions.items() for n in known.leases}
     for key, lease in core.leases.items():
         _check_lease(core, key, lease)
     for w in core.queue:
         assert w.session in core.sessions, f"{w} outlived its session"
+        ways = [w.queued, w.admitted, w.key in core._parked]
+        assert ways.count(True) == 1, f"{w} must be queued, admitted or parked"
+        for c in (core.components[n] for n in w.names if not ways[2]):
+            assert w.key in (c.promised if w.admitted else c.waiting), f"{c} forgot {w}"
     _check_groups(core)
 
 

@@ -102,6 +102,8 @@ class Residency:
         #: Resident, leased by nobody, promised to nobody, not `resident`: what may be
         #: evicted, least recently used first.
         self.idle: dict[str, Component] = {}
+        #: Those that somebody leases.
+        self.leased: dict[str, Component] = {}
         #: Copies in flight, by generation.
         self.moves: dict[int, Move] = {}
         #: Chunks that a process which may still be alive can write to, by session.
@@ -298,6 +300,7 @@ class Residency:
                 continue  # its owner went away meanwhile
             c.leases.discard(key)
             if not c.leases:
+                del self.leased[name]
                 c.released_at = c.last_used = self._now
                 self._settle(c)
 
@@ -575,13 +578,13 @@ class Residency:
         short = missing - self.pool.free - self._leaving
         short -= sum(r.chunks for r in rivals if not r.evicting)
         idle = [c for c in self.idle.values() if c.name not in spare]
+        holds = w.owner in self._held
         leased = [
             c
-            for c in self.components.values()
-            if c.leases
-            and c.policy != "resident"
+            for c in self.leased.values()
+            if c.policy != "resident"
             and c.name not in spare
-            and not self._only_holder(c, w.owner)
+            and not (holds and self._only_holder(c, w.owner))
         ]
         leased.sort(key=lambda c: c.resident_since)
         names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
@@ -780,6 +783,7 @@ class Residency:
             c = self.components[name]
             c.promised.pop(w.key, None)
             c.leases.add(w.key)
+            self.leased[name] = c
             c.used = True
             if c.session == w.session:
                 c.mapped = True
@@ -842,7 +846,7 @@ class Residency:
     def _tell_waiting(self, w: Waiter, why: str) -> None:
         if not w.told:
             w.told = True
-            why = why or explain.blocked(self, w)
+            why = why or explain.blocked(self, w, most=3)
             self._out.append(Waiting(w.session, w.request, w.names, why))
 
     def _refuse(self, key: Key, code: Code, message: str) -> None:
@@ -862,8 +866,10 @@ class Residency:
         for name in lease.names:
             c = self.components[name]
             c.leases.discard(key)
-            c.last_used = self._now
-            self._settle(c)
+            if not c.leases:
+                del self.leased[name]
+                c.last_used = self._now
+                self._settle(c)
 
     # --- components coming, going, and gone ----------------------------------------------
 
@@ -958,6 +964,7 @@ class Residency:
         if session := self.sessions.get(c.session):
             session.owns.pop(c.name, None)
         self.idle.pop(c.name, None)
+        self.leased.pop(c.name, None)
         self._prefetch.pop(c.name, None)
         self._unwant(c.name)
         if c.group is not None and (mates := self._groups.get(c.group)):
