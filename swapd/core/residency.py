@@ -489,7 +489,8 @@ class Residency:
             return  # something changed: decide again before anybody is told
         if not self.queue.queued:  # 3
             for name in list(self._prefetch):
-                self._try_prefetch(self.components[name])
+                if not self._try_prefetch(self.components[name]) and self._leaving:
+                    break  # the room that is coming is meant for this one
         self._tell_wanted(wanted)  # 4
 
     def _make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
@@ -629,12 +630,16 @@ class Residency:
         for session in sorted(self._wanted.pop(name, ())):
             self._out.append(Want(session, name, False))
 
-    def _try_prefetch(self, c: Component) -> None:
+    def _try_prefetch(self, c: Component) -> bool:
+        """Bring `c` in if there is room or can be; whether the prefetch is settled."""
         if c.unregistering or (c.on_device and not c.evicting):
             del self._prefetch[c.name]
-        elif self._make_room(None, set(), only=c):
-            del self._prefetch[c.name]
-            self._load(c)
+            return True
+        if not self._make_room(None, set(), only=c):
+            return False
+        del self._prefetch[c.name]
+        self._load(c)
+        return True
 
     # --- waiters -------------------------------------------------------------------------
 

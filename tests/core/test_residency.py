@@ -1597,6 +1597,28 @@ def test_a_prefetch_of_what_is_leaving_brings_it_back(make: Make) -> None:
     assert outcome(w)[-1] == "copy in a"
 
 
+def test_a_prefetch_does_not_take_the_room_that_was_made_for_another(make: Make) -> None:
+    w, s, t = mutable_pair(make)
+    w.register(t, "c", 10)
+    w.register(t, "d", 4)
+    w.prefetch(t, "c")
+    w.prefetch(t, "d")
+    assert w.moves == {}
+    w.ack("a")
+    w.move("a")
+    assert outcome(w) == ["copy in c"]
+
+
+def test_a_prefetch_that_finds_no_room_does_not_hold_up_another(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for name, size in (("a", 6), ("b", 6), ("c", 2)):
+        w.register(s, name, size)
+    w.use(s, "a")
+    w.prefetch(s, "b", "c")
+    assert outcome(w)[1:] == ["copy in c"]
+
+
 def test_a_prefetch_of_an_unknown_name_is_refused(make: Make) -> None:
     w = make(10)
     s = w.open()
