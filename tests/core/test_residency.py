@@ -1598,7 +1598,7 @@ def test_a_prefetch_of_what_is_leaving_brings_it_back(make: Make) -> None:
 
 
 def test_a_prefetch_does_not_take_the_room_that_was_made_for_another(make: Make) -> None:
-    w, s, t = mutable_pair(make)
+    w, _, t = mutable_pair(make)
     w.register(t, "c", 10)
     w.register(t, "d", 4)
     w.prefetch(t, "c")

@@ -1,0 +1,34 @@
+"""The page beside the core names all there is."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import swapd.core
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.core.records import State
+
+README = (Path(swapd.core.__file__).parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("event", get_args(AnyEvent), ids=lambda cls: cls.__name__)
+def test_every_event_is_named(event: type) -> None:
+    assert f"`{event.__name__}`" in README
+
+
+@pytest.mark.parametrize("action", get_args(AnyAction), ids=lambda cls: cls.__name__)
+def test_every_action_is_named(action: type) -> None:
+    assert f"`{action.__name__}`" in README
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_is_named(state: State) -> None:
+    assert state.name in README
+    assert f'"{state.value}"' in README
+
+
+def test_the_page_says_where_eviction_is_decided() -> None:
+    assert "Residency._make_room" in README
+    assert hasattr(swapd.core.Residency, "_make_room")
