@@ -295,9 +295,7 @@ class Residency:
         self._replan |= self._somebody_waits
         key = (event.session, event.lease)
         for name in lease.names:
-            c = self.components.get(name)
-            if c is None or key not in c.leases:
-                continue  # its owner went away meanwhile
+            c = self.components[name]
             c.leases.discard(key)
             if not c.leases:
                 del self.leased[name]

@@ -814,6 +814,20 @@ def test_alternating_evicts_no_rival_unless_all_the_room_is_there(make: Make) ->
     assert w.evictions() == []
 
 
+def test_alternating_a_member_that_is_unregistered_excludes_nobody(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for name in "ab":
+        w.register(s, name, policy="alternating", group="g")
+    w.touch(s, "a")
+    w.unregister(s, "a")
+    w.acquire(s, "b")
+    assert outcome(w) == ["copy in b"]
+    w.settle()
+    w.leave(s)
+    assert w.core._groups == {}
+
+
 def test_sequential_is_dropped_when_released(make: Make) -> None:
     w = make(10)
     s = w.open()
@@ -1236,6 +1250,18 @@ def test_it_is_asked_for_again_while_it_leaves_and_comes_back(make: Make) -> Non
     w.release(first)
     w.settle()
     assert w.granted(back)
+
+
+def test_who_asks_for_what_is_leaving_waits_until_it_has_left(make: Make) -> None:
+    w, s, t = mutable_pair(make)
+    w.cancel(w.acquire(t, "b"))
+    key = w.acquire(s, "a")
+    assert outcome(w) == []
+    w.ack("a")
+    w.move("a")
+    assert outcome(w) == ["copy in a"]
+    w.settle()
+    assert w.granted(key)
 
 
 def test_if_the_write_back_fails_it_stays_and_the_waiter_is_refused(make: Make) -> None:

@@ -1,0 +1,69 @@
+"""What the core says of itself, for people: sizes, status, and the check that finds faults."""
+
+import pytest
+
+from swapd.core import explain
+from swapd.core.records import State
+from tests.core.world import World
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536 << 20, "1536 MiB"),
+        (9 << 30, "9 GiB"),
+        ((9 << 30) + (1 << 29), "9728 MiB"),
+        (int(18.25 * (1 << 30)), "18.25 GiB"),
+        ((3 << 20) + 1, "3072 KiB"),
+    ],
+)
+def test_sizes_are_for_people(nbytes: int, text: str) -> None:
+    assert explain.size(nbytes) == text
+
+
+def test_status_tells_leased_idle_and_absent_apart() -> None:
+    w = World(10)
+    s, t = w.open("vllm-0"), w.open("vllm-1")
+    for name in "abc":
+        w.register(s, name, 2)
+    w.use(t, "a")
+    w.touch(s, "b")
+    w.now = 3.0
+    leased, idle, absent = (
+        explain.component_status(w.core, w.core.components[n], w.now) for n in "abc"
+    )
+    assert (leased.state, idle.state, absent.state) == ("leased", "idle", "absent")
+    assert leased.holders == ("vllm-1 (session 7002)",)
+    assert (leased.idle_s, idle.idle_s, absent.idle_s) == (None, 3.0, None)
+    assert (idle.loads, idle.evictions, absent.loads) == (1, 0, 0)
+    of_t = explain.session_status(w.core, t)
+    assert (of_t.label, of_t.leases, of_t.waiting) == ("vllm-1", 1, 0)
+
+
+def test_a_waiting_record_names_the_first_few_and_a_refusal_all() -> None:
+    w = World(10)
+    owner = w.open()
+    for i in range(5):
+        w.register(owner, f"c{i}", 2)
+        w.use(w.open(), f"c{i}")
+    for _ in range(4):
+        w.use(w.open(), "c0")
+    assert explain.held(w.core, 3).endswith("by worker (session 7004); and 2 more")
+    assert "7002), worker (session 7007), worker (session 7008), 2 more;" in explain.held(w.core, 3)
+    assert "more" not in explain.held(w.core)
+    assert "c4" in explain.held(w.core)
+
+
+def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
+    w = World(10)
+    s = w.open()
+    w.register(s, "a", 2)
+    w.use(s, "a")
+    w.core.components["a"].state = State.ABSENT
+    with pytest.raises(AssertionError, match="a chunk is lost or held twice"):
+        explain.check(w.core)
+    w.core.components["a"].state = State.LOADING
+    with pytest.raises(AssertionError, match="is leased and not resident"):
+        explain.check(w.core)
