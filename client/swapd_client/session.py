@@ -88,6 +88,7 @@ class Session:
         self._error: SwapdError | None = None
         self._listeners: list[Callable[[], None]] = []
         self._forked = False
+        self._closed = False
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._sock = _connect(endpoint / runtime_dir.LIFELINE)
@@ -220,9 +221,14 @@ class Session:
                     part._range.hide(place.generation)
 
     def close(self) -> None:
-        """End the session: every component becomes private memory, with its weights."""
-        if self._forked:
-            return
+        """End the session: every component becomes private memory, with its weights.
+
+        Closed twice is closed once.
+        """
+        with self._lock:
+            if self._forked or self._closed:
+                return
+            self._closed = True
         self._end(ClientClosed("this client is closed; connect again"))
         self._sock.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:

@@ -107,7 +107,8 @@ def serve(folder: Path, **settings: object) -> Running:
     flags = [word for name, value in words.items() for word in (f"--{name}", value)]
     process = start("serve", *flags)
     assert process.stdout is not None
-    assert process.stdout.readline(), process.communicate()[1]
+    if not process.stdout.readline():
+        raise AssertionError(process.communicate(timeout=60)[1])
     return Running(folder, process)
 
 
