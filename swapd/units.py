@@ -57,6 +57,14 @@ def seconds(value: float) -> str:
     return f"{_digits(value / 86400, 3)} days"
 
 
+def rate(bytes_per_s: float) -> str:
+    """A transfer rate for people, decimal units as `parse_rate` reads them: 12.3 GB/s."""
+    for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= factor:
+            return f"{_digits(bytes_per_s / factor, 3)} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
 def _digits(value: float, digits: int) -> str:
     """`digits` significant ones, but never an exponent: 1234 days are 1234 days."""
     return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"

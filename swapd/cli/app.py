@@ -6,6 +6,7 @@ import typer
 
 from swapd import __version__
 from swapd.cli.common import guarded
+from swapd.cli.log import log
 from swapd.cli.serve import serve
 from swapd.cli.status import status
 
@@ -35,3 +36,4 @@ def _main(
 
 app.command("serve")(guarded(serve))
 app.command("status")(guarded(status))
+app.command("log")(guarded(log))

@@ -1,0 +1,225 @@
+"""Swap log records for people: what each says, in the light of those before it.
+
+Pure: a record and what is `Seen` in, text out. The log and the stories share it.
+"""
+
+from datetime import datetime
+from typing import NamedTuple
+
+from rich.text import Text
+
+from swapd.cli.common import OWN_LABEL, plain
+from swapd.core import actions, events
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.history import Seen
+from swapd.journal import Record
+from swapd.units import rate, seconds, size
+
+_VERB_CELLS = 11
+#: The column of names is as wide as the longest, within reason.
+_SUBJECT_CELLS = (10, 28)
+
+_GOOD, _MOVE, _WAIT, _BAD, _QUIET = "green", "magenta", "yellow", "red", "dim"
+
+
+class Said(NamedTuple):
+    """What a record says. `swap`: it belongs to the default view, not only to --all."""
+
+    verb: str
+    subject: str
+    detail: str
+    style: str = _QUIET
+    swap: bool = False
+
+
+def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None:
+    """One line of the readable log, or None if the record is not for this view."""
+    said = say(record, seen)
+    if not (said.swap or everything):
+        return None
+    low, high = _SUBJECT_CELLS
+    width = min(max(map(len, seen.sizes), default=low), high)
+    text = Text.assemble(
+        (clock(record.time), "dim"),
+        "  ",
+        (said.verb.ljust(_VERB_CELLS), said.style),
+        said.subject.ljust(max(width, low)),
+        "  ",
+        (said.detail, _QUIET if said.style == _QUIET else ""),
+    )
+    text.rstrip()
+    return text
+
+
+def sentence(record: Record, seen: Seen) -> Text:
+    """The same without columns, for a story."""
+    said = say(record, seen)
+    words = Text(said.verb, said.style)
+    for part in (said.subject, " ".join(said.detail.split())):
+        if part:
+            words.append(f" {part}", "")
+    return words
+
+
+def clock(time: float) -> str:
+    """Local time of day with milliseconds; the `start` record has the date."""
+    return datetime.fromtimestamp(time).strftime("%H:%M:%S.%f")[:-3]
+
+
+def say(record: Record, seen: Seen) -> Said:
+    """What a record says. `seen` holds the records before it."""
+    if record.event is not None:
+        return _event(record.event, record, seen)
+    if record.action is not None:
+        return _action(record.action, record, seen)
+    if record.start is not None:
+        start = record.start
+        what = (
+            f"swapd {start.version} on {start.device}: {start.chunks} chunks of "
+            f"{size(start.chunk_bytes)}, {datetime.fromtimestamp(record.time):%Y-%m-%d %H:%M:%S}"
+        )
+        return Said("start", what, "", "bold", True)
+    return Said("missing", f"{record.dropped} records: the disk was full", "", _BAD, True)
+
+
+def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
+    names = _joined(seen.about(record))
+    match e:
+        case events.SessionOpened():
+            own = e.label.startswith(OWN_LABEL)
+            return Said("opened", f"{plain(e.label)} (session {e.session})", "", _GOOD, not own)
+        case events.SessionGone():
+            own = seen.labels.get(e.session, "").startswith(OWN_LABEL)
+            took = f"and with it {names}" if names else ""
+            return Said("gone", _who(seen, e.session), took, _WAIT, not own)
+        case events.ProcessExited():
+            return Said("exited", _who(seen, e.session), "its process has ended")
+        case events.Register():
+            policy = e.policy if e.group is None else f"{e.policy} in {plain(e.group)}"
+            words = [size(e.nbytes), policy] + ["mutable"] * e.mutable
+            detail = f"{', '.join(words)}; by {_who(seen, e.session)}"
+            return Said("register", names, detail, "cyan", True)
+        case events.Unregister():
+            return Said("unregister", names, f"by {_who(seen, e.session)}", "cyan", True)
+        case events.MasterMade():
+            return Said("master", names, "is made; to be filled")
+        case events.Commit():
+            return Said("commit", names, f"by {_who(seen, e.session)}")
+        case events.MasterSealed():
+            return Said("ready", names, "may be acquired")
+        case events.MasterFailed():
+            return Said("failed", names, f"{e.code}: {plain(e.why)}", _BAD, True)
+        case events.Acquire():
+            return Said("ask", names, f"by {_who(seen, e.session)}{_terms(e)}")
+        case events.Release():
+            return Said("release", names, f"by {_who(seen, e.session)}")
+        case events.Cancel():
+            return Said("cancel", names, f"by {_who(seen, e.session)}")
+        case events.Prefetch():
+            return Said("prefetch", names, f"asked by {_who(seen, e.session)}")
+        case events.Revoked():
+            return Said("unmapped", names, f"in {_who(seen, e.session)}")
+        case events.CopiedIn():
+            return Said("in", names, _copied(e.generation, record, seen), _GOOD, True)
+        case events.CopiedOut():
+            copied = f"{_copied(e.generation, record, seen)}  written back"
+            return Said("out", names, copied, _MOVE, True)
+        case events.CopyFailed():
+            return Said("failed", names, plain(e.why), _BAD, True)
+        case events.Tick():
+            return Said("tick", "", "time to look again")
+        case events.Stopping():
+            return Said("stopping", "", "", "bold", True)
+
+
+def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
+    names = _joined(seen.about(record))
+    match a:
+        case actions.MakeMaster():
+            return Said("make", names, f"a master of {size(a.nbytes)}")
+        case actions.SealMaster():
+            return Said("seal", names, "the master")
+        case actions.DropMaster():
+            return Said("drop", names, "the master")
+        case actions.CopyIn():
+            return Said("load", names, f"{size(a.nbytes):>9}")
+        case actions.CopyOut():
+            return Said("write", names, f"{size(a.nbytes):>9}  back to its master")
+        case actions.Revoke():
+            return Said("revoke", names, f"from {_who(seen, a.session)}")
+        case actions.Want():
+            asked = "is told that it is wanted" if a.wanted else "may keep it"
+            return Said("want", names, f"{_who(seen, a.session)} {asked}")
+        case actions.Accept():
+            return Said("done", names, f"for {_who(seen, a.session)}")
+        case actions.Grant():
+            who = f"to {_who(seen, a.session)}"
+            if not a.waited_s:
+                return Said("hit", names, who)
+            return Said("granted", names, f"{who} after {seconds(a.waited_s)}", _GOOD, True)
+        case actions.Refuse():
+            why = f"{_who(seen, a.session)}, {a.code}: {plain(a.message)}"
+            return Said("refused", names, why, _BAD, True)
+        case actions.Fence():
+            return Said("fence", _who(seen, a.session), plain(a.why), _BAD, True)
+        case actions.Waiting():
+            return Said("waiting", names, f"{_who(seen, a.session)} {plain(a.why)}", _WAIT, True)
+        case actions.Evict():
+            return _evict(a, seen)
+        case actions.Evicted():
+            return _evicted(a, record, seen)
+        case actions.Lost():
+            return Said("lost", names, plain(a.why), f"bold {_BAD}", True)
+
+
+def _evict(a: actions.Evict, seen: Seen) -> Said:
+    for_whom = ""
+    if a.waiter is not None:
+        asked = _joined(seen.room_for(a)) or f"request {a.waiter[1]}"
+        for_whom = f"for {asked}, asked by {_who(seen, a.waiter[0])}"
+    match a.reason:
+        case "room":
+            why = f"to make room {for_whom}" if for_whom else "to make room for a prefetch"
+        case "alternating":
+            why = f"excluded by its group {for_whom}".rstrip()
+        case "sequential":
+            why = "released, and sequential"
+        case "unregister":
+            why = "unregistered"
+    nbytes = seen.sizes.get(a.name)
+    amount = "" if nbytes is None else size(nbytes)
+    return Said("evict", plain(a.name), f"{amount:>9}  {why}", _MOVE, True)
+
+
+def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
+    """A line of its own only where leaving took time that no other line shows."""
+    cause, decided = seen.evictions.get(a.generation, (record.cause, record.time))
+    took = record.time - decided
+    detail = f"{size(a.nbytes):>9}  left" + (f" after {seconds(took)}" if took else "")
+    return Said("evicted", plain(a.name), detail, _MOVE, cause != record.cause and not a.bytes_back)
+
+
+def _copied(generation: int, record: Record, seen: Seen) -> str:
+    if generation not in seen.copies:
+        return ""
+    order, began = seen.copies[generation]
+    took = record.time - began
+    speed = rate(order.nbytes / took) if took > 0 else ""
+    return f"{size(order.nbytes):>9}  {seconds(took):>7}  {speed:>9}"
+
+
+def _terms(e: events.Acquire) -> str:
+    terms = [f"priority {e.priority}"] if e.priority else []
+    terms += [f"within {seconds(e.deadline - e.now)}"] if e.deadline is not None else []
+    terms += ["waits for the name"] if e.wait else []
+    return f" ({', '.join(terms)})" if terms else ""
+
+
+def _who(seen: Seen, session: int) -> str:
+    label = seen.labels.get(session)
+    return f"session {session}" if label is None else f"{plain(label)} (session {session})"
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return " + ".join(map(plain, names))

@@ -1,0 +1,179 @@
+"""The swap log read back: its runs, and what a record means in the light of those before.
+
+Records name sessions, requests and copies by number; `Seen` remembers what the numbers
+stand for. Lives here: reading and remembering. May not live here: text for people.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.core import actions, events
+from swapd.journal import Record, parse
+
+#: Sessions whose label is remembered; a record may name one that is long gone.
+LABELS_MAX = 10_000
+
+
+class Line(NamedTuple):
+    """One line of the log, as it was written and as it reads."""
+
+    raw: bytes
+    record: Record
+
+
+def read(path: Path) -> list[Line]:
+    """All lines of a log, the file it was rotated to first.
+
+    Lines that do not parse (cut short by a power failure, written by a later version) and
+    a last one that is still being written are left out. Raises: OSError.
+    """
+    with path.open("rb") as now:
+        try:
+            with path.with_name(path.name + ".1").open("rb") as before:
+                old = b"" if _same(now.fileno(), before.fileno()) else before.read()
+        except FileNotFoundError:
+            old = b""
+        data = old + now.read()
+    whole, _, _ = data.rpartition(b"\n")
+    return list(parsed(whole.split(b"\n")))
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Those that parse."""
+    for raw in lines:
+        try:
+            yield Line(raw, parse(raw))
+        except msgspec.MsgspecError:
+            continue
+
+
+def _same(a: int, b: int) -> bool:
+    """Whether a rotation came between the two `open`s."""
+    return os.path.sameopenfile(a, b)
+
+
+def last_run(lines: Sequence[Line]) -> Sequence[Line]:
+    """The lines of the latest daemon: a log can hold several, and each counts from 1."""
+    for i in range(len(lines) - 1, -1, -1):
+        if lines[i].record.start is not None or (
+            i and lines[i].record.seq < lines[i - 1].record.seq
+        ):
+            return lines[i:]
+    return lines
+
+
+class Seen:
+    """What the records so far said that later ones refer to by number.
+
+    `note` each record after it was looked at. What can no longer be referred to is
+    forgotten, so that a log can be followed for months.
+    """
+
+    def __init__(self) -> None:
+        self.labels: dict[int, str] = {}
+        #: (session, request): the names it is about, from asking to release or refusal.
+        self.asked: dict[tuple[int, int], tuple[str, ...]] = {}
+        #: Copies in flight, by generation: the order, and when it was given.
+        self.copies: dict[int, tuple[actions.CopyIn | actions.CopyOut, float]] = {}
+        #: Evictions under way, by generation: the cause, and when it was decided.
+        self.evictions: dict[int, tuple[int, float]] = {}
+        #: Names of masters by uid, and of components by session.
+        self.masters: dict[int, str] = {}
+        self.owned: dict[int, dict[str, None]] = {}
+        self.sizes: dict[str, int] = {}
+
+    def about(self, record: Record) -> tuple[str, ...]:
+        """The components a record is about; for an eviction also whom it makes room for."""
+        item = record.event or record.action
+        match item:
+            case events.CopiedIn() | events.CopiedOut() | events.CopyFailed():
+                order = self.copies.get(item.generation)
+                return (order[0].name,) if order else ()
+            case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
+                name = self.masters.get(item.uid)
+                return (name,) if name else ()
+            case events.Release(session=session, lease=request):
+                return self.asked.get((session, request), ())
+            case events.Cancel(session=session, acquire=request):
+                return self.asked.get((session, request), ())
+            case actions.Grant() | actions.Refuse() | actions.Accept():
+                return self.asked.get((item.session, item.request), ())
+            case actions.Evict():
+                return (item.name, *self.room_for(item))
+            case events.SessionGone():
+                return tuple(self.owned.get(item.session, ()))
+            case events.Acquire() | events.Prefetch() | actions.Waiting():
+                return item.names
+            case (
+                None
+                | events.SessionOpened()
+                | events.ProcessExited()
+                | events.Tick()
+                | events.Stopping()
+                | actions.Fence()
+            ):
+                return ()
+            case _:
+                return (item.name,)
+
+    def room_for(self, evict: actions.Evict) -> tuple[str, ...]:
+        """What the waiter asked for that an eviction makes room for."""
+        return () if evict.waiter is None else self.asked.get(evict.waiter, ())
+
+    def note(self, record: Record) -> None:
+        """Remember what later records will need, forget what none will."""
+        match record.event or record.action:
+            case events.SessionOpened() as e:
+                self.labels[e.session] = e.label
+                if len(self.labels) > LABELS_MAX:
+                    del self.labels[next(iter(self.labels))]
+            case events.SessionGone() as e:
+                self.owned.pop(e.session, None)
+                for key in [key for key in self.asked if key[0] == e.session]:
+                    del self.asked[key]
+            case events.Acquire() | events.Prefetch() as e:
+                self.asked[e.session, e.request] = e.names
+            case events.Register() | events.Commit() | events.Unregister() as e:
+                self.asked[e.session, e.request] = (e.name,)
+                if isinstance(e, events.Register):
+                    self.sizes[e.name] = e.nbytes
+            case events.Release() as e:
+                self.asked.pop((e.session, e.lease), None)
+            case events.Cancel() as e:
+                self.asked.pop((e.session, e.acquire), None)
+            case events.CopiedIn() | events.CopiedOut() | events.CopyFailed() as e:
+                self.copies.pop(e.generation, None)
+            case actions.Accept() | actions.Refuse() as a:
+                self.asked.pop((a.session, a.request), None)
+            case actions.MakeMaster() as a:
+                self.masters[a.uid] = a.name
+                self.owned.setdefault(a.session, {})[a.name] = None
+            case actions.DropMaster() as a:
+                self._forget_component(a)
+            case actions.CopyIn() | actions.CopyOut() as a:
+                self.copies[a.generation] = (a, record.time)
+            case actions.Evict() as a:
+                self.evictions[a.generation] = (record.cause, record.time)
+            case actions.Evicted() as a:
+                self.evictions.pop(a.generation, None)
+            case _:
+                pass
+
+    def _forget_component(self, a: actions.DropMaster) -> None:
+        self.masters.pop(a.uid, None)
+        for names in self.owned.values():
+            names.pop(a.name, None)
+
+
+def names_in(lines: Iterable[Line]) -> set[str]:
+    """Every component that a log speaks of."""
+    seen = Seen()
+    found: set[str] = set()
+    for line in lines:
+        found.update(seen.about(line.record))
+        seen.note(line.record)
+    return found

@@ -1,0 +1,186 @@
+"""`swapd log`: the file, and the file as it grows, nothing missed and nothing doubled."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from swapd.cli import log as log_module
+from swapd.core import events
+from swapd.history import Line, read
+from swapd.journal import Record, render
+
+from .conftest import Running, json_lines, on_terminal, serve, start, swapd
+
+
+def _swap(daemon: Running) -> None:
+    """Two components that do not fit together take turns, twice."""
+    client = daemon.client("worker", thinker=12, talker=8)
+    for name in ("thinker", "thinker", "talker", "thinker"):
+        with client.acquire(name):
+            pass
+    client.close()
+
+
+def _run(folder: Path) -> Running:
+    """A daemon that swapped, and has ended."""
+    daemon = serve(folder)
+    _swap(daemon)
+    daemon.stop()
+    return daemon
+
+
+def test_without_a_terminal_the_records_as_they_are(folder: Path) -> None:
+    journal = _run(folder).journal
+    done = swapd("log", "--file", journal)
+    assert done.stdout == journal.read_text()
+
+
+def test_on_a_terminal_the_swaps(folder: Path) -> None:
+    text = on_terminal("log", "--file", _run(folder).journal)
+    assert "evict" in text
+    assert "to make room for talker, asked by worker (session 1)" in text
+    assert "MiB" in text
+    assert "B/s" in text
+    assert " hit " not in text
+    assert "release" not in text
+
+
+def test_all_shows_hits_and_releases(folder: Path) -> None:
+    text = swapd("log", "--text", "--all", "--file", _run(folder).journal).stdout
+    words = [line.split()[1] for line in text.splitlines()]
+    assert words.count("hit") == 1
+    assert words.count("release") >= 3  # the last can end with its session instead
+
+
+def test_lines_are_those_shown_last(folder: Path) -> None:
+    journal = _run(folder).journal
+    text = swapd("log", "--text", "--file", journal).stdout.splitlines()
+    assert swapd("log", "--text", "-n", 3, "--file", journal).stdout.splitlines() == text[-3:]
+    raw = journal.read_text().splitlines()
+    assert swapd("log", "-n", 2, "--file", journal).stdout.splitlines() == raw[-2:]
+    assert swapd("log", "-n", 0, "--file", journal).stdout == ""
+
+
+def test_the_last_run_only_unless_all_are_asked_for(folder: Path) -> None:
+    _run(folder)
+    one = (folder / "swap.jsonl").read_text()
+    journal = _run(folder).journal
+    assert swapd("log", "--file", journal).stdout == journal.read_text()[len(one) :]
+    assert swapd("log", "--all-runs", "--file", journal).stdout == journal.read_text()
+    text = swapd("log", "--all-runs", "--text", "--file", journal).stdout
+    assert text.count(" start ") == 2
+
+
+def test_the_daemon_says_where_the_file_is(daemon: Running) -> None:
+    first = json_lines(swapd("log", "-e", daemon.folder).stdout)[0]
+    assert first["start"]["device"] == "host"
+
+
+@contextmanager
+def _following(daemon: Running, *flags: str) -> Iterator["subprocess.Popen[str]"]:
+    process = start("log", "-f", "-e", daemon.folder, *flags)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _read_until(process: "subprocess.Popen[str]", words: str) -> str:
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if words in line:
+            return read
+    raise AssertionError(f"{words!r} never came:\n{read}")
+
+
+def test_following_misses_nothing_and_doubles_nothing(daemon: Running) -> None:
+    _swap(daemon)
+    with _following(daemon) as process:
+        shown = _read_until(process, '"label":"swapd log"')
+        _swap(daemon)
+        daemon.stop()
+        rest, err = process.communicate(timeout=60)
+    assert shown + rest == daemon.journal.read_text()
+    assert process.returncode == 0
+    assert err == "swapd: the daemon has stopped, and with it its log\n"
+
+
+def test_following_shows_what_happens_as_it_happens(daemon: Running) -> None:
+    with _following(daemon, "--text") as process:
+        _read_until(process, "start")
+        _swap(daemon)
+        assert "evict" in _read_until(process, "gone")
+
+
+def test_a_daemon_that_dies_ends_it_with_a_clear_line(daemon: Running) -> None:
+    with _following(daemon) as process:
+        _read_until(process, '"label":"swapd log"')
+        daemon.stop(signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == "swapd: the daemon is gone without a goodbye, and with it its log\n"
+
+
+def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
+    with _following(daemon) as process:
+        _read_until(process, '"label":"swapd log"')
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+
+
+class _Kept:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.seqs: list[int] = []
+
+    def show(self, lines: list[Line], last: int | None = None) -> None:
+        self.seqs += [line.record.seq for line in lines]
+
+
+def test_a_gap_in_the_stream_is_filled_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    records = [Record(seq, 0, 1.0, event=events.Tick(1.0)) for seq in range(1, 9)]
+    path.write_bytes(b"".join(render(record) + b"\n" for record in records))
+    lines = read(path)
+    view = _Kept()
+    assert log_module._show_fresh(view, lines[:3], 2, path) == 3  # type: ignore[arg-type]
+    assert log_module._show_fresh(view, lines[6:], 3, path) == 8  # type: ignore[arg-type]
+    assert log_module._show_fresh(view, [], 8, path) == 8  # type: ignore[arg-type]
+    assert view.seqs == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_no_daemon_is_one_clear_line(folder: Path, follow: tuple[str, ...]) -> None:
+    done = swapd("log", *follow, "-e", folder, status=1)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"swapd: no swapd at {folder}")
+
+
+def test_no_daemon_but_a_log_says_how_to_read_it(folder: Path) -> None:
+    journal = _run(folder).journal
+    assert f"--file {journal}" in swapd("log", "-e", folder, status=1).stderr
+
+
+def test_no_such_file(folder: Path) -> None:
+    assert "does not exist" in swapd("log", "--file", folder / "none", status=2).stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(folder: Path) -> None:
+    process = start("log", "--file", _run(folder).journal, bufsize=1)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 1

@@ -1,0 +1,197 @@
+"""What one record of the swap log says to people."""
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from swapd.cli.render import line, say, sentence
+from swapd.core import Rules, actions, events
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.history import Seen
+from swapd.journal import Record, Start
+
+MIB = 1 << 20
+NOON = 1_700_000_000.25
+
+
+@pytest.fixture
+def seen() -> Seen:
+    """Two workers, each with a component; session 2 has asked for its own."""
+    seen = Seen()
+    said: list[AnyEvent | AnyAction] = [
+        events.SessionOpened(0.0, 1, "thinker-worker"),
+        events.SessionOpened(0.0, 2, "talker-worker"),
+        events.Register(0.0, 1, 1, "thinker", 24 * MIB),
+        actions.MakeMaster(1, 1, "thinker", 24 * MIB, False),
+        events.Register(0.0, 2, 1, "talker", 20 * MIB),
+        actions.MakeMaster(2, 2, "talker", 20 * MIB, False),
+        events.Acquire(0.0, 2, 5, 1, ("talker",)),
+    ]
+    for seq, item in enumerate(said, 2):
+        seen.note(_record(item, seq=seq))
+    return seen
+
+
+def _record(item: AnyEvent | AnyAction, *, seq: int = 9, cause: int = 1, at: float = 0.0) -> Record:
+    time = NOON + at
+    if isinstance(item, events.Event):
+        return Record(seq, cause, time, event=item)
+    return Record(seq, cause, time, action=item)
+
+
+def _text(item: AnyEvent | AnyAction, seen: Seen, **where: Any) -> str | None:
+    """The line without its time."""
+    shown = line(_record(item, **where), seen)
+    return None if shown is None else " ".join(shown.plain[14:].split())
+
+
+def test_a_copy_is_one_line_with_duration_and_rate(seen: Seen) -> None:
+    order = _record(actions.CopyIn(2, "talker", 3, 20 * MIB, ((0, 10),)))
+    assert line(order, seen) is None
+    seen.note(order)
+    assert _text(events.CopiedIn(0.0, 3), seen, at=0.01) == "in talker 20 MiB 10 ms 2.1 GB/s"
+
+
+def test_a_write_back_says_so(seen: Seen) -> None:
+    seen.note(_record(actions.CopyOut(2, "talker", 3, 20 * MIB, ((0, 10),))))
+    said = _text(events.CopiedOut(0.0, 3), seen, at=0.1)
+    assert said == "out talker 20 MiB 100 ms 210 MB/s written back"
+
+
+def test_a_copy_of_no_bytes_in_no_time(seen: Seen) -> None:
+    seen.note(_record(actions.CopyIn(2, "talker", 3, 0, ())))
+    assert _text(events.CopiedIn(0.0, 3), seen) == "in talker 0 B 0 us"
+
+
+def test_an_eviction_names_whom_it_makes_room_for(seen: Seen) -> None:
+    said = _text(actions.Evict("thinker", 1, "room", (2, 5)), seen)
+    assert said == (
+        "evict thinker 24 MiB to make room for talker, asked by talker-worker (session 2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("room", "to make room for a prefetch"),
+        ("sequential", "released, and sequential"),
+        ("alternating", "excluded by its group"),
+        ("unregister", "unregistered"),
+    ],
+)
+def test_an_eviction_for_nobody_says_why(seen: Seen, reason: actions.Reason, words: str) -> None:
+    assert _text(actions.Evict("thinker", 1, reason), seen) == f"evict thinker 24 MiB {words}"
+
+
+def test_leaving_has_a_line_of_its_own_only_if_it_took_an_answer(seen: Seen) -> None:
+    evicted = actions.Evicted("thinker", 1, 24 * MIB, 0)
+    seen.note(_record(actions.Evict("thinker", 1, "room", (2, 5)), cause=8))
+    assert _text(evicted, seen, cause=8) is None
+    said = _text(evicted, seen, cause=11, at=0.002)
+    assert said is not None
+    assert said.startswith("evicted thinker 24 MiB left after 2")
+    assert _text(actions.Evicted("thinker", 1, 24 * MIB, 24 * MIB), seen, cause=11) is None
+
+
+def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> None:
+    waited = actions.Grant(2, 5, (), 0.0691, True)
+    assert _text(waited, seen) == "granted talker to talker-worker (session 2) after 69.1 ms"
+    hit = _record(actions.Grant(2, 5, (), 0.0, False))
+    assert line(hit, seen) is None
+    shown = line(hit, seen, everything=True)
+    assert shown is not None
+    assert "hit" in shown.plain
+
+
+def test_waiting_and_refusal_say_who_and_why(seen: Seen) -> None:
+    assert _text(actions.Waiting(2, 5, ("talker",), "needs 20 MiB"), seen) == (
+        "waiting talker talker-worker (session 2) needs 20 MiB"
+    )
+    assert _text(actions.Refuse(2, 5, "timeout", "not granted"), seen) == (
+        "refused talker talker-worker (session 2), timeout: not granted"
+    )
+
+
+def test_sessions_come_and_go(seen: Seen) -> None:
+    assert _text(events.SessionOpened(0.0, 4, "vllm-0"), seen) == "opened vllm-0 (session 4)"
+    gone = _text(events.SessionGone(0.0, 1), seen)
+    assert gone == "gone thinker-worker (session 1) and with it thinker"
+
+
+def test_sessions_of_the_command_line_are_left_out(seen: Seen) -> None:
+    opened = _record(events.SessionOpened(0.0, 4, "swapd status"))
+    assert line(opened, seen) is None
+    seen.note(opened)
+    assert line(_record(events.SessionGone(0.0, 4)), seen) is None
+
+
+def test_the_start_has_the_date_and_the_device(seen: Seen) -> None:
+    start = Start("9.9", "host", 20, 2 * MIB, Rules())
+    shown = line(Record(1, 0, NOON, start=start), seen)
+    assert shown is not None
+    assert "swapd 9.9 on host: 20 chunks of 2 MiB, 2023-11-1" in shown.plain
+
+
+def test_missing_records_are_counted(seen: Seen) -> None:
+    shown = line(Record(7, 0, NOON, dropped=12), seen)
+    assert shown is not None
+    assert "12 records: the disk was full" in shown.plain
+
+
+def test_columns_line_up(seen: Seen) -> None:
+    seen.note(_record(actions.CopyIn(2, "talker", 3, 20 * MIB, ((0, 10),))))
+    one = line(_record(events.CopiedIn(0.0, 3), at=1.0), seen)
+    two = line(_record(actions.Evict("thinker", 1, "room", (2, 5))), seen)
+    assert one is not None
+    assert two is not None
+    assert one.plain.index("talker") == two.plain.index("thinker")
+    assert one.plain.index("MiB") == two.plain.index("MiB")
+
+
+def test_good_and_bad_have_colours(seen: Seen) -> None:
+    refused = line(_record(actions.Refuse(2, 5, "timeout", "x")), seen)
+    assert refused is not None
+    assert any(span.style == "red" for span in refused.spans)
+
+
+def test_what_workers_say_cannot_reach_the_terminal(seen: Seen) -> None:
+    seen.note(_record(events.SessionOpened(0.0, 7, "evil\x1b[2J\r\n")))
+    shown = line(_record(actions.Waiting(7, 1, ("a",), "held by \x1b]0;x\a")), seen)
+    assert shown is not None
+    assert shown.plain.isprintable()
+
+
+def test_a_log_that_lost_its_beginning_still_reads() -> None:
+    seen = Seen()
+    assert _text(events.CopiedIn(0.0, 3), seen) == "in"
+    assert _text(actions.Grant(2, 5, (), 0.5, True), seen) == "granted to session 2 after 500 ms"
+    said = _text(actions.Evict("vae", 3, "room", (2, 5)), seen)
+    assert said == "evict vae to make room for request 5, asked by session 2"
+
+
+_EXAMPLES: dict[Any, Any] = {
+    float: 1.0,
+    int: 1,
+    str: "x",
+    bool: True,
+    tuple[str, ...]: ("x",),
+    actions.Reason: "room",
+}
+
+
+@pytest.mark.parametrize("kind", [*get_args(AnyEvent), *get_args(AnyAction)])
+def test_every_record_has_words(kind: Any, seen: Seen) -> None:
+    fields = msgspec.structs.fields(kind)
+    given = {
+        f.name: _EXAMPLES.get(f.type, () if "tuple" in str(f.type) else "timeout")
+        for f in fields
+        if f.required
+    }
+    record = _record(kind(**given))
+    assert say(record, seen).verb
+    assert sentence(record, seen).plain.isprintable()
+    shown = line(record, seen, everything=True)
+    assert shown is not None
+    assert shown.plain.isprintable()

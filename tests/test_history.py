@@ -1,0 +1,111 @@
+"""Reading the swap log back: runs, rotation, what cannot be read."""
+
+from pathlib import Path
+
+from swapd.core import Rules, actions, events
+from swapd.history import LABELS_MAX, Seen, last_run, names_in, parsed, read
+from swapd.journal import Record, Start, render
+
+START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
+
+
+def _tick(seq: int) -> Record:
+    return Record(seq, 0, 1.0, event=events.Tick(float(seq)))
+
+
+def _write(path: Path, *records: Record, tail: bytes = b"") -> None:
+    path.write_bytes(b"".join(render(r) + b"\n" for r in records) + tail)
+
+
+def _seqs(path: Path) -> list[int]:
+    return [line.record.seq for line in read(path)]
+
+
+def test_lines_are_kept_as_they_were_written(tmp_path: Path) -> None:
+    _write(tmp_path / "log", START, _tick(2))
+    assert (
+        b"".join(line.raw + b"\n" for line in read(tmp_path / "log"))
+        == (tmp_path / "log").read_bytes()
+    )
+
+
+def test_a_rotated_file_comes_first(tmp_path: Path) -> None:
+    _write(tmp_path / "log.1", START, _tick(2))
+    _write(tmp_path / "log", _tick(3), _tick(4))
+    assert _seqs(tmp_path / "log") == [1, 2, 3, 4]
+
+
+def test_a_last_line_still_being_written_is_left_out(tmp_path: Path) -> None:
+    _write(tmp_path / "log", START, _tick(2), tail=render(_tick(3))[:-1])
+    assert _seqs(tmp_path / "log") == [1, 2]
+
+
+def test_what_does_not_parse_is_left_out(tmp_path: Path) -> None:
+    later = b'{"seq":2,"cause":0,"time":1.0,"event":{"event":"teleported","now":1.0}}\n'
+    _write(tmp_path / "log", START, tail=b'{"seq":2,"cau\n' + later + render(_tick(3)) + b"\n")
+    assert _seqs(tmp_path / "log") == [1, 3]
+
+
+def test_an_empty_log(tmp_path: Path) -> None:
+    _write(tmp_path / "log")
+    assert last_run(read(tmp_path / "log")) == []
+
+
+def test_the_last_run_begins_with_the_last_start() -> None:
+    lines = list(parsed(map(render, [START, _tick(2), START, _tick(2), _tick(3)])))
+    assert last_run(lines) == lines[2:]
+
+
+def test_a_run_whose_start_was_lost_is_known_by_its_numbers() -> None:
+    lines = list(parsed(map(render, [START, _tick(2), _tick(9), _tick(4), _tick(5)])))
+    assert last_run(lines) == lines[3:]
+
+
+def test_a_note_of_dropped_records_shares_a_number_and_starts_no_run() -> None:
+    note = Record(5, 0, 1.0, dropped=3)
+    lines = list(parsed(map(render, [START, note, _tick(5), _tick(6)])))
+    assert last_run(lines) == lines
+
+
+def test_numbers_become_names() -> None:
+    seen = Seen()
+    order = actions.CopyIn(1, "dit", 7, 100, ((0, 1),))
+    seen.note(Record(2, 0, 1.0, action=order))
+    done = Record(3, 2, 1.5, event=events.CopiedIn(1.5, 7))
+    assert seen.about(done) == ("dit",)
+    seen.note(done)
+    assert seen.about(done) == ()
+
+
+def test_an_eviction_is_about_whom_it_makes_room_for_too() -> None:
+    seen = Seen()
+    seen.note(Record(2, 0, 1.0, event=events.Acquire(1.0, 3, 8, 1, ("dit",))))
+    evict = Record(3, 2, 1.0, action=actions.Evict("vae", 1, "room", (3, 8)))
+    assert seen.about(evict) == ("vae", "dit")
+
+
+def test_a_session_takes_what_it_registered_with_it() -> None:
+    seen = Seen()
+    seen.note(Record(2, 0, 1.0, action=actions.MakeMaster(3, 1, "vae", 5, False)))
+    seen.note(Record(3, 0, 1.0, action=actions.MakeMaster(3, 2, "dit", 5, False)))
+    seen.note(Record(4, 0, 1.0, action=actions.DropMaster(1, "vae")))
+    assert seen.about(Record(5, 0, 1.0, event=events.SessionGone(1.0, 3))) == ("dit",)
+
+
+def test_nothing_is_remembered_of_what_is_over() -> None:
+    seen = Seen()
+    for i in range(LABELS_MAX + 5):
+        seen.note(Record(i, 0, 1.0, event=events.SessionOpened(1.0, i, "w")))
+        seen.note(Record(i, 0, 1.0, event=events.Acquire(1.0, i, 1, 1, ("a",))))
+        seen.note(Record(i, 0, 1.0, event=events.Acquire(1.0, i, 2, 1, ("a",))))
+        seen.note(Record(i, 0, 1.0, event=events.Release(1.0, i, 2)))
+        seen.note(Record(i, 0, 1.0, action=actions.Evict("a", i, "room")))
+        seen.note(Record(i, 0, 1.0, action=actions.Evicted("a", i, 1, 0)))
+        seen.note(Record(i, 0, 1.0, event=events.SessionGone(1.0, i)))
+    assert len(seen.labels) == LABELS_MAX
+    assert (seen.asked, seen.evictions, seen.owned) == ({}, {}, {})
+
+
+def test_names_in_a_log() -> None:
+    asked = Record(2, 0, 1.0, event=events.Acquire(1.0, 1, 1, 1, ("a", "b")))
+    assert names_in(parsed([render(START), render(asked)])) == {"a", "b"}
