@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from swapd.cli.common import Json, console, errors
+from swapd.cli.common import Json, console, errors, say_error
 from swapd.units import seconds, size
 
 
@@ -22,7 +22,7 @@ def bench(json: Json = False) -> None:
         with errors.status("Measuring") as status:
             report = suite.run(lambda what: status.update(what))
     except ModuleNotFoundError as exc:
-        errors.print(f"[red]swapd:[/] {exc.name} is missing; pip install 'swapd[daemon,torch]'")
+        say_error(f"{exc.name} is missing; pip install 'swapd[daemon,torch]'")
         sys.exit(1)
     if json or not console.is_terminal:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())  # noqa: T201

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import swapd_client
 import typer
 from rich.console import Console
 from rich.text import Text
-from swapd_client.errors import SwapdError
 
+import swapd_client
 from swapd.config import ConfigError
 from swapd.device import DeviceError
 from swapd.runtime_dir import RuntimeDirError
+from swapd_client.errors import SwapdError
 
 #: Where to find the daemon, for every command that asks one.
 Endpoint = Annotated[
@@ -43,7 +43,7 @@ console = _console()
 errors = _console(stderr=True)
 
 
-def say(text: str) -> None:
+def say_error(text: str) -> None:
     """One line for the user, on stderr: it never gets between the lines of a pipe."""
     errors.print(Text.assemble(("swapd: ", "red"), text), soft_wrap=True)
 
@@ -59,7 +59,7 @@ def plain_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except _EXPECTED as exc:
-        say(str(exc))
+        say_error(str(exc))
         sys.exit(1)
 
 

@@ -10,8 +10,9 @@ import typer
 import zmq
 
 from swapd import runtime_dir
-from swapd.cli.common import Json, console, errors
+from swapd.cli.common import Json, console, errors, say_error
 from swapd.cli.render import line
+from swapd.history import Seen
 from swapd.journal import parse
 from swapd.units import seconds, size
 
@@ -33,7 +34,7 @@ def demo(
     try:
         from swapd.demo import run as story
     except ModuleNotFoundError as exc:
-        errors.print(f"[red]swapd:[/] {exc.name} is missing; pip install 'swapd[demo]'")
+        say_error(f"{exc.name} is missing; pip install 'swapd[demo]'")
         sys.exit(1)
     say = errors if json else console
     summary = story.run(
@@ -60,10 +61,13 @@ def _scroll(folder: Path) -> None:
     socket.connect(f"ipc://{folder / runtime_dir.EVENTS}")
 
     def follow() -> None:
+        seen = Seen()
         while True:
-            text = line(parse(socket.recv()))
+            record = parse(socket.recv())
+            text = line(record, seen)
+            seen.note(record)
             if text is not None:
-                console.print(text)
+                console.print(text, soft_wrap=True)
 
     threading.Thread(target=follow, name="swap-log", daemon=True).start()
 

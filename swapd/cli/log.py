@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import typer
 import zmq
 from rich.text import Text
-from swapd_client import Client, DaemonStopping, NotRunning
-from swapd_client.session import resolve
 
 from swapd import runtime_dir
-from swapd.cli.common import Endpoint, Json, ask, console, say
+from swapd.cli.common import Endpoint, Json, ask, console, say_error
 from swapd.cli.render import line
 from swapd.history import Line, Seen, last_run, parsed, read
+from swapd_client import Client, DaemonStopping, NotRunning
+from swapd_client.session import resolve
 
 #: How long a subscription may take, and the last records of a daemon that ends.
 _WIRE_MS = 5000
@@ -195,7 +195,7 @@ def _between(path: Path, last: int, first: int) -> list[Line]:
 def _say_how_it_ended(client: Client) -> None:
     error = client.session.error
     if isinstance(error, DaemonStopping):
-        say("the daemon has stopped, and with it its log")
+        say_error("the daemon has stopped, and with it its log")
     elif error is not None:
-        say("the daemon is gone without a goodbye, and with it its log")
+        say_error("the daemon is gone without a goodbye, and with it its log")
         sys.exit(1)

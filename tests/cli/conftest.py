@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import swapd_client
 
 MIB = 1 << 20
