@@ -5,12 +5,15 @@ No protocol knowledge: a packet is bytes plus descriptors.
 
 import os
 import socket
+import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 #: Most descriptors in one packet. Linux allows 253.
 FDS_MAX = 64
+
+_INT = struct.Struct("i")
 
 
 class OwnedFd:
@@ -70,10 +73,20 @@ def recv_packet(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[OwnedF
     The caller owns the descriptors. Raises: OSError; ValueError if the packet or its
     descriptors were cut short, in which case none are kept.
     """
-    data, raw, flags, _ = socket.recv_fds(sock, max_bytes, FDS_MAX)
-    fds = [OwnedFd(fd) for fd in raw]
+    # not socket.recv_fds: it forgets its flags, and all that is executed would inherit these
+    data, ancillary, flags, _ = sock.recvmsg(
+        max_bytes, socket.CMSG_LEN(FDS_MAX * _INT.size), socket.MSG_CMSG_CLOEXEC
+    )
+    fds = [OwnedFd(fd) for fd in _descriptors(ancillary)]
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
             fd.close()
         raise ValueError("packet too long, or too many descriptors in it")
     return data, fds
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            whole = len(data) // _INT.size * _INT.size
+            yield from (fd for (fd,) in _INT.iter_unpack(data[:whole]))
