@@ -1,6 +1,7 @@
 """Bytes and rates as people write them: 40GiB, 512MB, 12GB/s."""
 
 import re
+from fractions import Fraction
 
 _FACTORS = {
     "": 1,
@@ -21,7 +22,7 @@ def parse_size(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB, 512MiB or 12GB")
-    return int(float(match[1]) * _FACTORS[(match[2] or "").lower()])
+    return int(Fraction(match[1]) * _FACTORS[(match[2] or "").lower()])
 
 
 def parse_rate(text: str) -> float:
@@ -30,7 +31,7 @@ def parse_rate(text: str) -> float:
     if slash and unit.strip() != "s":
         raise ValueError(f"{text!r} is not a rate; write it like 12GB/s")
     rate = parse_size(number)
-    if rate <= 0:
+    if not 0 < rate < 1 << 64:
         raise ValueError(f"{text!r} is no rate at all; write it like 12GB/s")
     return float(rate)
 
@@ -67,4 +68,4 @@ def rate(bytes_per_s: float) -> str:
 
 def _digits(value: float, digits: int) -> str:
     """`digits` significant ones, but never an exponent: 1234 days are 1234 days."""
-    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+    return f"{value:.0f}" if value >= 10**digits - 0.5 else f"{value:.{digits}g}"
