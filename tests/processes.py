@@ -1,0 +1,33 @@
+"""Python in a process of its own: for what must crash, fork, or start from nothing."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import dedent
+
+ROOT = Path(__file__).parent.parent
+
+#: Both source roots, as an installation would have them.
+PYTHONPATH = f"{ROOT}:{ROOT / 'client'}"
+
+
+def run_python(
+    program: str, *args: object, fds: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run `program` to its end, whatever that is; it inherits `fds`, by the same numbers."""
+    return subprocess.run(
+        [sys.executable, "-c", dedent(program), *map(str, args)],
+        env={"PYTHONPATH": PYTHONPATH},
+        pass_fds=tuple(fds),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def output_of(program: str, *args: object, fds: Sequence[int] = ()) -> str:
+    """What `program` prints. It must end well."""
+    done = run_python(program, *args, fds=fds)
+    assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
