@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from swapd.device import vm
@@ -61,11 +62,9 @@ class HostDevice:
                 f"budget of {self._nbytes >> 20} MiB, but only {free >> 20} MiB of host memory "
                 "are available; lower --budget"
             )
-        self._fd = OwnedFd(os.memfd_create("swapd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         try:
-            self._base = self._allocate()
+            self._allocate()
         except OSError as exc:
-            self._fd.close()
             raise DeviceError(f"arena of {self._nbytes >> 20} MiB: {exc.strerror}") from exc
         threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
         self._helpers = ThreadPoolExecutor(threads, "swapd-copy")
@@ -74,19 +73,24 @@ class HostDevice:
     def __repr__(self) -> str:
         return f"<HostDevice {self._nbytes >> 20} MiB in {self.chunks} chunks>"
 
-    def _allocate(self) -> int:
-        fd = self._fd.fileno()
-        os.ftruncate(fd, self._nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        base = vm.map_shared(fd, 0, self._nbytes, writable=True)
-        vm.prefer_huge_pages(base, self._nbytes)
-        vm.populate(base, self._nbytes, writable=True)
-        return base
+    def _allocate(self) -> None:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        with ExitStack() as undo:
+            self._fd = undo.enter_context(OwnedFd(os.memfd_create("swapd-arena", flags)))
+            fd = self._fd.fileno()
+            os.ftruncate(fd, self._nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+            # opened here and now: a worker may change the memfd's mode, and so shut it for later
+            self._reader = undo.enter_context(reopen_read_only(fd))
+            self._base = vm.map_shared(fd, 0, self._nbytes, writable=True)
+            undo.callback(vm.free, self._base, self._nbytes)
+            vm.prefer_huge_pages(self._base, self._nbytes)
+            vm.populate(self._base, self._nbytes, writable=True)
+            self._memory = undo.pop_all()
 
     def export(self, *, writable: bool) -> OwnedFd:
-        if writable:
-            return OwnedFd(os.dup(self._fd.fileno()))
-        return reopen_read_only(self._fd.fileno())
+        return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
     def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
         self._copy([(self._base + at, source + i, n) for at, i, n in self._spans(runs, nbytes)])
@@ -96,8 +100,7 @@ class HostDevice:
 
     def close(self) -> None:
         self._helpers.shutdown()
-        vm.free(self._base, self._nbytes)
-        self._fd.close()
+        self._memory.close()
 
     def _spans(self, runs: Runs, nbytes: int) -> list[tuple[int, int, int]]:
         """(offset in the arena, offset in the component, length) of each piece."""

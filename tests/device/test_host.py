@@ -1,0 +1,148 @@
+"""What is the host device's own: its errors, its throttle, and that it leaves nothing."""
+
+import errno
+import os
+import re
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from swapd.device import DeviceError, HostDevice, host, open_device, vm
+from tests.processes import output_of
+
+CHUNK = 2 << 20
+
+
+def arenas() -> int:
+    """How many arenas are mapped in this process; other tests may have left some."""
+    return Path("/proc/self/maps").read_text().count("memfd:swapd-arena")
+
+
+def test_a_chunk_that_is_no_multiple_of_2_mib_is_refused_with_the_remedy() -> None:
+    with pytest.raises(DeviceError, match="chunk of 1048576 bytes: use a multiple of 2 MiB"):
+        HostDevice(CHUNK, 1 << 20)
+
+
+def test_a_budget_below_one_chunk_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DeviceError, match="budget of 4096 bytes is less than one chunk of 2097152"):
+        HostDevice(4096, CHUNK)
+
+
+def test_a_budget_beyond_the_host_s_memory_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DeviceError, match="lower --budget") as refused:
+        HostDevice(1 << 50, CHUNK)
+    asked, free = map(int, re.findall(r"(\d+) MiB", str(refused.value)))
+    assert asked == 1 << 30
+    assert 0 < free < asked
+
+
+def test_the_budget_may_be_all_that_is_available(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert 0 < host.available_bytes() < 1 << 50
+    monkeypatch.setattr(host, "available_bytes", lambda: 3 * CHUNK)
+    HostDevice(3 * CHUNK, CHUNK).close()
+    with pytest.raises(DeviceError, match="budget of 8 MiB, but only 6 MiB"):
+        HostDevice(4 * CHUNK, CHUNK)
+
+
+def test_an_unknown_device_is_refused_by_name() -> None:
+    with pytest.raises(DeviceError, match=r"'tpu:0' is not supported.*--device host"):
+        open_device("tpu:0", CHUNK, CHUNK, None)
+
+
+def test_the_host_device_is_opened_by_name() -> None:
+    with closing(open_device("host", 2 * CHUNK, CHUNK, None)) as device:
+        assert (device.name, device.chunks, device.chunk_bytes) == ("host", 2, CHUNK)
+        assert repr(device) == "<HostDevice 4 MiB in 2 chunks>"
+
+
+def test_the_arena_is_allocated_from_the_start() -> None:
+    """A page that is first touched while a worker waits would cost that worker the time."""
+    with closing(HostDevice(4 * CHUNK, CHUNK)) as device, device.export(writable=False) as fd:
+        assert os.fstat(fd.fileno()).st_blocks * 512 == 4 * CHUNK
+
+
+def test_an_arena_that_cannot_be_allocated_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(address: int, nbytes: int, *, writable: bool) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(vm, "populate", full)
+    before = sorted(os.listdir("/proc/self/fd")), arenas()
+    with pytest.raises(DeviceError, match="arena of 4 MiB: Cannot allocate memory"):
+        HostDevice(2 * CHUNK, CHUNK)
+    assert (sorted(os.listdir("/proc/self/fd")), arenas()) == before
+
+
+def test_close_unmaps_the_arena() -> None:
+    before = arenas()
+    device = HostDevice(2 * CHUNK, CHUNK)
+    assert arenas() == before + 1
+    device.close()
+    assert arenas() == before
+
+
+def test_no_worker_can_shut_the_arena_for_the_next() -> None:
+    """A worker runs as the same user, so the memfd's mode and seals are its to change."""
+    output_of("""
+        import errno, fcntl, os
+        from swapd.device import HostDevice
+        if os.getuid() == 0:
+            os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
+        device = HostDevice(2 << 20, 2 << 20)
+        with device.export(writable=False) as reader, device.export(writable=True) as writer:
+            os.fchmod(reader.fileno(), 0)
+            for seal in (fcntl.F_SEAL_WRITE, 0x10):
+                try:
+                    fcntl.fcntl(writer.fileno(), fcntl.F_ADD_SEALS, seal)
+                except PermissionError:
+                    continue
+                raise AssertionError("sealed by a worker")
+        device.export(writable=False).close()
+        device.export(writable=True).close()
+        device.close()
+    """)
+
+
+@pytest.mark.parametrize("verb", ["copy_in", "copy_out"])
+def test_a_throttled_copy_is_slower(verb: str) -> None:
+    took = {}
+    memory = vm.map_anonymous(2 * CHUNK)
+    vm.populate(memory, 2 * CHUNK, writable=True)
+    for bandwidth in (None, float(16 * CHUNK)):
+        with closing(HostDevice(2 * CHUNK, CHUNK, bandwidth)) as device:
+            started = time.monotonic()
+            getattr(device, verb)(((0, 2),), memory, 2 * CHUNK)
+            took[bandwidth] = time.monotonic() - started
+    vm.free(memory, 2 * CHUNK)
+    fast, slow = took.values()
+    assert slow > 3 * fast
+
+
+def test_a_throttled_copy_moves_the_very_bytes_too() -> None:
+    nbytes = CHUNK + host.SLOW_PIECE_BYTES // 2 + 7
+    memory = vm.map_anonymous(2 * CHUNK)
+    vm.view(memory, nbytes)[:] = content = bytes(i * i % 251 for i in range(1000)) * (
+        nbytes // 1000
+    ) + bytes(nbytes % 1000)
+    with closing(HostDevice(2 * CHUNK, CHUNK, 1e12)) as device:
+        device.copy_in(((1, 1), (0, 1)), memory, nbytes)
+        vm.view(memory, nbytes)[:] = bytes(nbytes)
+        device.copy_out(((1, 1), (0, 1)), memory, nbytes)
+    assert bytes(vm.view(memory, nbytes)) == content
+    vm.free(memory, 2 * CHUNK)
+
+
+def test_close_joins_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    before = set(threading.enumerate())
+    device = HostDevice(24 * CHUNK, CHUNK)
+    memory = vm.map_anonymous(24 * CHUNK)
+    device.copy_in(((0, 24),), memory, 24 * CHUNK)
+    assert set(threading.enumerate()) > before, "a copy this large is shared by threads"
+    device.close()
+    assert set(threading.enumerate()) == before
+    vm.free(memory, 24 * CHUNK)
