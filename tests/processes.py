@@ -31,3 +31,15 @@ def output_of(program: str, *args: object, fds: Sequence[int] = ()) -> str:
     done = run_python(program, *args, fds=fds)
     assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def start_python(program: str, *args: object, fds: Sequence[int] = ()) -> "subprocess.Popen[str]":
+    """Start `program` with pipes; use it in a `with` block, which waits for its end."""
+    return subprocess.Popen(
+        [sys.executable, "-c", dedent(program), *map(str, args)],
+        env={"PYTHONPATH": PYTHONPATH},
+        pass_fds=tuple(fds),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
