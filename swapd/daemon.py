@@ -342,6 +342,15 @@ class Daemon:
         if lifeline := self._lifelines.get(a.session):
             lifeline.send(protocol.Revoke(a.name, a.generation, a.ack))
 
+    def _do_evicted(self, a: actions.Evicted, seq: int) -> None:
+        """Say that a write-back is complete, before anybody is given the chunks.
+
+        A worker that outlives the daemon so knows which of the two has the latest bytes.
+        """
+        c = self._core.components.get(a.name)
+        if a.bytes_back and c is not None and (lifeline := self._lifelines.get(c.session)):
+            lifeline.send(protocol.Saved(a.name, a.generation))
+
     def _do_want(self, a: actions.Want, seq: int) -> None:
         if lifeline := self._lifelines.get(a.session):
             lifeline.send(protocol.Wanted(a.name, a.wanted))
@@ -408,7 +417,7 @@ class Daemon:
         actions.Fence: _do_fence,
         actions.Waiting: _do_nothing,
         actions.Evict: _do_nothing,
-        actions.Evicted: _do_nothing,
+        actions.Evicted: _do_evicted,
         actions.Lost: _do_nothing,
     }
 

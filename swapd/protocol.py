@@ -249,6 +249,13 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
     ack: bool = False
 
 
+class Saved(msgspec.Struct, frozen=True, tag="saved"):
+    """A mutable component's bytes are in its master; its chunks may hold others' from now on."""
+
+    name: str
+    generation: int
+
+
 class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
     """Somebody waits (or no longer waits) for the memory of a component you hold."""
 
@@ -263,7 +270,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     message: str
 
 
-FromDaemon = Welcome | Master | Revoke | Wanted | Goodbye
+FromDaemon = Welcome | Master | Revoke | Saved | Wanted | Goodbye
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(AnyRequest).decode

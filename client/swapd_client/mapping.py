@@ -35,6 +35,8 @@ class Range:
         self._runs: Runs = ()
         self._shown = False
         self._generation = 0
+        #: The chunks of this generation, while they have the latest bytes; else the master has.
+        self._latest: Runs | None = None
 
     def __repr__(self) -> str:
         where = "in" if self._shown else "out"
@@ -56,19 +58,8 @@ class Range:
             if self._shown and generation == self._generation:
                 return
             self._generation = generation
-            if self._runs == runs and (self._shown or self._unshelve()):
-                self._shown = True
-                return
-            for at, first, n in self._pieces(runs):
-                vm.map_shared(
-                    self._arena.fileno(),
-                    first * self._chunk_bytes,
-                    n,
-                    writable=self._writable,
-                    at=self.address + at,
-                )
-            self._runs = runs
-            self._shown = True
+            self._latest = runs
+            self._put(runs)
 
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on. With `generation`, only if it is not a newer one."""
@@ -80,15 +71,22 @@ class Range:
                 vm.revoke(self.address, self._span)
                 self._runs = ()
 
+    def saved(self, generation: int) -> None:
+        """The master has the latest bytes now; the chunks of `generation` are others' to use."""
+        with self._lock:
+            if generation == self._generation:
+                self._latest = None
+
     def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
         The bytes are those of `master`, copied page by page only when written to; or, with
-        `keep_shown`, those that are behind the range now. Nothing is shared any more.
+        `keep_shown`, those of the chunks if they are later. Nothing is shared any more.
         """
         with self._lock:
             if self.nbytes:
-                if keep_shown and (self._shown or (self._runs and self._unshelve())):
+                if keep_shown and self._latest is not None:
+                    self._put(self._latest)
                     self._copy_in_place()
                 else:
                     vm.map_private(master.fileno(), vm.round_up(self.nbytes), at=self.address)
@@ -102,6 +100,20 @@ class Range:
         """Free the range: only before any tensor was made over it."""
         vm.free(self.address, self._span)
         vm.free(self._shelf, self._span)
+
+    def _put(self, runs: Runs) -> None:
+        """Have the pages of `runs` at the range: they are, or from the shelf, or mapped anew."""
+        if self._runs != runs or not (self._shown or self._unshelve()):
+            for at, first, n in self._pieces(runs):
+                vm.map_shared(
+                    self._arena.fileno(),
+                    first * self._chunk_bytes,
+                    n,
+                    writable=self._writable,
+                    at=self.address + at,
+                )
+        self._runs = runs
+        self._shown = True
 
     def _copy_in_place(self) -> None:
         nbytes = vm.round_up(self.nbytes)

@@ -285,6 +285,9 @@ class Session:
         match protocol.decode_from_daemon(data):
             case protocol.Revoke() as revoke:
                 self._revoke(revoke)
+            case protocol.Saved() as saved:
+                if part := self.components.get(saved.name):
+                    part._range.saved(saved.generation)
             case protocol.Wanted() as wanted:
                 self._set_wanted(wanted)
             case protocol.Master() as master:

@@ -2,7 +2,8 @@
 
 MakeMaster, SealMaster, CopyIn and CopyOut are slow: each comes back as exactly one event.
 Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as SessionGone.
-Evicted, Lost and Waiting order nothing: they are there to be read in the swap log.
+Lost and Waiting order nothing: they are there to be read in the swap log. Nor does Evicted,
+except that a worker is told when its bytes are in the master.
 """
 
 from typing import Literal
