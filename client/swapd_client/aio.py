@@ -4,13 +4,14 @@ import asyncio
 import os
 import warnings
 from collections.abc import Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from swapd import protocol
 from swapd_client.channel import AsyncChannel, ChannelFactory
 from swapd_client.client import Source
-from swapd_client.errors import DaemonGone
+from swapd_client.errors import ComponentInUse, DaemonGone
 from swapd_client.session import Component, Session, default_label, resolve
 
 
@@ -152,15 +153,22 @@ class AsyncClient:
     async def close(self) -> None:
         """As `Client.close`."""
         session = self.session
-        if session.error is None:
-            for part in [p for p in session.components.values() if p.mutable]:
-                try:
-                    await self.unregister(part.name)
-                except DaemonGone:
-                    break
+        with suppress(DaemonGone):  # then their last bytes are where they were
+            await self._take_back_mutable()
         await self._channel.close()
         await asyncio.to_thread(session.close)
         self._factory.close()
+
+    async def _take_back_mutable(self) -> None:
+        session = self.session
+        mutable = [p for p in session.components.values() if p.mutable]
+        if session.error is not None or not mutable:
+            return
+        for granted in list(session.leases.values()):
+            self._release(granted)
+        for part in mutable:
+            with suppress(ComponentInUse):  # by another session: then copied from the device
+                await self.unregister(part.name)
 
     async def _acquire(
         self, names: tuple[str, ...], *, timeout: float | None, priority: int, wait: bool

@@ -4,12 +4,13 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from swapd import protocol
 from swapd_client.channel import Channel, ChannelFactory
-from swapd_client.errors import DaemonGone
+from swapd_client.errors import ComponentInUse, DaemonGone
 from swapd_client.layout import Buffer
 from swapd_client.session import Component, Session, default_label, resolve
 
@@ -194,14 +195,21 @@ class Client:
     def close(self) -> None:
         """End the session. Registered tensors become private memory; leases are over."""
         session = self.session
-        if session.error is None:
-            for part in [p for p in session.components.values() if p.mutable]:
-                try:
-                    self.unregister(part.name)  # so that its last bytes come back
-                except DaemonGone:
-                    break
+        with suppress(DaemonGone):  # then their last bytes are where they were
+            self._take_back_mutable()
         session.close()
         self._factory.close()
+
+    def _take_back_mutable(self) -> None:
+        session = self.session
+        mutable = [p for p in session.components.values() if p.mutable]
+        if session.error is not None or not mutable:
+            return
+        for granted in list(session.leases.values()):
+            self._release(granted, same=False)
+        for part in mutable:
+            with suppress(ComponentInUse):  # by another session: then copied from the device
+                self.unregister(part.name)
 
     def _channel(self) -> Channel:
         channel: Channel | None = getattr(self._local, "channel", None)

@@ -81,6 +81,8 @@ class Session:
         self.components: dict[str, Component] = {}
         #: Names whose memory somebody waits for; read by `lease.wanted`.
         self.wanted: set[str] = set()
+        #: What the daemon granted and nobody released, by the request's id.
+        self.leases: dict[int, protocol.Granted] = {}
         self._lock = threading.Lock()
         self._ids = 0
         self._masters: dict[str, list[OwnedFd]] = {}
@@ -202,6 +204,7 @@ class Session:
 
     def granted(self, granted: protocol.Granted) -> None:
         """Put the chunks of what was granted behind its ranges."""
+        self.leases[granted.id] = granted
         for place in granted.placements:
             part = self.components[place.name]
             with self._lock:
@@ -210,6 +213,7 @@ class Session:
 
     def released(self, granted: protocol.Granted) -> None:
         """Under strict isolation, what nobody in this process holds may not be touched."""
+        self.leases.pop(granted.id, None)
         for place in granted.placements:
             part = self.components.get(place.name)
             if part is None:
