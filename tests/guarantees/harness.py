@@ -1,0 +1,565 @@
+"""Real daemons and real workers, each a process of its own, for the tests of the guarantees.
+
+Waits are for messages, records of the swap log, EOF and exits, never for time; every wait is
+bounded by PATIENCE_S, which no run that works comes near.
+"""
+
+import json
+import os
+import queue
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import zmq
+
+from swapd import journal, protocol, runtime_dir
+from swapd.core.events import SessionOpened
+from swapd.fds import OwnedFd, recv_packet, send_packet
+from swapd.journal import Record
+from swapd.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
+from swapd_client import Client, connect
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+PATIENCE_S = 60.0
+
+#: What daemons are told unless a test says otherwise: strict, and quick to decide.
+SETTINGS: dict[str, object] = {
+    "device": "host",
+    "budget": "16MiB",
+    "isolation": "strict",
+    "ack_timeout": 30,
+    "residency_factor": 0,
+    "residency_bound": 0,
+}
+
+
+def environment() -> dict[str, str]:
+    """That of this process, with the packages found and no setting of swapd in it."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
+    return {**inherited, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"}
+
+
+def descriptors(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP, and wait until it has taken effect: then the process does nothing more.
+
+    For a child of this process, whose state the kernel reports by waitid.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+# --- daemons -----------------------------------------------------------------------------
+
+
+class Daemon:
+    """`swapd serve` in a folder of its own, and what it says."""
+
+    def __init__(self, folder: Path, log: Path, **settings: object) -> None:
+        """Start it. Blocks until it serves, or has ended."""
+        self.folder = folder
+        self._log = log
+        command = [sys.executable, "-m", "swapd", "serve"]
+        for name, value in {**SETTINGS, **settings, "runtime_dir": folder}.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                command, env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        assert self._process.stdout is not None
+        self.greeting = self._process.stdout.readline()
+        self._watch: Watch | None = None
+        self._observer: Client | None = None
+        if self.greeting:
+            self._watch = Watch(folder)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """All it wrote to stderr."""
+        return self._log.read_text()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def watch(self) -> "Watch":
+        assert self._watch is not None, f"the daemon did not start: {self.log}"
+        return self._watch
+
+    @property
+    def observer(self) -> Client:
+        """A session that only looks."""
+        if self._observer is None:
+            self._observer = connect(self.folder, label="observer")
+        return self._observer
+
+    def status(self) -> protocol.StatusReply:
+        return self.observer.status()
+
+    def component(self, name: str) -> protocol.ComponentStatus:
+        (found,) = [c for c in self.status().components if c.name == name]
+        return found
+
+    def await_record(self, kind: str, **fields: object) -> Any:
+        """The next event or action of this kind and these values, once it is logged."""
+        return self.watch.until(kind, **fields)
+
+    def terminate(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        return self._process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        self._process.kill()
+        self.wait()
+
+    def close(self) -> None:
+        """Stop it, unless it was ended, and check that it has not been hurt."""
+        running = self.running
+        if running:
+            assert self.status().peak_bytes <= self.status().budget_bytes
+        self.discard()
+        if running:
+            assert self._process.returncode == 0, self.log
+            assert not list(self.folder.glob("*.sock"))
+        assert "Traceback" not in self.log, self.log
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
+            try:
+                self.wait()
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self.wait()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class Watch:
+    """The swap log of a daemon as it is published, from before the first worker comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.history: list[Record] = []
+        self._folder = folder
+        self._at = 0
+        self._knocks = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(f"ipc://{folder / runtime_dir.EVENTS}")
+        for _ in range(600):  # the first may come before the daemon knows of the subscription
+            self._knock()
+            if self._socket.poll(100):
+                return
+        raise AssertionError("the daemon publishes no records")
+
+    def until(self, kind: str, **fields: object) -> Any:
+        """The next event or action that matches, after the last one that was found."""
+        while True:
+            while self._at < len(self.history):
+                record = self.history[self._at]
+                self._at += 1
+                said = record.event or record.action
+                if type(said).__name__ == kind and all(
+                    getattr(said, name) == value for name, value in fields.items()
+                ):
+                    return said
+            self._read(f"{kind} {fields}")
+
+    def seen(self, kind: str) -> list[Any]:
+        """All of one kind there were until now."""
+        label = self._knock()
+        while True:
+            self._read(label)
+            last = self.history[-1].event
+            if isinstance(last, SessionOpened) and last.label == label:
+                break
+        said = [record.event or record.action for record in self.history]
+        return [one for one in said if type(one).__name__ == kind]
+
+    def _knock(self) -> str:
+        """Have something recorded: a session with the label that is returned."""
+        self._knocks += 1
+        label = f"knock {self._knocks}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knock:
+            knock.connect(str(self._folder / runtime_dir.LIFELINE))
+            send_packet(knock, protocol.encode(protocol.Hello(protocol.VERSION, label)))
+            _, fds = recv_packet(knock, LIFELINE_MAX_BYTES)
+            for fd in fds:
+                fd.close()
+        return label
+
+    def _read(self, what: str) -> None:
+        if not self._socket.poll(int(PATIENCE_S * 1000)):
+            told = "\n".join(str(record.event or record.action) for record in self.history)
+            raise AssertionError(f"no {what} in the swap log:\n{told}")
+        self.history.append(journal.parse(self._socket.recv()))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+# --- workers -----------------------------------------------------------------------------
+
+
+class WorkerError(Exception):
+    """A command failed in the worker: `kind` is the name of its exception's class."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+class WorkerDied(Exception):
+    """The worker ended before it answered."""
+
+
+class Pending:
+    """A command that runs in a worker."""
+
+    def __init__(self, worker: "Worker", what: str) -> None:
+        self._worker = worker
+        self._what = what
+        self._answer: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def settle(self, answer: dict[str, Any] | None) -> None:
+        self._answer.put(answer)
+
+    @property
+    def done(self) -> bool:
+        return not self._answer.empty()
+
+    def result(self) -> Any:
+        """What it returned. Blocks. Raises: WorkerError, WorkerDied."""
+        try:
+            answer = self._answer.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise AssertionError(f"{self._worker} never ended {self._what}") from None
+        if answer is None:
+            raise WorkerDied(f"{self._worker} died in {self._what}\n{self._worker.log}")
+        if "error" in answer:
+            raise WorkerError(answer["error"], answer["message"])
+        return answer["ok"]
+
+
+class Worker:
+    """A process of `worker.py`: `worker.acquire("a")` has it call its method `acquire`.
+
+    `worker.start("acquire", "a", lane="x")` does not wait for the answer.
+    """
+
+    def __init__(self, endpoint: Path, label: str, log: Path, user: int | None = None) -> None:
+        self.label = label
+        self._log = log
+        program = str(Path(__file__).with_name("worker.py"))
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, program, str(endpoint), label],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                user=user,
+            )
+        self._ids = 0
+        self._pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()
+        self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.label} {self.pid}>"
+
+    def __getattr__(self, command: str) -> Callable[..., Any]:
+        if command.startswith("_"):
+            raise AttributeError(command)
+        return lambda *args, **options: self.start(command, *args, **options).result()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def start(self, command: str, *args: object, lane: str = "main", **options: object) -> Pending:
+        """Have it run `command`; commands of one lane run one after the other."""
+        with self._lock:
+            self._ids += 1
+            number = self._ids
+            pending = self._pending[number] = Pending(self, f"{command}{args}")
+        line = {"id": number, "lane": lane, "do": command, "args": args, "options": options}
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pending.settle(None)
+        return pending
+
+    def await_event(self) -> str:
+        """What it says unasked."""
+        event = self._events.get(timeout=PATIENCE_S)
+        if event is None:
+            raise WorkerDied(f"{self} died\n{self.log}")
+        return event
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        self._process.kill()
+        self.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when it has stopped."""
+        stop_process(self.pid)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Its exit status, negative for a signal, once it has ended."""
+        status = self._process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return status
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self.wait()
+        with self._lock:
+            self._process.stdout.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            message = json.loads(line)
+            if "event" in message:
+                self._events.put(message["event"])
+                continue
+            with self._lock:
+                pending = self._pending.pop(message["id"])
+            pending.settle(message)
+        self._events.put(None)
+        with self._lock:
+            for pending in self._pending.values():
+                pending.settle(None)
+
+
+# --- peers that do wrong -----------------------------------------------------------------
+
+
+class RawSession:
+    """A lifeline and an rpc socket in this process, by hand: says whatever it is told to."""
+
+    def __init__(self, folder: Path, *, hello: bool = True, rpc: bool = True) -> None:
+        self.lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.lifeline.settimeout(PATIENCE_S)
+        self.lifeline.connect(str(folder / runtime_dir.LIFELINE))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._fds: list[OwnedFd] = []
+        self._ids = 0
+        self.token = b""
+        if hello:
+            self.tell(protocol.Hello(protocol.VERSION, "raw"))
+            welcome = self.hear()
+            assert isinstance(welcome, protocol.Welcome)
+            self.token = welcome.token
+        if rpc:
+            self.rpc = self.dealer(folder, self.token + b"\0\0\0\0")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lifeline.close()
+        self._context.destroy(linger=0)
+        for fd in self._fds:
+            fd.close()
+
+    def dealer(self, folder: Path, identity: bytes) -> "zmq.Socket[bytes]":
+        rpc = self._context.socket(zmq.DEALER)
+        rpc.setsockopt(zmq.ROUTING_ID, identity)
+        rpc.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
+        rpc.connect(f"ipc://{folder / runtime_dir.RPC}")
+        return rpc
+
+    def tell(self, message: protocol.FromClient) -> None:
+        send_packet(self.lifeline, protocol.encode(message))
+
+    def hear(self) -> FromDaemon | None:
+        """The next message on the lifeline; None when it has ended."""
+        data, fds = recv_packet(self.lifeline, LIFELINE_MAX_BYTES)
+        self._fds += fds
+        return protocol.decode_from_daemon(data) if data else None
+
+    def end(self) -> list[FromDaemon]:
+        """All that still comes until the daemon ends the lifeline."""
+        said: list[FromDaemon] = []
+        while True:
+            try:
+                message = self.hear()
+            except ConnectionResetError:
+                continue  # it closed with words of ours unread; what it said comes after
+            if message is None:
+                return said
+            said.append(message)
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def ask(self, request: AnyRequest) -> AnyReply:
+        self.rpc.send(protocol.encode(request))
+        return self.answer()
+
+    def answer(self) -> AnyReply:
+        reply: AnyReply = protocol.decode_reply(self.rpc.recv())
+        return reply
+
+    def register(self, name: str, nbytes: int, *, mutable: bool = False) -> None:
+        """Register zeros."""
+        said = self.ask(protocol.Register(self.next_id(), name, nbytes, mutable=mutable))
+        assert isinstance(said, protocol.Done), said
+        assert isinstance(self.hear(), protocol.Master)
+        said = self.ask(protocol.Commit(self.next_id(), name))
+        assert isinstance(said, protocol.Done), said
+
+    def acquire(self, *names: str) -> protocol.Granted:
+        said = self.ask(protocol.Acquire(self.next_id(), names))
+        assert isinstance(said, protocol.Granted), said
+        return said
+
+    def release(self, granted: protocol.Granted) -> None:
+        said = self.ask(protocol.Release(self.next_id(), granted.id, ack=True))
+        assert isinstance(said, protocol.Done), said
+
+
+# --- all of one test ---------------------------------------------------------------------
+
+
+class World:
+    """The daemons and workers of one test, and their folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._daemons: list[Daemon] = []
+        self._workers: list[Worker] = []
+
+    def daemon(self, name: str = "d", **settings: object) -> Daemon:
+        """Start a daemon; of the same name, one in the same folder."""
+        log = self.folder / f"{name}.{len(self._daemons)}.log"
+        daemon = Daemon(self.folder / name, log, **settings)
+        self._daemons.append(daemon)
+        return daemon
+
+    def worker(self, daemon: Daemon, label: str, user: int | None = None) -> Worker:
+        """Start a worker; it connects at its first command."""
+        worker = Worker(daemon.folder, label, self.folder / f"{label}.log", user)
+        self._workers.append(worker)
+        return worker
+
+    def workers(self, daemon: Daemon, *labels: str) -> list[Worker]:
+        return [self.worker(daemon, label) for label in labels]
+
+    def close(self) -> None:
+        """End what still runs; check that no daemon was hurt by what the test did."""
+        for worker in self._workers:
+            worker.close()
+        for daemon in self._daemons:
+            daemon.close()
+
+    def discard(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        for daemon in self._daemons:
+            daemon.discard()
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
+    made = World(folder)
+    try:
+        yield made
+        made.close()
+    finally:
+        made.discard()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def await_exit(pid: int) -> None:
+    """Wait until a process that is not our child is gone."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([watch], [], [], PATIENCE_S)[0], f"process {pid} does not end"
+    finally:
+        os.close(watch)
+
+
+__all__ = [
+    "MIB",
+    "Daemon",
+    "Pending",
+    "RawSession",
+    "Worker",
+    "WorkerDied",
+    "WorkerError",
+    "World",
+    "await_exit",
+    "descriptors",
+    "environment",
+    "is_alive",
+    "stop_process",
+    "world",
+]

@@ -1,0 +1,129 @@
+"""Guarantee 1: a leased component is never evicted, moved or overwritten."""
+
+import signal
+
+import pytest
+
+from tests.guarantees.harness import MIB, WorkerDied, World
+
+
+def test_a_leased_component_stays_while_others_want_its_memory(world: World) -> None:
+    daemon = world.daemon()
+    holder, other = world.workers(daemon, "holder", "other")
+    a = holder.register("a", 8 * MIB, seed=1)
+    other.register("b", 12 * MIB, seed=2)
+    holder.acquire("a")
+
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting", names=("b",))
+    assert holder.look("a")[1] == a
+    assert daemon.component("a").state == "leased"
+    assert not waiting.done
+    assert not daemon.watch.seen("Evict")
+
+    holder.release("a")
+    assert waiting.result()["loaded"]
+    assert daemon.component("a").state == "absent"
+
+
+def test_the_bytes_of_a_lease_do_not_change_while_others_swap_beside_it(world: World) -> None:
+    daemon = world.daemon()
+    holder, other = world.workers(daemon, "holder", "other")
+    a = holder.register("a", 8 * MIB, seed=1)
+    expected = [other.register(name, 6 * MIB, seed=i) for i, name in enumerate("bcd", 10)]
+    holder.acquire("a")
+    before = holder.look("a")
+    for _ in range(4):
+        found = [other.use(name)[1] for name in "bcd"]
+        assert found == expected
+        assert holder.look("a") == before == [before[0], a]
+    assert daemon.status().evictions >= 11
+    assert daemon.component("a").evictions == 0
+
+
+def test_a_component_goes_only_when_the_last_of_its_leases_ended(world: World) -> None:
+    """Nested in one thread, and held by a second thread of the process as well."""
+    daemon = world.daemon()
+    holder, other = world.workers(daemon, "holder", "other")
+    a = holder.register("a", 8 * MIB, seed=1)
+    other.register("b", 16 * MIB, seed=2)
+    holder.acquire("a", lease="outer")
+    holder.acquire("a", lease="inner")
+    holder.start("acquire", "a", lease="thread", lane="second").result()
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting", names=("b",))
+
+    for lease, lane in (("inner", "main"), ("thread", "second")):
+        holder.start("release", lease, lane=lane).result()
+        daemon.await_record("Release")
+        assert not waiting.done
+        assert holder.look("a")[1] == a
+    holder.release("outer")
+    waiting.result()
+
+
+def test_a_session_holds_what_another_registered(world: World) -> None:
+    daemon = world.daemon()
+    owner, holder, other = world.workers(daemon, "owner", "holder", "other")
+    a = owner.register("a", 8 * MIB, seed=1)
+    other.register("b", 16 * MIB, seed=2)
+    owner.acquire("a")
+    holder.acquire("a")
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting", names=("b",))
+    owner.release("a")
+    daemon.await_record("Release")
+    assert daemon.component("a").holders == (f"holder (session {holder.ping()})",)
+    assert not waiting.done
+    holder.release("a")
+    waiting.result()
+    other.release("b")
+    assert owner.use("a")[1] == a
+
+
+def test_a_busy_holder_is_told_that_it_is_wanted_and_gives_way(world: World) -> None:
+    daemon = world.daemon()
+    busy, other = world.workers(daemon, "busy", "other")
+    busy.register("a", 8 * MIB, seed=1)
+    b = other.register("b", 12 * MIB, seed=2)
+    busy.acquire("a")
+    steps = busy.start("work_until_wanted", "a")
+    other.acquire("b")
+    assert steps.result() >= 0
+    assert other.look("b")[1] == b
+    assert daemon.watch.seen("Want")[0].wanted
+
+
+@pytest.mark.parametrize("when", ["never acquired", "released", "evicted"])
+def test_a_stray_read_outside_a_lease_kills_the_one_who_reads(world: World, when: str) -> None:
+    daemon = world.daemon()
+    stray, other = world.workers(daemon, "stray", "other")
+    stray.register("a", 8 * MIB, seed=1)
+    b = other.register("b", 16 * MIB, seed=2)
+    if when != "never acquired":
+        stray.use("a")
+    if when == "evicted":
+        other.acquire("b")
+        daemon.await_record("Evicted", name="a")
+
+    with pytest.raises(WorkerDied):
+        stray.peek("a")
+    assert stray.wait() == -signal.SIGSEGV
+    daemon.await_record("SessionGone")
+    assert other.use("b")[1] == b
+
+
+def test_a_write_to_a_clean_component_kills_the_writer_and_changes_nothing(world: World) -> None:
+    daemon = world.daemon()
+    writer, other = world.workers(daemon, "writer", "other")
+    writer.register("a", 4 * MIB, seed=1)
+    b = other.register("b", 8 * MIB, seed=2)
+    other.acquire("b")
+    writer.acquire("a")
+
+    with pytest.raises(WorkerDied):
+        writer.write("a", seed=3)
+    assert writer.wait() == -signal.SIGSEGV
+    daemon.await_record("SessionGone")
+    assert other.look("b")[1] == b
+    assert [c.name for c in daemon.status().components] == ["b"]

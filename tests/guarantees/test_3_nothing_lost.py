@@ -1,0 +1,177 @@
+"""Guarantee 3: no byte is lost, and where a worker's death loses one, it is said."""
+
+import pytest
+
+from tests.guarantees.harness import MIB, Daemon, Worker, WorkerError, World
+
+
+def evict(daemon: Daemon, other: Worker, name: str, filler: str = "filler") -> None:
+    """Have `other` use the whole budget for something else."""
+    if filler not in {c.name for c in daemon.status().components}:
+        other.register(filler, 16 * MIB, seed=99)
+    other.use(filler)
+    daemon.await_record("Evicted", name=name)
+
+
+def test_what_was_written_to_a_mutable_component_survives_eviction(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    first = worker.register("m", 8 * MIB, seed=1, mutable=True)
+    assert worker.use("m")[1] == first
+    evict(daemon, other, "m")
+    for seed in (2, 3):
+        worker.acquire("m")
+        address, _ = worker.look("m")
+        written = worker.write("m", seed)
+        worker.release("m")
+        evict(daemon, other, "m")
+        assert worker.use("m") == [address, written]
+
+
+def test_nothing_is_evicted_before_its_write_back_is_complete(world: World) -> None:
+    daemon = world.daemon(bandwidth="60MB/s")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("m", 8 * MIB, mutable=True)
+    worker.acquire("m")
+    written = worker.write("m", 5)
+    worker.release("m")
+    evict(daemon, other, "m")
+
+    steps = {"Evict", "Revoke", "Revoked", "CopyOut", "CopiedOut", "Evicted"}
+    daemon.watch.seen("Evicted")
+    said = [type(r.event or r.action).__name__ for r in daemon.watch.history]
+    order = [kind for kind in said if kind in steps][:6]
+    assert order == ["Evict", "Revoke", "Revoked", "CopyOut", "CopiedOut", "Evicted"]
+    assert worker.use("m")[1] == written
+
+
+def test_a_clean_component_is_never_copied_back(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    a = worker.register("a", 8 * MIB, seed=1)
+    for _ in range(5):
+        assert worker.use("a")[1] == a
+        evict(daemon, other, "a")
+    assert daemon.status().bytes_out == 0
+
+
+def test_a_worker_that_dies_in_a_lease_loses_its_writes_and_it_is_said(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("m", 8 * MIB, mutable=True)
+    b = other.register("b", 16 * MIB, seed=2)
+    worker.acquire("m")
+    worker.write("m", 5)
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting", names=("b",))
+    worker.kill()
+    lost = daemon.await_record("Lost", name="m")
+    assert "what it wrote since the last write-back is gone" in lost.why
+    waiting.result()
+    assert other.look("b")[1] == b
+    assert daemon.status().quarantined_bytes == 0
+
+
+@pytest.mark.parametrize("ending", ["unregister", "disconnect"])
+@pytest.mark.parametrize("mutable", [False, True], ids=["clean", "mutable"])
+@pytest.mark.parametrize("where", ["absent", "resident", "evicted"])
+def test_what_is_taken_back_is_private_memory_with_the_same_bytes_and_address(
+    world: World, where: str, mutable: bool, ending: str
+) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    bytes_then = worker.register("a", 6 * MIB, seed=1, mutable=mutable)
+    if where != "absent":
+        worker.acquire("a")
+        if mutable:
+            bytes_then = worker.write("a", 7)
+        address, _ = worker.look("a")
+        worker.release("a")
+    if where == "evicted":
+        evict(daemon, other, "a")
+
+    worker.start(ending, *(["a"] if ending == "unregister" else [])).result()
+    found = worker.look("a")
+    assert found[1] == bytes_then
+    if where != "absent":
+        assert found[0] == address
+    assert worker.write("a", 9) == worker.look("a")[1], "private memory can be written to"
+    daemon.await_record("DropMaster", name="a")
+    assert "a" not in {c.name for c in daemon.status().components}
+
+
+def test_a_registration_that_is_refused_leaves_its_source_and_the_name_alone(
+    world: World,
+) -> None:
+    daemon = world.daemon()
+    first, second = world.workers(daemon, "first", "second")
+    a = first.register("a", 8 * MIB, seed=1)
+    with pytest.raises(WorkerError, match=r"registered already by first \(session") as refused:
+        second.register("a", 4 * MIB, seed=2)
+    assert refused.value.kind == "DuplicateName"
+    with pytest.raises(WorkerError, match="registered by this process") as refused:
+        first.register("a", 4 * MIB, seed=2)
+    assert refused.value.kind == "DuplicateName"
+    assert first.use("a")[1] == a
+    b = second.register("b", 4 * MIB, seed=2)
+    assert second.use("b")[1] == b
+
+
+@pytest.mark.parametrize("where", ["held", "released", "evicted", "evicted and back"])
+def test_the_daemons_death_loses_nothing_that_was_written(world: World, where: str) -> None:
+    """Whether the last bytes are on the device or in the master, `close` finds them."""
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("m", 8 * MIB, mutable=True)
+    worker.acquire("m")
+    address, _ = worker.look("m")
+    written = worker.write("m", 5)
+    if where != "held":
+        worker.release("m")
+    if where.startswith("evicted"):
+        evict(daemon, other, "m")
+    if where == "evicted and back":
+        worker.use("m")
+    daemon.kill()
+    assert "DaemonGone" in worker.await_end()
+    worker.disconnect()
+    assert worker.look("m") == [address, written]
+
+
+def test_a_death_in_the_middle_of_a_write_back_loses_nothing(world: World) -> None:
+    """Half of the master is old then; the worker was not told yet to rely on it."""
+    daemon = world.daemon(bandwidth="24MB/s", budget="8MiB")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("m", 8 * MIB, mutable=True)
+    other.register("b", 8 * MIB)
+    worker.acquire("m")
+    address, _ = worker.look("m")
+    written = worker.write("m", 5)
+    worker.release("m")
+    waiting = other.start("acquire", "b")
+    daemon.await_record("CopyOut", name="m")
+    daemon.kill()
+    with pytest.raises(WorkerError, match="DaemonGone"):
+        waiting.result()
+    worker.await_end()
+    worker.disconnect()
+    assert worker.look("m") == [address, written]
+
+
+@pytest.mark.parametrize("mutable", [False, True], ids=["clean", "mutable"])
+def test_a_client_that_is_closed_in_a_lease_gives_it_back_and_keeps_its_bytes(
+    world: World, mutable: bool
+) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register("a", 8 * MIB, seed=1, mutable=mutable)
+    b = other.register("b", 16 * MIB, seed=2)
+    worker.acquire("a")
+    if mutable:
+        expected = worker.write("a", 5)
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting", names=("b",))
+    worker.disconnect()
+    waiting.result()
+    assert other.look("b")[1] == b
+    assert worker.look("a")[1] == expected

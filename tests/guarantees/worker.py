@@ -1,0 +1,251 @@
+"""A worker process that does what it is told: `python worker.py ENDPOINT LABEL`.
+
+One JSON command a line on stdin, `{"id", "lane", "do", "args", "options"}`; one answer for
+each on stdout, `{"id", "ok"}` or `{"id", "error", "message"}`. Commands of one lane run in
+order, in a thread of their own; lanes run beside each other. Whoever drives it (see
+`harness.Worker`) may end it at any time, by any signal.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import random
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from swapd_client import Client, Component, Lease, SwapdError, connect
+
+#: A forked child ends itself after so many seconds, should nobody do it.
+CHILD_S = 100
+
+
+def pattern(seed: int, nbytes: int) -> bytearray:
+    """Bytes that no other seed gives."""
+    return bytearray(random.Random(seed).randbytes(nbytes))
+
+
+def digest(data: memoryview | bytearray) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+class Worker:
+    """One client, its components and leases by name. A method for each command."""
+
+    def __init__(self, endpoint: str, label: str) -> None:
+        self._endpoint = endpoint
+        self._label = label
+        self._lanes: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._out = threading.Lock()
+        self._leases: dict[str, Lease] = {}
+        self._parts: dict[str, Component] = {}
+        #: Made once, at registration: the address they read never changes.
+        self._views: dict[str, memoryview] = {}
+        self._tensors: dict[str, Any] = {}
+        self._client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = connect(self._endpoint, label=self._label)
+        return self._client
+
+    # --- commands ------------------------------------------------------------------------
+
+    def ping(self) -> int:
+        """The session's number; connects if need be."""
+        return self.client.session.welcome.session
+
+    def register(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
+        """Register `nbytes` bytes made from `seed`; return their digest."""
+        data = pattern(seed, nbytes)
+        expected = digest(data)
+        self._register(name, data, options)
+        return expected
+
+    def register_again(self, name: str, **options: Any) -> None:
+        """Register what an earlier registration left in private memory."""
+        self._register(name, self._views[name], options)
+
+    def _register(self, name: str, data: bytearray | memoryview, options: dict[str, Any]) -> None:
+        part = self._parts[name] = self.client.register(name, {"data": data}, **options)
+        self._views[name] = part.view("data")
+
+    def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
+        """The same with a torch tensor, named "data"."""
+        import torch
+
+        data = pattern(seed, nbytes)
+        expected = digest(data)
+        tensor = torch.frombuffer(data, dtype=torch.uint8).clone()
+        self._parts[name] = self.client.register(name, {"data": tensor}, **options)
+        self._tensors[name] = tensor
+        return expected
+
+    def tensor(self, name: str) -> tuple[int, str]:
+        """Its `data_ptr`, and the digest of its bytes."""
+        tensor = self._tensors[name]
+        return tensor.data_ptr(), digest(memoryview(tensor.numpy()))
+
+    def stall_in_register(self, name: str, nbytes: int) -> None:
+        """Begin to register; say so when half of the master is filled, and stay there."""
+        session = self.client.session
+
+        def half(part: Component) -> None:
+            self._say({"event": "half filled"})
+            threading.Event().wait()
+
+        session.fill = half  # type: ignore[method-assign]
+        self.client.register(name, {"data": pattern(0, nbytes)})
+
+    def acquire(self, *names: str, lease: str = "", **options: Any) -> dict[str, Any]:
+        """Acquire, and keep the lease under the name `lease`, else the components' own."""
+        held = self.client.acquire(*names, **options)
+        self._leases[lease or "+".join(names)] = held
+        return {"loaded": held.loaded, "waited_s": held.waited_s}
+
+    def release(self, lease: str) -> None:
+        self._leases.pop(lease).release()
+
+    def swap(self, name: str, times: int) -> None:
+        """Acquire and release, many times."""
+        for _ in range(times):
+            self.client.acquire(name).release()
+
+    def use(self, name: str) -> tuple[int, str]:
+        """Acquire, look at it, release."""
+        with self.client.acquire(name):
+            return self.look(name)
+
+    def look(self, name: str) -> tuple[int, str]:
+        """Where the bytes are, and their digest: to be asked under a lease only."""
+        return self._parts[name].address, digest(self._views[name])
+
+    def write(self, name: str, seed: int) -> str:
+        """Overwrite all bytes with those of `seed`, whatever that brings; return the digest."""
+        part = self._parts[name]
+        data = pattern(seed, part.nbytes)
+        ctypes.memmove(part.address, bytes(data), part.nbytes)
+        return digest(data)
+
+    def peek(self, name: str) -> int:
+        """Read one byte, lease or not."""
+        return ctypes.c_ubyte.from_address(self._parts[name].address).value
+
+    def work_until_wanted(self, lease: str) -> int:
+        """Step after step on one lease, until somebody wants its memory; then give way."""
+        held = self._leases[lease]
+        steps = 0
+        while not held.wanted:
+            self.look(held.names[0])
+            steps += 1
+        self.release(lease)
+        return steps
+
+    def prefetch(self, *names: str) -> None:
+        self.client.prefetch(*names)
+
+    def unregister(self, name: str) -> None:
+        self.client.unregister(name)
+
+    def disconnect(self) -> None:
+        """Close the client; the next command that needs one connects anew."""
+        self.client.close()
+        self._client = None
+        self._leases.clear()
+
+    def error(self) -> str:
+        """What ended the session, "" if nothing did."""
+        error = self.client.session.error
+        return f"{type(error).__name__}: {error}" if error else ""
+
+    def await_end(self) -> str:
+        """Wait until the session has ended; return what ended it."""
+        select.select([self.client.session.ended.fileno()], [], [])
+        return self.error()
+
+    def fork(self, name: str) -> dict[str, Any]:
+        """Fork; return the child's pid, and what became of its use of the client.
+
+        The child lives on, with every descriptor but the three standard ones.
+        """
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(CHILD_S)
+            os.write(writing, json.dumps(self._try_everything(name)).encode())
+            os.close(writing)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(nowhere, fd)
+            while True:
+                signal.pause()
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            return {"child": child, "errors": json.loads(pipe.read())}
+
+    def fork_and_close(self) -> int:
+        """Fork a child that closes the client and ends; return its exit status."""
+        child = os.fork()
+        if child == 0:
+            signal.alarm(CHILD_S)
+            try:
+                self.client.close()
+            except SwapdError as exc:
+                sys.stderr.write(f"{exc}\n")
+                os._exit(1)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def _try_everything(self, name: str) -> dict[str, str]:
+        errors = {}
+        uses: dict[str, Callable[[], object]] = {
+            "acquire": lambda: self.client.acquire(name),
+            "release": lambda: self._leases[name].release(),
+            "status": lambda: self.client.status(),
+            "register": lambda: self.client.register("child", {"data": bytearray(8)}),
+            "unregister": lambda: self.client.unregister(name),
+        }
+        for verb, use in uses.items():
+            try:
+                use()
+            except SwapdError as exc:
+                errors[verb] = type(exc).__name__
+        return errors
+
+    # --- the loop ------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            lane = command["lane"]
+            if lane not in self._lanes:
+                self._lanes[lane] = queue.SimpleQueue()
+                threading.Thread(target=self._run, args=(lane,), name=lane, daemon=True).start()
+            self._lanes[lane].put(command)
+        os._exit(0)  # whoever drove it is gone
+
+    def _run(self, lane: str) -> None:
+        while True:
+            command = self._lanes[lane].get()
+            try:
+                method = getattr(self, command["do"])
+                result = method(*command["args"], **command["options"])
+                self._say({"id": command["id"], "ok": result})
+            except Exception as exc:  # noqa: BLE001 - the driver judges
+                error = type(exc).__name__
+                self._say({"id": command["id"], "error": error, "message": str(exc)})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with self._out:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    Worker(sys.argv[1], sys.argv[2]).serve()
