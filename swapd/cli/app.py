@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from swapd import __version__
+from swapd.cli.bench import bench
 from swapd.cli.common import guarded
+from swapd.cli.demo import demo
 from swapd.cli.log import log
 from swapd.cli.serve import serve
 from swapd.cli.status import status
@@ -37,3 +39,5 @@ def _main(
 app.command("serve")(guarded(serve))
 app.command("status")(guarded(status))
 app.command("log")(guarded(log))
+app.command("bench")(guarded(bench))
+app.command("demo")(guarded(demo))

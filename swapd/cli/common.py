@@ -15,6 +15,7 @@ import swapd_client
 from swapd.config import ConfigError
 from swapd.device import DeviceError
 from swapd.runtime_dir import RuntimeDirError
+from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
 #: Where to find the daemon, for every command that asks one.
@@ -28,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 _WIDE = 200
 
 #: What users can cause and mend: one line, no traceback.
-_EXPECTED = (ConfigError, DeviceError, RuntimeDirError, SwapdError, OSError)
+_EXPECTED = (ConfigError, DeviceError, RuntimeDirError, SpawnError, SwapdError, OSError)
 
 INTERRUPTED = 130
 

@@ -29,7 +29,7 @@ def demo(
 
     Thinker, talker and token2wav, with reduced configurations and random weights, each in
     a process of its own, first without swapd and then with it; every output is compared
-    bit for bit. Takes about 20 seconds and 2 GiB of memory; downloads nothing.
+    bit for bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
     try:
         from swapd.demo import run as story
@@ -37,13 +37,17 @@ def demo(
         say_error(f"{exc.name} is missing; pip install 'swapd[demo]'")
         sys.exit(1)
     say = errors if json else console
-    summary = story.run(
-        prompt.encode(),
-        rounds,
-        wav,
-        say=lambda text: say.print(f"[bold]{text}[/]", highlight=False),
-        watch=(lambda folder: None) if json else _scroll,
-    )
+    try:
+        summary = story.run(
+            prompt.encode(),
+            rounds,
+            wav,
+            say=lambda text: say.print(f"[bold]{text}[/]", highlight=False),
+            watch=(lambda folder: None) if json else _scroll,
+        )
+    except story.DemoError as exc:
+        say_error(str(exc))
+        sys.exit(1)
     if json:
         print(msgspec.json.encode(summary).decode())  # noqa: T201
     else:

@@ -97,9 +97,7 @@ def not_owner(core: "Residency", c: Component) -> str:
 
 def in_use(core: "Residency", c: Component) -> str:
     if c.leases:
-        return (
-            f"{c.name!r} is leased by {', '.join(holders(core, c))}; release it, then unregister"
-        )
+        return f"{c.name!r} is leased by {', '.join(holders(core, c))}; release it, then unregister"
     return f"{c.name!r} is in the middle of another request; wait for that one's answer"
 
 
@@ -154,8 +152,10 @@ def deadlock(core: "Residency", w: Waiter, stuck: list[Waiter]) -> str:
 
 
 def copy_failed(c: Component, why: str) -> str:
-    where = "device: it is still in host memory" if c.state is State.LOADING else (
-        "host: it is still on the device"
+    where = (
+        "device: it is still in host memory"
+        if c.state is State.LOADING
+        else ("host: it is still on the device")
     )
     return f"copying {c.name!r} failed ({why}), and it did not reach the {where}; try again"
 

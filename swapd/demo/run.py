@@ -64,7 +64,9 @@ class Stage:
 
     def _answer(self) -> worker.Built | worker.Ran:
         try:
-            answer: worker.Built | worker.Ran | worker.Failed = worker.read_answer(self._connection.recv_bytes())
+            answer: worker.Built | worker.Ran | worker.Failed = worker.read_answer(
+                self._connection.recv_bytes()
+            )
         except EOFError:
             raise DemoError(f"{self.name}: its process ended") from None
         if isinstance(answer, worker.Failed):
@@ -86,13 +88,13 @@ def run(
     """
     budget = BUDGET_BYTES
     with spawn.daemon(budget=budget) as daemon, _workers(str(daemon.folder)) as workers:
+        watch(daemon.folder)  # before the workers connect, which takes them a while
         say("Building thinker, talker and token2wav, each in a process of its own")
         sizes = {stage.name: stage.built() for stage in workers}
         say(", ".join(f"{name} {size(n)}" for name, n in sizes.items()))
         say(f"First {rounds} rounds without swapd: all {size(sum(sizes.values()))} in memory")
         baseline, baseline_s = _rounds(workers, prompt, rounds)
         say(f"Now on a device of {size(budget)}: two stages never fit together")
-        watch(daemon.folder)
         for stage in workers:
             stage.ask(worker.Join())
         swapped, total_s = _rounds(workers, prompt, rounds)
