@@ -177,3 +177,49 @@ def names_in(lines: Iterable[Line]) -> set[str]:
         found.update(seen.about(line.record))
         seen.note(line.record)
     return found
+
+
+class Step(NamedTuple):
+    """One record of a story. `depth`: how many causes lie before it."""
+
+    line: Line
+    depth: int
+    #: It is about the component itself; else it only led to something that is.
+    about: bool
+
+
+def story(lines: Sequence[Line], name: str) -> list[list[Step]]:
+    """What happened to a component: a chapter for each first cause, in order of time.
+
+    A chapter holds the records about the component that followed from that cause, each
+    after what led to it, and one deeper. `lines` are those of one run.
+    """
+    seen = Seen()
+    by_seq: dict[int, Line] = {}
+    about: set[int] = set()
+    kept: set[int] = set()
+    for line in lines:
+        record = line.record
+        if record.dropped:
+            continue  # its number is that of the next record
+        by_seq[record.seq] = line
+        if name in seen.about(record):
+            about.add(record.seq)
+            seq = record.seq
+            while seq in by_seq and seq not in kept:
+                kept.add(seq)
+                seq = by_seq[seq].record.cause
+        seen.note(record)
+    children: dict[int, list[int]] = {}
+    for seq in sorted(kept):
+        children.setdefault(by_seq[seq].record.cause, []).append(seq)
+    chapters = []
+    for first in sorted(seq for seq in kept if by_seq[seq].record.cause not in kept):
+        chapter = []
+        todo = [(first, 0)]
+        while todo:
+            seq, depth = todo.pop()
+            chapter.append(Step(by_seq[seq], depth, seq in about))
+            todo += [(effect, depth + 1) for effect in reversed(children.get(seq, []))]
+        chapters.append(chapter)
+    return chapters

@@ -11,6 +11,7 @@ from swapd.cli.demo import demo
 from swapd.cli.log import log
 from swapd.cli.serve import serve
 from swapd.cli.status import status
+from swapd.cli.story import story
 
 app = typer.Typer(
     name="swapd",
@@ -39,5 +40,6 @@ def _main(
 app.command("serve")(guarded(serve))
 app.command("status")(guarded(status))
 app.command("log")(guarded(log))
+app.command("story")(guarded(story))
 app.command("bench")(guarded(bench))
 app.command("demo")(guarded(demo))

@@ -1,0 +1,148 @@
+"""`swapd story NAME`: what happened to one component, each thing under its cause."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from swapd import history
+from swapd.cli.common import Endpoint, Json, console, plain
+from swapd.cli.log import File, journal
+from swapd.cli.render import clock, sentence
+from swapd.core import actions, events
+from swapd.history import Line, Seen, Step
+from swapd.journal import Record
+from swapd_client import UnknownComponent
+
+#: Uses without a copy, one after the other, that are told as one from this many on.
+_MANY = 3
+
+Name = Annotated[str, typer.Argument(help="The component")]
+All = Annotated[bool, typer.Option("--all", "-a", help="Each use, also those without a copy")]
+
+
+class Told(msgspec.Struct):
+    """One record of the story, as `--json` prints it, a line each."""
+
+    depth: int
+    about: bool
+    text: str
+    record: msgspec.Raw
+
+
+def story(
+    name: Name,
+    endpoint: Endpoint = None,
+    everything: All = False,
+    json: Json = False,
+    file: File = None,
+) -> None:
+    """Tell why a component came and went: its records, each under what caused it."""
+    lines = history.last_run(history.read(journal(endpoint, file)))
+    chapters = history.story(lines, name)
+    if not chapters:
+        raise UnknownComponent(_unknown(name, lines))
+    said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})
+    if json:
+        _print_json(chapters, said)
+        return
+    console.print(_head(name, chapters), soft_wrap=True)
+    width = len(str(chapters[-1][-1].line.record.seq)) + 1
+    for told in _chapters(chapters, fold=not everything):
+        if isinstance(told, Text):
+            console.print(Text.assemble(" " * (14 + width + 2), told), soft_wrap=True)
+            continue
+        for step in told:
+            console.print(_line(step, said[step.line.record.seq], width), soft_wrap=True)
+
+
+def _unknown(name: str, lines: Sequence[Line]) -> str:
+    names = history.names_in(lines)
+    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
+    else:
+        hint = f"it speaks of {', '.join(map(plain, sorted(names))) or 'no component'}"
+    return f"the swap log does not speak of {name!r}; {hint}"
+
+
+def _said(lines: Iterable[Line], wanted: set[int]) -> dict[int, Text]:
+    """The sentence of each wanted record, said in the light of those before it."""
+    seen = Seen()
+    said = {}
+    for _, record in lines:
+        if record.seq in wanted and not record.dropped:
+            said[record.seq] = sentence(record, seen)
+        seen.note(record)
+    return said
+
+
+def _head(name: str, chapters: list[list[Step]]) -> Text:
+    about = [step.line.record for chapter in chapters for step in chapter if step.about]
+    loads = sum(isinstance(record.event, events.CopiedIn) for record in about)
+    gone = sum(
+        isinstance(record.action, actions.Evicted) and record.action.name == name
+        for record in about
+    )
+    return Text.assemble((plain(name), "bold"), f": {len(about)} records, in {loads}x, out {gone}x")
+
+
+def _line(step: Step, said: Text, width: int) -> Text:
+    record = step.line.record
+    said = said.copy()
+    if not step.about:
+        said.stylize("dim")
+    return Text.assemble(
+        (clock(record.time), "dim"),
+        "  ",
+        (f"#{record.seq}".rjust(width), "dim"),
+        "  ",
+        ("   " * (step.depth - 1) + "└─ " if step.depth else "", "dim"),
+        said,
+    )
+
+
+def _chapters(chapters: list[list[Step]], *, fold: bool) -> Iterator[list[Step] | Text]:
+    """The chapters, with many uses in a row folded into one line."""
+    quiet: list[list[Step]] = []
+    for chapter in chapters:
+        if fold and all(_is_quiet(step.line.record) for step in chapter):
+            quiet.append(chapter)
+            continue
+        yield from _folded(quiet)
+        quiet = []
+        yield chapter
+    yield from _folded(quiet)
+
+
+def _folded(quiet: list[list[Step]]) -> Iterator[list[Step] | Text]:
+    uses = sum(isinstance(step.line.record.action, actions.Grant) for c in quiet for step in c)
+    if uses < _MANY:
+        yield from quiet
+    else:
+        first, last = quiet[0][0].line.record, quiet[-1][-1].line.record
+        span = f"from {clock(first.time)} to {clock(last.time)}"
+        yield Text(f"... {uses} uses without a copy, {span}", "dim")
+
+
+def _is_quiet(record: Record) -> bool:
+    match record.event or record.action:
+        case events.Acquire() | events.Release():
+            return True
+        case actions.Grant() as grant:
+            return not grant.waited_s
+        case _:
+            return False
+
+
+def _print_json(chapters: list[list[Step]], said: dict[int, Text]) -> None:
+    for chapter in chapters:
+        for step in chapter:
+            text = said[step.line.record.seq].plain
+            told = Told(step.depth, step.about, text, msgspec.Raw(step.line.raw))
+            sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+    sys.stdout.buffer.flush()
