@@ -1,0 +1,53 @@
+"""Replay a swap log: the same events through a fresh core must give the same actions.
+
+A log from production so becomes a test: `for step in replay(lines): assert step.actions ==
+step.recorded`. Needs the log of one run from its first record on.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from swapd.core import Residency
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.journal import parse
+
+
+class Step(NamedTuple):
+    """One event; what the core does about it now, and what it did then."""
+
+    seq: int
+    event: AnyEvent
+    actions: list[AnyAction]
+    recorded: list[AnyAction]
+
+
+class ReplayError(Exception):
+    """The log cannot be replayed. The message says why."""
+
+
+def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
+    """Feed the events of a log to a fresh `Residency`, and compare nothing.
+
+    Every line must parse; the last event is left out if the log may end in the middle of
+    its actions. Raises: ReplayError, msgspec.MsgspecError.
+    """
+    records = map(parse, lines)
+    first = next(records, None)
+    if first is None or first.start is None:
+        raise ReplayError("no start record: the log was rotated, or is not one")
+    start = first.start
+    core = Residency(start.chunks, start.chunk_bytes, start.rules)
+    step: Step | None = None
+    for expected, record in enumerate(records, first.seq + 1):
+        if record.seq != expected or record.dropped or record.start is not None:
+            raise ReplayError(f"record {expected} is missing: the log has a hole, or two runs")
+        if record.event is not None:
+            if step is not None:
+                yield step
+            step = Step(record.seq, record.event, core.handle(record.event), [])
+        elif record.action is not None:
+            assert step is not None, "an action before any event"
+            step.recorded.append(record.action)
+    if step is not None and len(step.recorded) == len(step.actions):
+        yield step

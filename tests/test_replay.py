@@ -1,0 +1,93 @@
+"""A log that a real daemon wrote is a test: replayed, it gives the same actions."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from swapd import spawn
+from swapd.core import Rules, actions, events
+from swapd.history import last_run, read
+from swapd.journal import Record, Start, render
+from swapd.replay import ReplayError, replay
+from swapd_client import AcquireTimeout, Client, UnknownComponent, connect
+
+MIB = 1 << 20
+ROOT = Path(__file__).parent.parent
+
+
+def _work(thinker: Client, talker: Client) -> None:
+    """All that goes on between two workers: swaps, waits, refusals, a prefetch."""
+    thinker.register("thinker", {"w": bytearray(12 * MIB)})
+    talker.register("talker", {"w": bytearray(8 * MIB)}, mutable=True)
+    talker.register("vocoder", {"w": bytearray(3 * MIB)}, policy="sequential")
+    for _ in range(3):
+        for client, name in ((thinker, "thinker"), (talker, "talker"), (talker, "vocoder")):
+            with client.acquire(name):
+                pass
+    with thinker.acquire("thinker"), pytest.raises(AcquireTimeout):
+        talker.acquire("talker", timeout=0.01)
+    with pytest.raises(UnknownComponent):
+        thinker.acquire("talkr")
+    thinker.prefetch("thinker")
+    lease = talker.acquire("talker")
+    waiting = threading.Thread(target=lambda: thinker.acquire("thinker").release())
+    waiting.start()
+    lease.release()
+    waiting.join()
+    talker.unregister("talker")
+
+
+@pytest.mark.parametrize("isolation", ["relaxed", "strict"])
+def test_the_log_of_a_real_daemon_replays(
+    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'client'}")
+    journal = tmp_path / "swap.jsonl"
+    settings = {"budget": "16MiB", "isolation": isolation, "journal": journal}
+    with (
+        spawn.daemon(**settings) as daemon,
+        connect(daemon.folder, label="a") as thinker,
+        connect(daemon.folder, label="b") as talker,
+    ):
+        _work(thinker, talker)
+    lines = [line.raw for line in last_run(read(journal))]
+    steps = list(replay(lines))
+    for step in steps:
+        assert step.actions == step.recorded, f"record {step.seq}: {step.event}"
+    done = {type(action) for step in steps for action in step.actions}
+    assert {actions.Evict, actions.CopyOut, actions.Refuse, actions.Waiting} <= done
+    assert isinstance(steps[-1].event, events.Stopping)
+
+
+START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
+OPENED = Record(2, 0, 1.0, event=events.SessionOpened(1.0, 1, "w"))
+REGISTER = Record(3, 0, 1.0, event=events.Register(1.0, 1, 1, "vae", 5))
+MAKE = Record(4, 3, 1.0, action=actions.MakeMaster(1, 1, "vae", 5, False))
+
+
+def test_what_differs_is_seen() -> None:
+    other = Record(4, 3, 1.0, action=actions.MakeMaster(1, 1, "vae", 6, False))
+    *_, step = replay(map(render, [START, OPENED, REGISTER, other]))
+    assert step.actions != step.recorded
+
+
+def test_an_event_whose_actions_were_cut_off_is_left_out() -> None:
+    assert [s.seq for s in replay(map(render, [START, OPENED, REGISTER, MAKE]))] == [2, 3]
+    assert [s.seq for s in replay(map(render, [START, OPENED, REGISTER]))] == [2]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [OPENED],
+        [START, MAKE],
+        [START, OPENED, START],
+        [START, OPENED, MAKE],
+        [START, Record(2, 0, 1.0, dropped=3)],
+    ],
+)
+def test_a_log_with_holes_is_refused(records: list[Record]) -> None:
+    with pytest.raises(ReplayError):
+        list(replay(map(render, records)))
