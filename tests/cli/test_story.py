@@ -30,7 +30,7 @@ def _told(journal: Path, name: str, *flags: str) -> list[str]:
     return swapd("story", name, *flags, "--file", journal).stdout.splitlines()
 
 
-def test_an_eviction_stands_under_the_acquire_that_caused_it(journal: Path) -> None:
+def test_an_eviction_stands_under_what_caused_it(journal: Path) -> None:
     steps = json_lines(swapd("story", "talker", "--json", "--file", journal).stdout)
     (at,) = (i for i, s in enumerate(steps) if s["text"].startswith("evict talker"))
     evict = steps[at]
@@ -40,8 +40,9 @@ def test_an_eviction_stands_under_the_acquire_that_caused_it(journal: Path) -> N
     )
     cause = next(s for s in steps[at::-1] if s["record"]["seq"] == evict["record"]["cause"])
     assert cause["depth"] == evict["depth"] - 1
-    ancestors = [s["text"] for s in steps[:at] if s["depth"] == 0]
-    assert ancestors[-1] == "ask thinker by thinker-worker (session 1)" or "tick" in ancestors[-1]
+    # the asking itself, unless the release came after it, or the residency was not yet over
+    first = [s["text"] for s in steps[:at] if s["depth"] == 0][-1]
+    assert first.startswith(("ask thinker", "release talker", "tick"))
 
 
 def test_every_record_about_it_is_there_and_points_at_the_one_above(journal: Path) -> None:
