@@ -28,6 +28,7 @@ class Mover:
         self._clock = clock
         self._post = post
         self._crashed = crashed
+        self._closed = False
         self._in = ThreadPoolExecutor(1, "swapd-in")
         self._out = ThreadPoolExecutor(1, "swapd-out")
 
@@ -41,10 +42,13 @@ class Mover:
 
     def close(self) -> None:
         """Wait for copies in flight; they end, but nobody is told any more."""
+        self._closed = True
         self._in.shutdown()
         self._out.shutdown()
 
     def _finish(self, order: CopyIn | CopyOut, future: "Future[None]") -> None:
+        if self._closed:
+            return
         now = self._clock()
         error = future.exception()
         if isinstance(error, DeviceError):

@@ -1,0 +1,232 @@
+"""Every order comes back as exactly one event, also when the device fails."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from swapd.core.actions import CopyIn, CopyOut
+from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed
+from swapd.device import Device, DeviceError, HostDevice, vm
+from swapd.mover import Mover
+from swapd.protocol import Runs
+from tests.faults import FailingDevice
+
+CHUNK = 2 << 20
+NOW = 12.5
+
+MoverOf = Callable[[Device], Mover]
+
+
+def into(generation: int, nbytes: int = CHUNK, runs: Runs = ((0, 1),)) -> CopyIn:
+    return CopyIn(1, "a", generation, nbytes, runs)
+
+
+def back(generation: int, nbytes: int = CHUNK, runs: Runs = ((0, 1),)) -> CopyOut:
+    return CopyOut(1, "a", generation, nbytes, runs)
+
+
+class Told:
+    """What a mover told: events in order, and errors that no device should raise."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.crashes: list[BaseException] = []
+        self._came = asyncio.Event()
+
+    def post(self, event: AnyEvent) -> None:
+        self.events.append(event)
+        self._came.set()
+
+    def crashed(self, error: BaseException) -> None:
+        self.crashes.append(error)
+        self._came.set()
+
+    async def wait_for(self, n: int) -> None:
+        while len(self.events) + len(self.crashes) < n:
+            self._came.clear()
+            await self._came.wait()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+async def mover_of(told: Told) -> AsyncIterator[MoverOf]:
+    movers = []
+
+    def make(device: Device) -> Mover:
+        loop = asyncio.get_running_loop()
+        movers.append(Mover(device, loop, lambda: NOW, told.post, told.crashed))
+        return movers[-1]
+
+    yield make
+    for mover in movers:
+        mover.close()
+
+
+@pytest.fixture
+def master() -> Iterator[int]:
+    address = vm.map_anonymous(CHUNK)
+    yield address
+    vm.free(address, CHUNK)
+
+
+class GatedDevice(HostDevice):
+    """A copy in ends only when `gate` is set; `began` tells that it has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(2 * CHUNK, CHUNK)
+        self.began, self.gate = threading.Event(), threading.Event()
+        self.ended: list[str] = []
+
+    def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+        self.began.set()
+        self.gate.wait()
+        super().copy_in(runs, source, nbytes)
+        self.ended.append("copy")
+
+
+async def test_the_bytes_go_in_and_come_back(mover_of: MoverOf, told: Told, master: int) -> None:
+    with closing(HostDevice(2 * CHUNK, CHUNK)) as device:
+        mover = mover_of(device)
+        vm.view(master, 5)[:] = b"hello"
+        mover.start(into(3), master)
+        await told.wait_for(1)
+        vm.view(master, 5)[:] = b"-----"
+        mover.start(back(4), master)
+        await told.wait_for(2)
+    assert bytes(vm.view(master, 5)) == b"hello"
+    assert told.events == [CopiedIn(NOW, 3), CopiedOut(NOW, 4)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+async def test_a_copy_that_fails_is_one_event_and_the_next_works(
+    mover_of: MoverOf, told: Told, master: int, n: int
+) -> None:
+    with closing(FailingDevice(CHUNK, CHUNK, fail_on={"copy_in": n, "copy_out": n})) as device:
+        mover = mover_of(device)
+        for generation in (1, 2, 3):
+            mover.start(into(generation), master)
+        await told.wait_for(3)
+        for generation in (11, 12, 13):
+            mover.start(back(generation), master)
+        await told.wait_for(6)
+    expected: list[AnyEvent] = [CopiedIn(NOW, g) for g in (1, 2, 3)]
+    expected += [CopiedOut(NOW, g) for g in (11, 12, 13)]
+    expected[n - 1] = CopyFailed(NOW, n, "injected: copy_in")
+    expected[n + 2] = CopyFailed(NOW, 10 + n, "injected: copy_out")
+    assert told.events == expected
+    assert not told.crashes
+
+
+async def test_an_order_that_makes_no_sense_to_the_device_fails_alone(
+    mover_of: MoverOf, told: Told, master: int
+) -> None:
+    with closing(HostDevice(CHUNK, CHUNK)) as device:
+        mover = mover_of(device)
+        mover.start(into(1, nbytes=CHUNK + 1), master)
+        mover.start(into(2, nbytes=0, runs=()), 0)
+        await told.wait_for(2)
+    failed, copied = told.events
+    assert isinstance(failed, CopyFailed)
+    assert "do not fit" in failed.why
+    assert copied == CopiedIn(NOW, 2)
+
+
+async def test_an_error_that_is_not_the_device_s_is_a_crash_and_no_event(
+    mover_of: MoverOf, told: Told, master: int
+) -> None:
+    class BrokenDevice(HostDevice):
+        def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+            raise ZeroDivisionError("a bug")
+
+    with closing(BrokenDevice(CHUNK, CHUNK)) as device:
+        mover_of(device).start(into(1), master)
+        await told.wait_for(1)
+    assert not told.events
+    assert [str(crash) for crash in told.crashes] == ["a bug"]
+
+
+async def test_one_direction_does_not_wait_for_the_other(
+    mover_of: MoverOf, told: Told, master: int
+) -> None:
+    with closing(GatedDevice()) as device:
+        mover = mover_of(device)
+        mover.start(into(1), master)
+        device.began.wait()
+        mover.start(back(2, runs=((1, 1),)), master)
+        await told.wait_for(1)
+        assert told.events == [CopiedOut(NOW, 2)]
+        device.gate.set()
+        await told.wait_for(2)
+    assert told.events[1] == CopiedIn(NOW, 1)
+
+
+async def test_copies_never_run_on_the_loop(mover_of: MoverOf, told: Told, master: int) -> None:
+    threads = set()
+
+    class WatchedDevice(HostDevice):
+        def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+            threads.add(threading.current_thread())
+
+        def copy_out(self, runs: Runs, target: int, nbytes: int) -> None:
+            threads.add(threading.current_thread())
+
+    with closing(WatchedDevice(CHUNK, CHUNK)) as device:
+        mover = mover_of(device)
+        for generation in range(4):
+            mover.start(into(generation), master)
+            mover.start(back(generation), master)
+        await told.wait_for(8)
+    assert threading.current_thread() not in threads
+    assert len(threads) == 2, "one for each direction"
+
+
+async def test_close_waits_for_the_copies_and_then_tells_nobody(
+    mover_of: MoverOf, told: Told, master: int
+) -> None:
+    with closing(GatedDevice()) as device:
+        mover = mover_of(device)
+        mover.start(into(1), master)
+        mover.start(into(2), master)
+        device.began.wait()
+
+        def close() -> None:
+            mover.close()
+            device.ended.append("close")
+
+        closing_ = threading.Thread(target=close)
+        closing_.start()
+        device.gate.set()
+        await asyncio.to_thread(closing_.join)
+        assert device.ended == ["copy", "copy", "close"]
+        for _ in range(3):
+            await asyncio.sleep(0)  # the loop runs what the copies have posted to it
+    assert not told.events
+    assert not told.crashes
+
+
+async def test_close_ends_both_threads(told: Told, master: int) -> None:
+    before = set(threading.enumerate())
+    with closing(HostDevice(CHUNK, CHUNK)) as device:
+        mover = Mover(device, asyncio.get_running_loop(), lambda: NOW, told.post, told.crashed)
+        mover.start(into(1), master)
+        mover.start(back(2), master)
+        mover.close()
+    assert set(threading.enumerate()) == before
+
+
+async def test_the_injected_fault_is_the_nth_call_of_the_verb_and_no_other(master: int) -> None:
+    with closing(FailingDevice(CHUNK, CHUNK, fail_on={"copy_out": 2})) as device:
+        runs = ((0, 1),)
+        device.copy_in(runs, master, CHUNK)
+        device.copy_out(runs, master, CHUNK)
+        device.copy_in(runs, master, CHUNK)
+        with pytest.raises(DeviceError, match="injected: copy_out"):
+            device.copy_out(runs, master, CHUNK)
+        device.copy_out(runs, master, CHUNK)
