@@ -58,7 +58,10 @@ class Masters:
         """
         self._check_room(nbytes)
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        fd = OwnedFd(os.memfd_create("swapd-master", flags))
+        try:
+            fd = OwnedFd(os.memfd_create("swapd-master", flags))
+        except OSError as exc:
+            raise MasterError("host_memory", self._no_room(nbytes, str(exc))) from exc
         try:
             os.ftruncate(fd.fileno(), nbytes)
             for at in range(0, nbytes, _FALLOCATE_STEP_BYTES):
@@ -75,11 +78,21 @@ class Masters:
     def seal(self, uid: int) -> None:
         """Make a filled master ready to copy from: mapped, present, and if clean read-only.
 
-        Raises: MasterError (`bad_request`) if a worker still has it mapped for writing.
+        Raises: MasterError: `bad_request` if a worker still has it mapped for writing, or
+        has sealed or shut it; `host_memory` if it cannot be mapped here.
         """
         master = self._masters[uid]
         if not master.nbytes:
             return
+        try:
+            self._map(master)
+        except PermissionError as exc:
+            why = "the worker has sealed it, or changed its mode; leave its descriptor alone"
+            raise MasterError("bad_request", f"the master cannot be mapped: {why}") from exc
+        except OSError as exc:
+            raise MasterError("host_memory", f"the master cannot be mapped: {exc}") from exc
+
+    def _map(self, master: Master) -> None:
         if master.mutable:
             master.address = vm.map_shared(master.fd.fileno(), 0, _pages(master), writable=True)
         else:

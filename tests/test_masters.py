@@ -1,0 +1,292 @@
+"""Masters: exactly as large as asked, allocated in full, sealed, and nobody else's to break."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from swapd import masters as module
+from swapd.device import vm
+from swapd.masters import MasterError, Masters
+from tests.processes import output_of
+
+MIB = 1 << 20
+NBYTES = 3 * MIB + 12345
+SPAN = vm.round_up(NBYTES)
+
+
+@pytest.fixture
+def masters() -> Iterator[Masters]:
+    made = Masters(None)
+    yield made
+    made.close()
+    assert len(made) == made.total_bytes == 0
+
+
+def snapshot() -> tuple[list[str], int]:
+    """Descriptors of this process, and masters mapped in it."""
+    mapped = Path("/proc/self/maps").read_text().count("memfd:swapd-master")
+    return sorted(os.listdir("/proc/self/fd")), mapped
+
+
+def mapping_of(address: int) -> str:
+    """The mode of the mapping that begins at `address`, as in `r--s`."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{address:x}-")]
+    return line.split()[1]
+
+
+def fill(fd: int, content: bytes) -> None:
+    """As a worker does: through a mapping, gone before the commit."""
+    span = vm.round_up(len(content))
+    at = vm.map_shared(fd, 0, span, writable=True)
+    vm.view(at, len(content))[:] = content
+    vm.free(at, span)
+
+
+CONTENT = bytes(i * i % 251 for i in range(NBYTES))
+
+
+# --- make --------------------------------------------------------------------------------
+
+
+def test_a_master_is_exactly_as_large_as_asked_and_allocated_in_full(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=False)
+    found = os.fstat(fd)
+    assert found.st_size == NBYTES
+    assert found.st_blocks * 512 >= NBYTES
+    assert (len(masters), masters.total_bytes) == (1, NBYTES)
+    assert not os.get_inheritable(fd)
+
+
+def test_nobody_can_resize_a_master(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=True)
+    for nbytes in (0, NBYTES - 1, NBYTES + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, nbytes)
+    assert os.fstat(fd).st_size == NBYTES
+
+
+def test_a_master_of_no_bytes_needs_no_mapping(masters: Masters) -> None:
+    masters.make(1, 0, mutable=False)
+    masters.seal(1)
+    assert masters.address(1) == 0
+
+
+# --- seal --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+def test_a_sealed_master_has_the_worker_s_bytes_at_its_address(
+    masters: Masters, mutable: bool
+) -> None:
+    fd = masters.make(1, NBYTES, mutable=mutable)
+    fill(fd, CONTENT)
+    masters.seal(1)
+    assert bytes(vm.view(masters.address(1), NBYTES)) == CONTENT
+    assert mapping_of(masters.address(1)) == ("rw-s" if mutable else "r--s")
+
+
+def test_a_clean_master_can_never_be_written_again(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=False)
+    fill(fd, CONTENT)
+    masters.seal(1)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        vm.map_shared(fd, 0, SPAN, writable=True)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    assert os.pread(fd, NBYTES, 0) == CONTENT
+
+
+def test_a_clean_master_can_still_become_private_memory(masters: Masters) -> None:
+    """As in a worker whose session ends: copy-on-write, from the descriptor it kept."""
+    fd = masters.make(1, NBYTES, mutable=False)
+    fill(fd, CONTENT)
+    masters.seal(1)
+    at = vm.reserve(SPAN)
+    vm.map_private(fd, SPAN, at=at)
+    vm.view(at, 1)[0] = 255
+    assert bytes(vm.view(at, NBYTES)) == b"\xff" + CONTENT[1:]
+    assert bytes(vm.view(masters.address(1), NBYTES)) == CONTENT
+    vm.free(at, SPAN)
+
+
+def test_a_mutable_master_takes_what_is_written_back(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=True)
+    masters.seal(1)
+    vm.view(masters.address(1), NBYTES)[:] = CONTENT
+    assert os.pread(fd, NBYTES, 0) == CONTENT
+
+
+def test_a_worker_that_keeps_its_writable_mapping_gets_bad_request(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=False)
+    kept = vm.map_shared(fd, 0, SPAN, writable=True)
+    with pytest.raises(MasterError, match="still mapped for writing; unmap it") as refused:
+        masters.seal(1)
+    assert refused.value.code == "bad_request"
+    assert masters.address(1) == 0
+    vm.free(kept, SPAN)
+    masters.seal(1)
+    assert masters.address(1)
+
+
+def test_a_worker_may_keep_its_writable_mapping_of_a_mutable_one(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=True)
+    kept = vm.map_shared(fd, 0, SPAN, writable=True)
+    masters.seal(1)
+    vm.view(kept, NBYTES)[:] = CONTENT
+    assert bytes(vm.view(masters.address(1), NBYTES)) == CONTENT
+    vm.free(kept, SPAN)
+
+
+@pytest.mark.parametrize(
+    ("mutable", "seals"),
+    [(False, fcntl.F_SEAL_SEAL), (True, fcntl.F_SEAL_WRITE)],
+    ids=["clean", "mutable"],
+)
+def test_a_worker_that_seals_its_master_itself_gets_bad_request(
+    masters: Masters, mutable: bool, seals: int
+) -> None:
+    fd = masters.make(1, NBYTES, mutable=mutable)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(MasterError, match="the worker has sealed it") as refused:
+        masters.seal(1)
+    assert refused.value.code == "bad_request"
+
+
+def test_a_worker_that_shuts_its_master_gets_bad_request() -> None:
+    output_of("""
+        import os
+        from swapd.masters import MasterError, Masters
+        if os.getuid() == 0:
+            os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
+        masters = Masters(None)
+        os.fchmod(masters.make(1, 4096, mutable=False), 0)
+        try:
+            masters.seal(1)
+        except MasterError as exc:
+            assert exc.code == "bad_request", exc.code
+        else:
+            raise AssertionError("nothing was raised")
+        masters.close()
+    """)
+
+
+def test_a_master_that_cannot_be_mapped_is_refused_and_can_be_dropped(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot()
+    masters.make(1, NBYTES, mutable=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "populate", refuse_with(errno.ENOMEM))
+        with pytest.raises(MasterError, match="Cannot allocate memory") as refused:
+            masters.seal(1)
+    assert refused.value.code == "host_memory"
+    masters.drop(1)
+    assert snapshot() == before
+
+
+# --- room --------------------------------------------------------------------------------
+
+
+def refuse_with(number: int) -> Any:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def refused(masters: Masters, nbytes: int) -> str:
+    """Why a master of `nbytes` cannot be made; checks that nothing is left of it."""
+    before = snapshot(), len(masters), masters.total_bytes
+    with pytest.raises(MasterError) as failed:
+        masters.make(99, nbytes, mutable=False)
+    assert failed.value.code == "host_memory"
+    assert (snapshot(), len(masters), masters.total_bytes) == before
+    masters.drop(99)  # as the core orders for every master that failed
+    assert (snapshot(), len(masters), masters.total_bytes) == before
+    return str(failed.value)
+
+
+def test_masters_together_keep_to_the_limit() -> None:
+    masters = Masters(10 * MIB)
+    masters.make(1, 6 * MIB, mutable=False)
+    why = refused(masters, 5 * MIB)
+    assert "a master of 5 MiB" in why
+    assert "masters hold 6 MiB (limit 10 MiB)" in why
+    assert "--host-memory" in why
+    masters.make(2, 4 * MIB, mutable=False)
+    refused(masters, 1)
+    masters.drop(1)
+    masters.make(3, 6 * MIB, mutable=True)
+    masters.close()
+
+
+def test_without_a_limit_the_host_s_memory_is_the_limit(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "limit none" in refused(masters, 1 << 50)
+    monkeypatch.setattr(module, "available_bytes", lambda: module.RESERVE_BYTES + 2 * MIB)
+    assert "66 MiB are available" in refused(masters, 2 * MIB + 1)
+    masters.make(1, 2 * MIB, mutable=False)
+
+
+@pytest.mark.parametrize(
+    ("verb", "number"), [("posix_fallocate", errno.ENOSPC), ("memfd_create", errno.EMFILE)]
+)
+def test_a_system_that_has_no_room_refuses_the_master_and_no_more(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch, verb: str, number: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, verb, refuse_with(number))
+        assert os.strerror(number) in refused(masters, NBYTES)
+    masters.make(99, NBYTES, mutable=False)
+
+
+def test_a_large_master_is_allocated_in_steps_without_a_gap(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FALLOCATE_STEP_BYTES", MIB)
+    fd = masters.make(1, NBYTES, mutable=False)
+    assert os.fstat(fd).st_size == NBYTES
+    assert os.fstat(fd).st_blocks * 512 >= NBYTES
+
+
+# --- drop --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+def test_drop_leaves_no_mapping_and_no_descriptor(masters: Masters, mutable: bool) -> None:
+    before = snapshot()
+    masters.make(1, NBYTES, mutable=mutable)
+    masters.make(2, NBYTES, mutable=mutable)
+    masters.seal(1)
+    for uid in (1, 2):
+        masters.drop(uid)
+        masters.drop(uid)
+    assert snapshot() == before
+    assert masters.total_bytes == 0
+
+
+def test_a_worker_s_descriptor_keeps_the_bytes_of_a_dropped_master(masters: Masters) -> None:
+    kept = os.dup(masters.make(1, NBYTES, mutable=False))
+    fill(kept, CONTENT)
+    masters.seal(1)
+    masters.drop(1)
+    assert os.pread(kept, NBYTES, 0) == CONTENT
+    os.close(kept)
+
+
+def test_close_drops_all(masters: Masters) -> None:
+    before = snapshot()
+    for uid in range(5):
+        masters.make(uid, MIB, mutable=bool(uid % 2))
+        masters.seal(uid)
+    masters.close()
+    assert snapshot() == before
