@@ -34,7 +34,8 @@ def test_three_stages_that_do_not_fit_give_identical_bits(tmp_path: Path) -> Non
     assert summary["peak_bytes"] <= summary["budget_bytes"]
     assert summary["loads"] == 6
     assert summary["evictions"] == 5
-    assert summary["bytes_in"] == 2 * summary["sum_bytes"]
+    # each storage is aligned, so a component is a little more than its parameters
+    assert 1 <= summary["bytes_in"] / (2 * summary["sum_bytes"]) < 1.01
     assert summary["bytes_out"] == 0
     with wave.open(str(wav)) as sound:
         assert sound.getframerate() == 24000
