@@ -91,9 +91,9 @@ class Session:
         self._listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
+        self._sock = _connect(endpoint / runtime_dir.LIFELINE)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self._sock = _connect(endpoint / runtime_dir.LIFELINE)
         try:
             self.welcome, self._arena = self._handshake(label)
         except BaseException:
