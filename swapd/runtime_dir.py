@@ -13,7 +13,7 @@ from swapd.fds import OwnedFd
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
 
 #: sun_path holds 108 bytes with the final zero.
-_SOCKET_PATH_MAX = 107
+SOCKET_PATH_MAX = 107
 
 
 class RuntimeDirError(Exception):
@@ -26,10 +26,10 @@ def claim(folder: Path) -> OwnedFd:
     Hold the returned descriptor: closing it gives the lock back. Raises: RuntimeDirError.
     """
     longest = max(len(os.fsencode(folder / name)) for name in (LIFELINE, RPC, EVENTS))
-    if longest > _SOCKET_PATH_MAX:
+    if longest > SOCKET_PATH_MAX:
         raise RuntimeDirError(
             f"{folder}: socket paths in it are {longest} bytes long, the system takes "
-            f"{_SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
+            f"{SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
         )
     _make_private(folder)
     lock = OwnedFd(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

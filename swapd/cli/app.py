@@ -8,6 +8,7 @@ from swapd import __version__
 from swapd.cli.bench import bench
 from swapd.cli.common import guarded
 from swapd.cli.demo import demo
+from swapd.cli.doctor import doctor
 from swapd.cli.log import log
 from swapd.cli.serve import serve
 from swapd.cli.status import status
@@ -41,5 +42,6 @@ app.command("serve")(guarded(serve))
 app.command("status")(guarded(status))
 app.command("log")(guarded(log))
 app.command("story")(guarded(story))
+app.command("doctor")(guarded(doctor))
 app.command("bench")(guarded(bench))
 app.command("demo")(guarded(demo))

@@ -1,0 +1,49 @@
+"""`swapd doctor`: what this machine offers, and what to do about what it lacks."""
+
+import sys
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from swapd import doctor as checks
+from swapd.cli.common import Endpoint, Json, console
+from swapd.doctor import Check
+from swapd_client.session import resolve
+
+_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
+
+
+def doctor(endpoint: Endpoint = None, json: Json = False) -> None:
+    """Check what this machine offers. Ends with status 1 if something needed is missing."""
+    found = checks.examine(resolve(endpoint, None))
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        console.print(_table(found))
+        console.print(_verdict(found))
+    if any(check.status == "fail" for check in found):
+        sys.exit(1)
+
+
+def _table(found: list[Check]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for check in found:
+        text = Text(check.found)
+        if check.advice:
+            text.append(f"\n-> {check.advice}", "dim" if check.status == "ok" else "yellow")
+        table.add_row(Text(*_MARKS[check.status]), check.name, text)
+    return table
+
+
+def _verdict(found: list[Check]) -> Text:
+    missing = [check.name for check in found if check.status == "fail"]
+    if missing:
+        return Text(f"\nswapd does not run here: {', '.join(missing)}", "bold red")
+    warned = sum(check.status == "warn" for check in found)
+    rest = f"; {warned} warning{'s' * (warned != 1)}" if warned else ""
+    return Text(f"\nnothing needed is missing{rest}", "green")

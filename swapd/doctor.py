@@ -1,0 +1,321 @@
+"""What this machine offers to swapd and what it lacks: one check for each thing.
+
+Lives here: finding out, by trying where that is possible. May not live here: printing.
+Nothing is changed: what is tried is tried on a few pages of this process's own memory.
+"""
+
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import resource
+import select
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from swapd import runtime_dir
+from swapd.device import vm
+from swapd.device.host import available_bytes
+from swapd.fds import OwnedFd
+from swapd.units import size
+from swapd_client import NotRunning, SwapdError, connect
+
+#: MADV_POPULATE_READ and _WRITE came with it.
+KERNEL_NEEDED = (5, 14)
+#: A daemon holds about one descriptor for each component and three for each session.
+FILES_WANTED = 1024
+#: Arena and masters of the smallest sensible set-up.
+MEMORY_WANTED = 2 << 30
+
+_SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+_TRIED_BYTES = 4 << 20
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding. `fail`: swapd does not run without it; `warn`: something is worse or off.
+
+    `advice` says what to do; it is empty where there is nothing to be done.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def examine(folder: Path) -> list[Check]:
+    """All checks, for a daemon whose runtime folder is `folder`."""
+    return [
+        python(),
+        kernel(platform.system(), platform.release()),
+        populate(),
+        memfd_sealing(),
+        shelving(),
+        huge_pages(),
+        pidfd(),
+        peer_credentials(),
+        memory(available_bytes(), _text(_CGROUP_LIMIT)),
+        open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        folder_usable(folder),
+        daemon(folder),
+        package("pyzmq", needed=True),
+        package("msgspec", needed=True),
+        package("uvloop", needed=True, extra="daemon"),
+        package("torch", extra="torch"),
+        package("transformers", extra="demo"),
+        gpu(sorted(Path("/dev").glob("nvidia[0-9]*")), cuda_driver()),
+    ]
+
+
+# --- the kernel ------------------------------------------------------------------------------
+
+
+def python() -> Check:
+    return Check("python", "ok", platform.python_version())
+
+
+def kernel(system: str, release: str) -> Check:
+    """Linux, and new enough."""
+    needed = ".".join(map(str, KERNEL_NEEDED))
+    found = f"{system} {release}"
+    if system != "Linux":
+        return Check("kernel", "fail", found, f"swapd needs Linux {needed} or later")
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match and (int(match[1]), int(match[2])) < KERNEL_NEEDED:
+        return Check("kernel", "fail", found, f"use Linux {needed} or later")
+    return Check("kernel", "ok", found)
+
+
+def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> Check:
+    """Try it: `works` if it does, else what the system says and `advice`."""
+    try:
+        attempt()
+    except (OSError, AttributeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        return Check(name, "fail", f"does not work: {why}", advice)
+    return Check(name, "ok", works)
+
+
+def populate() -> Check:
+    """Pages of shared memory can be made present ahead of their use."""
+
+    def attempt() -> None:
+        with OwnedFd(_memfd()) as fd:
+            address = vm.map_shared(fd.fileno(), 0, _TRIED_BYTES, writable=True)
+            try:
+                vm.populate(address, _TRIED_BYTES, writable=True)
+            finally:
+                vm.free(address, _TRIED_BYTES)
+
+    needed = ".".join(map(str, KERNEL_NEEDED))
+    return _tried("populate", attempt, "MADV_POPULATE works", f"use Linux {needed} or later")
+
+
+def memfd_sealing() -> Check:
+    """Memory can be shared by descriptor, and closed against writing."""
+
+    def attempt() -> None:
+        with OwnedFd(_memfd()) as fd:
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+            fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
+            if fcntl.fcntl(fd.fileno(), fcntl.F_GET_SEALS) & seals != seals:
+                raise OSError("seals do not hold")
+
+    advice = "allow memfd_create and its seals (a seccomp filter, or gVisor?)"
+    return _tried("memfd", attempt, "made and sealed", advice)
+
+
+def shelving() -> Check:
+    """Pages of shared memory can be moved aside and back: what makes a swap cheap."""
+
+    def attempt() -> None:
+        with OwnedFd(_memfd()) as fd:
+            shelf = vm.reserve(_TRIED_BYTES)
+            address = vm.map_shared(fd.fileno(), 0, _TRIED_BYTES, writable=True)
+            try:
+                vm.view(address, 1)[0] = 7
+                vm.move_pages(address, shelf, _TRIED_BYTES)
+                if vm.view(shelf, 1)[0] != 7:
+                    raise OSError("the pages were lost on the way")
+            finally:
+                vm.free(address, _TRIED_BYTES)
+                vm.free(shelf, _TRIED_BYTES)
+
+    check = _tried(
+        "mremap",
+        attempt,
+        "MREMAP_DONTUNMAP moves shared memory",
+        "swaps work, but fault every page anew; use Linux 5.13 or later",
+    )
+    return msgspec.structs.replace(check, status="warn") if check.status == "fail" else check
+
+
+def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
+    """Shared memory gets huge pages where it asks for them."""
+    advice = f"copies and page tables are slower without: echo advise | sudo tee {setting}"
+    text = _text(setting)
+    chosen = re.search(r"\[(\w+)\]", text or "")
+    if chosen is None:
+        return Check("huge pages", "warn", f"no {setting}", "this kernel has none for memfds")
+    status: Literal["ok", "warn"] = "warn" if chosen[1] in ("never", "deny") else "ok"
+    found = f"for shared memory: {chosen[1]}"
+    return Check("huge pages", status, found, advice if status == "warn" else "")
+
+
+def pidfd() -> Check:
+    """The end of a process can be waited for, also after its session ended."""
+
+    def attempt() -> None:
+        with OwnedFd(os.pidfd_open(os.getpid())) as fd:
+            if select.select([fd], [], [], 0)[0]:
+                raise OSError("says that this process has ended")
+
+    return _tried("pidfd", attempt, "works", "use Linux 5.3 or later; allow pidfd_open")
+
+
+def peer_credentials() -> Check:
+    """A socket says who is at its other end, and carries packets with descriptors."""
+
+    def attempt() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            wanted = struct.calcsize("3i")
+            raw = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, wanted)
+            pid, uid, _ = struct.unpack("3i", raw)
+            if (pid, uid) != (os.getpid(), os.getuid()):
+                raise OSError(f"says process {pid} of user {uid}")
+
+    return _tried("peercred", attempt, "SO_PEERCRED works", "use a kernel with Unix SEQPACKET")
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def memory(available: int, cgroup: str | None) -> Check:
+    """Host memory for arena and masters. `cgroup`: its limit as written, None if none."""
+    limited = cgroup is not None and cgroup.isdigit()
+    found = f"{size(available)} available"
+    found += f", cgroup limit {size(int(cgroup))}" if limited and cgroup else ", no cgroup limit"
+    if available < MEMORY_WANTED:
+        advice = f"arena and masters live there; {size(MEMORY_WANTED)} is little already"
+        return Check("memory", "warn", found, advice)
+    return Check("memory", "ok", found)
+
+
+def open_files(limit: int) -> Check:
+    found = "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit}"
+    if limit != resource.RLIM_INFINITY and limit < FILES_WANTED:
+        return Check("open files", "warn", found, "each component takes one: ulimit -n 65536")
+    return Check("open files", "ok", found)
+
+
+def locked_memory(limit: int) -> Check:
+    found = "no limit" if limit == resource.RLIM_INFINITY else f"up to {size(limit)}"
+    return Check("locked memory", "ok", f"{found}; the host device locks none")
+
+
+# --- the runtime folder ----------------------------------------------------------------------
+
+
+def folder_usable(folder: Path) -> Check:
+    """The daemon could claim the folder, or has."""
+    name = "runtime folder"
+    sockets = (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS)
+    longest = max(len(os.fsencode(folder / socket)) for socket in sockets)
+    if longest > runtime_dir.SOCKET_PATH_MAX:
+        found = f"{folder}: socket paths of {longest} bytes"
+        advice = f"the system takes {runtime_dir.SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
+        return Check(name, "fail", found, advice)
+    try:
+        there = folder.stat()
+    except FileNotFoundError:
+        parent = next(p for p in folder.parents if p.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return Check(name, "ok", f"{folder}, still to be made")
+        found = f"{folder} cannot be made: {parent} is not writable"
+        return Check(name, "fail", found, "choose another --runtime-dir")
+    except OSError as exc:
+        return Check(name, "fail", f"{folder}: {exc.strerror}", "choose another --runtime-dir")
+    if not stat.S_ISDIR(there.st_mode):
+        return Check(name, "fail", f"{folder} is no folder", "choose another --runtime-dir")
+    if there.st_uid != os.getuid():
+        found = f"{folder} belongs to user {there.st_uid}"
+        return Check(name, "fail", found, "choose another --runtime-dir")
+    mode = stat.S_IMODE(there.st_mode)
+    if mode & 0o077:
+        found = f"{folder}, mode {mode:04o}"
+        return Check(name, "warn", found, "open to others; `swapd serve` makes it 0700")
+    return Check(name, "ok", f"{folder}, mode {mode:04o}")
+
+
+def daemon(folder: Path) -> Check:
+    """Whether one answers there."""
+    try:
+        with connect(folder, label="swapd doctor") as client:
+            status = client.status()
+    except NotRunning:
+        return Check("daemon", "ok", "none runs there", "start one: swapd serve")
+    except SwapdError as exc:
+        return Check("daemon", "fail", str(exc), "stop it, and start it again")
+    sessions = len(status.sessions) - 1
+    found = f"swapd {status.version} serves {status.device}, {len(status.components)} components"
+    return Check("daemon", "ok", f"{found}, {sessions} sessions")
+
+
+# --- packages and GPU ------------------------------------------------------------------------
+
+
+def package(name: str, *, needed: bool = False, extra: str = "") -> Check:
+    """Whether it is installed; it is not imported."""
+    try:
+        return Check(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        what = f"'swapd[{extra}]'" if extra else name
+        purpose = {"torch": "to register modules: ", "transformers": "for swapd demo: "}
+        advice = f"{purpose.get(name, '')}pip install {what}"
+        return Check(name, "fail" if needed else "warn", "not installed", advice)
+
+
+def cuda_driver() -> int | None:
+    """The version of CUDA that the driver speaks, as 12040 for 12.4; None without one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        failed = library.cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else version.value
+
+
+def gpu(nodes: list[Path], driver: int | None) -> Check:
+    """Said plainly: this version has no use for one."""
+    devices = f"{len(nodes)}x NVIDIA" if nodes else "no NVIDIA device"
+    cuda = "no libcuda.so.1"
+    if driver is not None:
+        cuda = f"driver for CUDA {driver // 1000}.{driver % 1000 // 10}"
+    advice = "this version serves the host device only; no GPU figure has been measured"
+    return Check("gpu", "warn" if nodes or driver else "ok", f"{devices}, {cuda}", advice)
+
+
+def _memfd() -> int:
+    fd = os.memfd_create("swapd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, _TRIED_BYTES)
+    return fd
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

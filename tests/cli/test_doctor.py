@@ -1,0 +1,163 @@
+"""`swapd doctor`: each check on its own, and the command on this machine."""
+
+import errno
+import json
+import os
+import resource
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from swapd import doctor
+from swapd.device import vm
+from swapd.doctor import Check
+
+from .conftest import Running, on_terminal, swapd
+
+GIB = 1 << 30
+
+
+def test_an_old_kernel_or_another_system_fails() -> None:
+    assert doctor.kernel("Linux", "5.4.0-150-generic").status == "fail"
+    assert doctor.kernel("Linux", "5.14.0").status == "ok"
+    assert doctor.kernel("Linux", "6.1").status == "ok"
+    assert doctor.kernel("Darwin", "23.1").status == "fail"
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_what_the_kernel_refuses_fails_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm, "populate", _refuse)
+    monkeypatch.setattr(os, "pidfd_open", _refuse)
+    for check in (doctor.populate(), doctor.pidfd()):
+        assert check.status == "fail"
+        assert check.found == "does not work: Invalid argument"
+        assert check.advice
+
+
+def test_without_shelving_swaps_work_but_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm, "move_pages", _refuse)
+    check = doctor.shelving()
+    assert check.status == "warn"
+    assert "fault every page anew" in check.advice
+
+
+def test_what_is_tried_works_here_and_leaves_no_descriptor() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    tried = (doctor.populate(), doctor.memfd_sealing(), doctor.pidfd(), doctor.peer_credentials())
+    assert {check.status for check in tried} == {"ok"}
+    assert doctor.shelving().status in ("ok", "warn")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("always within_size [advise] never deny force", "ok"),
+        ("[always] within_size advise never deny force", "ok"),
+        ("always within_size advise [never] deny force", "warn"),
+        ("always within_size advise never [deny] force", "warn"),
+    ],
+)
+def test_huge_pages_say_what_to_set(text: str, status: str, tmp_path: Path) -> None:
+    setting = tmp_path / "shmem_enabled"
+    setting.write_text(text + "\n")
+    check = doctor.huge_pages(setting)
+    assert check.status == status
+    assert (f"echo advise | sudo tee {setting}" in check.advice) == (status == "warn")
+
+
+def test_no_huge_pages_at_all(tmp_path: Path) -> None:
+    assert doctor.huge_pages(tmp_path / "none").status == "warn"
+
+
+def test_memory_counts_the_cgroup() -> None:
+    assert doctor.memory(20 * GIB, None) == Check(
+        "memory", "ok", "20 GiB available, no cgroup limit"
+    )
+    assert "cgroup limit 8 GiB" in doctor.memory(8 * GIB, str(8 * GIB)).found
+    assert "no cgroup limit" in doctor.memory(8 * GIB, "max").found
+    assert doctor.memory(GIB, None).status == "warn"
+
+
+def test_limits() -> None:
+    assert doctor.open_files(256).status == "warn"
+    assert "ulimit -n" in doctor.open_files(256).advice
+    assert doctor.open_files(65536).status == "ok"
+    assert doctor.open_files(resource.RLIM_INFINITY).found == "no limit"
+    assert doctor.locked_memory(8 << 20).found.startswith("up to 8 MiB")
+    assert doctor.locked_memory(resource.RLIM_INFINITY).status == "ok"
+
+
+def test_a_runtime_folder_that_can_be_used(folder: Path) -> None:
+    folder.chmod(0o700)
+    assert doctor.folder_usable(folder) == Check("runtime folder", "ok", f"{folder}, mode 0700")
+    made = doctor.folder_usable(folder / "a" / "b")
+    assert made.status == "ok"
+    assert "still to be made" in made.found
+    assert not (folder / "a").exists()
+    folder.chmod(0o755)
+    assert doctor.folder_usable(folder).status == "warn"
+
+
+def test_a_runtime_folder_that_cannot(folder: Path) -> None:
+    assert "socket paths" in doctor.folder_usable(folder / ("x" * 100)).found
+    (folder / "file").touch()
+    assert doctor.folder_usable(folder / "file").status == "fail"
+    assert doctor.folder_usable(folder / "file" / "below").status == "fail"
+
+
+def test_a_folder_of_somebody_else_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: there + 1)
+    check = doctor.folder_usable(folder)
+    assert check.status == "fail"
+    assert f"belongs to user {there}" in check.found
+
+
+def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Path) -> None:
+    daemon.client("worker", vae=2)
+    found = doctor.daemon(daemon.folder).found
+    assert found.endswith("serves host, 1 components, 1 sessions")
+    assert doctor.daemon(tmp_path) == Check(
+        "daemon", "ok", "none runs there", "start one: swapd serve"
+    )
+
+
+def test_packages() -> None:
+    assert doctor.package("msgspec", needed=True).status == "ok"
+    missing = doctor.package("swapd-is-not-called-this", extra="demo")
+    assert missing.status == "warn"
+    assert missing.advice == "pip install 'swapd[demo]'"
+    assert doctor.package("swapd-is-not-called-this", needed=True).status == "fail"
+
+
+def test_a_gpu_is_named_and_its_place_said_plainly() -> None:
+    none = doctor.gpu([], None)
+    assert none.found == "no NVIDIA device, no libcuda.so.1"
+    found = doctor.gpu([Path("/dev/nvidia0"), Path("/dev/nvidia1")], 12040)
+    assert found.found == "2x NVIDIA, driver for CUDA 12.4"
+    for check in (none, found):
+        assert "host device only" in check.advice
+        assert "no GPU figure has been measured" in check.advice
+
+
+def test_the_command_as_json(folder: Path) -> None:
+    rows = json.loads(swapd("doctor", "--json", "-e", folder).stdout)
+    assert {row["status"] for row in rows} <= {"ok", "warn"}
+    assert {"kernel", "memfd", "mremap", "runtime folder", "gpu"} <= {row["name"] for row in rows}
+
+
+def test_the_command_on_a_terminal(folder: Path) -> None:
+    text = on_terminal("doctor", "-e", folder)
+    assert "nothing needed is missing" in text
+    assert "'swapd[" not in text or "pip install" in text
+
+
+def test_something_missing_ends_with_status_1(folder: Path) -> None:
+    done = swapd("doctor", "-e", folder / ("x" * 100), status=1)
+    assert "swapd does not run here: runtime folder" in done.stdout
+    assert "choose a shorter --runtime-dir" in done.stdout
