@@ -72,11 +72,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def folder(self) -> Path:
-        return Path(self.runtime_dir) if self.runtime_dir else default_folder(self.device)
+        """Absolute: clients in other working directories are told it."""
+        folder = Path(self.runtime_dir) if self.runtime_dir else default_folder(self.device)
+        return folder.absolute()
 
     @property
     def journal_path(self) -> Path:
-        return Path(self.journal) if self.journal else self.folder / "swap.jsonl"
+        return Path(self.journal).absolute() if self.journal else self.folder / "swap.jsonl"
 
 
 def load(

@@ -10,7 +10,7 @@ from rich.console import Console
 from swapd.cli.status import page
 from swapd.protocol import ComponentStatus, SessionStatus, StatusReply
 
-from .conftest import Running, on_terminal, swapd
+from .conftest import Running, on_terminal, start, swapd
 
 GIB = 1 << 30
 
@@ -147,6 +147,20 @@ def test_as_json(daemon: Running) -> None:
     assert reply["components"][0]["holders"] == ["worker (session 1)"]
     assert reply["used_bytes"] == 8 << 20
     assert reply["journal"] == str(daemon.journal)
+
+
+def test_a_daemon_told_relative_paths_is_found_from_anywhere(folder: Path) -> None:
+    words = ("serve", "--runtime-dir", "run", "--journal", "log.jsonl", "--budget", "4MiB")
+    process = start(*words, cwd=folder)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    try:
+        reply = json.loads(swapd("status", "--json", "-e", folder / "run").stdout)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert reply["runtime_dir"] == str(folder / "run")
+    assert reply["journal"] == str(folder / "log.jsonl")
 
 
 def test_no_daemon_is_one_clear_line(folder: Path) -> None:
