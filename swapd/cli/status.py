@@ -11,6 +11,8 @@ from swapd.protocol import ComponentStatus, StatusReply
 from swapd.units import seconds, size
 
 _BAR_CELLS = 24
+#: With fewer columns the table counts leases, and leaves their holders out.
+_WIDE = 100
 
 _STATE_STYLES = {
     "leased": "bold green",
@@ -31,10 +33,10 @@ def status(endpoint: Endpoint = None, json: Json = False) -> None:
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
     else:
-        console.print(page(reply))
+        console.print(page(reply, wide=console.width >= _WIDE))
 
 
-def page(reply: StatusReply) -> RenderableType:
+def page(reply: StatusReply, *, wide: bool = True) -> RenderableType:
     """The whole answer for people."""
     head = Text.assemble(
         ("swapd ", "bold"),
@@ -43,13 +45,13 @@ def page(reply: StatusReply) -> RenderableType:
         (reply.runtime_dir, "cyan"),
     )
     if reply.components:
-        components: RenderableType = _components(reply)
+        components: RenderableType = _components(reply, wide)
     else:
         components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
     return Group(head, "", components, "", _summary(reply))
 
 
-def _components(reply: StatusReply) -> Table:
+def _components(reply: StatusReply, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("component", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
@@ -66,7 +68,7 @@ def _components(reply: StatusReply) -> Table:
             size(c.nbytes),
             Text(c.state, _STATE_STYLES.get(c.state, "")),
             _policy(c),
-            Text(f"{c.leases}: {plain(', '.join(c.holders))}" if c.leases else ""),
+            _leases(c, wide),
             _last_use(c),
             f"{c.loads}/{c.evictions}",
             str(c.hits),
@@ -80,6 +82,12 @@ def _policy(c: ComponentStatus) -> Text:
     if c.mutable:
         words.append("mutable")
     return Text(", ".join(words))
+
+
+def _leases(c: ComponentStatus, wide: bool) -> Text:
+    if not c.leases:
+        return Text()
+    return Text(f"{c.leases}: {plain(', '.join(c.holders))}" if wide else str(c.leases))
 
 
 def _last_use(c: ComponentStatus) -> Text:

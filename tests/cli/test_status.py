@@ -81,6 +81,14 @@ def test_a_leased_component_names_its_holders() -> None:
     assert "in use" in line
 
 
+def test_on_a_narrow_terminal_leases_are_counted() -> None:
+    c = _component("dit", state="leased", policy="sequential", leases=2, holders=("a", "b"))
+    out = StringIO()
+    Console(file=out, width=80).print(page(_reply(components=(c,)), wide=False))
+    words = _line(out.getvalue(), "dit").split()
+    assert words[:8] == ["dit", "20", "GiB", "leased", "sequential", "2", "in", "use"]
+
+
 def test_last_use_swaps_hits_and_swap_in_time() -> None:
     c = _component("vae", idle_s=3.1, loads=7, evictions=6, hits=41, swap_in_s=0.0142)
     words = _line(_shown(_reply(components=(c,))), "vae").split()
