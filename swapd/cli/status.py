@@ -52,7 +52,8 @@ def page(reply: StatusReply, *, wide: bool = True) -> RenderableType:
 
 
 def _components(reply: StatusReply, wide: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    gap = (0, 2 if wide else 1, 0, 0)
+    table = Table(box=None, padding=gap, pad_edge=False, header_style="bold")
     table.add_column("component", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)

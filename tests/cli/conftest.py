@@ -125,7 +125,9 @@ def folder() -> Iterator[Path]:
 def daemon(folder: Path) -> Iterator[Running]:
     """A daemon with room for 16 MiB, that ends with the test."""
     running = serve(folder)
-    yield running
-    for client in running.clients:
-        client.close()
-    running.stop()
+    try:
+        yield running
+        for client in running.clients:
+            client.close()
+    finally:
+        running.stop()
