@@ -34,6 +34,7 @@ class Range:
         #: The chunks whose pages are at the range or on the shelf.
         self._runs: Runs = ()
         self._shown = False
+        self._private = False
         self._generation = 0
         #: The chunks of this generation, while they have the latest bytes; else the master has.
         self._latest: Runs | None = None
@@ -64,7 +65,9 @@ class Range:
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on. With `generation`, only if it is not a newer one."""
         with self._lock:
-            if not self._shown or (generation is not None and generation < self._generation):
+            if self._private or not self._shown:
+                return
+            if generation is not None and generation < self._generation:
                 return
             self._shown = False
             if not self._shelve():
@@ -81,20 +84,24 @@ class Range:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
         The bytes are those of `master`, copied page by page only when written to; or, with
-        `keep_shown`, those of the chunks if they are later. Nothing is shared any more.
+        `keep_shown`, those of the chunks if they are later. Nothing is shared any more, and
+        a revocation that comes late finds nothing to hide.
         """
         with self._lock:
-            if self.nbytes:
+            if self._private:
+                return
+            nbytes = vm.round_up(self.nbytes)
+            if nbytes:
                 if keep_shown and self._latest is not None:
                     self._put(self._latest)
                     self._copy_in_place()
                 else:
-                    vm.map_private(master.fileno(), vm.round_up(self.nbytes), at=self.address)
+                    vm.map_private(master.fileno(), nbytes, at=self.address)
+            if nbytes < self._span:  # the rest of the last chunk would keep the arena alive
+                vm.revoke(self.address + nbytes, self._span - nbytes)
+            vm.free(self._shelf, self._span)
             self._runs = ()
-            self._shown = True
-            if self._shelf:
-                vm.free(self._shelf, self._span)
-                self._shelf = 0
+            self._shown = self._private = True
 
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""

@@ -1,0 +1,406 @@
+"""A component's range: one address for good, and bytes there only while they may be touched.
+
+In this process `shown` says what may be touched; that it is so is proved in children, by
+the signal that ends them.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swapd.device import vm
+from swapd.fds import OwnedFd, reopen_read_only
+from swapd.protocol import Runs
+from swapd_client.mapping import Range
+from tests.processes import output_of, run_python
+
+CHUNK = 2 << 20
+CHUNKS = 8
+#: Two chunks and a bit: the component ends inside its third.
+NBYTES = 2 * CHUNK + 5000
+
+HERE: Runs = ((1, 2), (5, 1))
+THERE: Runs = ((0, 1), (6, 2))
+
+
+class World:
+    """An arena in which every byte of chunk i is 100 + i, a master, and what maps them."""
+
+    def __init__(self) -> None:
+        self.ranges: list[Range] = []
+        self.fd = OwnedFd(os.memfd_create("test-arena"))
+        for chunk in range(CHUNKS):
+            os.write(self.fd.fileno(), bytes([100 + chunk]) * CHUNK)
+        self.reader = reopen_read_only(self.fd.fileno())
+        self.master = OwnedFd(os.memfd_create("test-master"))
+        os.write(self.master.fileno(), b"\x07" * NBYTES)
+
+    def range(self, nbytes: int = NBYTES, *, writable: bool = False) -> Range:
+        made = Range(nbytes, CHUNK, self.reader)
+        if writable:
+            made.use_arena(self.fd)
+        self.ranges.append(made)
+        return made
+
+    def close(self) -> None:
+        """Let go of the memory: ranges are never freed, and their mappings would keep it."""
+        for where in self.ranges:
+            where.make_private(self.master, keep_shown=False)
+            vm.revoke(where.address, vm.round_up(max(where.nbytes, 1), CHUNK))
+        for fd in (self.fd, self.reader, self.master):
+            fd.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def bytes_at(where: Range) -> bytes:
+    assert where.shown
+    return bytes(vm.view(where.address, where.nbytes))
+
+
+def of_chunks(runs: Runs, nbytes: int = NBYTES) -> bytes:
+    chunks = [chunk for first, n in runs for chunk in range(first, first + n)]
+    return b"".join(bytes([100 + chunk]) * CHUNK for chunk in chunks)[:nbytes]
+
+
+def mapped_from(where: Range, name: str) -> bool:
+    """Whether any byte of the range, or of its last chunk, is mapped from the memfd `name`."""
+    end = where.address + vm.round_up(max(where.nbytes, 1), CHUNK)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(text, 16) for text in line.split(maxsplit=1)[0].split("-"))
+        if start < end and stop > where.address and f"memfd:{name}" in line:
+            return True
+    return False
+
+
+# --- show and hide -----------------------------------------------------------------------
+
+
+def test_a_new_range_is_out(world: World) -> None:
+    where = world.range()
+    assert not where.shown
+    assert where.address % CHUNK == 0
+    assert "out gen=0" in repr(where)
+
+
+def test_show_puts_the_chunks_behind_the_range_in_order(world: World) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    assert bytes_at(where) == of_chunks(HERE)
+    assert "in gen=1" in repr(where)
+
+
+def test_the_address_is_the_same_whatever_is_behind(world: World) -> None:
+    where = world.range()
+    address = where.address
+    for generation in range(1, 6):
+        runs = HERE if generation % 2 else THERE
+        where.show(generation, runs)
+        assert bytes_at(where) == of_chunks(runs)
+        where.hide(generation)
+        assert not where.shown
+    assert where.address == address
+
+
+def test_the_same_chunks_come_back_from_the_shelf(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    where.hide(1)
+    monkeypatch.setattr(vm, "map_shared", None)
+    where.show(2, HERE)
+    assert bytes_at(where) == of_chunks(HERE)
+
+
+def test_the_same_chunks_with_other_bytes_show_the_other_bytes(world: World) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    assert bytes_at(where)[:1] == b"\x65"
+    where.hide(1)
+    os.pwrite(world.fd.fileno(), b"new", CHUNK)
+    where.show(2, HERE)
+    assert bytes_at(where)[:4] == b"new\x65"
+
+
+def test_other_chunks_replace_those_on_the_shelf(world: World) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    where.hide(1)
+    where.show(2, THERE)
+    assert bytes_at(where) == of_chunks(THERE)
+    where.hide(2)
+    where.show(3, HERE)
+    assert bytes_at(where) == of_chunks(HERE)
+
+
+def test_other_chunks_replace_those_that_are_shown(world: World) -> None:
+    """The revocation in between may be late: it must not take the new chunks away."""
+    where = world.range()
+    where.show(1, HERE)
+    where.show(2, THERE)
+    where.hide(1)
+    assert bytes_at(where) == of_chunks(THERE)
+
+
+def test_hide_with_an_older_generation_is_ignored(world: World) -> None:
+    where = world.range()
+    where.show(5, HERE)
+    where.hide(4)
+    assert where.shown
+    where.hide(5)
+    assert not where.shown
+
+
+def test_hide_with_a_newer_generation_or_none_hides(world: World) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    where.hide(2)
+    assert not where.shown
+    where.show(3, HERE)
+    where.hide()
+    assert not where.shown
+    where.hide()
+
+
+def test_showing_what_is_shown_maps_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    monkeypatch.setattr(vm, "map_shared", None)
+    monkeypatch.setattr(vm, "move_pages", None)
+    where.show(1, HERE)
+    where.show(2, HERE)
+    where.hide(1)
+    assert where.shown, "generation 2 is the one that counts"
+
+
+def test_a_kernel_that_cannot_shelve_unmaps_and_maps_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(source: int, target: int, nbytes: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    where = world.range()
+    where.show(1, HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "move_pages", cannot)
+        where.hide(1)
+        assert not where.shown
+        assert not mapped_from(where, "test-arena")
+        where.show(2, HERE)
+        where.hide(2)
+    where.show(3, THERE)
+    assert bytes_at(where) == of_chunks(THERE)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_shelving_that_fails_midway_leaves_nothing_half_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    moved = []
+    move_pages = vm.move_pages
+
+    def sometimes(source: int, target: int, nbytes: int) -> None:
+        moved.append(source)
+        if len(moved) == failing:
+            raise OSError(12, "Cannot allocate memory")
+        move_pages(source, target, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "move_pages", sometimes)
+        where.hide(1)
+    assert not mapped_from(where, "test-arena")
+    where.show(2, HERE)
+    assert bytes_at(where) == of_chunks(HERE)
+
+
+def test_an_empty_component_is_shown_and_hidden_like_any_other(world: World) -> None:
+    where = world.range(0)
+    where.show(1, ())
+    assert where.shown
+    where.hide(1)
+    assert not where.shown
+    where.make_private(world.master, keep_shown=False)
+    assert where.shown
+
+
+def test_writes_through_a_mutable_range_reach_the_arena(world: World) -> None:
+    where = world.range(writable=True)
+    where.show(1, HERE)
+    vm.view(where.address + 2 * CHUNK, 5)[:] = b"hello"
+    assert os.pread(world.fd.fileno(), 5, 5 * CHUNK) == b"hello"
+    where.hide(1)
+    where.show(2, HERE)
+    vm.view(where.address, 5)[:] = b"again"
+    assert os.pread(world.fd.fileno(), 5, CHUNK) == b"again"
+
+
+# --- faults ------------------------------------------------------------------------------
+
+PRELUDE = f"""
+import os
+from swapd.device import vm
+from swapd.fds import OwnedFd, reopen_read_only
+from swapd_client.mapping import Range
+CHUNK, NBYTES = {CHUNK}, {NBYTES}
+arena = OwnedFd(os.memfd_create("arena"))
+os.write(arena.fileno(), b"x" * 8 * CHUNK)
+reader = reopen_read_only(arena.fileno())
+master = OwnedFd(os.memfd_create("master"))
+os.write(master.fileno(), b"m" * NBYTES)
+where = Range(NBYTES, CHUNK, reader)
+def touch(at=0):
+    return vm.view(where.address + at, 1)[0]
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "touch()",
+        "where.show(1, ((0, 3),)); touch(); where.hide(1); touch(2 * CHUNK)",
+        "where.show(1, ((0, 1), (4, 2))); where.hide(); touch(CHUNK)",
+        "where.show(1, ((0, 3),)); where.hide(1); where.show(2, ((0, 3),)); where.hide(2); touch()",
+        "where.show(1, ((0, 3),)); vm.view(where.address, 1)[0] = 1",
+        "where.show(1, ((0, 3),)); where.hide(); where.show(2, ((0, 3),)); "
+        "vm.view(where.address, 1)[0] = 1",
+    ],
+    ids=["new", "hidden", "hidden in runs", "hidden again", "written", "written when back"],
+)
+def test_a_stray_access_ends_the_process(program: str) -> None:
+    assert run_python(PRELUDE + program).returncode == -signal.SIGSEGV
+
+
+def test_a_forked_child_has_private_bytes_but_none_of_the_arena_s() -> None:
+    output_of(
+        PRELUDE
+        + """
+def child():
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if touch() == ord("m") else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+where.show(1, ((0, 3),))
+assert child() == -11
+where.make_private(master, keep_shown=False)
+assert child() == 0
+for fd in (arena, reader, master):
+    fd.close()
+"""
+    )
+
+
+# --- private -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_made_private_it_has_the_master_s_bytes_at_the_same_address(
+    world: World, shown: bool
+) -> None:
+    where = world.range()
+    address = where.address
+    if shown:
+        where.show(1, HERE)
+    where.make_private(world.master, keep_shown=False)
+    assert where.address == address
+    assert bytes_at(where) == b"\x07" * NBYTES
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_keep_shown_keeps_the_bytes_of_the_chunks(world: World, hidden: bool) -> None:
+    where = world.range(writable=True)
+    where.show(1, HERE)
+    vm.view(where.address, 5)[:] = b"hello"
+    if hidden:
+        where.hide(1)
+    where.make_private(world.master, keep_shown=True)
+    assert bytes_at(where) == b"hello" + of_chunks(HERE)[5:]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_keep_shown_takes_the_master_once_the_bytes_are_saved(world: World, hidden: bool) -> None:
+    where = world.range(writable=True)
+    where.show(1, HERE)
+    if hidden:
+        where.hide(1)
+    where.saved(1)
+    where.make_private(world.master, keep_shown=True)
+    assert bytes_at(where) == b"\x07" * NBYTES
+
+
+def test_what_was_saved_of_an_older_generation_does_not_count(world: World) -> None:
+    where = world.range(writable=True)
+    where.show(1, HERE)
+    where.show(2, THERE)
+    where.saved(1)
+    where.make_private(world.master, keep_shown=True)
+    assert bytes_at(where) == of_chunks(THERE)
+
+
+def test_keep_shown_of_what_was_never_in_takes_the_master(world: World) -> None:
+    where = world.range(writable=True)
+    where.make_private(world.master, keep_shown=True)
+    assert bytes_at(where) == b"\x07" * NBYTES
+
+
+@pytest.mark.parametrize("keep_shown", [False, True])
+def test_private_bytes_are_nobody_else_s(world: World, keep_shown: bool) -> None:
+    where = world.range(writable=True)
+    where.show(1, HERE)
+    where.make_private(world.master, keep_shown=keep_shown)
+    vm.view(where.address, 5)[:] = b"mine!"
+    assert os.pread(world.master.fileno(), 5, 0) == b"\x07" * 5
+    assert os.pread(world.fd.fileno(), 5, CHUNK) == b"\x65" * 5
+    os.pwrite(world.fd.fileno(), b"yours", CHUNK)
+    assert bytes_at(where)[:5] == b"mine!"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, CHUNK - 1, CHUNK, NBYTES])
+@pytest.mark.parametrize("keep_shown", [False, True])
+def test_nothing_of_the_arena_stays_mapped_once_it_is_private(
+    world: World, nbytes: int, keep_shown: bool
+) -> None:
+    """Or one worker that lives on would keep a dead daemon's whole arena in memory."""
+    where = world.range(nbytes)
+    chunks = -(-nbytes // CHUNK)
+    where.show(1, ((2, chunks),) if chunks else ())
+    where.make_private(world.master, keep_shown=keep_shown)
+    assert not mapped_from(where, "test-arena")
+
+
+@pytest.mark.parametrize("late", [None, 1, 2])
+def test_a_revocation_that_comes_late_takes_no_private_bytes_away(
+    world: World, late: int | None
+) -> None:
+    where = world.range()
+    where.show(1, HERE)
+    where.make_private(world.master, keep_shown=False)
+    where.hide(late)
+    assert where.shown
+    assert bytes_at(where) == b"\x07" * NBYTES
+
+
+def test_made_private_twice_it_keeps_what_was_written_since(world: World) -> None:
+    where = world.range()
+    where.make_private(world.master, keep_shown=False)
+    vm.view(where.address, 5)[:] = b"mine!"
+    where.make_private(world.master, keep_shown=False)
+    assert bytes_at(where)[:5] == b"mine!"
+
+
+def test_discard_gives_the_address_space_back(world: World) -> None:
+    where = Range(NBYTES, CHUNK, world.reader)
+    where.show(1, HERE)
+    assert mapped_from(where, "test-arena")
+    where.discard()
+    assert not mapped_from(where, "test-arena")
