@@ -30,7 +30,6 @@ class TensorLayout:
         self._tensors: list[torch.Tensor] = []
         #: By storage: where its used bytes begin, where they go, and how many they are.
         self._spans: dict[int, tuple[int, int, int]] = {}
-        self._keep: object = None
         described = []
         named = list(_named(source))
         for name, tensor in named:
@@ -53,11 +52,12 @@ class TensorLayout:
 
     def bind(self, address: int) -> None:
         places = [self._place(t) if t.numel() else 0 for t in self._tensors]
-        # views made under inference_mode would turn parameters into inference tensors
-        with torch.inference_mode(mode=False), torch.no_grad():
-            base = _bytes_at(address, self.nbytes)
-            for tensor, place in zip(self._tensors, places, strict=True):
-                if tensor.numel():
+        base = _bytes_at(address, self.nbytes)
+        for tensor, place in zip(self._tensors, places, strict=True):
+            if tensor.numel():
+                # the view must be of the tensor's kind, whatever the mode of the caller:
+                # one that is an inference tensor in part can be used in neither mode
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.data = _view(base, place, tensor)
         self._tensors.clear()
 
@@ -91,14 +91,31 @@ def _check(name: str, tensor: torch.Tensor) -> None:
             f"{name!r} is a {type(tensor).__name__}: tensor subclasses cannot be moved yet; "
             "register its inner tensors"
         )
-    if tensor.layout is not torch.strided:
-        raise InvalidSource(f"{name!r} has layout {tensor.layout}; only dense tensors can be moved")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "not dense"
+        raise InvalidSource(
+            f"{name!r} is {kind} ({tensor.layout}, {tensor.dtype}); only plain dense tensors can "
+            "be moved"
+        )
     if tensor.device.type != "cpu":
         raise InvalidSource(
             f"{name!r} is on {tensor.device}; the host device takes CPU tensors: call .cpu() first"
         )
     if not tensor.is_leaf:
         raise InvalidSource(f"{name!r} is the result of a computation; detach() it first")
+    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+        raise InvalidSource(
+            f"{name!r} is computed from its bytes whenever it is read (a conjugate, a negative or "
+            "a zero); give resolve_conj().resolve_neg().clone() of it"
+        )
+    if tensor.numel() and _end(tensor) > tensor.untyped_storage().nbytes():
+        raise InvalidSource(f"{name!r} has lost its storage (resized or freed); load it first")
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Where the last element ends, bytes from the start of the storage."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
@@ -109,8 +126,7 @@ def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
             continue  # every empty storage has address 0: they are strangers, not one
         key = tensor.untyped_storage().data_ptr()
         start = tensor.data_ptr()
-        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        end = start + (last + 1) * tensor.element_size()
+        end = key + _end(tensor)
         known = used.get(key, (start, end))
         used[key] = (min(known[0], start), max(known[1], end))
     # aligned from the storage's own start, so that each view keeps the alignment it had

@@ -1,0 +1,447 @@
+"""Tensors moved once, storage by storage: the same objects, bit for bit, still tied.
+
+No daemon: a layout is filled into memory of this process, and its tensors bound there.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from swapd.device import vm
+from swapd_client.errors import InvalidSource
+from swapd_client.layout import ALIGN_BYTES
+from swapd_client.tensors import Source, TensorLayout
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+class Moved:
+    """A source that was moved to `address`, as by a registration."""
+
+    def __init__(self, source: Source) -> None:
+        layout = TensorLayout(source)
+        self.nbytes = layout.nbytes
+        self.span = vm.round_up(layout.nbytes + 1)
+        self.address = vm.map_anonymous(self.span)
+        layout.fill(self.address)
+        layout.bind(self.address)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        start = tensor.data_ptr()
+        return self.address <= start and start + tensor.nbytes <= self.address + self.nbytes
+
+    def free(self) -> None:
+        vm.free(self.address, self.span)
+
+
+@pytest.fixture
+def move() -> Iterator[Callable[[Source], Moved]]:
+    made: list[Moved] = []
+
+    def move(source: Source) -> Moved:
+        made.append(Moved(source))
+        return made[-1]
+
+    yield move
+    for moved in made:
+        moved.free()
+
+
+Move = Callable[[Source], Moved]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of every element: equal NaNs are equal, and -0.0 is not 0.0."""
+    item = tensor.element_size()
+    base = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(),
+        tensor.storage_offset() * item,
+        (*tensor.shape, item),
+        (*(s * item for s in tensor.stride()), 1),
+    )
+    return bytes(base.flatten().tolist())
+
+
+def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
+
+
+# --- any strides, offsets and types ------------------------------------------------------
+
+
+@st.composite
+def storages(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Up to three views of one storage: any type, shape, strides (0 too) and offset."""
+    views = []
+    for _ in range(draw(st.integers(1, 3))):
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        stride = [draw(st.integers(0, 9)) for _ in shape]
+        views.append((dtype, draw(st.integers(0, 300)), shape, stride))
+    ends = [
+        (offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True) if n) + 1)
+        * torch.empty(0, dtype=dtype).element_size()
+        for dtype, offset, shape, stride in views
+    ]
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    content = torch.randint(0, 256, (max(ends),), generator=rng, dtype=torch.uint8)
+    return [
+        torch.empty(0, dtype=dtype).set_(content.untyped_storage(), offset, shape, stride)
+        for dtype, offset, shape, stride in views
+    ]
+
+
+@settings(max_examples=150)
+@given(st.lists(storages(), min_size=1, max_size=3))
+def test_every_tensor_comes_back_bit_for_bit(groups: list[list[torch.Tensor]]) -> None:
+    named = {f"{g}.{v}": t for g, views in enumerate(groups) for v, t in enumerate(views)}
+    before = {name: (kind(t), raw(t)) for name, t in named.items()}
+    starts = [[t.data_ptr() - t.untyped_storage().data_ptr() for t in views] for views in groups]
+    moved = Moved(named)
+    try:
+        assert {name: (kind(t), raw(t)) for name, t in named.items()} == before
+        for views, offsets in zip(groups, starts, strict=True):
+            shifts = set()
+            for tensor, offset in zip(views, offsets, strict=True):
+                if tensor.numel():
+                    assert tensor.data_ptr() >= moved.address
+                    assert tensor.data_ptr() % ALIGN_BYTES == offset % ALIGN_BYTES
+                    shifts.add(tensor.data_ptr() - offset)
+            assert len(shifts) <= 1, "views of one storage keep their distances"
+    finally:
+        moved.free()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_type_is_moved(move: Move, dtype: torch.dtype) -> None:
+    content = torch.randint(0, 256, (48,), dtype=torch.uint8)
+    tensor = content.view(dtype)
+    moved = move({"t": tensor})
+    assert moved.holds(tensor)
+    assert raw(tensor) == bytes(content.tolist())
+
+
+def test_the_memory_is_used_from_the_first_byte_that_is(move: Move) -> None:
+    whole = torch.arange(1 << 16, dtype=torch.uint8)
+    part = whole[60_000:60_100]
+    moved = move({"t": part})
+    assert moved.nbytes < 100 + ALIGN_BYTES
+    assert torch.equal(part, torch.arange(60_000, 60_100).to(torch.uint8))
+
+
+def test_each_storage_begins_aligned(move: Move) -> None:
+    tensors = {str(n): torch.arange(n, dtype=torch.uint8) for n in (1, 255, 256, 257, 3)}
+    moved = move(tensors)
+    assert [(t.data_ptr() - moved.address) for t in tensors.values()] == [0, 256, 512, 768, 1280]
+    assert moved.nbytes == 1283
+
+
+# --- aliasing ----------------------------------------------------------------------------
+
+
+def test_one_parameter_under_two_names_is_moved_once_and_stays_one(move: Move) -> None:
+    a, b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    module = nn.ModuleDict({"a": a, "b": b})
+    b.weight = a.weight
+    before = a.weight.detach().clone()
+    moved = move(module)
+    assert b.weight is a.weight
+    assert moved.nbytes == before.nbytes
+    assert moved.holds(a.weight)
+    assert torch.equal(a.weight, before)
+
+
+def test_one_submodule_under_two_names_is_moved_once(move: Move) -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    assert move(nn.ModuleList([layer, layer])).nbytes == layer.weight.nbytes
+
+
+def test_two_parameters_on_one_storage_stay_on_one(move: Move) -> None:
+    module = nn.Module()
+    module.a = nn.Parameter(torch.arange(16.0))
+    module.b = nn.Parameter(module.a.detach())
+    moved = move(module)
+    assert module.a.data_ptr() == module.b.data_ptr()
+    assert moved.nbytes == 64
+    with torch.no_grad():
+        module.a[3] = 100
+    assert module.b[3] == 100
+
+
+def test_views_of_a_fused_storage_are_moved_as_the_one_they_are(move: Move) -> None:
+    fused = torch.arange(3 * 16 * 4, dtype=torch.float32).reshape(48, 4)
+    module = nn.Module()
+    module.q, module.k, module.v = (nn.Parameter(fused[at : at + 16]) for at in (0, 16, 32))
+    before = [p.detach().clone() for p in module.parameters()]
+    moved = move(module)
+    assert moved.nbytes == fused.nbytes
+    for parameter, value in zip(module.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+    assert module.k.data_ptr() - module.q.data_ptr() == 16 * 4 * 4
+    assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == 1
+
+
+def test_a_transposed_and_an_expanded_tensor_keep_their_strides(move: Move) -> None:
+    transposed = torch.arange(12.0).reshape(3, 4).T
+    expanded = torch.arange(3.0).expand(1000, 3)
+    before = transposed.clone()
+    moved = move({"t": transposed, "e": expanded})
+    assert moved.nbytes == 256 + 12
+    assert transposed.stride() == (1, 4)
+    assert torch.equal(transposed, before)
+    assert torch.equal(expanded, torch.arange(3.0).expand(1000, 3))
+
+
+def test_empty_tensors_are_strangers_though_all_begin_at_address_0(move: Move) -> None:
+    module = nn.Module()
+    module.a = nn.Parameter(torch.empty(0, 3))
+    module.b = nn.Parameter(torch.empty(5, 0, dtype=torch.float64))
+    module.c = nn.Parameter(torch.ones(3))
+    moved = move(module)
+    assert moved.nbytes == 12
+    assert (module.a.shape, module.b.shape) == ((0, 3), (5, 0))
+    assert module.b.dtype is torch.float64
+    assert torch.equal(module.c, torch.ones(3))
+
+
+def test_a_module_without_parameters_is_no_bytes(move: Move) -> None:
+    module = nn.Identity()
+    assert move(module).nbytes == 0
+    assert torch.equal(module(torch.ones(2)), torch.ones(2))
+
+
+# --- what a module is afterwards ---------------------------------------------------------
+
+
+class Small(nn.Module):
+    """Parameters, and buffers that its forward writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.last(self.norm(self.first(x)).relu())
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+def test_parameters_stay_the_same_objects_and_keep_what_is_set_on_them(move: Move) -> None:
+    module = Small()
+    module.first.weight.requires_grad_(False)
+    vars(module.last.weight)["note"] = "mine"
+    module(torch.randn(4, 6)).sum().backward()
+    before = {
+        name: (id(p), kind(p), raw(p.detach()), None if p.grad is None else p.grad.clone())
+        for name, p in module.named_parameters()
+    }
+    moved = move(module)
+    for name, parameter in module.named_parameters():
+        ident, kind_, content, grad = before[name]
+        assert (id(parameter), kind(parameter), raw(parameter.detach())) == (ident, kind_, content)
+        assert isinstance(parameter, nn.Parameter)
+        assert moved.holds(parameter)
+        assert parameter.is_leaf
+        if grad is not None:
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, grad)
+    assert vars(module.last.weight)["note"] == "mine"
+
+
+def test_outputs_and_gradients_are_those_of_an_unmoved_twin(move: Move) -> None:
+    module, twin = Small(), Small()
+    move(module)
+    x = torch.randn(4, 6)
+    assert torch.equal(module(x), twin(x))
+    module(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert torch.equal(mine.grad, its.grad)
+
+
+def test_buffers_stay_private_and_their_statistics_go_on(move: Move) -> None:
+    module, twin = Small(), Small()
+    buffers = {name: b.data_ptr() for name, b in module.named_buffers()}
+    moved = move(module)
+    assert {name: b.data_ptr() for name, b in module.named_buffers()} == buffers
+    assert not any(moved.holds(b) for b in module.buffers())
+    x = torch.randn(16, 6)
+    module.train()(x)
+    twin.train()(x)
+    assert module.norm.num_batches_tracked == 1
+    assert module.norm.running_mean is not None
+    assert twin.norm.running_mean is not None
+    assert raw(module.norm.running_mean) == raw(twin.norm.running_mean)
+
+
+def test_the_old_memory_is_let_go(move: Move) -> None:
+    module = nn.Linear(4, 4, bias=False)
+    kept = module.weight.detach()
+    move(module)
+    module.weight.data[0] = 7
+    assert not torch.equal(kept, module.weight), "who kept the old storage keeps old bytes"
+
+
+def test_registering_under_inference_mode_makes_no_inference_tensors(move: Move) -> None:
+    module = Small()
+    with torch.inference_mode():
+        move(module)
+    assert not any(p.is_inference() for p in module.parameters())
+    module(torch.randn(4, 6)).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_a_module_made_under_inference_mode_can_be_moved(move: Move) -> None:
+    with torch.inference_mode():
+        module, twin = Small().eval(), Small().eval()
+        x = torch.randn(4, 6)
+    moved = move(module)
+    assert all(moved.holds(p) for p in module.parameters())
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert torch.equal(module(x), twin(x))
+
+
+def test_moving_under_no_grad_and_of_a_frozen_module_works(move: Move) -> None:
+    module = Small().requires_grad_(False)
+    with torch.no_grad():
+        move(module)
+    assert not any(p.requires_grad for p in module.parameters())
+
+
+# --- refused -----------------------------------------------------------------------------
+
+
+class Odd(torch.Tensor):
+    pass
+
+
+class OddParameter(nn.Parameter):
+    pass
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "meta": (lambda: torch.empty(3, device="meta"), "on the meta device and has no bytes"),
+    "subclass": (lambda: torch.ones(3).as_subclass(Odd), "is a Odd: tensor subclasses"),
+    "parameter subclass": (lambda: OddParameter(torch.ones(3)), "is a OddParameter"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), r"is not dense \(torch.sparse_coo"),
+    "compressed": (lambda: torch.eye(3).to_sparse_csr(), r"is not dense \(torch.sparse_csr"),
+    "nested": (lambda: torch._nested_tensor_from_tensor_list([torch.ones(2)]), "is nested"),
+    "computed": (lambda: torch.ones(3, requires_grad=True) * 2, "detach\\(\\) it first"),
+    "conjugate": (lambda: torch.ones(3, dtype=torch.complex64).conj(), "resolve_conj"),
+    "negative": (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "resolve_neg"),
+    "zero": (lambda: torch._efficientzerotensor((3,)), "a zero"),
+    "freed": (lambda: freed(), "has lost its storage"),
+    "no tensor": (lambda: b"bytes", "is a bytes, not a tensor"),
+}
+
+
+def freed() -> torch.Tensor:
+    """As sharding wrappers leave their parameters: a shape, and no bytes."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(4)
+    return tensor
+
+
+@pytest.mark.parametrize("which", REFUSED)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls some of these prototypes
+def test_what_cannot_be_moved_is_refused_by_name_and_nothing_is_touched(which: str) -> None:
+    make, why = REFUSED[which]
+    good = torch.arange(3.0)
+    address = good.data_ptr()
+    with pytest.raises(InvalidSource, match=why) as refused:
+        TensorLayout({"good": good, "the.bad.one": make(), "also good": torch.ones(1)})
+    assert "'the.bad.one'" in str(refused.value)
+    assert good.data_ptr() == address
+    assert torch.equal(good, torch.arange(3.0))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_was_refused_is_taken_once_it_is_resolved(move: Move) -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    resolved = [
+        t.resolve_conj().resolve_neg().clone()
+        for t in (numbers.conj(), numbers.conj().imag, torch._efficientzerotensor((3,)))
+    ]
+    move({str(i): t for i, t in enumerate(resolved)})
+    assert resolved[0].tolist() == [1 - 2j, 3 + 4j]
+    assert resolved[1].tolist() == [-2, 4]
+    assert resolved[2].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3)), "1.weight"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")), "1.weight"),
+    ],
+    ids=["lazy", "meta"],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_a_module_that_is_not_all_there_is_refused_by_the_parameter_s_name(
+    make: Callable[[], nn.Sequential], name: str
+) -> None:
+    module = make()
+    weight = module.get_parameter("0.weight")
+    address, value = weight.data_ptr(), weight.detach().clone()
+    with pytest.raises(InvalidSource, match=f"'{name}'"):
+        TensorLayout(module)
+    assert weight.data_ptr() == address
+    assert torch.equal(weight, value)
+
+
+def test_a_layout_that_is_not_bound_leaves_the_source_alone() -> None:
+    module = Small()
+    addresses = [p.data_ptr() for p in module.parameters()]
+    layout = TensorLayout(module)
+    memory = vm.map_anonymous(vm.round_up(layout.nbytes))
+    layout.fill(memory)
+    vm.free(memory, vm.round_up(layout.nbytes))
+    assert [p.data_ptr() for p in module.parameters()] == addresses
+    module(torch.randn(4, 6))
+
+
+# --- the hash ----------------------------------------------------------------------------
+
+
+def test_the_hash_tells_layouts_apart_and_not_their_values() -> None:
+    torch.manual_seed(1)
+    other = nn.Linear(4, 4)
+    assert TensorLayout(nn.Linear(4, 4)).digest() == TensorLayout(other).digest()
+    digests = [
+        TensorLayout(source).digest()
+        for source in (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4, bias=False),
+            nn.Linear(4, 4).half(),
+            nn.Sequential(nn.Linear(4, 4)),
+            {"weight": torch.ones(4, 4), "bias": torch.ones(2, 2)},
+            {"weight": torch.ones(4, 4).T, "bias": torch.ones(4)},
+            {"weight": torch.ones(4, 5)[:, :4], "bias": torch.ones(4)},
+        )
+    ]
+    assert len(set(digests)) == len(digests)
