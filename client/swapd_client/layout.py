@@ -55,10 +55,8 @@ class BufferLayout:
         self._places: dict[str, tuple[int, int]] = {}
         self._address = 0
         for name, buffer in buffers.items():
-            view = memoryview(buffer)
-            if not view.c_contiguous:
-                raise InvalidSource(f"{name!r} is not contiguous; copy it first")
-            self._sources[name] = view.cast("B") if view.nbytes else memoryview(b"")
+            view = _bytes_of(name, buffer)
+            self._sources[name] = view
             self._places[name] = (packer.place(view.nbytes), view.nbytes)
         self.nbytes = packer.nbytes
 
@@ -78,3 +76,13 @@ class BufferLayout:
         """The bytes of one buffer, at their stable address. Touch them under a lease only."""
         offset, nbytes = self._places[name]
         return vm.view(self._address + offset, nbytes)
+
+
+def _bytes_of(name: str, buffer: Buffer) -> memoryview:
+    try:
+        view = memoryview(buffer)
+    except (TypeError, ValueError) as exc:
+        raise InvalidSource(f"{name!r} is not a buffer: {exc}") from exc
+    if not view.c_contiguous:
+        raise InvalidSource(f"{name!r} is not contiguous; copy it first")
+    return view.cast("B") if view.nbytes else memoryview(b"")

@@ -1,0 +1,59 @@
+"""Every way a request can be refused is an exception of its own, and all are SwapdError."""
+
+import typing
+
+import pytest
+
+import swapd_client
+from swapd.protocol import Code, Goodbye, Refused
+from swapd_client import errors
+from swapd_client.errors import SwapdError
+
+CODES: tuple[Code, ...] = typing.get_args(Code)
+
+
+def test_every_code_has_an_exception_class_and_no_two_the_same() -> None:
+    assert set(errors.BY_CODE) == set(CODES)
+    assert len(set(errors.BY_CODE.values())) == len(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("kind", ["refused", "goodbye"])
+def test_a_refusal_becomes_the_exception_of_its_code_with_its_message(
+    code: Code, kind: str
+) -> None:
+    why = "the daemon's own words"
+    refusal = Refused(1, code, why) if kind == "refused" else Goodbye(code, why)
+    error = errors.from_refusal(refusal)
+    assert type(error) is errors.BY_CODE[code]
+    assert str(error) == why
+    assert isinstance(error, SwapdError)
+
+
+def test_no_code_is_the_base_class_which_would_hide_what_happened() -> None:
+    assert SwapdError not in errors.BY_CODE.values()
+
+
+def public() -> list[type[SwapdError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [value for value in found if issubclass(value, SwapdError)]
+
+
+@pytest.mark.parametrize("error", public())
+def test_every_exception_is_exported_and_says_when_it_is_raised(error: type[SwapdError]) -> None:
+    assert getattr(swapd_client, error.__name__) is error
+    assert error.__name__ in swapd_client.__all__
+    assert error.__doc__
+    assert error.__doc__ != SwapdError.__doc__ or error is SwapdError
+
+
+def test_what_python_has_a_class_for_is_that_too() -> None:
+    """So that code which knows nothing of swapd can catch it."""
+    assert issubclass(errors.AcquireTimeout, TimeoutError)
+    assert issubclass(errors.InvalidSource, ValueError)
+
+
+def test_every_end_of_the_daemon_is_caught_as_one() -> None:
+    for code in ("no_session", "stopping", "fenced"):
+        assert issubclass(errors.BY_CODE[code], errors.DaemonGone)
+    assert not issubclass(errors.NotRunning, errors.DaemonGone)
