@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -38,10 +38,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(description="Unit of memory and mapping, a multiple of 2MiB", gt=0)
     ] = 2 << 20
     bandwidth: Annotated[
-        float | None, Meta(description="Slow copies down to this, as in 12GB/s (host only)")
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Slow copies down to this, as in 12GB/s (host only)"),
     ] = None
     host_memory: Annotated[
-        int | None, Meta(description="Most host memory for masters; default: what is available")
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="Most host memory for masters; default: what is available"),
     ] = None
     runtime_dir: Annotated[
         str | None, Meta(description="Folder of sockets and lock; default: one for each device")
@@ -81,6 +83,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Path(self.journal).absolute() if self.journal else self.folder / "swap.jsonl"
 
 
+_KINDS = get_type_hints(Config, include_extras=True)
+
+
 def load(
     path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Config:
@@ -96,10 +101,7 @@ def load(
         **_from_environment(environ),
         **{name: _parse(name, value, _flag(name)) for name, value in flags.items()},
     }
-    try:
-        return msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as exc:
-        raise ConfigError(str(exc)) from exc
+    return Config(**merged)
 
 
 def default_folder(device: str) -> Path:
@@ -121,24 +123,20 @@ def notify_socket() -> str | None:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except ValueError as exc:  # no TOML, or no text
         raise ConfigError(f"{path}: {exc}") from exc
-    for name in raw:
-        _known(name, f"{path}: {name}")
     return {name: _parse(name, value, f"{path}: {name}") for name, value in raw.items()}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for variable, value in environ.items():
-        if not variable.startswith("SWAPD_") or variable in (ENDPOINT_VARIABLE, CONFIG_VARIABLE):
-            continue
-        name = variable.removeprefix("SWAPD_").lower()
-        _known(name, f"${variable}")
-        found[name] = _parse(name, value, f"${variable}")
+        if variable.startswith("SWAPD_") and variable not in (ENDPOINT_VARIABLE, CONFIG_VARIABLE):
+            name = variable.removeprefix("SWAPD_").lower()
+            found[name] = _parse(name, value, f"${variable}")
     return found
 
 
@@ -151,14 +149,15 @@ def _known(name: str, source: str) -> None:
 
 
 def _parse(name: str, value: Any, source: str) -> Any:
+    _known(name, source)
     try:
         if name in _SIZES and isinstance(value, str):
-            return parse_size(value)
-        if name in _RATES and isinstance(value, str):
-            return parse_rate(value)
-    except ValueError as exc:
+            value = parse_size(value)
+        elif name in _RATES and isinstance(value, str):
+            value = parse_rate(value)
+        return msgspec.convert(value, _KINDS[name], strict=False)
+    except (ValueError, msgspec.ValidationError) as exc:
         raise ConfigError(f"{source}: {exc}") from exc
-    return value
 
 
 def _flag(name: str) -> str:

@@ -1,0 +1,258 @@
+"""A setting comes from its flag, else its variable, else its file, else its default."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from swapd import config as module
+from swapd.cli import serve as serve_module
+from swapd.cli.app import app
+from swapd.config import Config, ConfigError, default_folder, load
+
+#: For each setting: a text that is not its default, and the value it stands for.
+SAMPLES: dict[str, tuple[str, Any]] = {
+    "device": ("cuda:1", "cuda:1"),
+    "budget": ("40GiB", 40 << 30),
+    "chunk": ("64MiB", 64 << 20),
+    "bandwidth": ("12GB/s", 12e9),
+    "host_memory": ("100GB", 100 * 10**9),
+    "runtime_dir": ("/run/elsewhere", "/run/elsewhere"),
+    "isolation": ("strict", "strict"),
+    "ack_timeout": ("0.5", 0.5),
+    "residency_factor": ("0", 0.0),
+    "residency_bound": ("1.25", 1.25),
+    "patience": ("90", 90.0),
+    "stop_timeout": ("0", 0.0),
+    "journal": ("/var/log/swap.jsonl", "/var/log/swap.jsonl"),
+    "journal_size": ("1MiB", 1 << 20),
+}
+SETTINGS = Config.__struct_fields__
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "swapd.toml"
+    path.write_text(text)
+    return path
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    return "SWAPD_" + name.upper()
+
+
+def refusal(tmp_path: Path, *, file: str = "", env: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load(toml(tmp_path, file) if file else None, {}, env or {})
+    return str(refused.value)
+
+
+# --- every setting, every way ------------------------------------------------------------
+
+
+def test_there_is_a_sample_of_every_setting_and_none_is_its_default() -> None:
+    assert set(SAMPLES) == set(SETTINGS)
+    defaults = Config()
+    assert not [name for name in SETTINGS if getattr(defaults, name) == SAMPLES[name][1]]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_can_be_a_variable(name: str) -> None:
+    text, value = SAMPLES[name]
+    assert load(None, {}, {variable(name): text}) == Config(**{name: value})
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_can_be_a_line_of_the_file(name: str, tmp_path: Path) -> None:
+    text, value = SAMPLES[name]
+    expected = Config(**{name: value})
+    assert load(toml(tmp_path, f'{name} = "{text}"'), {}, {}) == expected
+    if not isinstance(value, str):
+        assert load(toml(tmp_path, f"{name} = {value!r}"), {}, {}) == expected
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_can_be_a_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Config] = []
+    monkeypatch.setattr(serve_module, "run", served.append)
+    monkeypatch.setenv(module.CONFIG_VARIABLE, "")
+    text, value = SAMPLES[name]
+    done = CliRunner().invoke(app, ["serve", flag(name), text])
+    assert done.exit_code == 0, done.output
+    assert served == [Config(**{name: value})]
+
+
+def test_help_tells_every_flag_and_every_default() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    for name in SETTINGS:
+        assert flag(name) in shown
+    assert "(1GiB)" in shown
+    assert "(relaxed)" in shown
+
+
+# --- precedence --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(
+    name: str, tmp_path: Path
+) -> None:
+    text, value = SAMPLES[name]
+    same = "host" if isinstance(value, str) and name != "isolation" else "relaxed"
+    other = same if isinstance(value, str) else "7"
+    environ = {variable(name): text}
+    file = toml(tmp_path, f'{name} = "{other}"')
+    assert getattr(load(file, {}, {}), name) != value
+    assert getattr(load(file, {}, environ), name) == value
+    environ = {variable(name): other}
+    assert getattr(load(file, {name: text}, environ), name) == value
+    assert load(None, {}, {}) == Config()
+
+
+def test_the_file_is_named_by_flag_or_else_by_variable(tmp_path: Path) -> None:
+    environ = {module.CONFIG_VARIABLE: str(toml(tmp_path, "patience = 1"))}
+    assert load(None, {}, environ).patience == 1
+    other = tmp_path / "other.toml"
+    other.write_text("patience = 2")
+    assert load(other, {}, environ).patience == 2
+
+
+def test_what_clients_read_from_the_environment_is_no_setting() -> None:
+    assert load(None, {}, {module.ENDPOINT_VARIABLE: "/somewhere", "PATH": "/bin"}) == Config()
+
+
+# --- unknown -----------------------------------------------------------------------------
+
+
+def test_an_unknown_key_in_the_file_is_refused_with_the_name_it_may_have_meant(
+    tmp_path: Path,
+) -> None:
+    why = refusal(tmp_path, file="budjet = 5")
+    assert why == f"{tmp_path}/swapd.toml: budjet is not a setting; did you mean budget?"
+
+
+def test_an_unknown_variable_is_refused_with_the_name_it_may_have_meant(tmp_path: Path) -> None:
+    why = refusal(tmp_path, env={"SWAPD_BUDJET": "5"})
+    assert why == "$SWAPD_BUDJET is not a setting; did you mean budget?"
+
+
+def test_what_resembles_nothing_gets_the_whole_list(tmp_path: Path) -> None:
+    for why in (
+        refusal(tmp_path, file="zzz = 1"),
+        refusal(tmp_path, env={"SWAPD_ZZZ": "1"}),
+    ):
+        assert all(name in why for name in SETTINGS)
+
+
+def test_an_unknown_flag_is_refused_by_name() -> None:
+    done = CliRunner().invoke(app, ["serve", "--budjet", "5"])
+    assert done.exit_code == 2
+    assert "--budjet" in done.output
+    with pytest.raises(ConfigError, match="--budjet is not a setting; did you mean budget"):
+        load(None, {"budjet": 5}, {})
+
+
+# --- bad values --------------------------------------------------------------------------
+
+BAD: list[tuple[str, str, str]] = [
+    ("budget", "a lot", "'a lot' is not a size"),
+    ("budget", "0", ">= 1"),
+    ("chunk", "-2MiB", "is not a size"),
+    ("bandwidth", "12GB/h", "is not a rate"),
+    ("bandwidth", "0", "is no rate"),
+    ("host_memory", "0GiB", ">= 1"),
+    ("isolation", "paranoid", "Invalid enum value 'paranoid'"),
+    ("ack_timeout", "0", "> 0"),
+    ("ack_timeout", "soon", "Expected `float`"),
+    ("residency_factor", "-1", ">= 0"),
+    ("patience", "nan", "> 0"),
+    ("residency_bound", "nan", ">= 0"),
+    ("stop_timeout", "-0.1", ">= 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "why"), BAD)
+def test_a_bad_value_is_named_with_where_it_came_from(
+    name: str, text: str, why: str, tmp_path: Path
+) -> None:
+    said = refusal(tmp_path, env={variable(name): text})
+    assert said.startswith(f"${variable(name)}: ")
+    assert why in said
+    said = refusal(tmp_path, file=f'{name} = "{text}"')
+    assert said.startswith(f"{tmp_path}/swapd.toml: {name}: ")
+    assert why in said
+    with pytest.raises(ConfigError, match=f"^{flag(name)}: "):
+        load(None, {name: text}, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "budget = true",
+        "budget = 1.5",
+        "budget = -1",
+        "bandwidth = -1.0",
+        "bandwidth = 0",
+        "host_memory = -5",
+        "device = 3",
+        "patience = []",
+        "patience = nan",
+        "journal = 1",
+        "[isolation]",
+    ],
+)
+def test_a_bad_kind_of_value_in_the_file_is_named(line: str, tmp_path: Path) -> None:
+    name = line.strip("[]").split(" ")[0]
+    assert refusal(tmp_path, file=line).startswith(f"{tmp_path}/swapd.toml: {name}: ")
+
+
+def test_a_bad_flag_ends_the_command_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.CONFIG_VARIABLE, "")
+    done = CliRunner().invoke(app, ["serve", "--budget", "lots"])
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 1
+    assert "--budget: 'lots' is not a size" in done.output
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing.toml: No such file"):
+        load(tmp_path / "missing.toml", {}, {})
+    assert "swapd.toml: " in refusal(tmp_path, file="budget =")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary.toml: "):
+        load(tmp_path / "binary.toml", {}, {})
+
+
+# --- folders -----------------------------------------------------------------------------
+
+
+def test_each_device_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    assert Config().folder == Path("/run/user/1/swapd/host")
+    assert Config(device="cuda:1").folder == default_folder("cuda:1")
+    assert default_folder("cuda:1") == Path("/run/user/1/swapd/cuda1")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert str(default_folder("host")).startswith("/tmp/swapd-")
+
+
+def test_the_journal_is_in_the_folder_unless_it_is_elsewhere() -> None:
+    assert Config(runtime_dir="/run/x").journal_path == Path("/run/x/swap.jsonl")
+    assert Config(runtime_dir="/run/x", journal="/log").journal_path == Path("/log")
+
+
+def test_folders_are_absolute_because_clients_are_told_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Config(runtime_dir="run", journal="log/swap.jsonl")
+    assert settings.folder == tmp_path / "run"
+    assert settings.journal_path == tmp_path / "log/swap.jsonl"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(AttributeError):
+        setattr(Config(), "budget", 1)  # noqa: B010 - mypy knows as well
