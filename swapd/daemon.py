@@ -305,9 +305,14 @@ class Daemon:
         self._peers = {key: peer for key, peer in self._peers.items() if key[0] != session}
         watch = _open_pidfd(lifeline.pid)
         self._post(events.SessionGone(self._clock(), session, alive=watch is not None))
-        if watch is not None and session in self._core.quarantined:
+        if watch is not None:
+            # later: the event may be queued behind the one that fenced this session
+            self._loop.call_soon(self._await_exit, session, watch)
+
+    def _await_exit(self, session: int, watch: int) -> None:
+        if session in self._core.quarantined:
             self._loop.add_reader(watch, self._process_exited, session, watch)
-        elif watch is not None:
+        else:
             os.close(watch)
 
     def _process_exited(self, session: int, watch: int) -> None:
