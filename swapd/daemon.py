@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import zmq
@@ -487,15 +488,27 @@ def _invalid(request: protocol.AnyRequest) -> str | None:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None if it has already."""
+    """A descriptor that becomes readable when the process ends; None if it is as good as gone."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return None  # gone, or in another pid namespace: then EOF is all there is
-    if select.select([fd], [], [], 0)[0]:
+    if select.select([fd], [], [], 0)[0] or not _has_memory(pid):
         os.close(fd)
         return None
     return fd
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether a process can still touch anything.
+
+    One that was killed gives up its memory first, then its sockets, and is a process for a
+    moment longer: nobody need wait for that.
+    """
+    try:
+        return Path(f"/proc/{pid}/statm").read_bytes().split()[0] != b"0"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _notify_systemd(state: str) -> None:
