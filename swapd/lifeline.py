@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.protocol import (
     LIFELINE_MAX_BYTES,
+    NOT_A_MESSAGE,
     TOKEN_BYTES,
     VERSION,
     Code,
@@ -111,7 +110,7 @@ class Lifeline:
             return
         try:
             message = decode_from_client(data)
-        except msgspec.MsgspecError as exc:
+        except NOT_A_MESSAGE as exc:
             self._server.drop(self, "bad_request", f"not a lifeline message: {exc}")
             return
         self._on_message(message)

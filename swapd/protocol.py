@@ -272,6 +272,10 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 FromDaemon = Welcome | Master | Revoke | Saved | Wanted | Goodbye
 
+#: What the decoders raise for bytes that are no message: text that is no UTF-8 and nesting
+#: without end are not MsgspecErrors.
+NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, RecursionError)
+
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(AnyRequest).decode
 decode_reply = msgspec.msgpack.Decoder(AnyReply).decode

@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 from swapd.protocol import (
+    NOT_A_MESSAGE,
     TOKEN_BYTES,
     AnyReply,
     AnyRequest,
@@ -75,7 +76,7 @@ class Router:
         try:
             (payload,) = rest
             request = decode_request(payload)
-        except (ValueError, msgspec.MsgspecError) as exc:
+        except NOT_A_MESSAGE as exc:
             log.warning("session %d sent garbage: %s", session, exc)
             why = f"not a request of protocol 1: {exc}"
             self.reply(peer, Refused(_request_id(rest), "bad_request", why))
@@ -87,7 +88,7 @@ def _request_id(rest: list[bytes]) -> int:
     """The id in a request that cannot be served, if it has one, so that its sender hears."""
     try:
         raw = msgspec.msgpack.decode(rest[0])
-    except (IndexError, msgspec.MsgspecError):
+    except (IndexError, *NOT_A_MESSAGE):
         return 0
     found = raw.get("id", 0) if isinstance(raw, dict) else 0
     return found if isinstance(found, int) else 0
