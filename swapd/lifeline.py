@@ -58,6 +58,11 @@ class Lifeline:
     def __repr__(self) -> str:
         return f"<Lifeline session={self.session} pid={self.pid}>"
 
+    @property
+    def reads(self) -> bool:
+        """Whether it has taken all it was sent."""
+        return not self._backlog
+
     def send(self, message: FromDaemon, fds: Sequence[OwnedFd] = ()) -> None:
         """Send, now or as soon as the worker reads. Closes `fds` when they are sent."""
         if self.closed:
@@ -196,7 +201,8 @@ class LifelineServer:
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
         """End a connection that did wrong; tell it why, if it still reads."""
         log.warning("%r ended: %s", lifeline, why)
-        lifeline.send(Goodbye(code, why))
+        if lifeline.reads:
+            lifeline.send(Goodbye(code, why))
         self.gone(lifeline)
 
     def gone(self, lifeline: Lifeline) -> None:
