@@ -8,6 +8,7 @@ miss nothing.
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -20,6 +21,8 @@ import msgspec
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.residency import Rules
+
+log = logging.getLogger("swapd.journal")
 
 #: How long records may wait to be rendered and written together.
 BATCH_S = 0.02
@@ -137,7 +140,10 @@ class JournalFile:
         while (lines := self._queue.get()) is not None:
             try:
                 self._append(lines)
-            except OSError:
+            except OSError as exc:
+                if not self._dropped:
+                    why = exc.strerror or exc
+                    log.error("swap log %s: %s; its records are dropped meanwhile", self._path, why)
                 self._dropped += len(lines)
 
     def _append(self, lines: list[bytes]) -> None:
