@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,9 +252,10 @@ class Session:
 
     def _handshake(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
         self._sock.settimeout(ANSWER_S)
-        try:
+        with suppress(OSError):  # refused already: what it said comes next
             send_packet(self._sock, protocol.encode(protocol.Hello(protocol.VERSION, label)))
-            data, fds = recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+        try:
+            data, fds = self._recv()
         except OSError as exc:
             raise DaemonGone(f"{self.endpoint}: the daemon did not answer ({exc})") from exc
         if not data:
@@ -276,8 +278,15 @@ class Session:
         except (OSError, ValueError, msgspec.MsgspecError) as exc:
             self._end(DaemonGone(f"{self.endpoint}: lost the daemon: {exc}"))
 
+    def _recv(self) -> tuple[bytes, list[OwnedFd]]:
+        try:
+            return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+        except ConnectionResetError:
+            # It closed before it read all of ours: said once, then its last words come.
+            return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+
     def _receive(self) -> bool:
-        data, fds = recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+        data, fds = self._recv()
         if not data:
             self._end(
                 DaemonGone(
@@ -310,7 +319,8 @@ class Session:
             part._range.hide(revoke.generation)
         if revoke.ack:
             answer = protocol.Revoked(revoke.name, revoke.generation)
-            send_packet(self._sock, protocol.encode(answer))
+            with suppress(OSError):  # too late: what ended the session comes next
+                send_packet(self._sock, protocol.encode(answer))
 
     def _set_wanted(self, wanted: protocol.Wanted) -> None:
         if wanted.wanted:
@@ -376,6 +386,12 @@ def _connect(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(str(path))
+    except PermissionError as exc:
+        sock.close()
+        raise NotRunning(
+            f"{path.parent} belongs to another user, whose swapd serves nobody else "
+            f"({exc.strerror}); start one as this user"
+        ) from exc
     except OSError as exc:
         sock.close()
         raise NotRunning(
