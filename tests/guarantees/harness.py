@@ -50,9 +50,13 @@ def environment() -> dict[str, str]:
     return {**inherited, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"}
 
 
-def descriptors(pid: int) -> int:
-    """How many descriptors a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def descriptors(pid: int) -> list[str]:
+    """What a process has open; without the swap log, which is open only now and then."""
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(fd.readlink()))
+    return sorted(name for name in found if not name.endswith("swap.jsonl"))
 
 
 def is_alive(pid: int) -> bool:
@@ -218,6 +222,8 @@ class Watch:
         said = [record.event or record.action for record in self.history]
         return [one for one in said if type(one).__name__ == kind]
 
+    parse = staticmethod(journal.parse)
+
     def _knock(self) -> str:
         """Have something recorded: a session with the label that is returned."""
         self._knocks += 1
@@ -234,7 +240,7 @@ class Watch:
         if not self._socket.poll(int(PATIENCE_S * 1000)):
             told = "\n".join(str(record.event or record.action) for record in self.history)
             raise AssertionError(f"no {what} in the swap log:\n{told}")
-        self.history.append(journal.parse(self._socket.recv()))
+        self.history.append(self.parse(self._socket.recv()))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -290,7 +296,7 @@ class Worker:
     `worker.start("acquire", "a", lane="x")` does not wait for the answer.
     """
 
-    def __init__(self, endpoint: Path, label: str, log: Path, user: int | None = None) -> None:
+    def __init__(self, endpoint: Path, label: str, log: Path) -> None:
         self.label = label
         self._log = log
         program = str(Path(__file__).with_name("worker.py"))
@@ -301,7 +307,6 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                user=user,
             )
         self._ids = 0
         self._pending: dict[int, Pending] = {}
@@ -404,7 +409,9 @@ class RawSession:
         self.lifeline.settimeout(PATIENCE_S)
         self.lifeline.connect(str(folder / runtime_dir.LIFELINE))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._fds: list[OwnedFd] = []
+        self._dealers: list[zmq.Socket[bytes]] = []
+        #: All that came on the lifeline.
+        self.fds: list[OwnedFd] = []
         self._ids = 0
         self.token = b""
         if hello:
@@ -421,7 +428,7 @@ class RawSession:
     def __exit__(self, *_: object) -> None:
         self.lifeline.close()
         self._context.destroy(linger=0)
-        for fd in self._fds:
+        for fd in self.fds:
             fd.close()
 
     def dealer(self, folder: Path, identity: bytes) -> "zmq.Socket[bytes]":
@@ -429,6 +436,7 @@ class RawSession:
         rpc.setsockopt(zmq.ROUTING_ID, identity)
         rpc.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
         rpc.connect(f"ipc://{folder / runtime_dir.RPC}")
+        self._dealers.append(rpc)
         return rpc
 
     def tell(self, message: protocol.FromClient) -> None:
@@ -437,7 +445,7 @@ class RawSession:
     def hear(self) -> FromDaemon | None:
         """The next message on the lifeline; None when it has ended."""
         data, fds = recv_packet(self.lifeline, LIFELINE_MAX_BYTES)
-        self._fds += fds
+        self.fds += fds
         return protocol.decode_from_daemon(data) if data else None
 
     def end(self) -> list[FromDaemon]:
@@ -500,9 +508,9 @@ class World:
         self._daemons.append(daemon)
         return daemon
 
-    def worker(self, daemon: Daemon, label: str, user: int | None = None) -> Worker:
+    def worker(self, daemon: Daemon, label: str) -> Worker:
         """Start a worker; it connects at its first command."""
-        worker = Worker(daemon.folder, label, self.folder / f"{label}.log", user)
+        worker = Worker(daemon.folder, label, self.folder / f"{label}.log")
         self._workers.append(worker)
         return worker
 

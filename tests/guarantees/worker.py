@@ -19,7 +19,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from swapd_client import Client, Component, Lease, SwapdError, connect
+from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
 
 #: A forked child ends itself after so many seconds, should nobody do it.
 CHILD_S = 100
@@ -56,6 +56,12 @@ class Worker:
         return self._client
 
     # --- commands ------------------------------------------------------------------------
+
+    def become(self, user: int) -> None:
+        """Be another user from now on."""
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
 
     def ping(self) -> int:
         """The session's number; connects if need be."""
@@ -108,6 +114,17 @@ class Worker:
         held = self.client.acquire(*names, **options)
         self._leases[lease or "+".join(names)] = held
         return {"loaded": held.loaded, "waited_s": held.waited_s}
+
+    def give_up_until_granted(self, name: str) -> int:
+        """Acquire without patience until it is granted; return how often it was not."""
+        failed = 0
+        while True:
+            try:
+                self.client.acquire(name, timeout=0).release()
+            except AcquireTimeout:
+                failed += 1
+            else:
+                return failed
 
     def release(self, lease: str) -> None:
         self._leases.pop(lease).release()
