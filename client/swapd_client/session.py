@@ -308,6 +308,8 @@ class Session:
                     self._masters[master.name] = fds
                     self._master_came.notify_all()
             case protocol.Goodbye() as goodbye:
+                if goodbye.code != "stopping":
+                    self._let_go()
                 self._end(from_refusal(goodbye))
             case protocol.Welcome():
                 raise ValueError("a second welcome")
@@ -321,6 +323,17 @@ class Session:
             answer = protocol.Revoked(revoke.name, revoke.generation)
             with suppress(OSError):  # too late: what ended the session comes next
                 send_packet(self._sock, protocol.encode(answer))
+
+    def _let_go(self) -> None:
+        """The daemon goes on without this session: others will use the chunks it holds.
+
+        Whoever computes on a clean component finds the same bytes there, in the master. The
+        chunks of a mutable one are kept for this process by the daemon.
+        """
+        for part in list(self.components.values()):
+            if not part.mutable and part._range.shown:
+                assert part._master is not None
+                part._range.make_private(part._master, keep_shown=False)
 
     def _set_wanted(self, wanted: protocol.Wanted) -> None:
         if wanted.wanted:
