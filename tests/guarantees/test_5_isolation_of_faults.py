@@ -227,6 +227,27 @@ def test_strict_a_stopped_worker_costs_the_acknowledgements_deadline(world: Worl
     idle.use("a")
 
 
+def test_a_worker_that_was_fenced_in_a_lease_computes_on_the_right_bytes(world: World) -> None:
+    """Others have its chunks by then."""
+    daemon = world.daemon(ack_timeout=0.2)
+    holder, other = world.workers(daemon, "holder", "other")
+    a = holder.register("a", 8 * MIB, seed=1)
+    holder.register("b", 4 * MIB)
+    other.register("c", 8 * MIB)
+    holder.use("b")
+    holder.acquire("a")
+    before = holder.look("a")
+    holder.stop()
+    other.use("c")
+    assert_unharmed(daemon, other)
+    holder.go_on()
+    assert "SessionFenced" in holder.await_end()
+    assert holder.look("a") == before == [before[0], a]
+    holder.release("a")
+    holder.disconnect()
+    assert holder.look("a") == before
+
+
 def test_what_a_stopped_worker_may_still_write_to_is_kept_until_its_process_ends(
     world: World,
 ) -> None:
