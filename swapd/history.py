@@ -47,7 +47,7 @@ def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
     for raw in lines:
         try:
             yield Line(raw, parse(raw))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or nonsense
             continue
 
 

@@ -153,9 +153,11 @@ class JournalFile:
             lines = [render(note), *lines]
         data = b"\n".join(lines) + b"\n"
         self._rotate(len(data))
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             start = os.fstat(fd).st_size
+            if start and os.pread(fd, 1, start - 1) != b"\n":
+                data = b"\n" + data  # a crash cut the last line short; it must not take ours
             if os.write(fd, data) < len(data):
                 os.ftruncate(fd, start)  # whole lines, or none
                 raise OSError("disk full")

@@ -1,0 +1,362 @@
+"""The swap log: numbered, with causes, in whole lines; a full disk costs lines of the file only."""
+
+import asyncio
+import threading
+import time
+import typing
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swapd import history
+from swapd.core import actions, events
+from swapd.core.actions import AnyAction, DropMaster
+from swapd.core.events import AnyEvent, Tick
+from swapd.core.residency import Rules
+from swapd.journal import Journal, JournalFile, Record, Start, parse, render
+from tests.processes import output_of
+from tests.samples import sample
+
+START = Start("1.2.3", "host", 8, 2 << 20, Rules())
+KINDS = typing.get_args(AnyEvent) + typing.get_args(AnyAction)
+
+
+def line(seq: int, width: int = 0) -> bytes:
+    return render(Record(seq, 0, 1.5, action=DropMaster(seq, "x" * width)))
+
+
+def seqs(path: Path) -> list[int]:
+    """The numbers in a file, which must consist of whole lines."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return [parse(text).seq for text in data.splitlines()]
+
+
+class Subscriber:
+    """What was published, batch by batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Record]] = []
+        self.came = asyncio.Event()
+
+    def __call__(self, lines: Sequence[bytes]) -> None:
+        self.batches.append([parse(text) for text in lines])
+        self.came.set()
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for batch in self.batches for record in batch]
+
+
+@pytest.fixture
+def subscriber() -> Subscriber:
+    return Subscriber()
+
+
+@pytest.fixture
+async def journal(tmp_path: Path, subscriber: Subscriber) -> AsyncIterator[Journal]:
+    loop = asyncio.get_running_loop()
+    journal = Journal(tmp_path / "swap.jsonl", 1 << 20, subscriber, loop)
+    yield journal
+    journal.close()
+
+
+# --- records -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_event_and_action_reads_back_from_its_line(kind: type[msgspec.Struct]) -> None:
+    item = sample(kind)
+    record = (
+        Record(7, 3, 1.25, event=item)
+        if issubclass(kind, events.Event)
+        else Record(7, 3, 1.25, action=item)
+    )
+    text = render(record)
+    assert parse(text) == record
+    assert b"\n" not in text
+
+
+def test_the_first_record_and_what_was_dropped_read_back_too() -> None:
+    for record in (Record(1, 0, 0.5, start=START), Record(9, 0, 0.5, dropped=3)):
+        assert parse(render(record)) == record
+
+
+def test_names_with_newlines_and_quotes_stay_on_their_line() -> None:
+    record = Record(1, 0, 0.0, action=DropMaster(1, 'a\n"b"\u2028\\'))
+    assert parse(render(record)) == record
+    assert len(render(record).splitlines()) == 1
+
+
+async def test_records_count_up_by_one_and_carry_their_cause(
+    journal: Journal, subscriber: Subscriber
+) -> None:
+    journal.start(START)
+    asked = journal.event(Tick(1.0), 0)
+    ordered = journal.action(actions.SealMaster(5, "a"), asked, 1.0)
+    answered = journal.event(events.MasterSealed(2.0, 5), ordered)
+    done = journal.action(actions.Accept(1, 2), answered, 2.0)
+    journal.flush()
+    assert (asked, ordered, answered, done) == (2, 3, 4, 5)
+    found = subscriber.records
+    assert [record.seq for record in found] == [1, 2, 3, 4, 5]
+    assert [record.cause for record in found] == [0, 0, 2, 3, 4]
+    assert found[0].start == START
+    assert found[3].event == events.MasterSealed(2.0, 5)
+    assert found[4].action == actions.Accept(1, 2)
+
+
+async def test_each_record_says_exactly_one_thing(journal: Journal, subscriber: Subscriber) -> None:
+    journal.start(START)
+    journal.action(actions.Accept(1, 2), journal.event(Tick(1.0), 0), 1.0)
+    journal.flush()
+    for record in subscriber.records:
+        said = (record.start, record.event, record.action, record.dropped or None)
+        assert len([part for part in said if part is not None]) == 1
+
+
+async def test_times_are_those_of_the_events_on_the_wall_clock(
+    journal: Journal, subscriber: Subscriber
+) -> None:
+    now = time.monotonic()
+    journal.event(Tick(now), 0)
+    journal.event(Tick(now + 10.0), 0)
+    journal.flush()
+    first, second = subscriber.records
+    assert second.time - first.time == pytest.approx(10.0)
+    assert first.time == pytest.approx(time.time(), abs=60)  # noqa: TID251
+
+
+# --- batches -----------------------------------------------------------------------------
+
+
+async def test_records_are_handed_over_together_soon_after_the_first(
+    journal: Journal, subscriber: Subscriber
+) -> None:
+    for i in range(100):
+        journal.event(Tick(float(i)), 0)
+    assert not subscriber.batches, "nothing is rendered while the core works"
+    await subscriber.came.wait()
+    assert [len(batch) for batch in subscriber.batches] == [100]
+    subscriber.came.clear()
+    journal.event(Tick(101.0), 0)
+    await subscriber.came.wait()
+    assert [len(batch) for batch in subscriber.batches] == [100, 1]
+
+
+async def test_flushing_nothing_publishes_nothing(journal: Journal, subscriber: Subscriber) -> None:
+    journal.flush()
+    journal.event(Tick(1.0), 0)
+    journal.flush()
+    journal.flush()
+    assert [len(batch) for batch in subscriber.batches] == [1]
+
+
+async def test_close_waits_until_the_file_has_it_all(
+    tmp_path: Path, subscriber: Subscriber
+) -> None:
+    path = tmp_path / "swap.jsonl"
+    journal = Journal(path, 1 << 20, subscriber, asyncio.get_running_loop())
+    before = threading.active_count()
+    for i in range(50):
+        journal.event(Tick(float(i)), 0)
+        if i % 7 == 0:
+            journal.flush()
+    journal.close()
+    assert path.read_bytes().splitlines() == [render(record) for record in subscriber.records]
+    assert seqs(path) == list(range(1, 51))
+    assert threading.active_count() == before - 1
+
+
+async def test_a_new_daemon_appends(tmp_path: Path, subscriber: Subscriber) -> None:
+    path = tmp_path / "swap.jsonl"
+    for _ in range(2):
+        journal = Journal(path, 1 << 20, subscriber, asyncio.get_running_loop())
+        journal.start(START)
+        journal.event(Tick(1.0), 0)
+        journal.close()
+    assert seqs(path) == [1, 2, 1, 2]
+
+
+# --- the file ----------------------------------------------------------------------------
+
+
+class Watched(JournalFile):
+    """`wait(n)` returns when n batches have been tried."""
+
+    def __init__(self, path: Path, max_bytes: int = 1 << 20) -> None:
+        self._tried = threading.Semaphore(0)
+        super().__init__(path, max_bytes)
+
+    def _append(self, lines: list[bytes]) -> None:
+        try:
+            super()._append(lines)
+        finally:
+            self._tried.release()
+
+    def wait(self, n: int) -> None:
+        for _ in range(n):
+            self._tried.acquire()
+
+
+def test_the_log_is_its_user_s_alone(tmp_path: Path) -> None:
+    path = tmp_path / "swap.jsonl"
+    file = JournalFile(path, 1 << 20)
+    file.write([line(1)])
+    file.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_cannot_be_written_drops_lines_counts_them_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    path = folder / "swap.jsonl"
+    file = Watched(path)
+    file.write([line(1), line(2)])
+    file.write([line(3)])
+    file.wait(2)
+    folder.mkdir()
+    file.write([line(4), line(5)])
+    file.write([line(6)])
+    file.close()
+    records = [parse(text) for text in path.read_bytes().splitlines()]
+    assert [(record.seq, record.dropped) for record in records] == [
+        (4, 3),
+        (4, 0),
+        (5, 0),
+        (6, 0),
+    ]
+    assert records[0] == Record(4, 0, 1.5, dropped=3)
+
+
+def test_a_full_disk_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "swap.jsonl"
+    path.symlink_to("/dev/full")
+    file = Watched(path)
+    file.write([line(1)])
+    file.write([line(2)])
+    file.wait(2)
+    path.unlink()
+    file.write([line(3)])
+    file.close()
+    assert [parse(text).dropped for text in path.read_bytes().splitlines()] == [2, 0]
+
+
+def test_a_disk_with_room_for_half_a_batch_gets_none_of_it() -> None:
+    output_of("""
+        import resource, tempfile, threading
+        from pathlib import Path
+        from swapd.core.actions import DropMaster
+        from swapd.journal import JournalFile, Record, parse, render
+        def line(seq):
+            return render(Record(seq, 0, 1.5, action=DropMaster(seq, "x" * 100)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "log")
+            first = JournalFile(path, 1 << 20)
+            first.write([line(1)])
+            first.close()
+            whole = path.read_bytes()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 2, resource.RLIM_INFINITY))
+            tried = threading.Event()
+            class Watched(JournalFile):
+                def _append(self, lines):
+                    try:
+                        super()._append(lines)
+                    finally:
+                        tried.set()
+            second = Watched(path, 1 << 20)
+            second.write([line(2), line(3)])
+            tried.wait()
+            assert path.read_bytes() == whole, path.read_bytes()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            second.write([line(4)])
+            second.close()
+            records = [parse(text) for text in path.read_bytes().splitlines()]
+            assert [(r.seq, r.dropped) for r in records] == [(1, 0), (4, 2), (4, 0)], records
+    """)
+
+
+async def test_subscribers_miss_nothing_when_the_file_does(
+    tmp_path: Path, subscriber: Subscriber
+) -> None:
+    path = tmp_path / "gone" / "swap.jsonl"
+    journal = Journal(path, 1 << 20, subscriber, asyncio.get_running_loop())
+    for i in range(10):
+        journal.event(Tick(float(i)), 0)
+        journal.flush()
+    journal.close()
+    assert [record.seq for record in subscriber.records] == list(range(1, 11))
+    assert not path.exists()
+
+
+def test_what_a_crash_left_half_written_does_not_swallow_the_next_line(tmp_path: Path) -> None:
+    path = tmp_path / "swap.jsonl"
+    path.write_bytes(line(1) + b"\n" + line(2)[:9])
+    file = JournalFile(path, 1 << 20)
+    file.write([line(3)])
+    file.write([line(4)])
+    file.close()
+    assert path.read_bytes().splitlines() == [line(1), line(2)[:9], line(3), line(4)]
+
+
+# --- rotation ----------------------------------------------------------------------------
+
+
+def test_rotation_keeps_one_old_file_and_whole_lines(tmp_path: Path) -> None:
+    path, limit = tmp_path / "swap.jsonl", 2000
+    file = JournalFile(path, limit)
+    for seq in range(1, 101):
+        file.write([line(seq, width=seq)])
+    file.close()
+    old = tmp_path / "swap.jsonl.1"
+    assert sorted(tmp_path.iterdir()) == [path, old]
+    assert path.stat().st_size <= limit
+    assert old.stat().st_size <= limit
+    kept = seqs(old) + seqs(path)
+    assert kept == list(range(kept[0], 101)), "what is kept has no gap"
+    assert len(seqs(old)) > 5
+
+
+def test_a_batch_is_never_split_by_a_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "swap.jsonl"
+    file = JournalFile(path, 1000)
+    file.write([line(1)])
+    file.write([line(seq, width=100) for seq in range(2, 20)])
+    file.write([line(20)])
+    file.close()
+    assert seqs(tmp_path / "swap.jsonl.1") == list(range(2, 20))
+    assert seqs(path) == [20]
+
+
+def test_nothing_is_rotated_before_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "swap.jsonl"
+    nbytes = len(line(1)) + 1
+    file = JournalFile(path, nbytes * 3)
+    for seq in (1, 2, 3):
+        file.write([line(seq)])
+    file.close()
+    assert seqs(path) == [1, 2, 3]
+    assert not (tmp_path / "swap.jsonl.1").exists()
+
+
+# --- reading back ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"{",
+        b"\x00\x00",
+        b'{"seq":1}',
+        line(2).replace(b"drop", b"d\xffop"),
+        line(2).replace(b'name":""', b'name":"\xff"'),
+        line(2)[:-1] + b',"later":' + b"[" * 50_000,
+    ],
+    ids=range(7),
+)
+def test_a_damaged_line_costs_nobody_but_itself(tmp_path: Path, damaged: bytes) -> None:
+    path = tmp_path / "swap.jsonl"
+    path.write_bytes(b"\n".join([line(1), damaged, line(3), b""]))
+    assert [found.record.seq for found in history.read(path)] == [1, 3]
