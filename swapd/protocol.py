@@ -9,7 +9,7 @@ the daemon says unasked. Unknown fields are ignored and missing ones take their 
 so fields may be added; a meaning may never change. Tags are explicit for the same reason.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -208,7 +208,7 @@ AnyReply = Done | Granted | Refused | StatusReply
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
-    label: str = ""
+    label: Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)] = ""
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked"):

@@ -5,15 +5,24 @@ speed drifts, the ratio does not.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from swapd.bench import core, hit, leaks, swap_in
 
 
+class Raw(msgspec.Struct, frozen=True):
+    """The figures of both sides of each measurement."""
+
+    swap_in: swap_in.SwapIn
+    hit: hit.Hit
+    handle: core.Handle
+    handle_busy: core.Handle
+    leaks: leaks.Leaks
+
+
 class Report(msgspec.Struct, frozen=True):
-    """What `swapd bench --json` prints. `raw` has the figures of both sides."""
+    """What `swapd bench --json` prints."""
 
     #: Speed of a swap-in, call to grant, over that of `torch.Tensor.copy_` (above 1: faster).
     swap_in_ratio: float
@@ -27,7 +36,7 @@ class Report(msgspec.Struct, frozen=True):
     #: After 1,000 swap cycles, the larger of daemon and worker.
     fd_growth: int
     rss_growth_bytes: int
-    raw: dict[str, Any]
+    raw: Raw
 
 
 #: Bounds the project holds itself to: key, whether it may not be less or not be more, value.
@@ -60,5 +69,5 @@ def run(say: Callable[[str], None]) -> Report:
         handle_busy_us=busy.mean_us,
         fd_growth=max(leak.daemon_fds, leak.worker_fds),
         rss_growth_bytes=max(leak.daemon_rss_bytes, leak.worker_rss_bytes),
-        raw={"swap_in": swap, "hit": rtt, "handle": quiet, "handle_busy": busy, "leaks": leak},
+        raw=Raw(swap, rtt, quiet, busy, leak),
     )
