@@ -1,0 +1,60 @@
+"""What the composition root promises: readiness, modes, and a clean end."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from swapd import runtime_dir, spawn
+
+
+def test_systemd_hears_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(30)
+        command = [sys.executable, "-m", "swapd", "serve", "--budget", "8MiB"]
+        with subprocess.Popen(
+            [*command, "--runtime-dir", str(tmp_path / "run")],
+            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")},
+            stdout=subprocess.PIPE,
+        ) as process:
+            try:
+                assert notify.recv(100) == b"READY=1"
+                # ready means ready: the sockets are there
+                for name in (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS):
+                    assert (tmp_path / "run" / name).is_socket()
+                process.send_signal(signal.SIGTERM)
+                assert notify.recv(100) == b"STOPPING=1"
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
+
+
+def test_only_the_user_can_reach_the_sockets() -> None:
+    with spawn.daemon(budget="8MiB") as daemon:
+        assert stat.S_IMODE(daemon.folder.stat().st_mode) == 0o700
+        for name in (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS, runtime_dir.LOCK):
+            assert stat.S_IMODE((daemon.folder / name).stat().st_mode) == 0o600, name
+
+
+def test_a_clean_stop_removes_the_sockets_and_ends_with_success() -> None:
+    with spawn.daemon(budget="8MiB") as daemon:
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(30) == 0
+        for name in (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS):
+            assert not (daemon.folder / name).exists()
+
+
+def test_a_budget_that_cannot_be_had_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "swapd", "serve", "--budget", "900TiB"]
+        + ["--runtime-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "lower --budget" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
