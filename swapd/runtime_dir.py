@@ -32,7 +32,7 @@ def claim(folder: Path) -> OwnedFd:
             f"{SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
         )
     _make_private(folder)
-    lock = OwnedFd(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    lock = _open_lock(folder)
     try:
         fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -51,6 +51,15 @@ def claim(folder: Path) -> OwnedFd:
 def remove_sockets(folder: Path) -> None:
     for name in (LIFELINE, RPC, EVENTS):
         (folder / name).unlink(missing_ok=True)
+
+
+def _open_lock(folder: Path) -> OwnedFd:
+    try:
+        return OwnedFd(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as exc:
+        raise RuntimeDirError(
+            f"{folder / LOCK}: {exc.strerror}; choose another --runtime-dir"
+        ) from exc
 
 
 def _make_private(folder: Path) -> None:

@@ -1,0 +1,106 @@
+"""What may import what, seen from outside: in fresh interpreters, and in the built wheel."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.processes import PYTHONPATH, ROOT, output_of
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `statement`."""
+    program = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(output_of(program).split())
+
+
+def test_importing_swapd_loads_nothing_else() -> None:
+    """The client imports `swapd.protocol`, and through it this."""
+    assert not loaded_by("import swapd") & {"zmq", "uvloop", "ctypes", "msgspec", "asyncio"}
+
+
+def test_the_protocol_needs_msgspec_only() -> None:
+    loaded = loaded_by("import swapd.protocol")
+    assert "msgspec" in loaded
+    assert not loaded & {"zmq", "uvloop", "ctypes", "torch", "typer"}
+
+
+def test_the_core_needs_no_input_and_no_output() -> None:
+    loaded = loaded_by("import swapd.core")
+    assert not loaded & {"zmq", "uvloop", "ctypes", "torch", "typer", "asyncio", "socket"}
+
+
+def test_the_client_loads_neither_torch_nor_the_daemon() -> None:
+    loaded = loaded_by("import swapd_client")
+    assert {"msgspec", "zmq"} <= loaded
+    assert not loaded & {"torch", "numpy", "uvloop", "vllm", "typer", "rich"}
+
+
+def test_no_daemon_module_is_loaded_by_the_client() -> None:
+    program = "import sys, swapd_client; print(*(n for n in sys.modules if n.startswith('swapd.')))"
+    loaded = set(output_of(program).split())
+    for layer in ("core", "mover", "router", "lifeline", "journal", "masters", "daemon", "cli"):
+        assert not {name for name in loaded if name.startswith(f"swapd.{layer}")}
+
+
+def test_the_daemon_loads_no_torch() -> None:
+    assert not loaded_by("import swapd.daemon, swapd.cli.app") & {"torch", "numpy", "vllm"}
+
+
+def test_the_contracts_of_the_layers_are_kept() -> None:
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"],
+        cwd=ROOT,
+        env={"PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel of this tree, built with what is installed; the tree is only read."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    (path,) = folder.iterdir()
+    return zipfile.ZipFile(path)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_both_packages_whole_and_typed(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for package, folder in (("swapd", ROOT), ("swapd_client", ROOT / "client")):
+        sources = {str(p.relative_to(folder)) for p in (folder / package).rglob("*.py")}
+        assert sources <= names
+        assert f"{package}/py.typed" in names
+    outside = {name for name in names if not name.startswith(("swapd/", "swapd_client/", "swapd-"))}
+    assert not outside, "tests, docs or the client folder itself went in"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_from_where_it_is_unpacked(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    program = "import swapd, swapd_client, swapd.cli.app; print(swapd.__file__, swapd.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path, version = done.stdout.split()
+    assert Path(path).parent == tmp_path / "swapd"
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    assert f"\nVersion: {version}\n" in wheel.read(metadata).decode()

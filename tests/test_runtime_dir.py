@@ -1,0 +1,183 @@
+"""The runtime folder: its user's alone, and one daemon's at a time."""
+
+import os
+import signal
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from swapd import runtime_dir
+from swapd.runtime_dir import EVENTS, LIFELINE, LOCK, RPC, RuntimeDirError, claim
+from tests.processes import output_of, start_python
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def open_fds() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def refusal(folder: Path) -> str:
+    before = open_fds()
+    with pytest.raises(RuntimeDirError) as refused:
+        claim(folder)
+    assert open_fds() == before
+    assert str(folder) in str(refused.value)
+    return str(refused.value)
+
+
+# --- the folder --------------------------------------------------------------------------
+
+
+def test_a_claimed_folder_is_made_and_is_its_user_s_alone(folder: Path) -> None:
+    with claim(folder / "deep" / "host"):
+        assert mode(folder / "deep" / "host") == 0o700
+        assert mode(folder / "deep" / "host" / LOCK) == 0o600
+
+
+def test_a_folder_that_others_could_enter_is_shut(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o755)
+    with claim(folder):
+        assert mode(folder) == 0o700
+
+
+def test_a_folder_that_is_private_already_stays_as_it_is(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "swap.jsonl").write_text("old\n")
+    with claim(folder):
+        assert (folder / "swap.jsonl").read_text() == "old\n"
+
+
+def test_the_umask_opens_nothing(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        with claim(folder):
+            assert mode(folder) == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_a_file_in_its_place_is_refused(folder: Path) -> None:
+    folder.write_text("a file")
+    assert "choose another --runtime-dir" in refusal(folder)
+    assert "choose another --runtime-dir" in refusal(folder / "below")
+
+
+def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert f"belongs to user {user}; choose another --runtime-dir" in refusal(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_path_too_long_for_sockets_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    room = runtime_dir.SOCKET_PATH_MAX - len(str(tmp_path)) - len("//") - len(LIFELINE)
+    fits = tmp_path / ("x" * room)
+    with claim(fits), socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(fits / LIFELINE))
+    longer = tmp_path / ("x" * (room + 1))
+    why = refusal(longer)
+    assert f"are {runtime_dir.SOCKET_PATH_MAX + 1} bytes long" in why
+    assert f"takes {runtime_dir.SOCKET_PATH_MAX}" in why
+    assert not longer.exists()
+
+
+def test_a_path_is_measured_in_bytes_and_not_in_letters(tmp_path: Path) -> None:
+    room = runtime_dir.SOCKET_PATH_MAX - len(str(tmp_path)) - len("//") - len(LIFELINE)
+    assert "choose a shorter" in refusal(tmp_path / ("\N{SNOWMAN}" * (room // 2)))
+
+
+# --- the lock ----------------------------------------------------------------------------
+
+
+def test_a_second_claim_is_refused_and_names_the_process(folder: Path) -> None:
+    with claim(folder):
+        why = refusal(folder)
+        assert f"another swapd (process {os.getpid()}) serves this device" in why
+        assert "--runtime-dir" in why
+
+
+def test_a_refused_claim_takes_nothing_away(folder: Path) -> None:
+    with claim(folder):
+        for name in (LIFELINE, RPC, EVENTS):
+            (folder / name).touch()
+        refusal(folder)
+        assert all((folder / name).exists() for name in (LIFELINE, RPC, EVENTS, LOCK))
+        assert (folder / LOCK).read_text() == f"{os.getpid()}\n"
+
+
+def test_closing_the_lock_gives_the_folder_to_the_next(folder: Path) -> None:
+    claim(folder).close()
+    claim(folder).close()
+
+
+def test_another_process_is_refused_too_and_two_folders_are_two(
+    folder: Path, tmp_path: Path
+) -> None:
+    program = """
+        import sys
+        from pathlib import Path
+        from swapd.runtime_dir import RuntimeDirError, claim
+        try:
+            claim(Path(sys.argv[1])).close()
+        except RuntimeDirError as exc:
+            print(exc)
+    """
+    with claim(folder):
+        assert f"(process {os.getpid()})" in output_of(program, folder)
+        assert output_of(program, tmp_path / "other") == ""
+    assert output_of(program, folder) == ""
+
+
+def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Path) -> None:
+    program = """
+        import socket, sys
+        from pathlib import Path
+        from swapd.runtime_dir import EVENTS, LIFELINE, RPC, claim
+        folder = Path(sys.argv[1])
+        lock = claim(folder)
+        for name in (EVENTS, LIFELINE, RPC):
+            socket.socket(socket.AF_UNIX).bind(str(folder / name))
+        print("claimed, by a process with a longer number than most", flush=True)
+        sys.stdin.readline()
+    """
+    with start_python(program, folder) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("claimed")
+        assert f"(process {child.pid})" in refusal(folder)
+        child.send_signal(signal.SIGKILL)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([EVENTS, LIFELINE, LOCK, RPC])
+    with claim(folder):
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+        assert (folder / LOCK).read_text() == f"{os.getpid()}\n"
+
+
+def test_the_lock_is_not_inherited_by_what_the_daemon_executes(folder: Path) -> None:
+    with claim(folder) as lock:
+        assert not os.get_inheritable(lock.fileno())
+
+
+def test_a_lock_file_with_nothing_in_it_names_nobody(folder: Path) -> None:
+    with claim(folder):
+        os.truncate(folder / LOCK, 0)
+        assert "(process unknown)" in refusal(folder)
+
+
+def test_a_lock_that_cannot_be_opened_is_refused(folder: Path) -> None:
+    (folder / LOCK).mkdir(parents=True)
+    assert "choose another --runtime-dir" in refusal(folder)
+
+
+def test_removing_sockets_that_are_not_there_is_no_error(tmp_path: Path) -> None:
+    runtime_dir.remove_sockets(tmp_path)
