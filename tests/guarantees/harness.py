@@ -296,13 +296,13 @@ class Worker:
     `worker.start("acquire", "a", lane="x")` does not wait for the answer.
     """
 
-    def __init__(self, endpoint: Path, label: str, log: Path) -> None:
-        self.label = label
+    def __init__(self, log: Path) -> None:
+        self.label = "spare"
         self._log = log
         program = str(Path(__file__).with_name("worker.py"))
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, program, str(endpoint), label],
+                [sys.executable, program],
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -322,6 +322,11 @@ class Worker:
         if command.startswith("_"):
             raise AttributeError(command)
         return lambda *args, **options: self.start(command, *args, **options).result()
+
+    def introduce(self, endpoint: Path, label: str) -> None:
+        """Say where its daemon is, and what it is called there."""
+        self.label = label
+        self.start("meet", str(endpoint), label)
 
     @property
     def pid(self) -> int:
@@ -500,6 +505,8 @@ class World:
         self.folder = folder
         self._daemons: list[Daemon] = []
         self._workers: list[Worker] = []
+        #: Started early: they import while the daemon does.
+        self._spare = [self._hire() for _ in range(2)]
 
     def daemon(self, name: str = "d", **settings: object) -> Daemon:
         """Start a daemon; of the same name, one in the same folder."""
@@ -510,7 +517,12 @@ class World:
 
     def worker(self, daemon: Daemon, label: str) -> Worker:
         """Start a worker; it connects at its first command."""
-        worker = Worker(daemon.folder, label, self.folder / f"{label}.log")
+        worker = self._spare.pop() if self._spare else self._hire()
+        worker.introduce(daemon.folder, label)
+        return worker
+
+    def _hire(self) -> Worker:
+        worker = Worker(self.folder / f"worker{len(self._workers)}.log")
         self._workers.append(worker)
         return worker
 

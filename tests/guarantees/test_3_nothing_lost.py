@@ -72,32 +72,36 @@ def test_a_worker_that_dies_in_a_lease_loses_its_writes_and_it_is_said(world: Wo
     assert daemon.status().quarantined_bytes == 0
 
 
-@pytest.mark.parametrize("ending", ["unregister", "disconnect"])
-@pytest.mark.parametrize("mutable", [False, True], ids=["clean", "mutable"])
-@pytest.mark.parametrize("where", ["absent", "resident", "evicted"])
+@pytest.mark.parametrize("where", ["never loaded", "resident", "evicted"])
 def test_what_is_taken_back_is_private_memory_with_the_same_bytes_and_address(
-    world: World, where: str, mutable: bool, ending: str
+    world: World, where: str
 ) -> None:
     daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
-    bytes_then = worker.register("a", 6 * MIB, seed=1, mutable=mutable)
-    if where != "absent":
-        worker.acquire("a")
-        if mutable:
-            bytes_then = worker.write("a", 7)
-        address, _ = worker.look("a")
-        worker.release("a")
+    one_by_one, at_once, other = world.workers(daemon, "one by one", "at once", "other")
+    expected = {}
+    for worker in (one_by_one, at_once):
+        for kind in ("clean", "mutable"):
+            name = f"{kind} {worker.label}"
+            digest = worker.register(name, 4 * MIB, seed=1, mutable=kind == "mutable")
+            if where != "never loaded":
+                worker.acquire(name)
+                if kind == "mutable":
+                    digest = worker.write(name, 7)
+                worker.release(name)
+            expected[worker, name] = [worker.address(name), digest]
     if where == "evicted":
-        evict(daemon, other, "a")
+        other.register("filler", 16 * MIB)
+        other.use("filler")
+        assert {c.name for c in daemon.status().components if c.state == "idle"} == {"filler"}
 
-    worker.start(ending, *(["a"] if ending == "unregister" else [])).result()
-    found = worker.look("a")
-    assert found[1] == bytes_then
-    if where != "absent":
-        assert found[0] == address
-    assert worker.write("a", 9) == worker.look("a")[1], "private memory can be written to"
-    daemon.await_record("DropMaster", name="a")
-    assert "a" not in {c.name for c in daemon.status().components}
+    for name in ("clean one by one", "mutable one by one"):
+        one_by_one.unregister(name)
+    at_once.disconnect()
+    for (worker, name), before in expected.items():
+        assert worker.look(name) == before
+        assert worker.write(name, 9) == worker.look(name)[1], "private memory can be written to"
+        daemon.await_record("DropMaster")
+    assert {c.name for c in daemon.status().components} <= {"filler"}
 
 
 def test_a_registration_that_is_refused_leaves_its_source_and_the_name_alone(

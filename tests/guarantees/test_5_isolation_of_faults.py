@@ -315,7 +315,7 @@ REQUESTS: list[protocol.AnyRequest] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_garbage_on_rpc_is_answered_and_costs_nothing(world: World, seed: int) -> None:
     daemon = world.daemon()
     other = world.worker(daemon, "other")
@@ -337,7 +337,7 @@ def test_garbage_on_rpc_is_answered_and_costs_nothing(world: World, seed: int) -
     assert_unharmed(daemon, other)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_garbage_on_the_lifeline_ends_that_session_alone(world: World, seed: int) -> None:
     daemon = world.daemon()
     other = world.worker(daemon, "other")
@@ -369,17 +369,17 @@ def test_bytes_that_are_no_zeromq_on_rpc(world: World) -> None:
     assert_unharmed(daemon, other)
 
 
-@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 1e12, -1.0, float("nan")])
-def test_an_odd_timeout_is_waited_for_or_refused(world: World, timeout: float) -> None:
+def test_an_odd_timeout_is_waited_for_or_refused(world: World) -> None:
     daemon = world.daemon()
     other = world.worker(daemon, "other")
-    other.register("a", 8 * MIB)
     with RawSession(daemon.folder) as raw:
-        acquire = protocol.Acquire(1, ("nothing",), timeout_s=timeout, wait=True)
-        raw.rpc.send(protocol.encode(acquire))
-        if timeout > 0:
-            daemon.await_record("Waiting", names=("nothing",))
-        else:
+        for timeout in (float("inf"), 1e300, 1e12, -1.0, float("nan")):
+            name = str(timeout)
+            acquire = protocol.Acquire(raw.next_id(), (name,), timeout_s=timeout, wait=True)
+            raw.rpc.send(protocol.encode(acquire))
+            if timeout > 0:
+                daemon.await_record("Waiting", names=(name,))
+                continue
             refused = raw.answer()
             assert isinstance(refused, protocol.Refused)
             assert "is no time" in refused.message

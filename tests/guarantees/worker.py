@@ -1,4 +1,4 @@
-"""A worker process that does what it is told: `python worker.py ENDPOINT LABEL`.
+"""A worker process that does what it is told: `python worker.py`.
 
 One JSON command a line on stdin, `{"id", "lane", "do", "args", "options"}`; one answer for
 each on stdout, `{"id", "ok"}` or `{"id", "error", "message"}`. Commands of one lane run in
@@ -16,18 +16,25 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
 from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
+
+BLOCK_BYTES = 64 << 10
 
 #: A forked child ends itself after so many seconds, should nobody do it.
 CHILD_S = 100
 
 
 def pattern(seed: int, nbytes: int) -> bytearray:
-    """Bytes that no other seed gives."""
-    return bytearray(random.Random(seed).randbytes(nbytes))
+    """Bytes that no other seed gives, and no two parts of them alike."""
+    block = random.Random(seed).randbytes(BLOCK_BYTES - 8)
+    count = -(-nbytes // BLOCK_BYTES)
+    data = bytearray(b"".join(i.to_bytes(8, "little") + block for i in range(count)))
+    del data[nbytes:]
+    return data
 
 
 def digest(data: memoryview | bytearray) -> str:
@@ -37,9 +44,8 @@ def digest(data: memoryview | bytearray) -> str:
 class Worker:
     """One client, its components and leases by name. A method for each command."""
 
-    def __init__(self, endpoint: str, label: str) -> None:
-        self._endpoint = endpoint
-        self._label = label
+    def __init__(self) -> None:
+        self._endpoint = self._label = ""
         self._lanes: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._out = threading.Lock()
         self._leases: dict[str, Lease] = {}
@@ -56,6 +62,10 @@ class Worker:
         return self._client
 
     # --- commands ------------------------------------------------------------------------
+
+    def meet(self, endpoint: str, label: str) -> None:
+        """Where to connect to, when need be, and by what name."""
+        self._endpoint, self._label = endpoint, label
 
     def become(self, user: int) -> None:
         """Be another user from now on."""
@@ -128,6 +138,7 @@ class Worker:
 
     def release(self, lease: str) -> None:
         self._leases.pop(lease).release()
+        self._settle()
 
     def swap(self, name: str, times: int) -> None:
         """Acquire and release, many times."""
@@ -137,11 +148,21 @@ class Worker:
     def use(self, name: str) -> tuple[int, str]:
         """Acquire, look at it, release."""
         with self.client.acquire(name):
-            return self.look(name)
+            seen = self.look(name)
+        self._settle()
+        return seen
+
+    def address(self, name: str) -> int:
+        return self._parts[name].address
 
     def look(self, name: str) -> tuple[int, str]:
         """Where the bytes are, and their digest: to be asked under a lease only."""
         return self._parts[name].address, digest(self._views[name])
+
+    def _settle(self) -> None:
+        """Wait until the daemon knows what it was sent, if there still is one."""
+        with suppress(SwapdError):
+            self.client.status()
 
     def write(self, name: str, seed: int) -> str:
         """Overwrite all bytes with those of `seed`, whatever that brings; return the digest."""
@@ -265,4 +286,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    Worker(sys.argv[1], sys.argv[2]).serve()
+    Worker().serve()
