@@ -138,7 +138,7 @@ class Daemon:
         try:
             await asyncio.wait_for(self._quiet.wait(), self._config.stop_timeout)
         except TimeoutError:
-            log.warning("stopping with leases still held: %s", explain.held(self._core))
+            log.warning("stopping with leases still held: %s", explain.held(self._core.ledger))
 
     def _close(self) -> None:
         self._server.close("stopping", explain.STOPPING)
@@ -311,7 +311,7 @@ class Daemon:
             self._loop.call_soon(self._await_exit, session, watch)
 
     def _await_exit(self, session: int, watch: int) -> None:
-        if session in self._core.quarantined:
+        if session in self._core.ledger.quarantined:
             self._loop.add_reader(watch, self._process_exited, session, watch)
         else:
             os.close(watch)
@@ -353,7 +353,7 @@ class Daemon:
 
         A worker that outlives the daemon so knows which of the two has the latest bytes.
         """
-        c = self._core.components.get(a.name)
+        c = self._core.ledger.components.get(a.name)
         if a.bytes_back and c is not None and (lifeline := self._lifelines.get(c.session)):
             lifeline.send(protocol.Saved(a.name, a.generation))
 
@@ -430,9 +430,11 @@ class Daemon:
     # --- status --------------------------------------------------------------------------
 
     def _status(self, request: int) -> protocol.StatusReply:
-        core, now = self._core, self._clock()
+        ledger, now = self._core.ledger, self._clock()
         chunk = self._device.chunk_bytes
-        quarantined = sum(n for held in core.quarantined.values() for runs in held for _, n in runs)
+        quarantined = sum(
+            n for held in ledger.quarantined.values() for runs in held for _, n in runs
+        )
         return protocol.StatusReply(
             id=request,
             version=__version__,
@@ -442,21 +444,21 @@ class Daemon:
             isolation=self._config.isolation,
             uptime_s=now - self._started,
             chunk_bytes=chunk,
-            budget_bytes=core.pool.total * chunk,
-            used_bytes=(core.pool.total - core.pool.free) * chunk,
-            peak_bytes=core.peak_chunks * chunk,
+            budget_bytes=ledger.pool.total * chunk,
+            used_bytes=(ledger.pool.total - ledger.pool.free) * chunk,
+            peak_bytes=ledger.peak_chunks * chunk,
             quarantined_bytes=quarantined * chunk,
             master_bytes=self._masters.total_bytes,
-            waiting=len(core.queue),
-            loads=core.loads,
-            evictions=core.evictions,
-            hits=core.hits,
-            bytes_in=core.bytes_in,
-            bytes_out=core.bytes_out,
+            waiting=len(self._core.admission.queue),
+            loads=ledger.loads,
+            evictions=ledger.evictions,
+            hits=ledger.hits,
+            bytes_in=ledger.bytes_in,
+            bytes_out=ledger.bytes_out,
             components=tuple(
-                explain.component_status(core, c, now) for c in core.components.values()
+                explain.component_status(ledger, c, now) for c in ledger.components.values()
             ),
-            sessions=tuple(explain.session_status(core, s) for s in core.sessions),
+            sessions=tuple(explain.session_status(ledger, s) for s in ledger.sessions),
         )
 
 

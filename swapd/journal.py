@@ -20,7 +20,7 @@ import msgspec
 
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.core.residency import Rules
+from swapd.core.policy import Rules
 
 log = logging.getLogger("swapd.journal")
 

@@ -14,7 +14,7 @@ from swapd import history
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction, DropMaster
 from swapd.core.events import AnyEvent, Tick
-from swapd.core.residency import Rules
+from swapd.core.policy import Rules
 from swapd.journal import Journal, JournalFile, Record, Start, parse, render
 from tests.processes import output_of
 from tests.samples import sample

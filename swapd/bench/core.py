@@ -124,5 +124,5 @@ def measure(components: int, waiters: int) -> Handle:
         events=len(times),
         components=components,
         waiters=waiters,
-        evictions=trace.core.evictions,
+        evictions=trace.core.ledger.evictions,
     )

@@ -1,5 +1,6 @@
 """The pure part: what is resident, who waits, what to evict. No I/O, no clock, no torch."""
 
-from swapd.core.residency import Residency, Rules
+from swapd.core.policy import Rules
+from swapd.core.residency import Residency
 
 __all__ = ["Residency", "Rules"]

@@ -1,20 +1,15 @@
-"""What the core says of itself: messages for people, the status snapshot, the self-check.
+"""What the core says of itself: messages for people, and the status snapshot.
 
 Every refusal says what is wrong, who holds what, and what to do about it.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from swapd.core.chunks import count
-from swapd.core.records import Component, Lease, State, Waiter
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, State, Waiter
 from swapd.protocol import ComponentStatus, SessionStatus
-
-if TYPE_CHECKING:
-    from swapd.core.residency import Residency
 
 STOPPING = "swapd is stopping; connect again when it is back"
 SIZE = "a component cannot have fewer than 0 bytes"
@@ -34,56 +29,56 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def who(core: "Residency", session: int) -> str:
-    known = core.sessions.get(session)
+def who(ledger: Ledger, session: int) -> str:
+    known = ledger.sessions.get(session)
     return f"{known.label} (session {session})" if known else f"session {session}"
 
 
-def holders(core: "Residency", c: Component, most: int | None = None) -> tuple[str, ...]:
+def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
     """The sessions that lease `c`, for people; at most so many."""
     sessions = sorted({s for s, _ in c.leases})
     more = (f"{len(sessions[most:])} more",) if most is not None and sessions[most:] else ()
-    return *(who(core, s) for s in sessions[:most]), *more
+    return *(who(ledger, s) for s in sessions[:most]), *more
 
 
-def held(core: "Residency", most: int | None = None) -> str:
+def held(ledger: Ledger, most: int | None = None) -> str:
     """Who holds what, one sentence; at most so many components, with their first holders."""
     parts = [
-        f"{c.name} ({size(c.nbytes)}) by {', '.join(holders(core, c, most))}"
-        for c in islice(core.leased.values(), most)
+        f"{c.name} ({size(c.nbytes)}) by {', '.join(holders(ledger, c, most))}"
+        for c in islice(ledger.leased.values(), most)
     ]
-    if most is not None and len(core.leased) > most:
-        parts.append(f"and {len(core.leased) - most} more")
+    if most is not None and len(ledger.leased) > most:
+        parts.append(f"and {len(ledger.leased) - most} more")
     return "held: " + "; ".join(parts) if parts else "nothing is held"
 
 
-def duplicate(core: "Residency", other: Component) -> str:
+def duplicate(ledger: Ledger, other: Component) -> str:
     return (
-        f"{other.name!r} is registered already by {who(core, other.session)}; "
+        f"{other.name!r} is registered already by {who(ledger, other.session)}; "
         "unregister it there, or choose another name"
     )
 
 
-def too_large(core: "Residency", name: str, chunks: int, fixed: int) -> str:
-    total = core.pool.total
-    beside = f", beside {size(fixed * core.chunk_bytes)} that never leave" if fixed else ""
+def too_large(ledger: Ledger, name: str, chunks: int, fixed: int) -> str:
+    total = ledger.pool.total
+    beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     return (
-        f"{name} needs {size(chunks * core.chunk_bytes)}{beside}; the budget is "
-        f"{size(total * core.chunk_bytes)} (in chunks of {size(core.chunk_bytes)}). "
+        f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
+        f"{size(total * ledger.chunk_bytes)} (in chunks of {size(ledger.chunk_bytes)}). "
         "Raise the daemon's --budget, or register it in smaller components"
     )
 
 
-def unknown(core: "Residency", name: str) -> str:
-    if name in core.components:
+def unknown(ledger: Ledger, name: str) -> str:
+    if name in ledger.components:
         return f"{name!r} is still being registered, or going away; acquire it with wait=True"
-    near = get_close_matches(name, core.components, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(core)
+    near = get_close_matches(name, ledger.components, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(ledger)
     return f"nobody has registered {name!r}; {hint} Use wait=True to wait for it"
 
 
-def _registered(core: "Residency") -> str:
-    names = ", ".join(sorted(core.components)) or "nothing"
+def _registered(ledger: Ledger) -> str:
+    names = ", ".join(sorted(ledger.components)) or "nothing"
     return f"registered: {names}."
 
 
@@ -91,13 +86,15 @@ def committed(name: str) -> str:
     return f"{name!r} was committed already; register it once, commit it once"
 
 
-def not_owner(core: "Residency", c: Component) -> str:
-    return f"{c.name!r} belongs to {who(core, c.session)}; only it can unregister it"
+def not_owner(ledger: Ledger, c: Component) -> str:
+    return f"{c.name!r} belongs to {who(ledger, c.session)}; only it can unregister it"
 
 
-def in_use(core: "Residency", c: Component) -> str:
+def in_use(ledger: Ledger, c: Component) -> str:
     if c.leases:
-        return f"{c.name!r} is leased by {', '.join(holders(core, c))}; release it, then unregister"
+        return (
+            f"{c.name!r} is leased by {', '.join(holders(ledger, c))}; release it, then unregister"
+        )
     return f"{c.name!r} is in the middle of another request; wait for that one's answer"
 
 
@@ -113,19 +110,19 @@ def parked(names: Iterable[str]) -> str:
     return f"not registered yet: {', '.join(names)}"
 
 
-def blocked(core: "Residency", w: Waiter, most: int | None = None) -> str:
+def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
     """Why a waiter cannot be granted now; names at most so many of those in the way."""
-    asked = [core.components[n] for n in w.names]
+    asked = [ledger.components[n] for n in w.names]
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
     return (
-        f"needs {size(missing * core.chunk_bytes)}, "
-        f"free {size(core.pool.free * core.chunk_bytes)}; {held(core, most)}"
+        f"needs {size(missing * ledger.chunk_bytes)}, "
+        f"free {size(ledger.pool.free * ledger.chunk_bytes)}; {held(ledger, most)}"
     )
 
 
-def timeout(core: "Residency", w: Waiter, now: float) -> str:
-    absent = [n for n in w.names if not core.may_be_acquired(n)]
-    why = parked(absent) if absent else blocked(core, w)
+def timeout(ledger: Ledger, w: Waiter, now: float) -> str:
+    absent = [n for n in w.names if not ledger.may_be_acquired(n)]
+    why = parked(absent) if absent else blocked(ledger, w)
     return (
         f"{' + '.join(w.names)} not granted in {now - w.arrived:.3g} s: {why}. "
         "Release what is held, raise timeout=, or raise the daemon's --budget"
@@ -140,13 +137,13 @@ def conflict(asked: Iterable[Component]) -> str:
     )
 
 
-def deadlock(core: "Residency", w: Waiter, stuck: list[Waiter]) -> str:
+def deadlock(ledger: Ledger, w: Waiter, stuck: list[Waiter]) -> str:
     others = ", ".join(
-        f"{who(core, o.session)} waits for {' + '.join(o.names)}" for o in stuck if o is not w
+        f"{who(ledger, o.session)} waits for {' + '.join(o.names)}" for o in stuck if o is not w
     )
     why = f"{others}, holding what this needs" if others else "its own thread holds what it needs"
     return (
-        f"{' + '.join(w.names)} could never be granted: {why}; {held(core)}. "
+        f"{' + '.join(w.names)} could never be granted: {why}; {held(ledger)}. "
         "Release before acquiring more, or acquire all at once: acquire('a', 'b')"
     )
 
@@ -174,17 +171,17 @@ def lost(c: Component) -> str:
     )
 
 
-def component_status(core: "Residency", c: Component, now: float) -> ComponentStatus:
+def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatus:
     return ComponentStatus(
         name=c.name,
         session=c.session,
         nbytes=c.nbytes,
-        state="leased" if c.leases else "idle" if c.name in core.idle else c.state.value,
+        state="leased" if c.leases else "idle" if c.name in ledger.idle else c.state.value,
         policy=c.policy,
         group=c.group,
         mutable=c.mutable,
         leases=len(c.leases),
-        holders=holders(core, c),
+        holders=holders(ledger, c),
         idle_s=None if c.leases or c.last_used is None else now - c.last_used,
         loads=c.loads,
         evictions=c.evictions,
@@ -193,58 +190,6 @@ def component_status(core: "Residency", c: Component, now: float) -> ComponentSt
     )
 
 
-def session_status(core: "Residency", session: int) -> SessionStatus:
-    known = core.sessions[session]
+def session_status(ledger: Ledger, session: int) -> SessionStatus:
+    known = ledger.sessions[session]
     return SessionStatus(session, known.label, len(known.leases), len(known.waiters))
-
-
-def check(core: "Residency") -> None:
-    """Raise AssertionError if the state contradicts itself. For tests and after a fault."""
-    occupied = [c.runs for c in core.components.values() if c.on_device]
-    current = set(map(id, core.components.values()))
-    occupied += [m.runs for m in core.moves.values() if id(m.component) not in current]
-    occupied += [runs for held in core.quarantined.values() for runs in held]
-    numbers = [i for runs in occupied for first, n in runs for i in range(first, first + n)]
-    numbers += [i for first, n in core.pool.runs() for i in range(first, first + n)]
-    assert sorted(numbers) == list(range(core.pool.total)), "a chunk is lost or held twice"
-    assert core.pool.free == count(core.pool.runs())
-    for c in core.components.values():
-        assert c.session in core.sessions, f"{c} outlived its session"
-        assert not c.leases or c.state is State.RESIDENT, f"{c} is leased and not resident"
-        assert all(key in core.leases for key in c.leases), f"{c} is held by no lease"
-        assert all(key in core.queue for key in c.promised | c.waiting), f"{c}: no waiter"
-        assert not c.on_device or count(c.runs) == c.chunks, f"{c} is on the wrong chunks"
-        idle = c.state is State.RESIDENT and not c.leases and not c.promised
-        assert (c.name in core.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"
-        copying = c.state in (State.LOADING, State.WRITING_BACK)
-        assert (c.generation in core.moves) == copying, f"{c}: copy and state differ"
-    assert core._leaving == sum(c.chunks for c in core.components.values() if c.evicting)
-    leased = {c.name for c in core.components.values() if c.leases}
-    assert set(core.leased) == leased, "leased is wrong"
-    held = Counter(lease.owner for lease in core.leases.values())
-    assert core._held == held, "who holds how many leases is wrong"
-    assert set(core.leases) == {(s, n) for s, known in core.sessions.items() for n in known.leases}
-    for key, lease in core.leases.items():
-        _check_lease(core, key, lease)
-    for w in core.queue:
-        assert w.session in core.sessions, f"{w} outlived its session"
-        ways = [w.queued, w.admitted, w.key in core._parked]
-        assert ways.count(True) == 1, f"{w} must be queued, admitted or parked"
-        for c in (core.components[n] for n in w.names if not ways[2]):
-            assert w.key in (c.promised if w.admitted else c.waiting), f"{c} forgot {w}"
-    _check_groups(core)
-
-
-def _check_lease(core: "Residency", key: tuple[int, int], lease: Lease) -> None:
-    assert key[0] in core.sessions, f"{lease} outlived its session"
-    for name in lease.names:
-        c = core.components.get(name)
-        assert c is None or key in c.leases, f"{lease} does not hold {name}"
-
-
-def _check_groups(core: "Residency") -> None:
-    seen: dict[str, Component] = {}
-    for c in core.components.values():
-        if c.group is not None and c.on_device:
-            assert c.group not in seen, f"{c} and {seen[c.group]} exclude each other"
-            seen[c.group] = c

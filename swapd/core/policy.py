@@ -1,9 +1,22 @@
 """Which components to evict, and when one may be. Pure choices; no state, no records.
 
-Eviction is decided here and in `Residency._make_room`, and nowhere else.
+Eviction is decided here and in `Planner.make_room`, and nowhere else.
 """
 
 from collections.abc import Iterable
+
+import msgspec
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What the user may set about decisions. Times in seconds."""
+
+    strict: bool = False  # wait for the worker's acknowledgement before chunks are reused
+    ack_timeout_s: float = 2.0
+    residency_factor: float = 8.0  # minimum residency, in multiples of the swap-in time
+    residency_bound_s: float = 2.0  # and its upper bound, so that nobody starves
+    patience_s: float = 30.0  # who waited longer goes first, whatever its priority
+
 
 #: A component whose owner comes back within this share of its swap-in time is busy:
 #: evicting it between two uses would cost more than it gives.

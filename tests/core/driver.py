@@ -249,18 +249,18 @@ def wind_up(w: World) -> None:
         for key in sorted(w.leases):
             w.release(key)
         if not (w.moves or w.acks or w.making or w.leases):
-            if not (set(w.waiting) - set(w.core._parked)):
+            if not (set(w.waiting) - set(w.core.admission.parked)):
                 break
             w.sleep(60.0)
-    waiting = set(w.waiting) - set(w.core._parked)
+    waiting = set(w.waiting) - set(w.core.admission.parked)
     assert not waiting, f"{waiting} would wait forever"
-    assert w.core.queue.queued == []
+    assert w.core.admission.queue.queued == []
     assert w.core.quiet
     for session in sorted(w.sessions):
         w.leave(session)
     w.settle()
-    assert w.core.components == {}
-    assert w.core.pool.free == w.core.pool.total, "chunks are lost"
+    assert w.ledger.components == {}
+    assert w.ledger.pool.free == w.ledger.pool.total, "chunks are lost"
     assert w.dropped == w.masters, "a master is never dropped"
     assert w.core.next_deadline() is None
-    assert len(w.core.queue) == 0
+    assert len(w.core.admission.queue) == 0

@@ -3,6 +3,7 @@
 import pytest
 
 from swapd.core import explain
+from swapd.core.check import check
 from swapd.core.records import State
 from tests.core.world import World
 
@@ -32,13 +33,13 @@ def test_status_tells_leased_idle_and_absent_apart() -> None:
     w.touch(s, "b")
     w.now = 3.0
     leased, idle, absent = (
-        explain.component_status(w.core, w.core.components[n], w.now) for n in "abc"
+        explain.component_status(w.ledger, w.ledger.components[n], w.now) for n in "abc"
     )
     assert (leased.state, idle.state, absent.state) == ("leased", "idle", "absent")
     assert leased.holders == ("vllm-1 (session 7002)",)
     assert (leased.idle_s, idle.idle_s, absent.idle_s) == (None, 3.0, None)
     assert (idle.loads, idle.evictions, absent.loads) == (1, 0, 0)
-    of_t = explain.session_status(w.core, t)
+    of_t = explain.session_status(w.ledger, t)
     assert (of_t.label, of_t.leases, of_t.waiting) == ("vllm-1", 1, 0)
 
 
@@ -50,10 +51,12 @@ def test_a_waiting_record_names_the_first_few_and_a_refusal_all() -> None:
         w.use(w.open(), f"c{i}")
     for _ in range(4):
         w.use(w.open(), "c0")
-    assert explain.held(w.core, 3).endswith("by worker (session 7004); and 2 more")
-    assert "7002), worker (session 7007), worker (session 7008), 2 more;" in explain.held(w.core, 3)
-    assert "more" not in explain.held(w.core)
-    assert "c4" in explain.held(w.core)
+    assert explain.held(w.ledger, 3).endswith("by worker (session 7004); and 2 more")
+    assert "7002), worker (session 7007), worker (session 7008), 2 more;" in explain.held(
+        w.ledger, 3
+    )
+    assert "more" not in explain.held(w.ledger)
+    assert "c4" in explain.held(w.ledger)
 
 
 def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
@@ -61,9 +64,9 @@ def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
     s = w.open()
     w.register(s, "a", 2)
     w.use(s, "a")
-    w.core.components["a"].state = State.ABSENT
+    w.ledger.components["a"].state = State.ABSENT
     with pytest.raises(AssertionError, match="a chunk is lost or held twice"):
-        explain.check(w.core)
-    w.core.components["a"].state = State.LOADING
+        check(w.core)
+    w.ledger.components["a"].state = State.LOADING
     with pytest.raises(AssertionError, match="is leased and not resident"):
-        explain.check(w.core)
+        check(w.core)

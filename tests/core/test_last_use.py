@@ -1,6 +1,7 @@
 """What status calls the last use survives an acquire that came to nothing."""
 
 from swapd.core import Residency, explain
+from swapd.core.check import check
 from swapd.core.events import (
     Acquire,
     Commit,
@@ -27,7 +28,7 @@ def _two_that_do_not_fit() -> Residency:
 
 
 def _idle_s(core: Residency, name: str, now: float) -> float | None:
-    return explain.component_status(core, core.components[name], now).idle_s
+    return explain.component_status(core.ledger, core.ledger.components[name], now).idle_s
 
 
 def test_an_acquire_that_timed_out_leaves_the_last_use_as_it_was() -> None:
@@ -42,7 +43,7 @@ def test_an_acquire_that_timed_out_leaves_the_last_use_as_it_was() -> None:
     core.handle(Acquire(4.0, 1, 4, 7, ("vae",), deadline=5.0))
     core.handle(Tick(5.0))
     assert _idle_s(core, "vae", 6.0) == 4.0
-    explain.check(core)
+    check(core)
 
 
 def test_a_holder_that_dies_used_it_until_then() -> None:
@@ -51,4 +52,4 @@ def test_a_holder_that_dies_used_it_until_then() -> None:
     core.handle(CopiedIn(1.0, 1))
     core.handle(SessionGone(3.0, 2))
     assert _idle_s(core, "vae", 4.0) == 1.0
-    explain.check(core)
+    check(core)

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from swapd.core import Residency, chunks, deadlock, policy, queue, residency
+from swapd.core import (
+    Residency,
+    admission,
+    chunks,
+    deadlock,
+    ledger,
+    planner,
+    policy,
+    queue,
+    residency,
+)
 from tests.core import test_residency
 from tests.core.driver import drive
 from tests.core.test_residency import Make
@@ -31,56 +41,56 @@ class Bug(NamedTuple):
 BUGS = [
     Bug(
         "a leased component becomes idle",
-        residency,
+        ledger,
         "is not State.RESIDENT or c.leases or c.promised:",
         "is not State.RESIDENT or c.promised:",
     ),
     Bug(
         "a component loaded for a waiter becomes idle before its grant",
-        residency,
+        ledger,
         "is not State.RESIDENT or c.leases or c.promised:",
         "is not State.RESIDENT or c.leases:",
     ),
     Bug(
         "what was promised to a cancelled waiter never becomes idle",
-        residency,
-        "                c.promised.pop(w.key, None)\n                self._settle(c)\n",
+        admission,
+        "                c.promised.pop(w.key, None)\n                ledger.settle(c)\n",
         "                c.promised.pop(w.key, None)\n",
     ),
     Bug(
         "a waiter that joins a load starts another",
-        residency,
-        "            if c.state is State.ABSENT:\n                self._load(c)\n",
-        "            if c.state in (State.ABSENT, State.LOADING):\n                self._load(c)\n",
+        admission,
+        "if c.state is State.ABSENT:\n                ledger.load(c)\n",
+        "if c.state in (State.ABSENT, State.LOADING):\n                ledger.load(c)\n",
     ),
     Bug(
         "most recently used goes first",
-        residency,
+        ledger,
         "            self.idle[c.name] = c\n",
         "            self.idle = {c.name: c, **self.idle}\n",
     ),
     Bug(
         "what the owner wrote is not written back",
-        residency,
+        ledger,
         "c.dirty = c.mutable",
         "c.dirty = False",
     ),
     Bug(
         "a failed write-back forgets that it is still to be done",
-        residency,
-        "            self._leaving -= c.chunks\n            c.state = State.RESIDENT\n",
-        "            self._leaving -= c.chunks\n            c.state = State.RESIDENT\n"
-        "            c.dirty = False\n",
+        ledger,
+        "        self.leaving -= c.chunks\n        c.state = State.RESIDENT\n",
+        "        self.leaving -= c.chunks\n        c.state = State.RESIDENT\n"
+        "        c.dirty = False\n",
     ),
     Bug(
         "strict does not wait for the acknowledgement",
-        residency,
+        ledger,
         "ack = c.mapped and (self.rules.strict or c.mutable)",
         "ack = c.mapped and c.mutable",
     ),
     Bug(
         "a mutable component is written back while its worker may write",
-        residency,
+        ledger,
         "ack = c.mapped and (self.rules.strict or c.mutable)",
         "ack = c.mapped and self.rules.strict",
     ),
@@ -98,33 +108,33 @@ BUGS = [
     ),
     Bug(
         "the chunks of a copy that nobody wants any more are lost",
-        residency,
-        "        self.pool.give(move.runs)\n        self._drop_master(move.component)\n",
-        "        self._drop_master(move.component)\n",
+        ledger,
+        "        self.pool.give(move.runs)\n        self.drop_master(move.component)\n",
+        "        self.drop_master(move.component)\n",
     ),
     Bug(
         "the chunks of a copy in flight are reused when its session goes",
-        residency,
+        ledger,
         "        if c.on_device and not copying:\n",
         "        if c.on_device:\n",
     ),
     Bug(
         "what a living process may still write is reused",
-        residency,
+        ledger,
         "            if alive and c.mutable and c.mapped:\n",
         "            if False:\n",
     ),
     Bug(
         "a master is dropped before it is made, and again when it is",
-        residency,
+        ledger,
         "        if not copying and not being_made:\n",
         "        if not copying:\n",
     ),
     Bug(
         "a session that goes keeps its leases",
         residency,
-        "        for request in list(session.leases):\n            self._drop_lease",
-        "        for request in ():\n            self._drop_lease",
+        "        for request in list(session.leases):\n            ledger.take_back",
+        "        for request in ():\n            ledger.take_back",
     ),
     Bug(
         "a session that goes is remembered by what was evicted for it",
@@ -134,21 +144,21 @@ BUGS = [
     ),
     Bug(
         "rivals of a group are on the device together",
-        residency,
+        planner,
         "if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):",
         "if chosen is None:",
     ),
     Bug(
         "rivals asked at once wait forever",
-        residency,
+        admission,
         "        if len(set(groups)) < len(groups):\n",
         "        if False:\n",
     ),
     Bug(
         "what is leaving already is not counted, and more is evicted",
-        residency,
-        "        short = missing - self.pool.free - self._leaving  # 3\n",
-        "        short = missing - self.pool.free\n",
+        planner,
+        "        short = missing - ledger.pool.free - ledger.leaving  # 3\n",
+        "        short = missing - ledger.pool.free\n",
     ),
     Bug(
         "superfluous victims are not spared",
@@ -176,52 +186,51 @@ BUGS = [
     ),
     Bug(
         "a sequential component goes though a waiter names it",
-        residency,
+        ledger,
         'c.policy == "sequential" and c.used and not c.waiting',
         'c.policy == "sequential" and c.used',
     ),
     Bug(
         "resident components are evicted",
-        residency,
+        ledger,
         '        if c.policy != "resident":\n            self.idle',
         "        if True:\n            self.idle",
     ),
     Bug(
         "new holders join what is wanted",
-        residency,
-        "            if c.name in self._wanted and all(s != w.session for s, _ in c.leases):\n",
-        "            if False:\n",
+        admission,
+        "if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):",
+        "if False:",
     ),
     Bug(
         "what was given way to a waiter is lent again",
-        residency,
+        planner,
         "        for c in idle + leased:\n",
         "        for c in leased:\n",
     ),
     Bug(
         "holders are not told that nobody waits any more",
-        residency,
-        "            self._unwant(name)\n            self._share",
-        "            self._wanted.pop(name)\n            self._share",
+        planner,
+        "            ledger.unwant(name)\n            self._admission.share",
+        "            ledger.wanted.pop(name)\n            self._admission.share",
     ),
     Bug(
         "nobody looks who waits when a copy ends",
         residency,
-        "        self._settle(c)\n        self._share_with_queued(c)\n"
-        "        self._replan = True\n",
-        "        self._settle(c)\n        self._share_with_queued(c)\n",
+        "        ledger.settle(c)\n        self.admission.share(c)\n        ledger.replan = True\n",
+        "        ledger.settle(c)\n        self.admission.share(c)\n",
     ),
     Bug(
         "a holder does not overtake who waits for it",
-        residency,
-        "            if w.queued and w.owner in self._held and self._make_room(w, wanted):\n",
+        planner,
+        "            if w.queued and w.owner in ledger.held and self.make_room(w, wanted):\n",
         "            if False:\n",
     ),
     Bug(
         "deadlocks are not looked for",
-        residency,
-        "            self._holding[w.key] = w\n            self._refuse_deadlocked()\n",
-        "            self._holding[w.key] = w\n",
+        admission,
+        "            self.holding[w.key] = w\n            self._refuse_deadlocked()\n",
+        "            self.holding[w.key] = w\n",
     ),
     Bug(
         "who holds and does not wait counts as stuck",
@@ -232,19 +241,19 @@ BUGS = [
     Bug(
         "deadlines are not kept",
         residency,
-        "        for w in self.queue.expired(event.now):\n",
+        "        for w in admission.queue.expired(event.now):\n",
         "        for w in ():\n",
     ),
     Bug(
         "who waits for a name is not woken",
         residency,
-        "        self._unpark(c.name)\n",
+        "        self.admission.unpark(c.name)\n",
         "",
     ),
     Bug(
         "who can never fit any more is not refused",
-        residency,
-        "            self._room_shrank = self._replan = True\n",
+        ledger,
+        "            self.room_shrank = self.replan = True\n",
         "            pass\n",
     ),
     Bug(
@@ -280,28 +289,27 @@ SCENARIOS: list[Callable[[Make], None]] = [
 ]
 
 
+#: The modules a bug may be in, each after those that it imports.
+CHAIN = (policy, chunks, queue, deadlock, ledger, admission, planner, residency)
+
+
 def mutated(bug: Bug) -> Callable[..., Residency]:
     """The class Residency, made anew from sources in which `bug` is."""
     source = inspect.getsource(bug.module)
     assert source.count(bug.text) == 1, f"found {source.count(bug.text)} times: {bug.text!r}"
-    changed = load(bug.module, source.replace(bug.text, bug.instead))
-    if bug.module is residency:
-        made = changed
-    else:
-        made = load(residency, inspect.getsource(residency))
-        if bug.module is policy:
-            vars(made)["policy"] = changed
-        else:
-            shared = vars(made).keys() & vars(changed).keys() & OWN
-            assert shared
-            for name in shared:
-                vars(made)[name] = vars(changed)[name]
-    core: Callable[..., Residency] = vars(made)["Residency"]
+    made: dict[str, ModuleType] = {}
+    for module in CHAIN:
+        source = inspect.getsource(module)
+        if module is bug.module:
+            source = source.replace(bug.text, bug.instead)
+        made[module.__name__] = new = load(module, source)
+        for name, value in list(vars(new).items()):
+            if isinstance(value, ModuleType):
+                vars(new)[name] = made.get(value.__name__, value)
+            elif (home := getattr(value, "__module__", None)) in made:
+                vars(new)[name] = vars(made[home]).get(name, value)
+    core: Callable[..., Residency] = vars(made[residency.__name__])["Residency"]
     return core
-
-
-#: What `residency` imports by name from the other modules that are changed here.
-OWN = {"ChunkPool", "count", "WaitQueue", "deadlocked"}
 
 
 def load(module: ModuleType, source: str) -> ModuleType:

@@ -6,11 +6,13 @@ from typing import get_args
 import pytest
 
 import swapd.core
+from swapd.core import planner
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.records import State
 
 README = (Path(swapd.core.__file__).parent / "README.md").read_text()
+ROOT_README = (Path(swapd.core.__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("event", get_args(AnyEvent), ids=lambda cls: cls.__name__)
@@ -30,5 +32,13 @@ def test_every_state_is_named(state: State) -> None:
 
 
 def test_the_page_says_where_eviction_is_decided() -> None:
-    assert "Residency._make_room" in README
-    assert hasattr(swapd.core.Residency, "_make_room")
+    for page in (README, ROOT_README):
+        assert "planner.make_room" in page
+        assert "policy.py" in page
+    assert callable(planner.Planner.make_room)
+    assert "make_room" in (planner.__doc__ or "")
+
+
+def test_every_file_of_the_core_is_named() -> None:
+    for path in Path(swapd.core.__file__).parent.glob("*.py"):
+        assert path.name == "__init__.py" or f"`{path.name}`" in README

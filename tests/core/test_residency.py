@@ -92,10 +92,10 @@ def test_a_component_that_comes_again_gets_the_chunks_it_had(make: Make) -> None
         w.register(s, name, size)
     w.touch(s, "a")
     w.touch(s, "b")
-    before = w.core.components["b"].runs
+    before = w.ledger.components["b"].runs
     w.touch(s, "big")
     w.touch(s, "b")
-    assert w.core.components["b"].runs == before == ((3, 4),)
+    assert w.ledger.components["b"].runs == before == ((3, 4),)
 
 
 def test_exclusion_a_leased_component_is_not_evicted(make: Make) -> None:
@@ -195,7 +195,7 @@ def test_a_load_whose_waiter_is_cancelled_ends_idle(make: Make) -> None:
     w.cancel(key)
     w.move("a")
     assert w.told() == []
-    assert "a" in w.core.idle
+    assert "a" in w.ledger.idle
 
 
 def test_cancelling_what_was_granted_releases_it(make: Make) -> None:
@@ -205,7 +205,7 @@ def test_cancelling_what_was_granted_releases_it(make: Make) -> None:
     key = w.use(s, "a")
     w.cancel(key)
     assert w.core.quiet
-    assert "a" in w.core.idle
+    assert "a" in w.ledger.idle
 
 
 def test_cancelling_and_releasing_what_is_not_there_does_nothing(make: Make) -> None:
@@ -241,7 +241,7 @@ def test_a_name_asked_twice_in_one_acquire_counts_once(make: Make) -> None:
     w.register(s, "a", 6)
     key = w.use(s, "a", "a")
     w.release(key)
-    assert "a" in w.core.idle
+    assert "a" in w.ledger.idle
 
 
 # --- the queue ---------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_several_are_acquired_all_or_none(make: Make) -> None:
 
 def test_who_waits_is_on_record_once_with_who_holds_what(make: Make) -> None:
     w, _, others = blocked(make)
-    w.core.sessions[7001].label = "vllm-0"
+    w.ledger.sessions[7001].label = "vllm-0"
     key = w.acquire(others[0], "c0")
     record = w.out[0]
     assert isinstance(record, Waiting)
@@ -367,7 +367,7 @@ def test_a_deadline_ends_a_wait_for_a_copy_and_the_copy_stays_useful(make: Make)
     w.sleep(1.0)
     assert w.refusal(key).code == "timeout"
     w.move("a")
-    assert "a" in w.core.idle
+    assert "a" in w.ledger.idle
 
 
 def test_a_deadline_ends_a_wait_for_a_name_and_says_which(make: Make) -> None:
@@ -570,7 +570,7 @@ def test_a_master_that_cannot_be_sealed_refuses_the_commit(make: Make) -> None:
     w.make_master(1, fail="bad_request")
     assert w.refusal(key).code == "bad_request"
     assert w.dropped == w.masters
-    assert w.core.components == {}
+    assert w.ledger.components == {}
 
 
 def test_commit_is_for_the_owner_and_once(make: Make) -> None:
@@ -673,9 +673,9 @@ def test_unregister_what_is_loaded_but_promised_takes_it_from_its_waiter(make: M
     w.move("a")
     w.unregister(s, "a")
     assert w.refusal(key).code == "component_gone"
-    assert "a" not in w.core.components
+    assert "a" not in w.ledger.components
     w.move("b")
-    assert "b" in w.core.idle
+    assert "b" in w.ledger.idle
 
 
 def test_unregister_what_is_being_revoked_or_written_back_ends_with_the_eviction(
@@ -763,7 +763,7 @@ def test_alternating_a_in_means_b_out(make: Make) -> None:
     w.acquire(s, "b")
     assert outcome(w) == ["evict a (alternating)", "revoke a", "copy in b"]
     w.settle()
-    assert [n for n in "abc" if w.core.components[n].on_device] == ["b"]
+    assert [n for n in "abc" if w.ledger.components[n].on_device] == ["b"]
 
 
 def test_alternating_waits_for_its_rival_though_there_is_room(make: Make) -> None:
@@ -825,7 +825,7 @@ def test_alternating_a_member_that_is_unregistered_excludes_nobody(make: Make) -
     assert outcome(w) == ["copy in b"]
     w.settle()
     w.leave(s)
-    assert w.core._groups == {}
+    assert w.ledger.groups == {}
 
 
 def test_sequential_is_dropped_when_released(make: Make) -> None:
@@ -876,7 +876,7 @@ def test_sequential_that_was_brought_in_but_not_used_stays(make: Make) -> None:
     w.register(s, "a", policy="sequential")
     w.cancel(w.acquire(s, "a"))
     w.move("a")
-    assert "a" in w.core.idle
+    assert "a" in w.ledger.idle
 
 
 def test_resident_is_never_evicted(make: Make) -> None:
@@ -1324,9 +1324,9 @@ def test_what_a_living_process_may_still_write_is_not_reused_until_it_ends(make:
     key = w.acquire(t, "b", wait=True)
     w.leave(s, alive=True)
     assert w.refusal(key).code == "too_large"
-    assert w.core.pool.free == 4
+    assert w.ledger.pool.free == 4
     w.exit(s)
-    assert w.core.pool.free == 10
+    assert w.ledger.pool.free == 10
     assert w.granted(w.use(t, "b"))
 
 
@@ -1336,7 +1336,7 @@ def test_what_a_living_process_may_only_read_is_reused_at_once(make: Make) -> No
     w.register(s, "a", 6)
     w.touch(s, "a")
     w.leave(s, alive=True)
-    assert w.core.pool.free == 10
+    assert w.ledger.pool.free == 10
     w.exit(s)
 
 
@@ -1353,7 +1353,7 @@ def test_if_a_load_fails_it_stays_in_host_memory_and_the_waiters_are_refused(mak
         assert w.refusal(key).code == "device_failed"
         assert "it is still in host memory" in w.refusal(key).message
     assert w.state("a") is State.ABSENT
-    assert w.core.pool.free == 10
+    assert w.ledger.pool.free == 10
     assert w.granted(w.use(s, "a"))
 
 
@@ -1366,7 +1366,7 @@ def test_if_one_of_several_loads_fails_the_other_is_idle(make: Make) -> None:
     w.move("a", fail="bus")
     assert w.refusal(key).code == "device_failed"
     w.move("b")
-    assert "b" in w.core.idle
+    assert "b" in w.ledger.idle
 
 
 # --- sessions that go, in every state ----------------------------------------------------
@@ -1459,7 +1459,7 @@ def test_gone_while_resident_takes_it_from_the_leases_of_others(make: Make) -> N
     w.leave(s)
     assert w.leases[key] == {"b"}
     w.release(key)
-    assert "b" in w.core.idle
+    assert "b" in w.ledger.idle
 
 
 @pytest.mark.parametrize("alive", [False, True])
@@ -1477,9 +1477,9 @@ def test_gone_while_a_mutable_component_is_revoked_is_quarantined(make: Make) ->
     w, s, t = mutable_pair(make)
     w.acquire(t, "b")
     w.leave(s, alive=True)
-    assert w.core.pool.free == 4
+    assert w.ledger.pool.free == 4
     w.exit(s)
-    assert w.core.pool.free == 10
+    assert w.ledger.pool.free == 10
 
 
 @pytest.mark.parametrize("alive", [False, True])
@@ -1574,7 +1574,7 @@ def test_a_prefetch_is_answered_at_once_and_brings_in_what_fits(make: Make) -> N
     key = w.prefetch(s, "a")
     assert w.told() == [f"accept {key[1]}", "copy in a"]
     w.settle()
-    assert "a" in w.core.idle
+    assert "a" in w.ledger.idle
     assert w.granted(w.acquire(s, "a"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from swapd.core import Residency, Rules, explain
+from swapd.core import Residency, Rules
 from swapd.core.actions import (
     Accept,
     AnyAction,
@@ -29,6 +29,7 @@ from swapd.core.actions import (
     Waiting,
     Want,
 )
+from swapd.core.check import check
 from swapd.core.chunks import count
 from swapd.core.events import (
     Acquire,
@@ -75,6 +76,7 @@ class World:
         self, chunks: int = 10, core: Callable[..., Residency] = Residency, **rules: Any
     ) -> None:
         self.core = core(chunks, 1, Rules(**rules))
+        self.ledger = self.core.ledger
         self.now = 0.0
         #: Actions of the last event, and of all events.
         self.out: list[AnyAction] = []
@@ -246,7 +248,7 @@ class World:
         order = self.making.pop(uid)
         if fail is not None:
             self.send(MasterFailed(self.now, uid, fail, "no memory"))
-            if self.owner.get(order.name) is not None and order.name not in self.core.components:
+            if self.owner.get(order.name) is not None and order.name not in self.ledger.components:
                 self._forget_name(order.name)
         elif isinstance(order, MakeMaster):
             self.send(MasterMade(self.now, uid))
@@ -336,7 +338,7 @@ class World:
         return answer
 
     def state(self, name: str) -> State:
-        return self.core.components[name].state
+        return self.ledger.components[name].state
 
     def told(self) -> list[str]:
         """The actions of the last event, one short line each."""
@@ -434,7 +436,7 @@ class World:
         assert count(order.runs) == order.nbytes
         numbers = {i for first, n in order.runs for i in range(first, first + n)}
         assert len(numbers) == order.nbytes, f"{order}: a chunk twice"
-        assert numbers <= set(range(self.core.pool.total)), f"{order}: beyond the arena"
+        assert numbers <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
         for placed in self.placed.values():
             for first, n in placed.runs:
                 assert numbers.isdisjoint(range(first, first + n)), f"{order} over {placed}"
@@ -444,11 +446,13 @@ class World:
         assert not held, f"{action}: leased by {held}"
 
     def _check(self) -> None:
-        explain.check(self.core)
+        check(self.core)
         occupied = {i for p in self.placed.values() for f, n in p.runs for i in range(f, f + n)}
-        assert len(occupied) == self.core.pool.total - self.core.pool.free, "chunks unaccounted"
-        assert {w.key for w in self.core.queue} == set(self.waiting), "a waiter is forgotten"
-        assert set(self.core.leases) == set(self.leases), "a lease is forgotten"
+        assert len(occupied) == self.ledger.pool.total - self.ledger.pool.free, "chunks unaccounted"
+        assert {w.key for w in self.core.admission.queue} == set(self.waiting), (
+            "a waiter is forgotten"
+        )
+        assert set(self.ledger.leases) == set(self.leases), "a lease is forgotten"
         for key, names in self.leases.items():
             for name in names:
                 assert self.state(name) is State.RESIDENT, f"{key} holds {name}, which is not in"
@@ -465,9 +469,9 @@ class World:
             return
         copied_in = {a.name: a.nbytes for a in later if isinstance(a, CopyIn)}
         evicted = [a for a in later if isinstance(a, Evict)]
-        components = self.core.components
+        components = self.ledger.components
         leaving = sum(c.chunks for c in components.values() if c.evicting)
-        room = self.core.pool.free + leaving + sum(copied_in.values())
+        room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
         names = set(self.asked[last.waiter].names) & components.keys()
         need = sum(
@@ -514,14 +518,18 @@ def remains(core: Residency, session: int) -> list[str]:
     they need is kept until they end.
     """
     found: list[str] = []
-    for name, value in vars(core).items():
-        if name not in ("moves", "_masters", "quarantined", "rules"):
-            _search(value, session, name, found, set())
-    for c in core._masters.values():
+    ledger, admission = core.ledger, core.admission
+    parts: dict[str, object] = {"": core, "ledger.": ledger, "admission.": admission}
+    passed_over = [*parts.values(), core.rules, ledger.moves, ledger.masters, ledger.quarantined]
+    seen = set(map(id, passed_over))
+    for part, whole in parts.items():
+        for name, value in vars(whole).items():
+            _search(value, session, part + name, found, seen)
+    for c in ledger.masters.values():
         if c.session == session:
-            used = any(m.component is c for m in core.moves.values())
+            used = any(m.component is c for m in ledger.moves.values())
             if not used and (c.answer is None or c.state is not State.FILLING):
-                found.append(f"_masters: {c}")
+                found.append(f"masters: {c}")
     return found
 
 

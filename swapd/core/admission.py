@@ -1,0 +1,251 @@
+"""Who waits, who is let in, who is refused: the life of an acquire.
+
+It is parked (a name it waits for is not there), queued (for memory), admitted (all it asked
+for is in or coming in, and promised to it), and granted; or refused, from anywhere. A
+promise is made in the step that orders the copy. May not live here: whose turn it is and
+what must go to let it in (`planner.py`).
+"""
+
+from collections.abc import Set as AbstractSet
+
+from swapd.core import explain
+from swapd.core.actions import Grant, Waiting
+from swapd.core.deadlock import deadlocked
+from swapd.core.events import Acquire
+from swapd.core.ledger import Ledger
+from swapd.core.queue import WaitQueue
+from swapd.core.records import Agent, Component, Key, State, Waiter
+from swapd.protocol import Code
+
+
+class Admission:
+    """Everybody who waits for what is in `ledger`."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._seq = 0
+        self.queue = WaitQueue(ledger.rules.patience_s)
+        #: Waiters for a name that is not registered, or not committed.
+        self.parked: dict[Key, Waiter] = {}
+        #: Queued waiters whose agent held a lease when they were queued.
+        self.holding: dict[Key, Waiter] = {}
+
+    @property
+    def somebody_waits(self) -> bool:
+        """For memory: a waiter, or a prefetch."""
+        return bool(self.queue.queued or self._ledger.prefetches)
+
+    # --- in ------------------------------------------------------------------------------
+
+    def waiter(self, event: Acquire) -> Waiter:
+        self._seq += 1
+        return Waiter(
+            session=event.session,
+            request=event.request,
+            agent=event.agent,
+            names=tuple(dict.fromkeys(event.names)),
+            priority=event.priority,
+            deadline=event.deadline,
+            wait=event.wait,
+            arrived=event.now,
+            seq=self._seq,
+        )
+
+    def ask(self, w: Waiter, missing: list[str]) -> None:
+        """Let `w` in or have it wait: parked, if names are `missing`."""
+        self.queue.add(w)
+        self._ledger.sessions[w.session].waiters.add(w.request)
+        if missing:
+            self.parked[w.key] = w
+            self.tell_waiting(w, explain.parked(missing))
+        else:
+            self._enter(w)
+
+    def unpark(self, name: str) -> None:
+        """`name` may be acquired from now on."""
+        for w in list(self.parked.values()):
+            if name in w.names and all(self._ledger.may_be_acquired(n) for n in w.names):
+                del self.parked[w.key]
+                self._enter(w)
+
+    def _enter(self, w: Waiter) -> None:
+        """All names are there: grant at once, share a load, queue, or refuse for good."""
+        ledger = self._ledger
+        asked = [ledger.components[n] for n in w.names]
+        for c in asked:
+            if c.released_at is not None:
+                c.gap_s = ledger.now - c.released_at
+                c.released_at = None
+                ledger.replan |= self.somebody_waits  # it may be protected no longer
+        if self._may_share(w, asked):
+            ledger.replan |= self.somebody_waits  # and may have counted on one of them
+            return self.admit(w)
+        if problem := self._never_fits(asked):
+            return self.refuse(w.key, *problem)
+        self.queue.push(w)
+        for c in asked:
+            c.waiting[w.key] = None
+        if w.owner in ledger.held:
+            self.holding[w.key] = w
+            self._refuse_deadlocked()
+        if w.key in self.holding or self.queue.head(ledger.now) is w:
+            ledger.replan = True
+        elif w.queued:
+            self.tell_waiting(w)
+
+    def _may_share(self, w: Waiter, asked: list[Component]) -> bool:
+        """Whether `w` needs no memory, and delays nobody who was promised some.
+
+        A component that is wanted for somebody else takes no new holders, or overlapping
+        leases would keep it forever; a session that holds it already may take it again,
+        since it could not release otherwise.
+        """
+        for c in asked:
+            if c.state not in (State.RESIDENT, State.LOADING) or c.unregistering:
+                return False
+            if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):
+                return False
+        return True
+
+    def share(self, c: Component) -> None:
+        """`c` came in, or is wanted no more: waiters that need no memory wait no longer."""
+        ledger = self._ledger
+        for key in list(c.waiting):
+            w = self.queue.get(key)
+            if w is not None and self._may_share(w, [ledger.components[n] for n in w.names]):
+                self.admit(w)
+                ledger.replan = True
+
+    def admit(self, w: Waiter) -> None:
+        """Promise `w` all it asked for, and start what copies that takes."""
+        ledger = self._ledger
+        self._leave_queue(w)
+        w.admitted = True
+        for name in w.names:
+            c = ledger.components[name]
+            c.promised[w.key] = None
+            ledger.idle.pop(name, None)
+            if c.state is State.ABSENT:
+                ledger.load(c)
+            if c.state is State.LOADING:
+                w.pending.add(name)
+                w.loaded = True
+            else:
+                c.hits += 1
+                ledger.hits += 1
+        if not w.pending:
+            self._grant(w)
+
+    def came_in(self, c: Component) -> None:
+        """Grant those to whom `c` was promised, if it was the last they waited for."""
+        for key in list(c.promised):
+            w = self.queue.get(key)
+            assert w is not None
+            w.pending.discard(c.name)
+            if not w.pending:
+                self._grant(w)
+
+    def _grant(self, w: Waiter) -> None:
+        ledger = self._ledger
+        self.queue.forget(w)
+        ledger.sessions[w.session].waiters.discard(w.request)
+        placements = ledger.lend(w)
+        ledger.out.append(Grant(*w.key, placements, ledger.now - w.arrived, w.loaded))
+
+    def tell_waiting(self, w: Waiter, why: str = "") -> None:
+        """Put on record that `w` waits, once."""
+        if not w.told:
+            w.told = True
+            why = why or explain.blocked(self._ledger, w, most=3)
+            self._ledger.out.append(Waiting(w.session, w.request, w.names, why))
+
+    # --- out -----------------------------------------------------------------------------
+
+    def refuse(self, key: Key, code: Code, message: str) -> None:
+        """Refuse a waiter, if it (still) waits."""
+        if w := self.queue.get(key):
+            self.forget(w)
+            self._ledger.refuse(key, code, message)
+
+    def forget(self, w: Waiter) -> None:
+        """Leave nothing of a waiter; what was promised to it is idle again."""
+        ledger = self._ledger
+        self._leave_queue(w)
+        self.queue.forget(w)
+        if session := ledger.sessions.get(w.session):
+            session.waiters.discard(w.request)
+        for name in w.names:
+            c = ledger.components.get(name)
+            if c is not None and w.key in c.promised:
+                c.promised.pop(w.key, None)
+                ledger.settle(c)
+        self._drop_done_with(w)
+        ledger.replan = True
+
+    def turn_away(self, c: Component, why: str) -> None:
+        """`c` goes away: refuse who waits for it, or park who said it would wait."""
+        for w in [w for w in self.queue if c.name in w.names and w.key not in self.parked]:
+            if w.wait and not w.admitted:
+                self._leave_queue(w)
+                self._drop_done_with(w)
+                self.parked[w.key] = w
+                self._ledger.replan = True
+            else:
+                self.refuse(w.key, "component_gone", why)
+
+    def _leave_queue(self, w: Waiter) -> None:
+        self.queue.unqueue(w)
+        self.holding.pop(w.key, None)
+        self.parked.pop(w.key, None)
+        for name in w.names:
+            if c := self._ledger.components.get(name):
+                c.waiting.pop(w.key, None)
+
+    def _drop_done_with(self, w: Waiter) -> None:
+        """`w` left the queue: a sequential component that stayed only for it goes."""
+        for name in w.names:
+            c = self._ledger.idle.get(name)
+            if c is not None and self._ledger.is_done_with(c):
+                self._ledger.evict(c, "sequential", None)
+
+    # --- who can never be let in ---------------------------------------------------------
+
+    def refuse_what_no_longer_fits(self) -> None:
+        for w in list(self.queue.queued):
+            if problem := self._never_fits([self._ledger.components[n] for n in w.names]):
+                self.refuse(w.key, *problem)
+        self._refuse_deadlocked()
+
+    def _never_fits(self, asked: list[Component]) -> tuple[Code, str] | None:
+        groups = [c.group for c in asked if c.group is not None]
+        if len(set(groups)) < len(groups):
+            return "conflict", explain.conflict(asked)
+        chunks = sum(c.chunks for c in asked)
+        fixed = self._ledger.fixed_chunks({c.name for c in asked})
+        if chunks + fixed > self._ledger.pool.total:
+            names = " + ".join(c.name for c in asked)
+            return "too_large", explain.too_large(self._ledger, names, chunks, fixed)
+        return None
+
+    def _fit_together(self, names: AbstractSet[str]) -> bool:
+        return self._never_fits([self._ledger.components[n] for n in names]) is None
+
+    def _refuse_deadlocked(self) -> None:
+        """Refuse, newest first, until those that hold and wait can all finish."""
+        while stuck := self._deadlocked():
+            newest = max(stuck, key=lambda w: w.seq)
+            message = explain.deadlock(self._ledger, newest, stuck)
+            self.refuse(newest.key, "deadlock", message)
+
+    def _deadlocked(self) -> list[Waiter]:
+        ledger = self._ledger
+        waiters = [w for w in self.holding.values() if w.queued and w.owner in ledger.held]
+        wants: dict[Agent, set[str]] = {}
+        for w in waiters:
+            wants.setdefault(w.owner, set()).update(w.names)
+        holds: dict[Agent, set[str]] = {a: set() for a in wants}
+        for lease in ledger.leases.values():
+            if lease.owner in holds:
+                holds[lease.owner].update(n for n in lease.names if n in ledger.components)
+        stuck = deadlocked(wants, holds, self._fit_together)
+        return [w for w in waiters if w.owner in stuck]

@@ -1,0 +1,79 @@
+"""The self-check: does the state of a core contradict itself? For tests and after a fault."""
+
+from collections import Counter
+
+from swapd.core.chunks import count
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Key, Lease, State
+from swapd.core.residency import Residency
+
+
+def check(core: Residency) -> None:
+    """Raise AssertionError if the state contradicts itself."""
+    _check_chunks(core.ledger)
+    for c in core.ledger.components.values():
+        _check_component(core, c)
+    for key, lease in core.ledger.leases.items():
+        _check_lease(core.ledger, key, lease)
+    _check_totals(core.ledger)
+    _check_waiters(core)
+    _check_groups(core.ledger)
+
+
+def _check_chunks(ledger: Ledger) -> None:
+    occupied = [c.runs for c in ledger.components.values() if c.on_device]
+    current = set(map(id, ledger.components.values()))
+    occupied += [m.runs for m in ledger.moves.values() if id(m.component) not in current]
+    occupied += [runs for held in ledger.quarantined.values() for runs in held]
+    numbers = [i for runs in occupied for first, n in runs for i in range(first, first + n)]
+    numbers += [i for first, n in ledger.pool.runs() for i in range(first, first + n)]
+    assert sorted(numbers) == list(range(ledger.pool.total)), "a chunk is lost or held twice"
+    assert ledger.pool.free == count(ledger.pool.runs())
+
+
+def _check_component(core: Residency, c: Component) -> None:
+    ledger, queue = core.ledger, core.admission.queue
+    assert c.session in ledger.sessions, f"{c} outlived its session"
+    assert not c.leases or c.state is State.RESIDENT, f"{c} is leased and not resident"
+    assert all(key in ledger.leases for key in c.leases), f"{c} is held by no lease"
+    assert all(key in queue for key in c.promised | c.waiting), f"{c}: no waiter"
+    assert not c.on_device or count(c.runs) == c.chunks, f"{c} is on the wrong chunks"
+    idle = c.state is State.RESIDENT and not c.leases and not c.promised
+    assert (c.name in ledger.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"
+    copying = c.state in (State.LOADING, State.WRITING_BACK)
+    assert (c.generation in ledger.moves) == copying, f"{c}: copy and state differ"
+
+
+def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
+    assert key[0] in ledger.sessions, f"{lease} outlived its session"
+    for name in lease.names:
+        c = ledger.components.get(name)
+        assert c is None or key in c.leases, f"{lease} does not hold {name}"
+
+
+def _check_totals(ledger: Ledger) -> None:
+    components = ledger.components.values()
+    assert ledger.leaving == sum(c.chunks for c in components if c.evicting)
+    assert set(ledger.leased) == {c.name for c in components if c.leases}, "leased is wrong"
+    held = Counter(lease.owner for lease in ledger.leases.values())
+    assert ledger.held == held, "who holds how many leases is wrong"
+    known = {(s, n) for s, session in ledger.sessions.items() for n in session.leases}
+    assert set(ledger.leases) == known
+
+
+def _check_waiters(core: Residency) -> None:
+    ledger, admission = core.ledger, core.admission
+    for w in admission.queue:
+        assert w.session in ledger.sessions, f"{w} outlived its session"
+        ways = [w.queued, w.admitted, w.key in admission.parked]
+        assert ways.count(True) == 1, f"{w} must be queued, admitted or parked"
+        for c in (ledger.components[n] for n in w.names if not ways[2]):
+            assert w.key in (c.promised if w.admitted else c.waiting), f"{c} forgot {w}"
+
+
+def _check_groups(ledger: Ledger) -> None:
+    seen: dict[str, Component] = {}
+    for c in ledger.components.values():
+        if c.group is not None and c.on_device:
+            assert c.group not in seen, f"{c} and {seen[c.group]} exclude each other"
+            seen[c.group] = c

@@ -1,0 +1,346 @@
+"""What is where, who holds it, and the steps in which that changes. Decides nothing.
+
+Lives here: every fact about components, leases, copies in flight and chunks, and the
+transitions between the states of a component, each with the actions that it orders. May
+not live here: who waits and who is let in (`admission.py`), what is evicted for whom
+(`planner.py`), messages for people (`explain.py`).
+
+Free chunks are those counted here (`ChunkPool`), never asked of the device.
+"""
+
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from swapd.core.actions import (
+    Accept,
+    AnyAction,
+    CopyIn,
+    CopyOut,
+    DropMaster,
+    Evict,
+    Evicted,
+    MakeMaster,
+    Reason,
+    Refuse,
+    Revoke,
+    Want,
+)
+from swapd.core.chunks import ChunkPool, count
+from swapd.core.events import Register
+from swapd.core.policy import Rules
+from swapd.core.records import Agent, Component, Key, Lease, Session, State, Waiter
+from swapd.protocol import Code, Placement, Runs
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A copy in flight. `component` may be gone by the time it ends; the chunks are not."""
+
+    component: Component
+    runs: Runs
+
+
+class Ledger:
+    """All that is true of one device of `chunks` chunks. Each method is one step."""
+
+    def __init__(self, chunks: int, chunk_bytes: int, rules: Rules) -> None:
+        self.rules = rules
+        self.chunk_bytes = chunk_bytes
+        self.pool = ChunkPool(chunks)
+        self.sessions: dict[int, Session] = {}
+        #: By name; the name is free again as soon as the component is gone.
+        self.components: dict[str, Component] = {}
+        self.leases: dict[Key, Lease] = {}
+        #: Resident, leased by nobody, promised to nobody, not `resident`: what may be
+        #: evicted, least recently used first.
+        self.idle: dict[str, Component] = {}
+        #: Those that somebody leases.
+        self.leased: dict[str, Component] = {}
+        #: How many leases each agent holds.
+        self.held: dict[Agent, int] = {}
+        #: Copies in flight, by generation.
+        self.moves: dict[int, Move] = {}
+        #: Acknowledgements waited for, by generation, in order of their deadline.
+        self.acks: dict[int, tuple[float, Component]] = {}
+        #: Chunks of components being evicted: theirs soon to be free.
+        self.leaving = 0
+        #: Chunks that a process which may still be alive can write to, by session.
+        self.quarantined: dict[int, list[Runs]] = {}
+        #: Components that have a master, by uid; kept until DropMaster is ordered.
+        self.masters: dict[int, Component] = {}
+        #: Alternating components by group.
+        self.groups: dict[str, dict[str, Component]] = {}
+        #: Components kept for who waits, and the holders that were told so.
+        self.wanted: dict[str, set[int]] = {}
+        #: Names to bring in when nobody waits for memory.
+        self.prefetches: dict[str, None] = {}
+        #: Totals since the start, for status.
+        self.loads = self.evictions = self.hits = self.bytes_in = self.bytes_out = 0
+        self.peak_chunks = 0
+
+        #: The time of the event being handled, what it orders, and whether there is
+        #: something to decide anew.
+        self.now = 0.0
+        self.out: list[AnyAction] = []
+        self.replan = False
+        #: What fitted beside all that never leaves may not fit any more.
+        self.room_shrank = False
+
+        self._uid = self._generation = 0
+
+    def accept(self, key: Key) -> None:
+        self.out.append(Accept(*key))
+
+    def refuse(self, key: Key, code: Code, message: str) -> None:
+        self.out.append(Refuse(*key, code, message))
+
+    # --- what is there -------------------------------------------------------------------
+
+    def is_current(self, c: Component) -> bool:
+        return self.components.get(c.name) is c
+
+    def may_be_acquired(self, name: str) -> bool:
+        """Whether it is registered, committed, and not going away."""
+        c = self.components.get(name)
+        return c is not None and c.state is not State.FILLING and not c.unregistering
+
+    def rivals(self, asked: list[Component]) -> list[Component]:
+        """The other members of its alternating groups that are on the device."""
+        rivals: list[Component] = []
+        for c in asked:
+            if c.group is not None:
+                mates = self.groups[c.group].values()
+                rivals += [m for m in mates if m is not c and m.on_device]
+        return rivals
+
+    def fixed_chunks(self, but: AbstractSet[str]) -> int:
+        """Chunks that will not come free: `resident` components that are in, quarantine."""
+        lost = sum(count(runs) for held in self.quarantined.values() for runs in held)
+        return lost + sum(
+            c.chunks
+            for c in self.components.values()
+            if c.policy == "resident" and c.on_device and not c.unregistering and c.name not in but
+        )
+
+    # --- components, from registered to gone ---------------------------------------------
+
+    def register(self, asked: Register, chunks: int) -> None:
+        self._uid += 1
+        c = Component(
+            self._uid,
+            asked.name,
+            asked.session,
+            asked.nbytes,
+            chunks,
+            asked.policy,
+            asked.group,
+            asked.mutable,
+        )
+        self.components[c.name] = c
+        self.sessions[c.session].owns[c.name] = None
+        self.masters[c.uid] = c
+        c.answer = asked.request
+        self.out.append(MakeMaster(c.session, c.uid, c.name, c.nbytes, c.mutable))
+
+    def commit(self, c: Component) -> None:
+        """Its master is sealed: it may be acquired."""
+        self.answer(c)
+        c.state = State.ABSENT
+        if c.group is not None:
+            self.groups.setdefault(c.group, {})[c.name] = c
+
+    def answer(self, c: Component) -> None:
+        """Accept the register, commit or unregister that waited for this."""
+        assert c.answer is not None
+        self.accept((c.session, c.answer))
+        c.answer = None
+
+    def finish_unregister(self, c: Component) -> None:
+        self.answer(c)
+        self.remove(c)
+        self.drop_master(c)
+
+    def remove(self, c: Component) -> None:
+        """The name is free again. Chunks and master are the caller's to settle."""
+        del self.components[c.name]
+        if session := self.sessions.get(c.session):
+            session.owns.pop(c.name, None)
+        self.idle.pop(c.name, None)
+        self.leased.pop(c.name, None)
+        self.prefetches.pop(c.name, None)
+        self.unwant(c.name)
+        if c.group is not None and (mates := self.groups.get(c.group)):
+            mates.pop(c.name, None)
+            if not mates:
+                del self.groups[c.group]
+
+    def strand(self, c: Component, alive: bool) -> None:
+        """The owner is gone: free what can be freed now, the rest when its copy ends."""
+        for key in c.leases:
+            self.leases[key].names = tuple(n for n in self.leases[key].names if n != c.name)
+        self.acks.pop(c.generation, None)
+        if c.evicting:
+            self.leaving -= c.chunks
+        copying = c.generation in self.moves
+        if c.on_device and not copying:
+            if alive and c.mutable and c.mapped:
+                self.quarantined.setdefault(c.session, []).append(c.runs)
+                self.room_shrank = True
+            else:
+                self.pool.give(c.runs)
+        being_made = c.state is State.FILLING and c.answer is not None
+        self.remove(c)
+        if not copying and not being_made:
+            self.drop_master(c)
+
+    def abandon(self, move: Move) -> None:
+        """A copy ended that nobody wants any more."""
+        self.pool.give(move.runs)
+        self.drop_master(move.component)
+        self.replan = True
+
+    def drop_master(self, c: Component) -> None:
+        del self.masters[c.uid]
+        self.out.append(DropMaster(c.uid, c.name))
+
+    # --- leases --------------------------------------------------------------------------
+
+    def lend(self, w: Waiter) -> tuple[Placement, ...]:
+        """Give `w` its lease; return where the components are that its session owns."""
+        self.sessions[w.session].leases.add(w.request)
+        self.leases[w.key] = Lease(w.session, w.agent, w.names)
+        self.held[w.owner] = self.held.get(w.owner, 0) + 1
+        placements = []
+        for name in w.names:
+            c = self.components[name]
+            c.promised.pop(w.key, None)
+            c.leases.add(w.key)
+            self.leased[name] = c
+            c.used = True
+            if c.session == w.session:
+                c.mapped = True
+                c.dirty = c.mutable
+                placements.append(Placement(name, c.generation, c.runs))
+        return tuple(placements)
+
+    def take_back(self, key: Key) -> bool:
+        """End a lease; return whether there was one."""
+        lease = self.leases.pop(key, None)
+        if lease is None:
+            return False
+        session = self.sessions.get(lease.session)
+        if session is not None:
+            session.leases.discard(key[1])
+        self.held[lease.owner] -= 1
+        if not self.held[lease.owner]:
+            del self.held[lease.owner]
+        for name in lease.names:
+            c = self.components[name]
+            c.leases.discard(key)
+            if not c.leases:
+                del self.leased[name]
+                c.last_used = self.now
+                if session is not None:
+                    c.released_at = self.now  # it may come back
+                self.settle(c)
+        return True
+
+    # --- coming in -----------------------------------------------------------------------
+
+    def load(self, c: Component) -> None:
+        self._generation += 1
+        c.generation = self._generation
+        c.state = State.LOADING
+        c.load_started = self.now
+        c.used = False
+        c.runs = self.pool.take(c.chunks, prefer=c.runs)
+        self.peak_chunks = max(self.peak_chunks, self.pool.total - self.pool.free)
+        self.moves[c.generation] = Move(c, c.runs)
+        self.prefetches.pop(c.name, None)
+        if c.policy == "resident":
+            self.room_shrank = self.replan = True
+        self.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs))
+
+    def loaded(self, c: Component) -> None:
+        c.state = State.RESIDENT
+        c.resident_since = self.now
+        c.swap_in_s = self.now - c.load_started
+        c.loads += 1
+        self.loads += 1
+
+    def load_failed(self, c: Component) -> None:
+        self.pool.give(c.runs)
+        c.state = State.ABSENT
+
+    def settle(self, c: Component) -> None:
+        """After a lease or a promise ended, or a load: idle if nobody needs it now."""
+        if c.state is not State.RESIDENT or c.leases or c.promised:
+            return
+        if c.unregistering:
+            self.evict(c, "unregister", None)
+        elif self.is_done_with(c):
+            self.evict(c, "sequential", None)
+        else:
+            self.make_idle(c)
+        self.replan = True
+
+    def is_done_with(self, c: Component) -> bool:
+        """Whether a component with no lease and no promise is to be dropped at once."""
+        return c.policy == "sequential" and c.used and not c.waiting
+
+    def make_idle(self, c: Component) -> None:
+        c.idle_since = self.now
+        if c.policy != "resident":
+            self.idle[c.name] = c
+
+    # --- leaving -------------------------------------------------------------------------
+
+    def evict(self, c: Component, reason: Reason, key: Key | None) -> None:
+        """Decided: `c` leaves. It does so at once, or when its worker has let go of it."""
+        self.idle.pop(c.name, None)
+        self.unwant(c.name)
+        c.reason, c.evicting_for = reason, key
+        self.leaving += c.chunks
+        self.replan = True
+        c.state = State.REVOKING
+        self.out.append(Evict(c.name, c.generation, reason, key))
+        ack = c.mapped and (self.rules.strict or c.mutable)
+        if c.mapped:
+            self.out.append(Revoke(c.session, c.name, c.generation, ack))
+        if ack:
+            self.acks[c.generation] = (self.now + self.rules.ack_timeout_s, c)
+        else:
+            self.take_out(c)
+
+    def take_out(self, c: Component) -> None:
+        """The worker can no longer write: save what it wrote, or just drop it."""
+        c.mapped = False
+        if c.dirty:
+            c.state = State.WRITING_BACK
+            self.moves[c.generation] = Move(c, c.runs)
+            self.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs))
+        else:
+            self.vacate(c, bytes_back=0)
+
+    def vacate(self, c: Component, bytes_back: int) -> None:
+        self.leaving -= c.chunks
+        self.pool.give(c.runs)
+        c.state = State.ABSENT
+        c.evicting_for = None
+        c.evictions += 1
+        self.evictions += 1
+        self.out.append(Evicted(c.name, c.generation, c.nbytes, bytes_back))
+        if c.unregistering:
+            self.finish_unregister(c)
+        self.replan = True
+
+    def write_back_failed(self, c: Component) -> None:
+        """It stays, with what its worker wrote."""
+        self.leaving -= c.chunks
+        c.state = State.RESIDENT
+        c.evicting_for = None
+
+    def unwant(self, name: str) -> None:
+        """Nobody waits for `name` any more: tell the holders that were told."""
+        for session in sorted(self.wanted.pop(name, ())):
+            self.out.append(Want(session, name, False))

@@ -1,0 +1,207 @@
+"""Eviction is decided here: `make_room` says what goes, `policy.py` which and when.
+
+Lives here: whose turn it is, what must go to let it in, who is told to give way, what is
+brought in ahead. `plan` makes all these decisions, after any event that could change one.
+The two exceptions are made by `Ledger.settle`: a `sequential` component goes when it is
+released, an unregistered one at once.
+
+A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
+"""
+
+from collections.abc import Set as AbstractSet
+
+from swapd.core import policy
+from swapd.core.actions import Want
+from swapd.core.admission import Admission
+from swapd.core.ledger import Ledger
+from swapd.core.records import Agent, Component, State, Waiter
+
+
+class Planner:
+    def __init__(self, ledger: Ledger, admission: Admission) -> None:
+        self._ledger = ledger
+        self._admission = admission
+        self._planned_at = 0.0
+        self._plan_again_at: float | None = None
+
+    def next_deadline(self) -> float | None:
+        """When `plan` may decide otherwise though nothing happened; None if never."""
+        times = (self._plan_again_at, self._admission.queue.next_deadline(self._planned_at))
+        return min((t for t in times if t is not None), default=None)
+
+    def plan(self) -> None:
+        """Decide all that can be decided now. Run again after every event that matters, and
+        after itself until it changes nothing.
+
+        1. Whoever's turn it is gets room, if there is or can be any, and is admitted.
+        2. If it must wait, one that holds a lease already may overtake it: only when that
+           one has run will its memory come free.
+        3. Prefetches get what nobody waits for.
+        4. Holders are told that their memory is wanted, or no longer.
+        """
+        ledger, admission = self._ledger, self._admission
+        ledger.replan = False
+        self._planned_at = ledger.now
+        self._plan_again_at = None
+        wanted: set[str] = set()
+        while (head := admission.queue.head(ledger.now)) is not None:  # 1
+            if not self.make_room(head, wanted):
+                break
+            admission.admit(head)
+        for w in list(admission.holding.values()):  # 2
+            if w.queued and w.owner in ledger.held and self.make_room(w, wanted):
+                admission.admit(w)
+                ledger.replan = True
+        if ledger.room_shrank:
+            ledger.room_shrank = False
+            admission.refuse_what_no_longer_fits()
+        if ledger.replan:
+            return  # something changed: decide again before anybody is told
+        if not admission.queue.queued:  # 3
+            for name in list(ledger.prefetches):
+                if not self._try_prefetch(ledger.components[name]) and ledger.leaving:
+                    break  # the room that is coming is meant for this one
+        self._tell_wanted(wanted)  # 4
+
+    def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
+        """Evict what `w` needs evicted; return whether its chunks are free now.
+
+        Evicts nothing unless all that is needed can go: 1. what it asks for has finished
+        leaving; 2. its rivals (other members of an alternating group) are idle or leaving;
+        3. the free chunks, those about to be free, its rivals' and the victims that
+        `policy.victims` picks are enough together. Otherwise adds to `wanted` who should
+        give way. `only` stands for the component of a prefetch, which has no waiter.
+        """
+        ledger = self._ledger
+        asked = [ledger.components[n] for n in w.names] if w else [only] if only else []
+        if any(c.evicting for c in asked):  # 1
+            return False
+        rivals = ledger.rivals(asked)
+        missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
+        if missing <= ledger.pool.free and not rivals:
+            return True
+        leaving = [r for r in rivals if r.evicting]
+        idle_rivals = [r for r in rivals if r.name in ledger.idle and self._may_evict(r)]
+        spare = {c.name for c in asked} | {r.name for r in rivals}
+        short = missing - ledger.pool.free - ledger.leaving  # 3
+        short -= sum(r.chunks for r in idle_rivals)
+        chosen = policy.victims(
+            short,
+            (
+                (c.name, c.chunks)
+                for c in ledger.idle.values()
+                if c.name not in spare and self._may_evict(c)
+            ),
+        )
+        if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):  # 2
+            if w is not None:
+                self._find_who_gives_way(w, missing, rivals, spare, wanted)
+            return False
+        key = w.key if w else None
+        for r in idle_rivals:
+            ledger.evict(r, "alternating", key)
+        for name in chosen:
+            ledger.evict(ledger.components[name], "room", key)
+        return not any(r.evicting for r in rivals) and missing <= ledger.pool.free
+
+    # --- how long a component stays ------------------------------------------------------
+
+    def _may_evict(self, c: Component) -> bool:
+        """The minimum-residency rule; notes when to look again if it says no."""
+        rules = self._ledger.rules
+        until = policy.protected_until(
+            resident_since=c.resident_since,
+            idle_since=c.idle_since,
+            swap_in_s=c.swap_in_s or 0.0,
+            gap_s=c.gap_s,
+            factor=rules.residency_factor,
+            bound_s=rules.residency_bound_s,
+        )
+        if until <= self._ledger.now:
+            return True
+        self._look_again(until)
+        return False
+
+    def _is_quantum_over(self, c: Component) -> bool:
+        """Whether its holders may be asked to give way; notes when to look again if not."""
+        rules = self._ledger.rules
+        quantum = policy.quantum_s(
+            c.swap_in_s or 0.0, rules.residency_factor, rules.residency_bound_s
+        )
+        over = c.resident_since + quantum
+        if over <= self._ledger.now:
+            return True
+        self._look_again(over)
+        return False
+
+    def _look_again(self, at: float) -> None:
+        if self._plan_again_at is None or at < self._plan_again_at:
+            self._plan_again_at = at
+
+    # --- who gives way -------------------------------------------------------------------
+
+    def _find_who_gives_way(
+        self,
+        w: Waiter,
+        missing: int,
+        rivals: list[Component],
+        spare: AbstractSet[str],
+        wanted: set[str],
+    ) -> None:
+        """Add to `wanted` the components that must go to let `w` in: rivals, idle ones first,
+        then leased ones.
+
+        An idle one that is wanted is kept for `w`: were it lent again while `w` waits for the
+        release of another, two that take turns could keep `w` out forever.
+        """
+        ledger = self._ledger
+        short = missing - ledger.pool.free - ledger.leaving
+        short -= sum(r.chunks for r in rivals if not r.evicting)
+        idle = [c for c in ledger.idle.values() if c.name not in spare]
+        holds = w.owner in ledger.held
+        leased = [
+            c
+            for c in ledger.leased.values()
+            if c.policy != "resident"
+            and c.name not in spare
+            and not (holds and self._only_holder(c, w.owner))
+        ]
+        leased.sort(key=lambda c: c.resident_since)
+        names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
+        for c in idle + leased:
+            in_the_way = c.name in names if names is not None else c.chunks
+            if in_the_way and self._is_quantum_over(c):
+                wanted.add(c.name)
+        for r in rivals:
+            if (r.leases or r.name in ledger.idle) and self._is_quantum_over(r):
+                wanted.add(r.name)
+        self._admission.tell_waiting(w)
+
+    def _only_holder(self, c: Component, agent: Agent) -> bool:
+        return all(self._ledger.leases[k].owner == agent for k in c.leases)
+
+    def _tell_wanted(self, wanted: set[str]) -> None:
+        """Tell holders what changed since they were last told."""
+        ledger = self._ledger
+        for name in [n for n in ledger.wanted if n not in wanted]:
+            ledger.unwant(name)
+            self._admission.share(ledger.components[name])
+        for name in sorted(wanted):
+            told = ledger.wanted.setdefault(name, set())
+            for session in sorted({s for s, _ in ledger.components[name].leases} - told):
+                ledger.out.append(Want(session, name, True))
+                told.add(session)
+
+    # --- prefetches ----------------------------------------------------------------------
+
+    def _try_prefetch(self, c: Component) -> bool:
+        """Bring `c` in if there is room or can be; whether the prefetch is settled."""
+        ledger = self._ledger
+        if c.unregistering or (c.on_device and not c.evicting):
+            del ledger.prefetches[c.name]
+            return True
+        if not self.make_room(None, set(), only=c):
+            return False
+        del ledger.prefetches[c.name]
+        ledger.load(c)
+        return True
