@@ -2,7 +2,7 @@
 
 import itertools
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -22,6 +22,8 @@ def sample(kind: Any) -> Any:
         return b"\x00bytes\xff"
     if origin is Literal:
         return arguments[-1]
+    if origin is Annotated:
+        return sample(arguments[0])
     if origin in (Union, types.UnionType):
         return sample(arguments[0])
     if origin is tuple:

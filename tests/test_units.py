@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.units import parse_rate, parse_size, seconds, size
@@ -38,11 +38,13 @@ def test_what_is_no_size_is_refused_and_quoted(text: str) -> None:
     assert repr(text) in str(refused.value)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 80))
 def test_a_plain_number_is_itself(nbytes: int) -> None:
     assert parse_size(str(nbytes)) == nbytes
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789.kmgtiKMGTIbB /se-+", max_size=400))
 def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
     for parse in (parse_size, parse_rate):
@@ -84,11 +86,13 @@ def test_sizes_are_shown_in_binary_units(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
 
 
+@settings(deadline=None)
 @given(st.floats(0, 2.0**70))
 def test_a_shown_size_reads_back_as_nearly_itself(nbytes: float) -> None:
     assert parse_size(size(nbytes)) == pytest.approx(nbytes, rel=1e-3, abs=1)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e12))
 def test_a_shown_time_has_no_exponent(value: float) -> None:
     number, unit = seconds(value).split(" ")

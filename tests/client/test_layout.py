@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.device import vm
@@ -21,6 +21,7 @@ def memory() -> Iterator[int]:
     vm.free(address, SPAN)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2000)))
 def test_places_are_aligned_in_order_and_do_not_overlap(sizes: list[int]) -> None:
     packer = Packer()
@@ -33,6 +34,7 @@ def test_places_are_aligned_in_order_and_do_not_overlap(sizes: list[int]) -> Non
         assert packer.nbytes == end
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.binary(max_size=700), max_size=8))
 def test_every_buffer_comes_back_at_its_stable_place(buffers: dict[str, bytes]) -> None:
     layout = BufferLayout(buffers)

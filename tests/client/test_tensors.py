@@ -110,7 +110,7 @@ def storages(draw: st.DrawFn) -> list[torch.Tensor]:
     ]
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(storages(), min_size=1, max_size=3))
 def test_every_tensor_comes_back_bit_for_bit(groups: list[list[torch.Tensor]]) -> None:
     named = {f"{g}.{v}": t for g, views in enumerate(groups) for v, t in enumerate(views)}
