@@ -20,6 +20,8 @@ from swapd_client.session import Session
 
 #: How much longer than its own timeout a request waits for a daemon that does not answer.
 GRACE_S = 5.0
+#: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
+POLL_MAX_S = 1e6
 
 
 class ChannelFactory:
@@ -79,7 +81,9 @@ class Channel:
             raise
 
     def _wait(self, request: int, timeout_s: float | None) -> AnyReply:
-        limit_ms = None if timeout_s is None else int((timeout_s + GRACE_S) * 1000)
+        limit_ms = None
+        if timeout_s is not None and timeout_s < POLL_MAX_S:
+            limit_ms = int((timeout_s + GRACE_S) * 1000)
         while True:
             ready = self._poller.poll(limit_ms)
             if not ready:
