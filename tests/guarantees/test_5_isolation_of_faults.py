@@ -39,6 +39,21 @@ def assert_unharmed(daemon: Daemon, worker: Worker) -> None:
     assert status.used_bytes == sum(c.nbytes for c in status.components if c.state == "idle")
 
 
+def assert_none_more(daemon: Daemon, before: dict[int, list[str]]) -> None:
+    """No process has more descriptors open than `before`.
+
+    What was closed on this side is closed on the other a moment later, without a word: so
+    look again for a while. The few that were on their way out in `before` hide no leak, as
+    the tests would leave many.
+    """
+    for _ in range(5000):
+        now = {pid: descriptors(pid) for pid in before}
+        if all(len(now[pid]) <= len(before[pid]) for pid in before):
+            return
+        daemon.status()
+    assert now == before
+
+
 # --- SIGKILL -----------------------------------------------------------------------------
 
 
@@ -390,7 +405,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(world: World) -> None:
     daemon = world.daemon()
     other = world.worker(daemon, "other")
     assert_unharmed(daemon, other)
-    before = descriptors(daemon.pid)
+    before = {daemon.pid: descriptors(daemon.pid)}
     with RawSession(daemon.folder, rpc=False) as raw:
         for _ in range(20):
             hello = protocol.encode(protocol.Revoked("a", 1))
@@ -398,7 +413,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(world: World) -> None:
         socket.send_fds(raw.lifeline, [b"\xc1"], [0] * 200)
         raw.end()
     assert_unharmed(daemon, other)
-    assert descriptors(daemon.pid) == before
+    assert_none_more(daemon, before)
 
 
 # --- one channel without the other -------------------------------------------------------
@@ -659,13 +674,12 @@ def test_a_hundred_swaps_leave_no_descriptor_behind(world: World) -> None:
         worker.swap("m", 1)
 
     swap()
-    processes = (daemon.pid, worker.pid, other.pid)
     daemon.status()
-    before = [descriptors(pid) for pid in processes]
+    before = {pid: descriptors(pid) for pid in (daemon.pid, worker.pid, other.pid)}
     for _ in range(50):
         swap()
     assert daemon.status().evictions >= 100
-    assert [descriptors(pid) for pid in processes] == before
+    assert_none_more(daemon, before)
 
 
 def test_sessions_and_components_leave_no_descriptor_behind(world: World) -> None:
@@ -676,11 +690,10 @@ def test_sessions_and_components_leave_no_descriptor_behind(world: World) -> Non
     worker.disconnect()
     daemon.await_record("DropMaster", name="a")
     daemon.status()
-    before = descriptors(daemon.pid), descriptors(worker.pid)
-    for mutable in (False, True, False, True, False):
+    before = {pid: descriptors(pid) for pid in (daemon.pid, worker.pid)}
+    for mutable in [False, True] * 5:
         worker.register("a", 2 * MIB, mutable=mutable)
         worker.use("a")
         worker.disconnect()
         daemon.await_record("DropMaster", name="a")
-    daemon.status()
-    assert (descriptors(daemon.pid), descriptors(worker.pid)) == before
+    assert_none_more(daemon, before)

@@ -136,6 +136,19 @@ def test_a_timeout_names_who_holds_what_and_leaves_nothing_behind(world: World) 
     worker.use("b")
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 3e6])
+def test_a_very_long_timeout_is_no_timeout(world: World, timeout: float) -> None:
+    daemon = world.daemon()
+    holder, worker = world.workers(daemon, "holder", "worker")
+    holder.register("a", 12 * MIB)
+    worker.register("b", 8 * MIB)
+    holder.acquire("a")
+    waiting = worker.start("acquire", "b", timeout=timeout)
+    daemon.await_record("Waiting", names=("b",))
+    holder.release("a")
+    waiting.result()
+
+
 def test_several_components_come_all_or_not_at_all(world: World) -> None:
     daemon = world.daemon()
     holder, both, third = world.workers(daemon, "holder", "both", "third")
