@@ -1,6 +1,5 @@
 """What the composition root promises: readiness, modes, and a clean end."""
 
-import os
 import signal
 import socket
 import stat
@@ -10,15 +9,16 @@ from pathlib import Path
 
 from swapd import runtime_dir, spawn
 
+SERVE = (sys.executable, "-m", "swapd", "serve")
+
 
 def test_systemd_hears_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(str(tmp_path / "notify"))
         notify.settimeout(30)
-        command = [sys.executable, "-m", "swapd", "serve", "--budget", "8MiB"]
         with subprocess.Popen(
-            [*command, "--runtime-dir", str(tmp_path / "run")],
-            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")},
+            [*SERVE, "--budget", "8MiB", "--runtime-dir", str(tmp_path / "run")],
+            env={"NOTIFY_SOCKET": str(tmp_path / "notify")},
             stdout=subprocess.PIPE,
         ) as process:
             try:
@@ -50,8 +50,7 @@ def test_a_clean_stop_removes_the_sockets_and_ends_with_success() -> None:
 
 def test_a_budget_that_cannot_be_had_is_refused_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "swapd", "serve", "--budget", "900TiB"]
-        + ["--runtime-dir", str(tmp_path)],
+        [*SERVE, "--budget", "900TiB", "--runtime-dir", str(tmp_path)],
         capture_output=True,
         text=True,
     )
