@@ -7,21 +7,18 @@ order of start and stop. Decisions live in `swapd.core`.
 import asyncio
 import logging
 import os
-import select
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, ClassVar
 
 import zmq
 import zmq.asyncio
 
 from swapd import __version__, protocol, runtime_dir
-from swapd.config import Config, notify_socket
+from swapd.config import Config
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
@@ -31,12 +28,16 @@ from swapd.journal import Journal, Start
 from swapd.lifeline import Lifeline, LifelineServer
 from swapd.masters import MasterError, Masters
 from swapd.mover import Mover
+from swapd.requests import event_of, problem_with
 from swapd.router import Router
+from swapd.system import notify_systemd, open_pidfd
 
 log = logging.getLogger("swapd")
 
 #: Subscribers that read slower than this many records behind lose some.
 PUB_BACKLOG = 100_000
+
+_NO_DESCRIPTORS = "the daemon has no descriptor left; raise its `ulimit -n`"
 
 
 class Daemon:
@@ -64,6 +65,8 @@ class Daemon:
         self._peers: dict[tuple[int, int], bytes] = {}
         #: The record that ordered a slow action, by what its event will name.
         self._causes: dict[tuple[str, int], int] = {}
+        #: The record that ordered a revocation, by session and generation.
+        self._revocations: dict[tuple[int, int], int] = {}
         self._stop = asyncio.Event()
         self._quiet = asyncio.Event()
 
@@ -81,7 +84,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         try:
-            _notify_systemd("READY=1")
+            notify_systemd("READY=1")
             ready()
             log.info("serving %s in %s", self._device, self._folder)
             await asyncio.wait(
@@ -132,7 +135,7 @@ class Daemon:
 
     async def _wind_down(self) -> None:
         log.info("stopping: %s", self._core)
-        _notify_systemd("STOPPING=1")
+        notify_systemd("STOPPING=1")
         self._post(events.Stopping(self._clock()))
         self._note_quiet()
         try:
@@ -196,7 +199,7 @@ class Daemon:
             case events.CopiedIn() | events.CopiedOut() | events.CopyFailed():
                 return self._causes.pop(("copy", event.generation), 0)
             case events.Revoked():
-                return self._causes.pop(("revoke", event.generation), 0)
+                return self._revocations.pop((event.session, event.generation), 0)
             case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
                 return self._causes.pop(("master", event.uid), 0)
             case _:
@@ -221,57 +224,21 @@ class Daemon:
     # --- requests and lifelines become events --------------------------------------------
 
     def _on_request(self, session: int, peer: bytes, request: protocol.AnyRequest) -> None:
-        now = self._clock()
-        match request:
-            case protocol.Acquire():
-                deadline = None if request.timeout_s is None else now + request.timeout_s
-                event: AnyEvent = events.Acquire(
-                    now,
-                    session,
-                    request.id,
-                    request.agent,
-                    request.names,
-                    request.priority,
-                    deadline,
-                    request.wait,
-                )
-            case protocol.Release():
-                event = events.Release(now, session, request.lease)
-            case protocol.Cancel():
-                event = events.Cancel(now, session, request.acquire)
-            case protocol.Prefetch():
-                event = events.Prefetch(now, session, request.id, request.names)
-            case protocol.Register():
-                event = events.Register(
-                    now,
-                    session,
-                    request.id,
-                    request.name,
-                    request.nbytes,
-                    request.policy,
-                    request.group,
-                    request.mutable,
-                )
-            case protocol.Commit():
-                event = events.Commit(now, session, request.id, request.name)
-            case protocol.Unregister():
-                event = events.Unregister(now, session, request.id, request.name)
-            case protocol.Status():
-                self._router.reply(peer, self._status(request.id))
-                return
-        if problem := _invalid(request):
-            refusal = protocol.Refused(request.id, "bad_request", problem)
-            self._router.reply(peer, refusal)
+        if isinstance(request, protocol.Status):
+            self._router.reply(peer, self._status(request.id))
             return
-        if not isinstance(request, protocol.Release | protocol.Cancel):
-            if (session, request.id) in self._peers:
-                refusal = protocol.Refused(request.id, "bad_request", explain.REPLAYED)
-                self._router.reply(peer, refusal)
-                return
-            self._peers[session, request.id] = peer
-        elif isinstance(request, protocol.Cancel):
+        problem = problem_with(request)
+        one_way = isinstance(request, protocol.Release | protocol.Cancel)
+        if not one_way and (session, request.id) in self._peers:
+            problem = explain.REPLAYED
+        if problem:
+            self._router.reply(peer, protocol.Refused(request.id, "bad_request", problem))
+            return
+        if isinstance(request, protocol.Cancel):
             self._peers.pop((session, request.acquire), None)
-        self._post(event)
+        elif not one_way:
+            self._peers[session, request.id] = peer
+        self._post(event_of(request, session, self._clock()))
         if isinstance(request, protocol.Release) and request.ack:
             self._router.reply(peer, protocol.Done(request.id))
 
@@ -292,7 +259,12 @@ class Daemon:
             chunks=self._device.chunks,
             strict=self._core.rules.strict,
         )
-        lifeline.send(welcome, [self._device.export(writable=False)])
+        try:
+            arena = self._device.export(writable=False)
+        except OSError as exc:
+            self._server.drop(lifeline, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
+        else:
+            lifeline.send(welcome, [arena])
 
     def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
         if isinstance(message, protocol.Revoked):
@@ -303,8 +275,10 @@ class Daemon:
         session = lifeline.session
         del self._lifelines[session]
         self._router.forget(lifeline.token)
-        self._peers = {key: peer for key, peer in self._peers.items() if key[0] != session}
-        watch = _open_pidfd(lifeline.pid)
+        for known in (self._peers, self._revocations):
+            for key in [k for k in known if k[0] == session]:
+                del known[key]
+        watch = open_pidfd(lifeline.pid)
         self._post(events.SessionGone(self._clock(), session, alive=watch is not None))
         if watch is not None:
             # later: the event may be queued behind the one that fenced this session
@@ -344,7 +318,7 @@ class Daemon:
 
     def _do_revoke(self, a: actions.Revoke, seq: int) -> None:
         if a.ack:
-            self._causes["revoke", a.generation] = seq
+            self._revocations[a.session, a.generation] = seq
         if lifeline := self._lifelines.get(a.session):
             lifeline.send(protocol.Revoke(a.name, a.generation, a.ack))
 
@@ -367,11 +341,20 @@ class Daemon:
         self._when_done(future, self._master_made, a)
 
     def _master_made(self, a: actions.MakeMaster, fd: int) -> AnyEvent:
-        if lifeline := self._lifelines.get(a.session):
-            fds = [OwnedFd(os.dup(fd))]
+        lifeline = self._lifelines.get(a.session)
+        if lifeline is None:
+            return events.MasterMade(self._clock(), a.uid)
+        fds: list[OwnedFd] = []
+        try:
+            fds.append(OwnedFd(os.dup(fd)))
             if a.mutable:
                 fds.append(self._device.export(writable=True))
-            lifeline.send(protocol.Master(a.name, a.nbytes), fds)
+        except OSError as exc:
+            for made in fds:
+                made.close()
+            why = f"{_NO_DESCRIPTORS} ({exc.strerror})"
+            return events.MasterFailed(self._clock(), a.uid, "host_memory", why)
+        lifeline.send(protocol.Master(a.name, a.nbytes), fds)
         return events.MasterMade(self._clock(), a.uid)
 
     def _do_seal_master(self, a: actions.SealMaster, seq: int) -> None:
@@ -470,57 +453,3 @@ def _rules(config: Config) -> Rules:
         residency_bound_s=config.residency_bound,
         patience_s=config.patience,
     )
-
-
-def _invalid(request: protocol.AnyRequest) -> str | None:
-    """What is wrong with a request that decodes, or None."""
-    names = getattr(request, "names", None) or (getattr(request, "name", "x"),)
-    if len(names) > protocol.NAMES_MAX:
-        return f"more than {protocol.NAMES_MAX} names in one request"
-    for name in names:
-        if not 0 < len(name) <= protocol.NAME_MAX_CHARS or not name.isprintable():
-            return f"{name[:40]!r} is no name: 1 to {protocol.NAME_MAX_CHARS} printable characters"
-    if isinstance(request, protocol.Acquire | protocol.Prefetch) and not request.names:
-        return "names no component; name at least one"
-    if isinstance(request, protocol.Register) and not 0 <= request.nbytes < 1 << 50:
-        return f"nbytes={request.nbytes} is no size"
-    if isinstance(request, protocol.Acquire) and not (request.timeout_s or 0.0) >= 0.0:
-        return f"timeout_s={request.timeout_s} is no time"
-    return None
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None if it is as good as gone."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return None  # gone, or in another pid namespace: then EOF is all there is
-    if select.select([fd], [], [], 0)[0] or not _has_memory(pid):
-        os.close(fd)
-        return None
-    return fd
-
-
-def _has_memory(pid: int) -> bool:
-    """Whether a process can still touch anything.
-
-    One that was killed gives up its memory first, then its sockets, and is a process for a
-    moment longer: nobody need wait for that.
-    """
-    try:
-        return Path(f"/proc/{pid}/statm").read_bytes().split()[0] != b"0"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _notify_systemd(state: str) -> None:
-    address = notify_socket()
-    if address is None:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.sendto(state.encode(), address)
-        except OSError as exc:
-            log.warning("cannot tell systemd %s: %s", state, exc.strerror)

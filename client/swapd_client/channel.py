@@ -14,8 +14,8 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from swapd.protocol import AnyReply, AnyRequest, Cancel, decode_reply, encode
-from swapd_client.errors import AcquireTimeout, ClientClosed
+from swapd.protocol import NOT_A_MESSAGE, AnyReply, AnyRequest, Cancel, decode_reply, encode
+from swapd_client.errors import AcquireTimeout, ClientClosed, SwapdError, VersionMismatch
 from swapd_client.session import Session
 
 #: How much longer than its own timeout a request waits for a daemon that does not answer.
@@ -90,7 +90,7 @@ class Channel:
                 raise AcquireTimeout("the daemon does not answer; is it stopped or overloaded?")
             if ready[0][0] is not self._socket:
                 self._session.check()
-            reply: AnyReply = decode_reply(self._socket.recv(zmq.NOBLOCK))
+            reply = _decode(self._socket.recv(zmq.NOBLOCK))
             if reply.id == request:
                 return reply  # else: late, for a wait that was given up
 
@@ -137,16 +137,31 @@ class AsyncChannel:
 
     async def _read(self) -> None:
         while True:
-            reply = decode_reply(await self._socket.recv())
+            try:
+                reply = _decode(await self._socket.recv())
+            except VersionMismatch as exc:
+                self._fail(exc)
+                continue
             future = self._replies.get(reply.id)
             if future is not None and not future.done():
                 future.set_result(reply)
 
-    def _ended(self) -> None:
+    def _ended(self, error: SwapdError) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-            self._loop.call_soon_threadsafe(self._fail)
+            self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _fail(self) -> None:
+    def _fail(self, error: SwapdError) -> None:
         for future in self._replies.values():
-            if not future.done() and self._session.error is not None:
-                future.set_exception(self._session.error)
+            if not future.done():
+                future.set_exception(error)
+
+
+def _decode(data: bytes) -> AnyReply:
+    try:
+        reply: AnyReply = decode_reply(data)
+    except NOT_A_MESSAGE as exc:
+        raise VersionMismatch(
+            f"the daemon answered what this client does not know ({exc}); "
+            "install the same version of swapd on both sides"
+        ) from exc
+    return reply

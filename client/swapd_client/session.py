@@ -7,6 +7,7 @@ common is here. One background thread per session reads the lifeline: revocation
 
 import os
 import socket
+import struct
 import sys
 import threading
 import weakref
@@ -89,7 +90,7 @@ class Session:
         self._masters: dict[str, list[OwnedFd]] = {}
         self._master_came = threading.Condition(self._lock)
         self._error: SwapdError | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[SwapdError], None]] = []
         self._forked = False
         self._closed = False
         self._sock = _connect(endpoint / runtime_dir.LIFELINE)
@@ -130,8 +131,8 @@ class Session:
         """Why the session ended, or None."""
         return self._error
 
-    def when_ended(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, in the lifeline's thread, when the session ends."""
+    def when_ended(self, listener: Callable[[SwapdError], None]) -> None:
+        """Call `listener` with why, in the lifeline's thread, when the session ends."""
         self._listeners.append(listener)
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
@@ -361,7 +362,7 @@ class Session:
             self._master_came.notify_all()
         os.eventfd_write(self.ended.fileno(), 1)
         for listener in self._listeners:
-            listener()
+            listener(error)
 
     def _after_fork(self) -> None:
         """In the child: let go of the lifeline, or the parent's death would go unseen."""
@@ -411,6 +412,13 @@ def _connect(path: Path) -> socket.socket:
             f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: swapd serve --device "
             f"host --budget 1GiB; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
         ) from exc
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        sock.close()
+        raise NotRunning(
+            f"what listens at {path.parent} runs as user {uid}, not as this one: it gets no "
+            "weights. Start a swapd as this user, or connect(path) to the right folder"
+        )
     return sock
 
 

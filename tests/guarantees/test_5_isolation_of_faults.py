@@ -627,9 +627,11 @@ def test_another_users_process_is_refused_by_its_credentials(world: World) -> No
     for path in (world.folder, daemon.folder, *daemon.folder.glob("*.sock")):
         path.chmod(0o777)
     stranger.become(NOBODY)
-    with pytest.raises(WorkerError, match="serves another user"):
-        stranger.ping()
+    assert stranger.knock() == "this daemon serves another user"
     assert f"refused process {stranger.pid} of user {NOBODY}" in daemon.log
+    with pytest.raises(WorkerError, match="runs as user 0, not as this one") as refused:
+        stranger.ping()  # nor would its client have trusted this daemon with weights
+    assert refused.value.kind == "NotRunning"
     assert_unharmed(daemon, other)
 
 

@@ -13,6 +13,7 @@ import queue
 import random
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
+from swapd.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
+from swapd.runtime_dir import LIFELINE
 from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
 
 BLOCK_BYTES = 64 << 10
@@ -76,6 +79,15 @@ class Worker:
     def ping(self) -> int:
         """The session's number; connects if need be."""
         return self.client.session.welcome.session
+
+    def knock(self) -> str:
+        """Connect to the lifeline without a client, and say what the daemon says at once."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lifeline:
+            lifeline.settimeout(CHILD_S)
+            lifeline.connect(f"{self._endpoint}/{LIFELINE}")
+            heard = decode_from_daemon(lifeline.recv(LIFELINE_MAX_BYTES))
+            assert isinstance(heard, Goodbye)
+            return heard.message
 
     def register(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
         """Register `nbytes` bytes made from `seed`; return their digest."""
