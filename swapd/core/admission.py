@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from swapd.core import explain
 from swapd.core.actions import Grant, Waiting
-from swapd.core.deadlock import deadlocked
+from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.events import Acquire
 from swapd.core.ledger import Ledger
 from swapd.core.queue import WaitQueue
@@ -238,14 +238,31 @@ class Admission:
             self.refuse(newest.key, "deadlock", message)
 
     def _deadlocked(self) -> list[Waiter]:
+        waiters, wants, holds = self._who_holds_and_waits()
+        stuck = deadlocked(wants, holds, self._fit_together)
+        return [w for w in waiters if w.owner in stuck]
+
+    def overtakers(self, head: Waiter) -> list[Waiter]:
+        """Who must be let in before `head` can be: holders of what it needs, that wait."""
+        if not self.holding:
+            return []
+        waiters, wants, holds = self._who_holds_and_waits(head.owner)
+        wants.pop(head.owner, None)
+        own = holds.pop(head.owner)
+        first = must_run_first(set(head.names), own, wants, holds, self._fit_together)
+        return [w for w in waiters if w.owner in first]
+
+    def _who_holds_and_waits(
+        self, *also: Agent
+    ) -> tuple[list[Waiter], dict[Agent, set[str]], dict[Agent, set[str]]]:
+        """The waiters, and by agent what it waits for and what it holds; `also` holds."""
         ledger = self._ledger
         waiters = [w for w in self.holding.values() if w.queued and w.owner in ledger.held]
         wants: dict[Agent, set[str]] = {}
         for w in waiters:
             wants.setdefault(w.owner, set()).update(w.names)
-        holds: dict[Agent, set[str]] = {a: set() for a in wants}
+        holds: dict[Agent, set[str]] = {a: set() for a in (*wants, *also)}
         for lease in ledger.leases.values():
             if lease.owner in holds:
                 holds[lease.owner].update(n for n in lease.names if n in ledger.components)
-        stuck = deadlocked(wants, holds, self._fit_together)
-        return [w for w in waiters if w.owner in stuck]
+        return waiters, wants, holds

@@ -34,8 +34,8 @@ class Planner:
         after itself until it changes nothing.
 
         1. Whoever's turn it is gets room, if there is or can be any, and is admitted.
-        2. If it must wait, one that holds a lease already may overtake it: only when that
-           one has run will its memory come free.
+        2. If it must wait, those overtake it that hold what it needs and wait themselves:
+           only when they have run will its memory come free. As few as will do.
         3. Prefetches get what nobody waits for.
         4. Holders are told that their memory is wanted, or no longer.
         """
@@ -48,10 +48,11 @@ class Planner:
             if not self.make_room(head, wanted):
                 break
             admission.admit(head)
-        for w in list(admission.holding.values()):  # 2
-            if w.queued and w.owner in ledger.held and self.make_room(w, wanted):
+        for w in admission.overtakers(head) if head else ():  # 2
+            if self.make_room(w, wanted):
                 admission.admit(w)
                 ledger.replan = True
+                break
         if ledger.room_shrank:
             ledger.room_shrank = False
             admission.refuse_what_no_longer_fits()
@@ -61,6 +62,8 @@ class Planner:
             for name in list(ledger.prefetches):
                 if not self._try_prefetch(ledger.components[name]) and ledger.leaving:
                     break  # the room that is coming is meant for this one
+        for w in admission.holding.values():
+            admission.tell_waiting(w)
         self._tell_wanted(wanted)  # 4
 
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:

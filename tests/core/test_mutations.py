@@ -223,8 +223,20 @@ BUGS = [
     Bug(
         "a holder does not overtake who waits for it",
         planner,
-        "            if w.queued and w.owner in ledger.held and self.make_room(w, wanted):\n",
-        "            if False:\n",
+        "in admission.overtakers(head) if head else ():",
+        "in ():",
+    ),
+    Bug(
+        "a holder overtakes though nobody needs what it holds",
+        admission,
+        "        return [w for w in waiters if w.owner in first]\n",
+        "        return waiters\n",
+    ),
+    Bug(
+        "more overtake than need to",
+        deadlock,
+        "    for agent in reversed(list(wants)):\n",
+        "    for agent in []:\n",
     ),
     Bug(
         "deadlocks are not looked for",
@@ -235,8 +247,8 @@ BUGS = [
     Bug(
         "who holds and does not wait counts as stuck",
         deadlock,
-        "        stuck.difference_update(able)\n",
-        "        return stuck\n",
+        "        left.difference_update(able)\n",
+        "        return left\n",
     ),
     Bug(
         "deadlines are not kept",

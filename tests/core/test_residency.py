@@ -1781,6 +1781,90 @@ def test_a_holder_may_use_what_is_wanted_for_another(make: Make) -> None:
     assert w.granted(big)
 
 
+def test_who_holds_nothing_that_the_head_needs_waits_its_turn(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    w.register(s, "r", 1, policy="resident")
+    for session, name, size in ((t, "a", 6), (u, "big", 8), (s, "c", 2)):
+        w.register(session, name, size)
+    w.use(s, "r")
+    held = w.use(t, "a")
+    big = w.acquire(u, "big")
+    behind = w.acquire(s, "c")
+    assert w.told() == [f"waiting {behind[1]}"]
+    w.release(held)
+    w.settle()
+    assert w.granted(big)
+    w.release(big)
+    w.settle()
+    assert w.granted(behind)
+
+
+def test_two_that_always_hold_something_do_not_starve_the_head(make: Make) -> None:
+    """They take turns, and the next takes its turn before the last has released."""
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "mine", 1), (t, "yours", 1), (s, "x", 4), (t, "y", 4)):
+        w.register(session, name, size)
+    w.register(u, "big", 8)
+    w.use(s, "mine")
+    w.use(t, "yours")
+    turn = w.use(s, "x")
+    big = w.acquire(u, "big")
+    other = w.acquire(t, "y")
+    w.settle()
+    assert not w.granted(other)
+    w.release(turn)
+    w.settle()
+    assert w.granted(big)
+
+
+def test_of_two_holders_that_could_help_the_head_one_overtakes(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 4), (t, "b", 4), (s, "a2", 2), (t, "b2", 2)):
+        w.register(session, name, size)
+    w.register(u, "big", 6)
+    w.use(s, "a")
+    held_b = w.use(t, "b")
+    big = w.acquire(u, "big")
+    older = w.acquire(t, "b2")
+    assert outcome(w) == [], "who holds a does not wait: it will release"
+    newer = w.acquire(s, "a2")
+    assert outcome(w) == ["copy in b2"]
+    w.settle()
+    w.release(older)
+    w.release(held_b)
+    w.settle()
+    assert w.granted(big)
+    w.release(big)
+    w.settle()
+    assert w.granted(newer)
+
+
+def test_a_holder_overtakes_who_waits_for_what_the_head_needs(make: Make) -> None:
+    """The head needs a, whose holder needs b, whose holder need only be let in."""
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 4), (t, "b", 4), (s, "a2", 4), (t, "b2", 2)):
+        w.register(session, name, size)
+    w.register(u, "big", 10)
+    held_a, held_b = w.use(s, "a"), w.use(t, "b")
+    big = w.acquire(u, "big")
+    more_a = w.acquire(s, "a2")
+    more_b = w.acquire(t, "b2")
+    assert outcome(w) == ["copy in b2"]
+    w.settle()
+    w.release(more_b)
+    w.release(held_b)
+    w.settle()
+    assert w.granted(more_a)
+    w.release(more_a)
+    w.release(held_a)
+    w.settle()
+    assert w.granted(big)
+
+
 # --- stopping ----------------------------------------------------------------------------
 
 
