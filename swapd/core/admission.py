@@ -55,7 +55,9 @@ class Admission:
         """Let `w` in or have it wait: parked, if names are `missing`."""
         self.queue.add(w)
         self._ledger.sessions[w.session].waiters.add(w.request)
-        if missing:
+        if missing and self._is_late(w):
+            self._refuse_late(w)
+        elif missing:
             self.parked[w.key] = w
             self.tell_waiting(w, explain.parked(missing))
         else:
@@ -82,6 +84,8 @@ class Admission:
             return self.admit(w)
         if problem := self._never_fits(asked):
             return self.refuse(w.key, *problem)
+        if self._is_late(w):
+            return self._refuse_late(w)
         self.queue.push(w)
         for c in asked:
             c.waiting[w.key] = None
@@ -98,10 +102,11 @@ class Admission:
 
         A component that is wanted for somebody else takes no new holders, or overlapping
         leases would keep it forever; a session that holds it already may take it again,
-        since it could not release otherwise.
+        since it could not release otherwise. Who is late joins no load.
         """
+        enough = (State.RESIDENT,) if self._is_late(w) else (State.RESIDENT, State.LOADING)
         for c in asked:
-            if c.state not in (State.RESIDENT, State.LOADING) or c.unregistering:
+            if c.state not in enough or c.unregistering:
                 return False
             if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):
                 return False
@@ -181,6 +186,18 @@ class Admission:
                 ledger.settle(c)
         self._drop_done_with(w)
         ledger.replan = True
+
+    def refuse_late(self) -> None:
+        """Refuse all whose deadline has passed."""
+        for w in self.queue.expired(self._ledger.now):
+            self._refuse_late(w)
+
+    def _is_late(self, w: Waiter) -> bool:
+        """Whether it may only have what is in: its deadline has passed, or it came to try."""
+        return w.deadline is not None and w.deadline <= self._ledger.now
+
+    def _refuse_late(self, w: Waiter) -> None:
+        self.refuse(w.key, "timeout", explain.timeout(self._ledger, w, self._ledger.now))
 
     def turn_away(self, c: Component, why: str) -> None:
         """`c` goes away: refuse who waits for it, or park who said it would wait."""

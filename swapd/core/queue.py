@@ -77,6 +77,8 @@ class WaitQueue:
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""
+        if not self._deadlines or self._deadlines[0][0] > now:
+            return []
         end = bisect_right(self._deadlines, now, key=itemgetter(0))
         return [self._all[key] for _, key in self._deadlines[:end]]
 

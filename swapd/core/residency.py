@@ -279,9 +279,7 @@ class Residency:
     # --- time, and the end ---------------------------------------------------------------
 
     def _on_tick(self, event: Tick) -> None:
-        ledger, admission = self.ledger, self.admission
-        for w in admission.queue.expired(event.now):
-            admission.refuse(w.key, "timeout", explain.timeout(ledger, w, event.now))
+        ledger = self.ledger
         for deadline, c in list(ledger.acks.values()):
             if deadline > event.now:
                 break

@@ -252,9 +252,21 @@ BUGS = [
     ),
     Bug(
         "deadlines are not kept",
-        residency,
-        "        for w in admission.queue.expired(event.now):\n",
+        admission,
+        "        for w in self.queue.expired(self._ledger.now):\n",
         "        for w in ():\n",
+    ),
+    Bug(
+        "who only tries waits until the next tick",
+        admission,
+        "        if self._is_late(w):\n            return",
+        "        if False:\n            return",
+    ),
+    Bug(
+        "who only tries joins a load",
+        admission,
+        "enough = (State.RESIDENT,) if self._is_late(w) else",
+        "enough =",
     ),
     Bug(
         "who waits for a name is not woken",

@@ -382,6 +382,87 @@ def test_a_deadline_ends_a_wait_for_a_name_and_says_which(make: Make) -> None:
         assert f"not registered yet: {name}" in w.refusal(key).message
 
 
+def test_a_try_is_granted_what_is_in_and_refused_all_else_at_once(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    for name, size in (("a", 6), ("b", 6), ("c", 2)):
+        w.register(s, name, size)
+    w.touch(s, "a")
+    tried = w.acquire(t, "a", timeout=0.0)
+    assert w.granted(tried)
+    w.release(tried)
+    for name in "bc":
+        refusal = w.refusal(w.acquire(t, name, timeout=0.0))
+        assert w.told() == [f"refuse {refusal.request} timeout"], "no eviction, no load"
+        assert refusal.message.startswith(f"{name} not granted in 0 s: needs ")
+
+
+def test_a_try_does_not_wait_for_a_load_in_flight_or_for_what_is_wanted(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for name, size in (("a", 6), ("b", 6)):
+        w.register(s, name, size)
+    first = w.acquire(s, "a")
+    assert w.refusal(w.acquire(t, "a", timeout=0.0)).code == "timeout"
+    w.settle()
+    assert w.granted(first)
+    w.sleep(10.0)
+    w.acquire(t, "b")
+    assert (s, "a") in w.wanted
+    assert w.refusal(w.acquire(u, "a", timeout=0.0)).code == "timeout"
+    assert w.granted(w.acquire(s, "a", timeout=0.0)), "it holds it already"
+
+
+def test_a_try_of_what_is_not_registered_is_not_parked(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    refusal = w.refusal(w.acquire(s, "unborn", timeout=0.0, wait=True))
+    assert refusal.code == "timeout"
+    assert "not registered yet: unborn" in refusal.message
+    assert w.told() == [f"refuse {refusal.request} timeout"]
+
+
+def test_a_try_that_could_never_be_granted_is_told_so(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for name in "ab":
+        w.register(s, name, 6)
+    assert w.refusal(w.acquire(s, "a", "b", timeout=0.0)).code == "too_large"
+
+
+def test_past_its_deadline_a_waiter_starts_nothing(make: Make) -> None:
+    """The Tick that is due comes late: something else happens first."""
+    w, held, (t, u, _) = blocked(make)
+    late = w.acquire(t, "c0", timeout=1.0)
+    next_one = w.acquire(u, "c1")
+    w.now = 2.0
+    w.release(held)
+    assert w.refusal(late).code == "timeout"
+    assert w.told()[-1] == "copy in c1"
+    w.settle()
+    assert w.granted(next_one)
+
+
+def test_past_its_deadline_a_parked_waiter_starts_nothing(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    late = w.acquire(t, "a", timeout=1.0, wait=True)
+    w.now = 2.0
+    w.register(s, "a", 6)
+    assert w.refusal(late).code == "timeout"
+    assert w.moves == {}
+
+
+def test_past_its_deadline_a_waiter_gets_what_came_in_for_it(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "a", 6)
+    late = w.acquire(s, "a", timeout=1.0)
+    w.now = 2.0
+    w.move("a")
+    assert w.granted(late), "a copy that is there is better lent than refused"
+
+
 def test_an_unknown_name_is_refused_with_names_near_it(make: Make) -> None:
     w = make(10)
     s = w.open()
