@@ -23,7 +23,7 @@ from typing import Any, Self
 import zmq
 
 from swapd import journal, protocol, runtime_dir
-from swapd.core.events import SessionOpened
+from swapd.core.events import SessionGone, SessionOpened
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.journal import Record
 from swapd.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
@@ -136,6 +136,15 @@ class Daemon:
         """The next event or action of this kind and these values, once it is logged."""
         return self.watch.until(kind, **fields)
 
+    def await_gone(self, who: "Worker | RawSession") -> None:
+        """Until the daemon knows that the last session of `who` has ended."""
+        if isinstance(who, RawSession):
+            session = who.session
+        else:
+            opened = self.watch.seen("SessionOpened")
+            session = [one.session for one in opened if one.label == who.label][-1]
+        self.watch.until_gone(session)
+
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 
@@ -210,6 +219,16 @@ class Watch:
                 ):
                     return said
             self._read(f"{kind} {fields}")
+
+    def until_gone(self, session: int) -> None:
+        """Read on until this session has ended, if it has not by now."""
+        at = 0
+        while True:
+            for record in self.history[at:]:
+                if isinstance(record.event, SessionGone) and record.event.session == session:
+                    return
+            at = len(self.history)
+            self._read(f"end of session {session}")
 
     def seen(self, kind: str) -> list[Any]:
         """All of one kind there were until now."""
@@ -419,11 +438,12 @@ class RawSession:
         self.fds: list[OwnedFd] = []
         self._ids = 0
         self.token = b""
+        self.session = 0
         if hello:
             self.tell(protocol.Hello(protocol.VERSION, "raw"))
             welcome = self.hear()
             assert isinstance(welcome, protocol.Welcome)
-            self.token = welcome.token
+            self.token, self.session = welcome.token, welcome.session
         if rpc:
             self.rpc = self.dealer(folder, self.token + b"\0\0\0\0")
 

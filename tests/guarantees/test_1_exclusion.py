@@ -109,7 +109,7 @@ def test_a_stray_read_outside_a_lease_kills_the_one_who_reads(world: World) -> N
         with pytest.raises(WorkerDied):
             stray.peek(when)
         assert stray.wait() == -signal.SIGSEGV
-        daemon.await_record("SessionGone")
+        daemon.await_gone(stray)
         assert other.use("b")[1] == b
 
 
@@ -124,6 +124,6 @@ def test_a_write_to_a_clean_component_kills_the_writer_and_changes_nothing(world
     with pytest.raises(WorkerDied):
         writer.write("a", seed=3)
     assert writer.wait() == -signal.SIGSEGV
-    daemon.await_record("SessionGone")
+    daemon.await_gone(writer)
     assert other.look("b")[1] == b
     assert [c.name for c in daemon.status().components] == ["b"]

@@ -88,7 +88,8 @@ def test_a_prefetch_brings_in_what_nobody_has_to_wait_for(world: World) -> None:
     a = worker.register("a", 8 * MIB, seed=1)
     other.register("b", 16 * MIB, seed=2)
     worker.prefetch("a")
-    daemon.await_record("CopiedIn")
+    copy = daemon.await_record("CopyIn", name="a")
+    daemon.await_record("CopiedIn", generation=copy.generation)
     assert daemon.component("a").state == "idle"
     assert not worker.acquire("a")["loaded"]
     worker.release("a")
@@ -97,6 +98,7 @@ def test_a_prefetch_brings_in_what_nobody_has_to_wait_for(world: World) -> None:
     worker.prefetch("a")
     assert daemon.component("a").state == "absent"
     other.release("b")
-    daemon.await_record("CopiedIn")
+    copy = daemon.await_record("CopyIn", name="a")
+    daemon.await_record("CopiedIn", generation=copy.generation)
     assert worker.acquire("a") == {"loaded": False, "waited_s": 0.0}
     assert worker.look("a")[1] == a

@@ -175,7 +175,7 @@ def test_told_twice_it_does_not_wait_at_all(world: World) -> None:
 
 
 def test_stopping_in_the_middle_of_a_copy(world: World) -> None:
-    daemon = world.daemon(bandwidth="30MB/s")
+    daemon = world.daemon(bandwidth="10MB/s")
     worker = world.worker(daemon, "worker")
     a = worker.register("a", 8 * MIB, seed=1)
     waiting = worker.start("acquire", "a")
@@ -222,7 +222,7 @@ def test_the_daemon_outlives_all_its_clients(world: World) -> None:
             worker.acquire(name)
         for worker in workers:
             worker.kill()
-            daemon.await_record("SessionGone")
+            daemon.await_gone(worker)
     status = daemon.status()
     assert [s.label for s in status.sessions] == ["observer"]
     assert (status.used_bytes, status.quarantined_bytes, status.components) == (0, 0, ())
