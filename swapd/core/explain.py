@@ -10,23 +10,12 @@ from itertools import islice
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
 from swapd.protocol import ComponentStatus, SessionStatus
+from swapd.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
 SIZE = "a component cannot have fewer than 0 bytes"
 GROUP = 'policy "alternating" needs group="...", and no other policy takes one'
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
-
-
-def size(nbytes: int) -> str:
-    """`nbytes` for people: 1536 MiB, 9.1 GiB."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= 10 * factor or (nbytes >= factor and nbytes % factor == 0):
-            return f"{nbytes / factor:.4g} {unit}"
-    if nbytes >= 1 << 30:
-        return f"{nbytes / (1 << 30):.2f} GiB"
-    if nbytes >= 1 << 20:
-        return f"{nbytes / (1 << 20):.1f} MiB"
-    return f"{nbytes} B"
 
 
 def who(ledger: Ledger, session: int) -> str:

@@ -42,6 +42,7 @@ from swapd.core.planner import Planner
 from swapd.core.policy import Rules
 from swapd.core.records import Session, State
 from swapd.protocol import Code
+from swapd.units import size
 
 
 class Residency:
@@ -64,7 +65,7 @@ class Residency:
         total = ledger.pool.total * ledger.chunk_bytes
         loading = [c.name for c in ledger.components.values() if c.state is State.LOADING]
         return (
-            f"<Residency {explain.size(used)}/{explain.size(total)}, "
+            f"<Residency {size(used)}/{size(total)}, "
             f"{len(ledger.leases)} leases, {len(self.admission.queue)} waiting, "
             f"loading {', '.join(loading) or 'nothing'}>"
         )

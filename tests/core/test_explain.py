@@ -8,22 +8,6 @@ from swapd.core.records import State
 from tests.core.world import World
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536 << 20, "1536 MiB"),
-        (9 << 30, "9 GiB"),
-        ((9 << 30) + (1 << 29), "9728 MiB"),
-        (int(18.25 * (1 << 30)), "18.25 GiB"),
-        ((3 << 20) + 1, "3072 KiB"),
-    ],
-)
-def test_sizes_are_for_people(nbytes: int, text: str) -> None:
-    assert explain.size(nbytes) == text
-
-
 def test_status_tells_leased_idle_and_absent_apart() -> None:
     w = World(10)
     s, t = w.open("vllm-0"), w.open("vllm-1")
