@@ -105,8 +105,15 @@ def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
     return (
         f"needs {size(missing * ledger.chunk_bytes)}, "
-        f"free {size(ledger.pool.free * ledger.chunk_bytes)}; {held(ledger, most)}"
+        f"free {size(ledger.pool.free * ledger.chunk_bytes)}; {_in_the_way(ledger, most)}"
     )
+
+
+def _in_the_way(ledger: Ledger, most: int | None) -> str:
+    if ledger.idle and not ledger.leased:
+        staying = ", ".join(islice(ledger.idle, most))
+        return f"in use a moment ago, and kept for the minimum residency: {staying}"
+    return held(ledger, most)
 
 
 def timeout(ledger: Ledger, w: Waiter, now: float) -> str:

@@ -1052,6 +1052,8 @@ def test_a_busy_component_stays_until_its_owner_fails_to_come_back(make: Make) -
     busy(w, s, "a")
     w.acquire(t, "b")
     assert w.evictions() == []
+    (waiting,) = [a for a in w.log if isinstance(a, Waiting)]
+    assert "kept for the minimum residency: a" in waiting.why
     assert w.core.next_deadline() == pytest.approx(1.5)
     w.sleep(0.5)
     assert w.evictions() == ["a"]
