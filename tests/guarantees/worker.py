@@ -138,11 +138,11 @@ class Worker:
         return {"loaded": held.loaded, "waited_s": held.waited_s}
 
     def give_up_until_granted(self, name: str) -> int:
-        """Acquire without patience until it is granted; return how often it was not."""
+        """Acquire with hardly any patience until it is granted; return how often it was not."""
         failed = 0
         while True:
             try:
-                self.client.acquire(name, timeout=0).release()
+                self.client.acquire(name, timeout=0.001).release()
             except AcquireTimeout:
                 failed += 1
             else:
