@@ -18,6 +18,7 @@ app = typer.Typer(
     name="swapd",
     help="Let the stages of a multi-stage model take turns on one device.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
