@@ -141,7 +141,7 @@ class Daemon:
         try:
             await asyncio.wait_for(self._quiet.wait(), self._config.stop_timeout)
         except TimeoutError:
-            log.warning("stopping with leases still held: %s", explain.held(self._core.ledger))
+            log.warning("stopping with leases still %s", explain.held(self._core.ledger))
 
     def _close(self) -> None:
         self._server.close("stopping", explain.STOPPING)

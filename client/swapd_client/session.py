@@ -291,8 +291,9 @@ class Session:
         if not data:
             self._end(
                 DaemonGone(
-                    f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
-                    "makes all tensors private memory. Start swapd again, then reconnect"
+                    f"{self.endpoint}: the daemon is gone, or has cut this process off (then its "
+                    "log says why). What you hold stays mapped; close() makes all tensors private "
+                    "memory. Then connect again, to a daemon that runs"
                 )
             )
             return False

@@ -51,6 +51,9 @@ def duplicate(ledger: Ledger, other: Component) -> str:
 def too_large(ledger: Ledger, name: str, chunks: int, fixed: int) -> str:
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
+    if ledger.quarantined:
+        sessions = ", ".join(map(str, ledger.quarantined))
+        beside += f" (or only when the process of the ended session {sessions} has exited)"
     return (
         f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
         f"{size(total * ledger.chunk_bytes)} (in chunks of {size(ledger.chunk_bytes)}). "

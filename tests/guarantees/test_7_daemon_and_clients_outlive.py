@@ -153,7 +153,7 @@ def test_stopping_does_not_wait_longer_than_it_was_told(world: World) -> None:
     holder.acquire("m")
     daemon.terminate()
     assert daemon.wait() == 0
-    assert "leases still held: held: m (8 MiB) by holder" in daemon.log
+    assert "stopping with leases still held: m (8 MiB) by holder" in daemon.log
     assert not list(daemon.folder.glob("*.sock"))
     assert "DaemonStopping" in holder.await_end()
     written = holder.write("m", 5)
