@@ -15,10 +15,13 @@ from swapd.daemon import Daemon
 from swapd.device import open_device
 from swapd.units import size
 
+log = logging.getLogger("swapd")
+
 
 def run(config: Config) -> None:
     """Serve until told to stop. Raises: RuntimeDirError, DeviceError."""
     with runtime_dir.claim(config.folder):
+        log.info("allocating %s", size(config.budget))
         device = open_device(config.device, config.budget, config.chunk, config.bandwidth)
         try:
             uvloop.run(Daemon(config, device).run(lambda: _say_ready(config)))

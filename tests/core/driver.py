@@ -3,6 +3,7 @@
 `test_machine.py` lets Hypothesis choose, `test_mutations.py` a seeded random generator.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
@@ -30,11 +31,12 @@ KINDS: dict[str, tuple[int, Policy, str | None]] = {
 }
 
 
-class Choices:
+class Choices(ABC):
     """Makes choices among what is there; a subclass says how."""
 
+    @abstractmethod
     def pick(self, options: Sequence[T]) -> T:
-        raise NotImplementedError
+        """One of `options`."""
 
     def chance(self, one_in: int) -> bool:
         return self.pick(range(one_in)) == 0
