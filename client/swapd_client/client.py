@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from swapd import protocol
 from swapd_client.channel import Channel, ChannelFactory
-from swapd_client.errors import ComponentInUse, DaemonGone
+from swapd_client.errors import ComponentInUse, DaemonGone, SwapdError
 from swapd_client.layout import Buffer
 from swapd_client.session import Component, Session, default_label, resolve
 
@@ -145,7 +145,8 @@ class Client:
             self._call(protocol.Commit(session.next_id(), name))
         except BaseException:
             if registered and session.error is None:
-                self._channel().call(protocol.Unregister(session.next_id(), name))
+                with suppress(SwapdError):  # what went wrong first is what to say
+                    self._channel().call(protocol.Unregister(session.next_id(), name))
             session.discard(part)
             raise
         session.bind(part)

@@ -53,7 +53,6 @@ class BufferLayout:
         packer = Packer()
         self._sources: dict[str, memoryview] = {}
         self._places: dict[str, tuple[int, int]] = {}
-        self._address = 0
         for name, buffer in buffers.items():
             view = _bytes_of(name, buffer)
             self._sources[name] = view
@@ -69,13 +68,12 @@ class BufferLayout:
                 vm.view(target + offset, nbytes)[:] = self._sources[name]
 
     def bind(self, address: int) -> None:
-        self._address = address
-        self._sources.clear()
+        self._sources.clear()  # whoever gave them keeps them; `view` is where the bytes are
 
-    def view(self, name: str) -> memoryview:
-        """The bytes of one buffer, at their stable address. Touch them under a lease only."""
+    def view(self, name: str, address: int) -> memoryview:
+        """The bytes of one buffer of the component at `address`."""
         offset, nbytes = self._places[name]
-        return vm.view(self._address + offset, nbytes)
+        return vm.view(address + offset, nbytes)
 
 
 def _bytes_of(name: str, buffer: Buffer) -> memoryview:

@@ -65,7 +65,7 @@ class Component:
         """One of the buffers it was registered from, at its stable address."""
         if not isinstance(self._layout, BufferLayout):
             raise InvalidSource("this component was made from tensors; use those")
-        view = self._layout.view(key)
+        view = self._layout.view(key, self.address)
         return view if self.mutable else view.toreadonly()
 
     def _close(self) -> None:
@@ -176,15 +176,18 @@ class Session:
                 part._layout.fill(target)
             finally:
                 vm.free(target, span)
+        with self._lock:  # before the commit: another thread may be granted it right after
+            self.components[part.name] = part
 
     def bind(self, part: Component) -> None:
         """The daemon has accepted the master: the source now lives at the range."""
         part._layout.bind(part.address)
-        with self._lock:
-            self.components[part.name] = part
 
     def discard(self, part: Component) -> None:
         """Registering failed: leave nothing of it. The source was not touched."""
+        with self._lock:
+            if self.components.get(part.name) is part:
+                del self.components[part.name]
         part._range.discard()
         part._close()
 
