@@ -4,14 +4,14 @@ import asyncio
 import os
 import warnings
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
 from swapd import protocol
 from swapd_client.channel import AsyncChannel, ChannelFactory
 from swapd_client.client import Source
-from swapd_client.errors import ComponentInUse, DaemonGone
+from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced
 from swapd_client.session import Component, Session, default_label, resolve
 
 
@@ -54,7 +54,7 @@ class AsyncLease:
         return bool(wanted) and not wanted.isdisjoint(self.names)
 
     def release(self) -> None:
-        """Give the components back. Raises: ForkedClient."""
+        """Give the components back. Raises: ForkedClient, SessionFenced, as `Lease.release`."""
         if self._held:
             self._held = False
             self._client._release(self._granted)
@@ -80,7 +80,8 @@ class Acquiring:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         assert self._lease is not None
-        self._lease.release()
+        with suppress(SessionFenced) if exc is not None else nullcontext():
+            self._lease.release()
 
 
 class AsyncClient:
@@ -182,12 +183,8 @@ class AsyncClient:
         return AsyncLease(self, granted, names)
 
     def _release(self, granted: protocol.Granted) -> None:
-        session = self.session
-        if session.error is not None:
-            return
-        session.check()
-        session.released(granted)
-        self._channel.send(protocol.Release(session.next_id(), granted.id))
+        if self.session.give_back(granted):
+            self._channel.send(protocol.Release(self.session.next_id(), granted.id))
 
     async def _call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None

@@ -4,13 +4,13 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from swapd import protocol
 from swapd_client.channel import Channel, ChannelFactory
-from swapd_client.errors import ComponentInUse, DaemonGone, SwapdError
+from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced, SwapdError
 from swapd_client.layout import Buffer
 from swapd_client.session import Component, Session, default_label, resolve
 
@@ -64,7 +64,8 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.release()
+        with suppress(SessionFenced) if exc is not None else nullcontext():
+            self.release()
 
     def __del__(self) -> None:
         if self._held and self._client.session.error is None:
@@ -83,7 +84,9 @@ class Lease:
     def release(self) -> None:
         """Give the components back. Does not block, from the thread that acquired.
 
-        Does nothing if the daemon is gone. Raises: ForkedClient.
+        Does nothing if the daemon is gone. Raises: ForkedClient; SessionFenced if the daemon
+        ended the session while this was held (see its log): then discard what was computed
+        since, for others may have had the memory for a moment.
         """
         if self._held:
             self._held = False
@@ -226,10 +229,8 @@ class Client:
 
     def _release(self, granted: protocol.Granted, *, same: bool) -> None:
         session = self.session
-        if session.error is not None:
+        if not session.give_back(granted):
             return
-        session.check()
-        session.released(granted)
         release = protocol.Release(session.next_id(), granted.id, ack=not same)
         try:
             if same:

@@ -21,6 +21,7 @@ import msgspec
 from swapd import config, protocol, runtime_dir
 from swapd.device import vm
 from swapd.fds import OwnedFd, recv_packet, send_packet
+from swapd.system import open_pidfd
 from swapd_client.errors import (
     BadRequest,
     ClientClosed,
@@ -29,6 +30,7 @@ from swapd_client.errors import (
     ForkedClient,
     InvalidSource,
     NotRunning,
+    SessionFenced,
     SwapdError,
     UnknownComponent,
     VersionMismatch,
@@ -93,7 +95,7 @@ class Session:
         self._listeners: list[Callable[[SwapdError], None]] = []
         self._forked = False
         self._closed = False
-        self._sock = _connect(endpoint / runtime_dir.LIFELINE)
+        self._sock, self._daemon_pid = _connect(endpoint / runtime_dir.LIFELINE)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
@@ -216,7 +218,21 @@ class Session:
                 part._holders += 1
             part._range.show(place.generation, place.runs)
 
-    def released(self, granted: protocol.Granted) -> None:
+    def give_back(self, granted: protocol.Granted) -> bool:
+        """A lease ends here; whether the daemon is still there to be told.
+
+        Raises: SessionFenced if it ended before, because the daemon had ended the session:
+        for a moment others may have had the memory. ForkedClient.
+        """
+        if isinstance(self._error, SessionFenced):
+            raise self._error
+        if self._error is not None:
+            return False
+        self.check()
+        self._released(granted)
+        return True
+
+    def _released(self, granted: protocol.Granted) -> None:
         """Under strict isolation, what nobody in this process holds may not be touched."""
         self.leases.pop(granted.id, None)
         for place in granted.placements:
@@ -292,13 +308,7 @@ class Session:
     def _receive(self) -> bool:
         data, fds = self._recv()
         if not data:
-            self._end(
-                DaemonGone(
-                    f"{self.endpoint}: the daemon is gone, or has cut this process off (then its "
-                    "log says why). What you hold stays mapped; close() makes all tensors private "
-                    "memory. Then connect again, to a daemon that runs"
-                )
-            )
+            self._end(self._lost())
             return False
         match protocol.decode_from_daemon(data):
             case protocol.Revoke() as revoke:
@@ -328,6 +338,21 @@ class Session:
             answer = protocol.Revoked(revoke.name, revoke.generation)
             with suppress(OSError):  # too late: what ended the session comes next
                 send_packet(self._sock, protocol.encode(answer))
+
+    def _lost(self) -> SwapdError:
+        """The lifeline ended without a word: the daemon died, or goes on without us."""
+        watch = open_pidfd(self._daemon_pid)
+        if watch is None:
+            return DaemonGone(
+                f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
+                "makes all tensors private memory. Start swapd again, then reconnect"
+            )
+        os.close(watch)
+        self._let_go()
+        return SessionFenced(
+            f"{self.endpoint}: the daemon has ended this session, and its log says why. What you "
+            "hold is private memory now; close() makes all tensors that. Then connect again"
+        )
 
     def _let_go(self) -> None:
         """The daemon goes on without this session: others will use the chunks it holds.
@@ -400,7 +425,8 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: Path) -> tuple[socket.socket, int]:
+    """A lifeline to the daemon, and the daemon's process id."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(str(path))
@@ -416,14 +442,14 @@ def _connect(path: Path) -> socket.socket:
             f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: swapd serve --device "
             f"host --budget 1GiB; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
         ) from exc
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         sock.close()
         raise NotRunning(
             f"what listens at {path.parent} runs as user {uid}, not as this one: it gets no "
             "weights. Start a swapd as this user, or connect(path) to the right folder"
         )
-    return sock
+    return sock, pid
 
 
 def _layout(source: object) -> Layout:
