@@ -19,7 +19,7 @@ from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Runs
 
 #: Copied by one thread at a time: large enough for memcpy to stream, small enough to share.
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 8 << 20
 #: The same when throttled: small, so that the rate is even.
 SLOW_PIECE_BYTES = 1 << 20
 #: More threads do not copy faster: the memory bus is full.
