@@ -119,7 +119,7 @@ class AsyncClient:
         try:
             await self._call(session.register_request(part, policy, group))
             registered = True
-            await asyncio.to_thread(session.fill, part)
+            await self._fill(part)
             await self._call(protocol.Commit(session.next_id(), name))
         except BaseException:
             if registered and session.error is None:
@@ -128,6 +128,15 @@ class AsyncClient:
             raise
         session.bind(part)
         return part
+
+    async def _fill(self, part: Component) -> None:
+        """Fill in a thread; it has ended when this does, also when this is cancelled."""
+        filling = asyncio.get_running_loop().run_in_executor(None, self.session.fill, part)
+        try:
+            await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            await asyncio.gather(filling, return_exceptions=True)
+            raise
 
     def acquire(
         self, *names: str, timeout: float | None = None, priority: int = 0, wait: bool = False
