@@ -1,6 +1,7 @@
 """A device that fails on demand: real memory, but the nth call of a verb raises."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from swapd.device import DeviceError, HostDevice
 from swapd.protocol import Runs
@@ -20,13 +21,13 @@ class FailingDevice(HostDevice):
         super().__init__(budget, chunk, bandwidth)
         self._left = dict(fail_on)
 
-    def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+    def copy_in(self, runs: Runs, source: int, nbytes: int, **told: Any) -> None:
         self._count("copy_in")
-        super().copy_in(runs, source, nbytes)
+        super().copy_in(runs, source, nbytes, **told)
 
-    def copy_out(self, runs: Runs, target: int, nbytes: int) -> None:
+    def copy_out(self, runs: Runs, target: int, nbytes: int, **told: Any) -> None:
         self._count("copy_out")
-        super().copy_out(runs, target, nbytes)
+        super().copy_out(runs, target, nbytes, **told)
 
     def _count(self, verb: str) -> None:
         self._left[verb] = self._left.get(verb, 0) - 1

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -84,10 +85,10 @@ class GatedDevice(HostDevice):
         self.began, self.gate = threading.Event(), threading.Event()
         self.ended: list[str] = []
 
-    def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+    def copy_in(self, runs: Runs, source: int, nbytes: int, **told: Any) -> None:
         self.began.set()
         self.gate.wait()
-        super().copy_in(runs, source, nbytes)
+        super().copy_in(runs, source, nbytes, **told)
         self.ended.append("copy")
 
 
@@ -142,7 +143,7 @@ async def test_an_error_that_is_not_the_device_s_is_a_crash_and_no_event(
     mover_of: MoverOf, told: Told, master: int
 ) -> None:
     class BrokenDevice(HostDevice):
-        def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+        def copy_in(self, runs: Runs, source: int, nbytes: int, **told: Any) -> None:
             raise ZeroDivisionError("a bug")
 
     with closing(BrokenDevice(CHUNK, CHUNK)) as device:
@@ -171,10 +172,10 @@ async def test_copies_never_run_on_the_loop(mover_of: MoverOf, told: Told, maste
     threads = set()
 
     class WatchedDevice(HostDevice):
-        def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
+        def copy_in(self, runs: Runs, source: int, nbytes: int, **told: Any) -> None:
             threads.add(threading.current_thread())
 
-        def copy_out(self, runs: Runs, target: int, nbytes: int) -> None:
+        def copy_out(self, runs: Runs, target: int, nbytes: int, **told: Any) -> None:
             threads.add(threading.current_thread())
 
     with closing(WatchedDevice(CHUNK, CHUNK)) as device:

@@ -1,15 +1,26 @@
 """The only package that knows what memory is. `open_device` chooses the backend."""
 
-from swapd.device.base import Device, DeviceError
+from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, ProcessUse
 from swapd.device.host import HostDevice
 
-__all__ = ["Device", "DeviceError", "HostDevice", "open_device"]
+__all__ = [
+    "Device",
+    "DeviceError",
+    "DeviceLost",
+    "HostDevice",
+    "MemoryUse",
+    "ProcessUse",
+    "open_device",
+]
 
 
-def open_device(name: str, budget: int, chunk: int, bandwidth: float | None) -> Device:
+def open_device(
+    name: str, budget: int, chunk: int, bandwidth: float | None, pin_limit: int | None = None
+) -> Device:
     """Open the device called `name` ("host") with an arena of `budget` bytes.
 
-    `chunk` is in bytes, `bandwidth` in bytes per second (None: as fast as it goes).
+    `chunk` is in bytes, `bandwidth` in bytes per second (None: as fast as it goes),
+    `pin_limit` in bytes of host memory (None: as much as the driver takes).
     Blocking: allocates and touches the whole arena. Raises: DeviceError.
     """
     if name == "host":

@@ -7,14 +7,17 @@ real processes, real faults. `bandwidth` makes it as slow as a bus.
 import fcntl
 import itertools
 import os
+import threading
 import time
-from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-from swapd.device import vm
-from swapd.device.base import DeviceError
+from swapd.device import pieces, vm
+from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse
+from swapd.device.pieces import Piece
 from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Runs
 
@@ -28,21 +31,40 @@ COPY_THREADS_MAX = 4
 
 def available_bytes() -> int:
     """Host memory that can still be had: the kernel's estimate, or the cgroup's if less."""
+    estimate = _meminfo("MemAvailable")
+    group = _cgroup()
+    return estimate if group is None else min(estimate, group[0] - group[1])
+
+
+def total_bytes() -> int:
+    """Host memory there is: the machine's, or what the cgroup may have if less."""
+    total = _meminfo("MemTotal")
+    group = _cgroup()
+    return total if group is None else min(total, group[0])
+
+
+def _meminfo(field: str) -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    estimate = int(fields["MemAvailable"].split()[0]) * 1024
+    return int(fields[field].split()[0]) * 1024
+
+
+def _cgroup() -> tuple[int, int] | None:
+    """(limit, used) of the cgroup that can be seen here, if it has a limit."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return estimate
-    return estimate if limit == "max" else min(estimate, int(limit) - used)
+    except (OSError, ValueError):  # no cgroups, or the limit is "max"
+        return None
+    return limit, used
 
 
 class HostDevice:
     """An arena in host memory. See `swapd.device.base.Device` for the contract."""
 
     name = "host"
+    uuid = ""
+    read_only_pins = True
 
     def __init__(self, budget: int, chunk: int, bandwidth: float | None = None) -> None:
         """Allocate `budget // chunk` chunks and touch them all.
@@ -54,7 +76,7 @@ class HostDevice:
         if budget < chunk:
             raise DeviceError(f"budget of {budget} bytes is less than one chunk of {chunk}")
         self.chunk_bytes = chunk
-        self.chunks = budget // chunk
+        self.chunks = self.chunks_per_file = budget // chunk
         self._bandwidth = bandwidth
         self._nbytes = self.chunks * chunk
         if self._nbytes > (free := available_bytes()):
@@ -66,9 +88,9 @@ class HostDevice:
             self._allocate()
         except OSError as exc:
             raise DeviceError(f"arena of {self._nbytes >> 20} MiB: {exc.strerror}") from exc
-        threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
-        self._helpers = ThreadPoolExecutor(threads, "swapd-copy")
-        self._threads = threads
+        self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
+        # enough for both directions: those of one may all be waiting for the other
+        self._helpers = ThreadPoolExecutor(2 * self._threads, "swapd-copy")
 
     def __repr__(self) -> str:
         return f"<HostDevice {self._nbytes >> 20} MiB in {self.chunks} chunks>"
@@ -89,64 +111,180 @@ class HostDevice:
             vm.populate(self._base, self._nbytes, writable=True)
             self._memory = undo.pop_all()
 
-    def export(self, *, writable: bool) -> OwnedFd:
+    def export(self, file: int = 0, *, writable: bool) -> OwnedFd:
+        assert file == 0, f"file {file} of an arena that is one file"
         return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
-    def copy_in(self, runs: Runs, source: int, nbytes: int) -> None:
-        self._copy([(self._base + at, source + i, n) for at, i, n in self._spans(runs, nbytes)])
+    def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
+        """Nothing: memory is copied from and to memory here."""
 
-    def copy_out(self, runs: Runs, target: int, nbytes: int) -> None:
-        self._copy([(target + i, self._base + at, n) for at, i, n in self._spans(runs, nbytes)])
+    def unpin(self, address: int) -> None:
+        """Nothing."""
+
+    def copy_in(
+        self,
+        runs: Runs,
+        source: int,
+        nbytes: int,
+        *,
+        may_write: MayWrite | None = None,
+        landed: Landed | None = None,
+    ) -> None:
+        todo = [
+            _Span(self._base + p.offset, source + p.done, p.nbytes, self._chunks_of(p))
+            for p in self._pieces(runs, nbytes)
+        ]
+        self._copy(_Job(todo, may_write, landed))
+
+    def copy_out(
+        self, runs: Runs, target: int, nbytes: int, *, landed: Landed | None = None
+    ) -> None:
+        todo = [
+            _Span(target + p.done, self._base + p.offset, p.nbytes, range(0))
+            for p in self._pieces(runs, nbytes)
+        ]
+        self._copy(_Job(todo, None, landed))
+
+    def lend(self, runs: Runs) -> None:
+        try:
+            for first, n in runs:
+                vm.punch(self._fd.fileno(), first * self.chunk_bytes, n * self.chunk_bytes)
+        except OSError as exc:
+            raise DeviceError(f"chunks {runs} cannot be lent: {exc.strerror}") from exc
+
+    def reclaim(self, runs: Runs) -> None:
+        nbytes = len(pieces.numbers(runs)) * self.chunk_bytes
+        # or the kernel would end some process, maybe this one, to find the memory
+        if nbytes > (free := available_bytes()):
+            raise DeviceError(
+                f"{nbytes >> 20} MiB are to be taken back, but only {free >> 20} MiB of host "
+                "memory are available"
+            )
+        try:
+            for first, n in runs:
+                start = self._base + first * self.chunk_bytes
+                vm.populate(start, n * self.chunk_bytes, writable=True)
+        except OSError as exc:
+            self.lend(runs)
+            raise DeviceError(f"chunks {runs} cannot be had back: {exc.strerror}") from exc
+
+    def use(self) -> MemoryUse:
+        return MemoryUse(total_bytes(), available_bytes(), (), ())
 
     def close(self) -> None:
         self._helpers.shutdown()
         self._memory.close()
 
-    def _spans(self, runs: Runs, nbytes: int) -> list[tuple[int, int, int]]:
-        """(offset in the arena, offset in the component, length) of each piece."""
-        piece = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
-        spans = []
-        done = 0
-        for first, n in runs:
-            start = first * self.chunk_bytes
-            length = min(n * self.chunk_bytes, nbytes - done)
-            spans += [
-                (start + i, done + i, min(piece, length - i)) for i in range(0, length, piece)
-            ]
-            done += length
-        if done < nbytes:
-            raise DeviceError(f"{nbytes} bytes do not fit into chunks {runs}")
-        return spans
+    def _pieces(self, runs: Runs, nbytes: int) -> Iterator[Piece]:
+        most = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
+        return pieces.split(pieces.cut(runs, nbytes, self.chunk_bytes), most)
 
-    def _copy(self, pieces: list[tuple[int, int, int]]) -> None:
+    def _chunks_of(self, piece: Piece) -> range:
+        end = piece.offset + piece.nbytes
+        return range(piece.offset // self.chunk_bytes, -(-end // self.chunk_bytes))
+
+    def _copy(self, job: "_Job") -> None:
         if self._bandwidth:
-            self._copy_slowly(pieces, self._bandwidth)
+            job.work_slowly(self._bandwidth)
+        else:
+            wanted = min(self._threads, len(job.todo)) - 1
+            helpers = [self._helpers.submit(job.work) for _ in itertools.repeat(None, wanted)]
+            job.work()
+            for helper in helpers:
+                helper.result()
+        job.finish()
+
+
+class _Span(NamedTuple):
+    """Bytes to copy, and the chunks they go into (none when they leave the arena)."""
+
+    target: int
+    source: int
+    nbytes: int
+    chunks: range
+
+
+class _Job:
+    """One copy, done by several threads: taken up in order, and told of in order."""
+
+    def __init__(
+        self, todo: list[_Span], may_write: MayWrite | None, landed: Landed | None
+    ) -> None:
+        self.todo = todo
+        self._may_write = may_write
+        self._landed = landed
+        self._taking = threading.Lock()
+        self._next = 0
+        self._asked = -1
+        self._telling = threading.Lock()
+        self._done = [False] * len(todo)
+        self._told = 0
+        self._told_bytes = 0
+        #: The first error of any thread; the others stop at their next span.
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        """Copy spans until none are left, or until a thread has failed."""
+        while (index := self._take()) is not None:
+            self._copy(index)
+
+    def work_slowly(self, bandwidth: float) -> None:
+        """The same at `bandwidth` bytes per second, not counting waits for permission."""
+        due = time.monotonic()
+        while True:
+            asked = time.monotonic()
+            index = self._take()
+            if index is None:
+                return
+            due += time.monotonic() - asked
+            self._copy(index, due := due + self.todo[index].nbytes / bandwidth)
+
+    def finish(self) -> None:
+        """After all threads: raise what any of them raised; tell of a copy of no bytes."""
+        if self._error is not None:
+            raise self._error
+        if not self.todo and self._landed is not None:
+            self._landed(0)
+
+    def _take(self) -> int | None:
+        # under the lock also while it waits: later spans may not be written before earlier ones
+        with self._taking:
+            if self._error is not None or self._next == len(self.todo):
+                return None
+            index = self._next
+            self._next += 1
+            try:
+                self._ask(self.todo[index].chunks)
+            except BaseException as exc:  # noqa: BLE001 - raised by `finish`
+                self._error = exc
+                return None
+            return index
+
+    def _ask(self, chunks: range) -> None:
+        if self._may_write is None:
             return
-        todo = deque(pieces)
-        helpers = [
-            self._helpers.submit(_drain, todo)
-            for _ in itertools.repeat(None, min(self._threads, len(pieces)) - 1)
-        ]
-        _drain(todo)
-        for helper in helpers:
-            helper.result()
+        for chunk in chunks:
+            if chunk != self._asked:
+                self._may_write(chunk)
+                self._asked = chunk
 
-    def _copy_slowly(self, pieces: list[tuple[int, int, int]], bandwidth: float) -> None:
-        started = time.monotonic()
-        done = 0
-        for target, source, n in pieces:
-            vm.copy(target, source, n)
-            done += n
-            ahead = started + done / bandwidth - time.monotonic()
-            if ahead > 0:
-                time.sleep(ahead)
+    def _copy(self, index: int, due: float = 0.0) -> None:
+        target, source, nbytes, _ = self.todo[index]
+        vm.copy(target, source, nbytes)
+        ahead = due - time.monotonic()
+        if ahead > 0:
+            time.sleep(ahead)
+        with self._telling:
+            self._done[index] = True
+            try:
+                self._tell()
+            except BaseException as exc:  # noqa: BLE001 - raised by `finish`
+                self._error = self._error or exc
 
-
-def _drain(todo: deque[tuple[int, int, int]]) -> None:
-    """Copy pieces until none are left; several threads may share one deque."""
-    while True:
-        try:
-            target, source, n = todo.popleft()
-        except IndexError:
-            return
-        vm.copy(target, source, n)
+    def _tell(self) -> None:
+        told = self._told
+        while self._told < len(self.todo) and self._done[self._told]:
+            self._told_bytes += self.todo[self._told].nbytes
+            self._told += 1
+        if self._landed is not None and self._told > told:
+            self._landed(self._told_bytes)

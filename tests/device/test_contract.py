@@ -7,6 +7,7 @@ the memory behind a descriptor.
 import ctypes
 import os
 import random
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from swapd.device import Device, DeviceError, HostDevice
+from swapd.device import Device, DeviceError, HostDevice, vm
 from swapd.protocol import Runs
 from tests.processes import output_of, start_python
 
@@ -24,17 +25,25 @@ CHUNKS = 8
 
 @dataclass(frozen=True)
 class Backend:
-    """`map_chunk` is Python that another process runs: with `fd`, `chunk` (the number of
-    one), `CHUNK` and `writable` set, it maps that chunk and sets `at` to its address."""
+    """`map_chunk` is Python that another process runs: with `fd`, `chunk` (its number in
+    the file), `CHUNK` and `writable` set, it maps that chunk and sets `at` to its address.
+    `held` is how much memory the arena of a device takes."""
 
     open: Callable[[int, int], Device]
     map_chunk: str
+    held: Callable[[Device], int]
+
+
+def held_on_host(device: Device) -> int:
+    with device.export(0, writable=False) as fd:
+        return os.fstat(fd.fileno()).st_blocks * 512
 
 
 BACKENDS = {
     "host": Backend(
         open=lambda budget, chunk: HostDevice(budget, chunk),
         map_chunk="at = vm.map_shared(fd, chunk * CHUNK, CHUNK, writable=writable)",
+        held=held_on_host,
     ),
 }
 
@@ -115,7 +124,7 @@ def test_open_and_close_leave_no_descriptor_and_no_mapping(backend: Backend) -> 
     device = backend.open(CHUNKS * CHUNK, CHUNK)
     copy_in(device, ((0, 1),), b"x")
     for writable in (False, True):
-        device.export(writable=writable).close()
+        device.export(0, writable=writable).close()
     device.close()
     assert open_fds() == before
 
@@ -192,6 +201,235 @@ def test_copies_run_in_both_directions_at_once(device: Device) -> None:
             assert copy_out(device, there, len(content)) == content
 
 
+# --- what a copy says, and asks ----------------------------------------------------------
+
+
+def test_landed_is_told_in_order_and_at_the_end(device: Device) -> None:
+    source = HostBytes(CHUNKS * CHUNK - 5)
+    told_in: list[int] = []
+    told_out: list[int] = []
+    device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=told_in.append)
+    device.copy_out(((0, CHUNKS),), source.address, source.nbytes, landed=told_out.append)
+    for told in (told_in, told_out):
+        assert told == sorted(set(told))
+        assert told[-1] == source.nbytes
+        assert len(told) > 1, "told as it goes, not only at the end"
+
+
+def test_a_copy_of_no_bytes_has_landed_too(device: Device) -> None:
+    told: list[int] = []
+    asked: list[int] = []
+    device.copy_in(((3, 1),), 0, 0, may_write=asked.append, landed=told.append)
+    device.copy_out((), 0, 0, landed=told.append)
+    assert told == [0, 0]
+    assert asked == []
+
+
+def test_what_is_said_to_have_landed_has(device: Device) -> None:
+    copy_in(device, ((0, CHUNKS),), bytes(CHUNKS * CHUNK))
+    content = noise(CHUNKS * CHUNK)
+    source, target = HostBytes(len(content), content), HostBytes(len(content))
+    right: list[bool] = []
+
+    def check_in(n: int) -> None:
+        right.append(copy_out(device, ((0, CHUNKS),), n) == content[:n])
+
+    def check_out(n: int) -> None:
+        right.append(bytes(target)[:n] == content[:n])
+
+    device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=check_in)
+    device.copy_out(((0, CHUNKS),), target.address, target.nbytes, landed=check_out)
+    assert all(right)
+
+
+def test_each_chunk_is_asked_for_once_in_order_before_it_is_written(device: Device) -> None:
+    runs: Runs = ((6, 2), (0, 1), (3, 2))
+    copy_in(device, ((0, CHUNKS),), before := noise(CHUNKS * CHUNK))
+    asked: list[int] = []
+
+    def may_write(chunk: int) -> None:
+        asked.append(chunk)
+        assert copy_out(device, ((chunk, 1),), CHUNK) == before[chunk * CHUNK :][:CHUNK]
+
+    content = noise(4 * CHUNK + 100, 2)
+    source = HostBytes(len(content), content)
+    device.copy_in(runs, source.address, source.nbytes, may_write=may_write)
+    assert asked == [6, 7, 0, 3, 4]
+    assert copy_out(device, runs, len(content)) == content
+
+
+def test_a_chunk_that_may_never_be_written_ends_the_copy_and_keeps_its_bytes(
+    device: Device,
+) -> None:
+    copy_in(device, ((0, CHUNKS),), before := noise(CHUNKS * CHUNK))
+    asked: list[int] = []
+
+    def may_write(chunk: int) -> None:
+        asked.append(chunk)
+        if chunk == 2:
+            raise DeviceError("it never will")
+
+    source = HostBytes(CHUNKS * CHUNK)
+    with pytest.raises(DeviceError, match="it never will"):
+        device.copy_in(((5, 1), (2, 3)), source.address, 4 * CHUNK, may_write=may_write)
+    assert asked == [5, 2]
+    after = copy_out(device, ((0, CHUNKS),), CHUNKS * CHUNK)
+    assert after[: 5 * CHUNK] == before[: 5 * CHUNK]
+    assert after[6 * CHUNK :] == before[6 * CHUNK :]
+    copy_in(device, ((2, 3),), content := noise(3 * CHUNK, 3))
+    assert copy_out(device, ((2, 3),), 3 * CHUNK) == content, "the device works on"
+
+
+@pytest.mark.parametrize("verb", ["copy_in", "copy_out"])
+def test_an_error_of_whoever_is_told_ends_the_copy(device: Device, verb: str) -> None:
+    def landed(n: int) -> None:
+        raise ZeroDivisionError(n)
+
+    memory = HostBytes(CHUNKS * CHUNK)
+    with pytest.raises(ZeroDivisionError):
+        getattr(device, verb)(((0, CHUNKS),), memory.address, memory.nbytes, landed=landed)
+    copy_in(device, ((0, 1),), b"on")
+    assert copy_out(device, ((0, 1),), 2) == b"on"
+
+
+def test_what_has_landed_is_told_while_a_later_chunk_is_waited_for(device: Device) -> None:
+    first: Runs = ((0, CHUNKS // 2),)
+    arrived, gate = threading.Event(), threading.Event()
+    half = CHUNKS // 2 * CHUNK
+
+    def may_write(chunk: int) -> None:
+        if chunk == CHUNKS // 2:
+            # the other half is told of although this one is not even begun
+            assert arrived.wait(60)
+            gate.set()
+
+    def landed(n: int) -> None:
+        if n >= half:
+            arrived.set()
+
+    source = HostBytes(CHUNKS * CHUNK)
+    second: Runs = ((CHUNKS // 2, CHUNKS // 2),)
+    device.copy_in(
+        first + second, source.address, source.nbytes, may_write=may_write, landed=landed
+    )
+    assert gate.is_set()
+
+
+def test_a_copy_in_follows_a_copy_out_through_the_same_chunks(device: Device) -> None:
+    """Written back and replaced at once: each chunk is reused as soon as it is free."""
+    runs: Runs = ((4, 4), (0, 4))
+    order = [4, 5, 6, 7, 0, 1, 2, 3]
+    copy_in(device, runs, old := noise(CHUNKS * CHUNK, 1))
+    source, target = HostBytes(len(old), new := noise(len(old), 2)), HostBytes(len(old))
+    free = threading.Condition()
+    saved = 0
+
+    def landed(n: int) -> None:
+        nonlocal saved
+        with free:
+            saved = n
+            free.notify_all()
+
+    def may_write(chunk: int) -> None:
+        with free:
+            assert free.wait_for(lambda: saved >= (order.index(chunk) + 1) * CHUNK, 60)
+
+    with ThreadPoolExecutor(1) as threads:
+        inward = threads.submit(
+            device.copy_in, runs, source.address, source.nbytes, may_write=may_write
+        )
+        device.copy_out(runs, target.address, target.nbytes, landed=landed)
+        inward.result()
+    assert bytes(target) == old
+    assert copy_out(device, runs, len(new)) == new
+
+
+# --- pins --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [1, vm.PAGE_BYTES, 3 * CHUNK + 12345])
+def test_copies_from_and_to_pinned_memory_are_the_same_bytes(device: Device, nbytes: int) -> None:
+    length = vm.round_up(nbytes)
+    memory = vm.map_anonymous(length)
+    vm.view(memory, nbytes)[:] = content = noise(nbytes)
+    device.pin(memory, nbytes, writable=True)
+    device.copy_in(((2, 4),), memory, nbytes)
+    vm.view(memory, nbytes)[:] = bytes(nbytes)
+    device.copy_out(((2, 4),), memory, nbytes)
+    assert bytes(vm.view(memory, nbytes)) == content
+    device.unpin(memory)
+    vm.view(memory, nbytes)[:] = bytes(nbytes)
+    device.copy_out(((2, 4),), memory, nbytes)
+    assert bytes(vm.view(memory, nbytes)) == content
+    vm.free(memory, length)
+
+
+def test_memory_that_is_read_only_here_can_be_pinned_where_the_device_says_so(
+    device: Device,
+) -> None:
+    fd = os.memfd_create("master")
+    os.write(fd, content := noise(CHUNK))
+    memory = vm.map_shared(fd, 0, CHUNK, writable=False)
+    if device.read_only_pins:
+        device.pin(memory, CHUNK, writable=False)
+    else:
+        with pytest.raises(DeviceError, match="read-only"):
+            device.pin(memory, CHUNK, writable=False)
+    device.copy_in(((1, 1),), memory, CHUNK)
+    assert copy_out(device, ((1, 1),), CHUNK) == content
+    device.unpin(memory)
+    vm.free(memory, CHUNK)
+    os.close(fd)
+
+
+def test_unpinning_what_is_not_pinned_is_nothing(device: Device) -> None:
+    device.unpin(vm.PAGE_BYTES)
+
+
+# --- lend and reclaim --------------------------------------------------------------------
+
+
+def test_lent_chunks_give_their_memory_back_and_take_it_again(
+    backend: Backend, device: Device
+) -> None:
+    copy_in(device, ((0, CHUNKS),), before := noise(CHUNKS * CHUNK))
+    held = backend.held(device)
+    device.lend(((1, 2), (6, 1)))
+    assert backend.held(device) == held - 3 * CHUNK
+    kept: Runs = ((0, 1), (3, 3), (7, 1))
+    assert copy_out(device, kept, 5 * CHUNK) == b"".join(
+        before[first * CHUNK : (first + n) * CHUNK] for first, n in kept
+    )
+    device.reclaim(((6, 1),))
+    assert backend.held(device) == held - 2 * CHUNK
+    device.reclaim(((1, 2),))
+    assert backend.held(device) == held
+    copy_in(device, ((0, CHUNKS),), content := noise(CHUNKS * CHUNK, 2))
+    assert copy_out(device, ((0, CHUNKS),), CHUNKS * CHUNK) == content
+
+
+def test_chunks_that_were_lent_are_exported_anew(backend: Backend, device: Device) -> None:
+    device.lend(((0, CHUNKS),))
+    device.reclaim(((0, CHUNKS),))
+    copy_in(device, ((4, 1),), content := noise(CHUNK))
+    show = "print(zlib.crc32(vm.view(at, CHUNK)))"
+    seen = in_another_process(backend, device, show, chunk=4, writable=False)
+    assert int(seen) == zlib.crc32(content)
+
+
+def test_a_device_may_be_closed_while_chunks_are_lent(backend: Backend) -> None:
+    before = open_fds()
+    device = backend.open(CHUNKS * CHUNK, CHUNK)
+    device.lend(((0, 3),))
+    device.close()
+    assert open_fds() == before
+
+
+def test_use_says_how_much_there_is_and_how_much_is_free(device: Device) -> None:
+    use = device.use()
+    assert 0 < use.free < use.total
+
+
 # --- export ------------------------------------------------------------------------------
 
 CHILD = """
@@ -205,10 +443,11 @@ def in_another_process(
     backend: Backend, device: Device, program: str, *, chunk: int = 0, writable: bool
 ) -> str:
     """What `program` prints where `chunk` is mapped at `at` from an export of its own."""
-    with device.export(writable=writable) as fd:
+    file, place = divmod(chunk, device.chunks_per_file)
+    with device.export(file, writable=writable) as fd:
         number = fd.fileno()
         child = CHILD + backend.map_chunk + "\n" + program
-        return output_of(child, number, chunk, CHUNK, int(writable), fds=[number]).strip()
+        return output_of(child, number, place, CHUNK, int(writable), fds=[number]).strip()
 
 
 @pytest.mark.parametrize("writable", [False, True])
@@ -250,7 +489,7 @@ print(mprotect(at, CHUNK, vm.PROT_READ | vm.PROT_WRITE), os.strerror(ctypes.get_
 
 def test_exports_are_not_inherited(device: Device) -> None:
     for writable in (False, True):
-        with device.export(writable=writable) as fd:
+        with device.export(0, writable=writable) as fd:
             assert not os.get_inheritable(fd.fileno())
 
 
@@ -262,9 +501,12 @@ print("mapped", flush=True)
 sys.stdin.readline()
 print(zlib.crc32(vm.view(at, CHUNK)))
 """
-    with device.export(writable=False) as fd:
+    file, place = divmod(3, device.chunks_per_file)
+    with device.export(file, writable=False) as fd:
         number = fd.fileno()
-        child = start_python(CHILD + backend.map_chunk + program, number, 3, CHUNK, 0, fds=[number])
+        child = start_python(
+            CHILD + backend.map_chunk + program, number, place, CHUNK, 0, fds=[number]
+        )
     with child:
         assert child.stdin is not None
         assert child.stdout is not None

@@ -62,7 +62,7 @@ def test_the_host_device_is_opened_by_name() -> None:
 
 def test_the_arena_is_allocated_from_the_start() -> None:
     """A page that is first touched while a worker waits would cost that worker the time."""
-    with closing(HostDevice(4 * CHUNK, CHUNK)) as device, device.export(writable=False) as fd:
+    with closing(HostDevice(4 * CHUNK, CHUNK)) as device, device.export(0, writable=False) as fd:
         assert os.fstat(fd.fileno()).st_blocks * 512 == 4 * CHUNK
 
 
@@ -93,7 +93,7 @@ def test_no_worker_can_shut_the_arena_for_the_next() -> None:
         if os.getuid() == 0:
             os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
         device = HostDevice(2 << 20, 2 << 20)
-        with device.export(writable=False) as reader, device.export(writable=True) as writer:
+        with device.export(0, writable=False) as reader, device.export(0, writable=True) as writer:
             os.fchmod(reader.fileno(), 0)
             for seal in (fcntl.F_SEAL_WRITE, 0x10):
                 try:
@@ -101,8 +101,8 @@ def test_no_worker_can_shut_the_arena_for_the_next() -> None:
                 except PermissionError:
                     continue
                 raise AssertionError("sealed by a worker")
-        device.export(writable=False).close()
-        device.export(writable=True).close()
+        device.export(0, writable=False).close()
+        device.export(0, writable=True).close()
         device.close()
     """)
 
@@ -147,3 +147,57 @@ def test_close_joins_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     device.close()
     assert set(threading.enumerate()) == before
     vm.free(memory, 24 * CHUNK)
+
+
+def test_lent_memory_that_is_not_there_any_more_is_not_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with closing(HostDevice(4 * CHUNK, CHUNK)) as device:
+        device.lend(((0, 4),))
+        monkeypatch.setattr(host, "available_bytes", lambda: 3 * CHUNK)
+        with pytest.raises(DeviceError, match="8 MiB are to be taken back, but only 6 MiB"):
+            device.reclaim(((0, 4),))
+        with device.export(0, writable=False) as fd:
+            assert os.fstat(fd.fileno()).st_blocks == 0
+        device.reclaim(((0, 3),))
+
+
+def test_what_cannot_be_taken_back_whole_is_not_taken_back_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    populate = vm.populate
+
+    def second_fails(address: int, nbytes: int, *, writable: bool) -> None:
+        monkeypatch.setattr(vm, "populate", full)
+        populate(address, nbytes, writable=writable)
+
+    def full(address: int, nbytes: int, *, writable: bool) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with closing(HostDevice(4 * CHUNK, CHUNK)) as device:
+        device.lend(((0, 1), (2, 1)))
+        monkeypatch.setattr(vm, "populate", second_fails)
+        with pytest.raises(DeviceError, match="cannot be had back: Cannot allocate memory"):
+            device.reclaim(((0, 1), (2, 1)))
+        with device.export(0, writable=False) as fd:
+            assert os.fstat(fd.fileno()).st_blocks * 512 == 2 * CHUNK
+
+
+def test_a_throttled_copy_does_not_hurry_after_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus was free meanwhile, but that makes it no faster."""
+    now, slept = [0.0], [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept[0] += seconds
+        now[0] += seconds
+
+    def may_write(chunk: int) -> None:
+        now[0] += 100.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    memory = vm.map_anonymous(4 * CHUNK)
+    with closing(HostDevice(4 * CHUNK, CHUNK, float(CHUNK))) as device:
+        device.copy_in(((0, 4),), memory, 4 * CHUNK, may_write=may_write)
+    vm.free(memory, 4 * CHUNK)
+    assert slept[0] == pytest.approx(4.0)

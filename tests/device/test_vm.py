@@ -322,3 +322,17 @@ def test_a_view_writes_through_and_may_be_empty() -> None:
     assert bytes(vm.view(at, 4)) == b"\0ab\0"
     assert len(vm.view(at, 0)) == 0
     vm.free(at, vm.PAGE_BYTES)
+
+
+def test_a_hole_gives_memory_back_and_reads_as_zeros(arena: int) -> None:
+    at = vm.map_shared(arena, 0, NBYTES, writable=True)
+    vm.populate(at, NBYTES, writable=True)
+    before = os.fstat(arena).st_blocks
+    vm.punch(arena, NBYTES // 4, NBYTES // 2)
+    assert os.fstat(arena).st_blocks == before // 2
+    assert os.fstat(arena).st_size == NBYTES
+    assert bytes(vm.view(at + NBYTES // 4, NBYTES // 2)) == bytes(NBYTES // 2)
+    assert bytes(vm.view(at + vm.PAGE_BYTES, 2)) == b"\1\0"
+    vm.free(at, NBYTES)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        vm.punch(-1, 0, NBYTES)

@@ -1,0 +1,44 @@
+"""How a copy is cut up: pure arithmetic on runs of chunks."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from swapd.device.base import DeviceError
+from swapd.protocol import Runs
+
+
+class Piece(NamedTuple):
+    """What is copied at a time. Bytes; `offset` is in the arena, `done` in the component."""
+
+    offset: int
+    done: int
+    nbytes: int
+
+
+def cut(runs: Runs, nbytes: int, chunk: int) -> list[Piece]:
+    """`nbytes` bytes, one piece for each run of `runs`.
+
+    Raises: DeviceError if they do not fit.
+    """
+    pieces = []
+    done = 0
+    for first, n in runs:
+        length = min(n * chunk, nbytes - done)
+        if length:
+            pieces.append(Piece(first * chunk, done, length))
+        done += length
+    if done < nbytes:
+        raise DeviceError(f"{nbytes} bytes do not fit into chunks {runs}")
+    return pieces
+
+
+def split(pieces: Iterator[Piece] | list[Piece], most: int) -> Iterator[Piece]:
+    """The same bytes in pieces of at most `most`; each run's begin anew at its start."""
+    for offset, done, nbytes in pieces:
+        for at in range(0, nbytes, most):
+            yield Piece(offset + at, done + at, min(most, nbytes - at))
+
+
+def numbers(runs: Runs) -> list[int]:
+    """The chunks of `runs`, one by one."""
+    return [chunk for first, n in runs for chunk in range(first, first + n)]
