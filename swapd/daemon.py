@@ -10,19 +10,22 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import zmq
 import zmq.asyncio
 
 from swapd import __version__, protocol, runtime_dir
+from swapd.board import SLOTS, Arrivals
 from swapd.config import Config
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.device import Device
+from swapd.device import Device, DeviceError, MemoryUse
 from swapd.fds import OwnedFd
 from swapd.journal import Journal, Start
 from swapd.lifeline import Lifeline, LifelineServer
@@ -31,6 +34,7 @@ from swapd.mover import Mover
 from swapd.requests import event_of, problem_with
 from swapd.router import Router
 from swapd.system import notify_systemd, open_pidfd
+from swapd.worker import Worker
 
 log = logging.getLogger("swapd")
 
@@ -51,15 +55,18 @@ class Daemon:
         self._device = device
         self._folder = config.folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
-        self._masters = Masters(config.host_memory)
+        self._masters = Masters(config.host_memory, device)
         self._host = ThreadPoolExecutor(1, "swapd-host")
+        self._queries = ThreadPoolExecutor(1, "swapd-query")
         self._events: deque[AnyEvent] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         #: The clock of all events: the loop's own counts whole milliseconds under uvloop.
         self._clock = time.monotonic
-        self._lifelines: dict[int, Lifeline] = {}
+        self._workers: dict[int, Worker] = {}
+        #: Where it is said what has arrived of each component, by uid.
+        self._arrivals: dict[int, Arrivals] = {}
         self._last_session = 0
         #: Where to send the reply to (session, request).
         self._peers: dict[tuple[int, int], bytes] = {}
@@ -148,12 +155,15 @@ class Daemon:
         if self._timer is not None:
             self._timer.cancel()
         self._mover.close()
-        self._host.shutdown()
+        for threads in (self._host, self._queries):
+            threads.shutdown()
         self._journal.close()
         self._router.close()
         self._publisher.close()
         self._context.term()
         self._masters.close()
+        for worker in self._workers.values():
+            worker.close()
         runtime_dir.remove_sockets(self._folder)
 
     def _crashed(self, error: BaseException) -> None:
@@ -225,7 +235,7 @@ class Daemon:
 
     def _on_request(self, session: int, peer: bytes, request: protocol.AnyRequest) -> None:
         if isinstance(request, protocol.Status):
-            self._router.reply(peer, self._status(request.id))
+            self._ask_device(peer, request.id)
             return
         problem = problem_with(request)
         one_way = isinstance(request, protocol.Release | protocol.Cancel)
@@ -246,25 +256,17 @@ class Daemon:
         self._last_session += 1
         session = lifeline.session = self._last_session
         label = hello.label or f"process {lifeline.pid}"
-        self._lifelines[session] = lifeline
+        try:
+            worker = self._workers[session] = Worker(lifeline, self._device)
+        except OSError as exc:
+            lifeline.session = 0  # it was never open
+            self._server.drop(lifeline, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
+            return
         self._router.open(lifeline.token, session)
         self._post(events.SessionOpened(self._clock(), session, label))
-        welcome = protocol.Welcome(
-            version=protocol.VERSION,
-            session=session,
-            token=lifeline.token,
-            rpc=f"ipc://{self._folder / runtime_dir.RPC}",
-            device=self._device.name,
-            chunk_bytes=self._device.chunk_bytes,
-            chunks=self._device.chunks,
-            strict=self._core.rules.strict,
-        )
-        try:
-            arena = self._device.export(writable=False)
-        except OSError as exc:
-            self._server.drop(lifeline, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
-        else:
-            lifeline.send(welcome, [arena])
+        rpc = f"ipc://{self._folder / runtime_dir.RPC}"
+        with self._enough_descriptors(session):
+            worker.welcome(rpc, strict=self._core.rules.strict)
 
     def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
         if isinstance(message, protocol.Revoked):
@@ -273,7 +275,7 @@ class Daemon:
 
     def _on_gone(self, lifeline: Lifeline) -> None:
         session = lifeline.session
-        del self._lifelines[session]
+        self._workers.pop(session).close()
         self._router.forget(lifeline.token)
         for known in (self._peers, self._revocations):
             for key in [k for k in known if k[0] == session]:
@@ -302,7 +304,31 @@ class Daemon:
         if peer is not None:
             self._router.reply(peer, reply)
 
+    @contextmanager
+    def _enough_descriptors(self, session: int) -> Iterator[None]:
+        """Without descriptors for it a session cannot go on: it ends, and is told why."""
+        try:
+            yield
+        except OSError as exc:
+            self._end_session(session, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
+
+    def _end_session(self, session: int, code: protocol.Code, why: str) -> None:
+        if worker := self._workers.get(session):
+            self._server.drop(worker.lifeline, code, why)
+
+    def _fence(self, session: int, why: str) -> None:
+        self._end_session(session, "fenced", why)
+
+    def _tell(self, session: int, message: protocol.FromDaemon) -> None:
+        if worker := self._workers.get(session):
+            worker.lifeline.send(message)
+
     def _do_grant(self, a: actions.Grant, seq: int) -> None:
+        if worker := self._workers.get(a.session):
+            with self._enough_descriptors(a.session):
+                for place in a.placements:
+                    mutable = self._core.ledger.components[place.name].mutable
+                    worker.send_files(place.runs, writable=mutable)
         granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded)
         self._reply(a.session, a.request, granted)
 
@@ -312,15 +338,19 @@ class Daemon:
     def _do_accept(self, a: actions.Accept, seq: int) -> None:
         self._reply(a.session, a.request, protocol.Done(a.request))
 
-    def _do_copy(self, a: actions.CopyIn | actions.CopyOut, seq: int) -> None:
+    def _do_copy_in(self, a: actions.CopyIn, seq: int) -> None:
         self._causes["copy", a.generation] = seq
-        self._mover.start(a, self._masters.address(a.uid))
+        landed = partial(self._arrivals[a.uid].landed, a.generation)
+        self._mover.copy_in(a, self._masters.address(a.uid), landed)
+
+    def _do_copy_out(self, a: actions.CopyOut, seq: int) -> None:
+        self._causes["copy", a.generation] = seq
+        self._mover.copy_out(a, self._masters.address(a.uid))
 
     def _do_revoke(self, a: actions.Revoke, seq: int) -> None:
         if a.ack:
             self._revocations[a.session, a.generation] = seq
-        if lifeline := self._lifelines.get(a.session):
-            lifeline.send(protocol.Revoke(a.name, a.generation, a.ack))
+        self._tell(a.session, protocol.Revoke(a.name, a.generation, a.ack))
 
     def _do_evicted(self, a: actions.Evicted, seq: int) -> None:
         """Say that a write-back is complete, before anybody is given the chunks.
@@ -328,12 +358,11 @@ class Daemon:
         A worker that outlives the daemon so knows which of the two has the latest bytes.
         """
         c = self._core.ledger.components.get(a.name)
-        if a.bytes_back and c is not None and (lifeline := self._lifelines.get(c.session)):
-            lifeline.send(protocol.Saved(a.name, a.generation))
+        if a.bytes_back and c is not None:
+            self._tell(c.session, protocol.Saved(a.name, a.generation))
 
     def _do_want(self, a: actions.Want, seq: int) -> None:
-        if lifeline := self._lifelines.get(a.session):
-            lifeline.send(protocol.Wanted(a.name, a.wanted))
+        self._tell(a.session, protocol.Wanted(a.name, a.wanted))
 
     def _do_make_master(self, a: actions.MakeMaster, seq: int) -> None:
         self._causes["master", a.uid] = seq
@@ -341,20 +370,23 @@ class Daemon:
         self._when_done(future, self._master_made, a)
 
     def _master_made(self, a: actions.MakeMaster, fd: int) -> AnyEvent:
-        lifeline = self._lifelines.get(a.session)
-        if lifeline is None:
+        worker = self._workers.get(a.session)
+        if worker is None:
             return events.MasterMade(self._clock(), a.uid)
-        fds: list[OwnedFd] = []
         try:
-            fds.append(OwnedFd(os.dup(fd)))
-            if a.mutable:
-                fds.append(self._device.export(writable=True))
+            master = OwnedFd(os.dup(fd))
         except OSError as exc:
-            for made in fds:
-                made.close()
             why = f"{_NO_DESCRIPTORS} ({exc.strerror})"
             return events.MasterFailed(self._clock(), a.uid, "host_memory", why)
-        lifeline.send(protocol.Master(a.name, a.nbytes), fds)
+        try:
+            slot = worker.boards.take()
+        except IndexError:
+            master.close()
+            why = f"this session has {SLOTS} components, and no room for another on its board"
+            return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
+        ends = a.segments or (a.nbytes,)
+        self._arrivals[a.uid] = Arrivals(worker.boards, slot, ends)
+        worker.lifeline.send(protocol.Master(a.name, a.nbytes, slot), [master])
         return events.MasterMade(self._clock(), a.uid)
 
     def _do_seal_master(self, a: actions.SealMaster, seq: int) -> None:
@@ -383,11 +415,12 @@ class Daemon:
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
 
     def _do_drop_master(self, a: actions.DropMaster, seq: int) -> None:
+        if arrivals := self._arrivals.pop(a.uid, None):
+            arrivals.close()
         self._host.submit(self._masters.drop, a.uid)  # unmapping gigabytes takes a while
 
     def _do_fence(self, a: actions.Fence, seq: int) -> None:
-        if lifeline := self._lifelines.get(a.session):
-            self._server.drop(lifeline, "fenced", a.why)
+        self._fence(a.session, a.why)
 
     def _do_nothing(self, a: AnyAction, seq: int) -> None:
         """For the record only."""
@@ -396,8 +429,8 @@ class Daemon:
         actions.Grant: _do_grant,
         actions.Refuse: _do_refuse,
         actions.Accept: _do_accept,
-        actions.CopyIn: _do_copy,
-        actions.CopyOut: _do_copy,
+        actions.CopyIn: _do_copy_in,
+        actions.CopyOut: _do_copy_out,
         actions.Revoke: _do_revoke,
         actions.Want: _do_want,
         actions.MakeMaster: _do_make_master,
@@ -412,7 +445,26 @@ class Daemon:
 
     # --- status --------------------------------------------------------------------------
 
-    def _status(self, request: int) -> protocol.StatusReply:
+    def _ask_device(self, peer: bytes, request: int) -> None:
+        """Answer a status once the device has said what holds its memory: it may take a while."""
+
+        def answer(asked: "Future[MemoryUse]") -> None:
+            if not asked.cancelled():
+                self._loop.call_soon_threadsafe(self._answer_status, peer, request, asked)
+
+        self._queries.submit(self._device.use).add_done_callback(answer)
+
+    def _answer_status(self, peer: bytes, request: int, asked: "Future[MemoryUse]") -> None:
+        error = asked.exception()
+        if isinstance(error, DeviceError):
+            use = MemoryUse(0, 0, (), (str(error),))
+        elif error is not None:
+            return self._crashed(error)
+        else:
+            use = asked.result()
+        self._router.reply(peer, self._status(request, use))
+
+    def _status(self, request: int, use: MemoryUse) -> protocol.StatusReply:
         ledger, now = self._core.ledger, self._clock()
         chunk = self._device.chunk_bytes
         quarantined = sum(
@@ -432,6 +484,10 @@ class Daemon:
             peak_bytes=ledger.peak_chunks * chunk,
             quarantined_bytes=quarantined * chunk,
             master_bytes=self._masters.total_bytes,
+            device_bytes=use.total,
+            device_free_bytes=use.free,
+            processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
+            notes=use.notes,
             waiting=len(self._core.admission.queue),
             loads=ledger.loads,
             evictions=ledger.evictions,

@@ -7,13 +7,18 @@ on the loop.
 
 import errno
 import fcntl
+import logging
 import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Protocol
 
-from swapd.device import vm
+from swapd.device import DeviceError, vm
 from swapd.device.host import available_bytes
 from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Code
+
+log = logging.getLogger("swapd.masters")
 
 #: Left for everybody else when masters are made.
 RESERVE_BYTES = 64 << 20
@@ -37,13 +42,25 @@ class Master:
     nbytes: int
     mutable: bool
     address: int = 0
+    pinning: Future[None] | None = None
+
+
+class Pinner(Protocol):
+    """What masters need of a device; see `swapd.device.Device`."""
+
+    def pin(self, address: int, nbytes: int, *, writable: bool) -> None: ...
+    def unpin(self, address: int) -> None: ...
 
 
 class Masters:
     """All masters by component uid. Methods may run in any thread, one uid at a time."""
 
-    def __init__(self, limit_bytes: int | None) -> None:
+    def __init__(self, limit_bytes: int | None, device: Pinner) -> None:
+        """`limit_bytes`: most host memory for all of them; None: what is available."""
         self._limit_bytes = limit_bytes
+        self._device = device
+        #: Pins in the background: nobody waits for it, copies only get faster.
+        self._pinner = ThreadPoolExecutor(1, "swapd-pin")
         self._masters: dict[int, Master] = {}
         self.total_bytes = 0
 
@@ -101,16 +118,27 @@ class Masters:
                 master.address = vm.map_shared(fd.fileno(), 0, _pages(master), writable=False)
         vm.prefer_huge_pages(master.address, _pages(master))
         vm.populate(master.address, _pages(master), writable=master.mutable)
+        master.pinning = self._pinner.submit(self._pin, master)
+
+    def _pin(self, master: Master) -> None:
+        try:
+            self._device.pin(master.address, master.nbytes, writable=master.mutable)
+        except DeviceError as exc:
+            log.warning("%s; what is not pinned is copied in two steps, more slowly", exc)
 
     def address(self, uid: int) -> int:
         """Where the bytes of a sealed master are in this process."""
         return self._masters[uid].address
 
     def drop(self, uid: int) -> None:
-        """Unmap and close; a worker's own mapping or descriptor keeps the memory."""
+        """Unpin, unmap and close; a worker's own mapping or descriptor keeps the memory."""
         master = self._masters.pop(uid, None)
         if master is None:
             return  # it could not be made
+        if master.pinning is not None:
+            if not master.pinning.cancel():
+                wait([master.pinning])
+            self._device.unpin(master.address)
         if master.address:
             vm.free(master.address, _pages(master))
         master.fd.close()
@@ -119,6 +147,7 @@ class Masters:
     def close(self) -> None:
         for uid in list(self._masters):
             self.drop(uid)
+        self._pinner.shutdown()
 
     def _forbid_writing(self, master: Master) -> None:
         try:

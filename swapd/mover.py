@@ -1,15 +1,24 @@
 """Runs one copy at a time in each direction, off the event loop. Chooses nothing.
 
 Every order comes back as exactly one event, also when the device fails.
+
+A copy in may be ordered onto chunks that a copy out still saves (`CopyIn.behind`): it then
+follows, chunk by chunk. If the saving fails, what was overwritten is brought back from the
+master before anybody is told, and the core hears of the follower first.
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from swapd.core.actions import CopyIn, CopyOut
 from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed
 from swapd.device import Device, DeviceError
+
+log = logging.getLogger("swapd.mover")
 
 
 class Mover:
@@ -31,31 +40,180 @@ class Mover:
         self._closed = False
         self._in = ThreadPoolExecutor(1, "swapd-in")
         self._out = ThreadPoolExecutor(1, "swapd-out")
+        #: Copies out that have not been reported, by generation.
+        self._saves: dict[int, _Save] = {}
 
-    def start(self, order: CopyIn | CopyOut, address: int) -> None:
-        """Queue a copy from or to the master at `address`, which stays mapped until it ends."""
-        if isinstance(order, CopyIn):
-            future = self._in.submit(self._device.copy_in, order.runs, address, order.nbytes)
-        else:
-            future = self._out.submit(self._device.copy_out, order.runs, address, order.nbytes)
-        future.add_done_callback(lambda f: self._loop.call_soon_threadsafe(self._finish, order, f))
+    def copy_in(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
+        """Queue a copy from the master at `source`, which stays mapped until it ends.
+
+        `landed(n)`: the first n bytes have arrived; called in another thread.
+        """
+        load = _Load(self._device, order, [self._saves[g] for g in order.behind])
+        for save in load.behind:
+            save.followers += 1
+        future = self._in.submit(load.run, source, landed)
+        future.add_done_callback(lambda f: self._on_loop(self._loaded, load, f))
+
+    def copy_out(self, order: CopyOut, target: int) -> None:
+        """Queue a copy to the master at `target`, which stays mapped until it ends."""
+        save = self._saves[order.generation] = _Save(order, target, self._device.chunk_bytes)
+        future = self._out.submit(save.run, self._device)
+        future.add_done_callback(lambda f: self._on_loop(self._saved, save, f))
 
     def close(self) -> None:
         """Wait for copies in flight; they end, but nobody is told any more."""
         self._closed = True
-        self._in.shutdown()
         self._out.shutdown()
+        self._in.shutdown()
 
-    def _finish(self, order: CopyIn | CopyOut, future: "Future[None]") -> None:
-        if self._closed:
+    # --- on the loop: the order in which the core hears ----------------------------------
+
+    def _on_loop(self, done: Callable[..., None], job: object, future: "Future[None]") -> None:
+        self._loop.call_soon_threadsafe(done, job, future)
+
+    def _saved(self, save: "_Save", future: "Future[None]") -> None:
+        save.outcome = event = self._outcome(save.order, future)
+        if isinstance(event, CopyFailed) and save.followers:
+            return  # theirs come first
+        self._report_save(save)
+
+    def _loaded(self, load: "_Load", future: "Future[None]") -> None:
+        event = self._outcome(load.order, future)
+        late = [s for s in load.behind if s.outcome is None]
+        if isinstance(event, CopiedIn) and late:
+            late[0].held.append(lambda: self._loaded(load, future))  # theirs come first
             return
+        if event is not None:
+            self._post(event)
+        for save in load.behind:
+            save.followers -= 1
+            if not save.followers and isinstance(save.outcome, CopyFailed):
+                self._report_save(save)
+
+    def _report_save(self, save: "_Save") -> None:
+        self._saves.pop(save.order.generation, None)
+        if isinstance(save.outcome, CopyFailed) and save.damaged:
+            why = f"{save.outcome.why}; and what had been overwritten could not be restored"
+            save.outcome = CopyFailed(self._clock(), save.order.generation, why, damaged=True)
+        if save.outcome is not None:
+            self._post(save.outcome)
+        for follower in save.held:
+            follower()
+
+    def _outcome(self, order: CopyIn | CopyOut, future: "Future[None]") -> AnyEvent | None:
+        """The event that a copy ended in; None if nobody is to hear of it."""
+        if self._closed:
+            return None
         now = self._clock()
         error = future.exception()
         if isinstance(error, DeviceError):
-            self._post(CopyFailed(now, order.generation, str(error)))
-        elif error is not None:
+            log.error("copy of %s failed: %s", order.name, error)
+            return CopyFailed(now, order.generation, str(error))
+        if error is not None:
             self._crashed(error)
-        elif isinstance(order, CopyIn):
-            self._post(CopiedIn(now, order.generation))
-        else:
-            self._post(CopiedOut(now, order.generation))
+            return None
+        done = CopiedIn if isinstance(order, CopyIn) else CopiedOut
+        return done(now, order.generation)
+
+
+@dataclass(eq=False)
+class _Save:
+    """A copy out, and how far it is: for those that follow it onto its chunks."""
+
+    order: CopyOut
+    target: int
+    chunk_bytes: int
+    #: On the loop: copies in that follow and have not been reported, what this ended in,
+    #: and who waits for that to be reported.
+    followers: int = 0
+    outcome: AnyEvent | None = None
+    held: list[Callable[[], None]] = field(default_factory=list)
+    damaged: bool = False
+    #: Any thread, under `_change`.
+    _change: threading.Condition = field(default_factory=threading.Condition)
+    _bytes: int = 0
+    _ended: bool = False
+    _failed: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = [first + i for first, n in self.order.runs for i in range(n)]
+        self._place = {chunk: i for i, chunk in enumerate(numbers)}
+
+    def run(self, device: Device) -> None:
+        try:
+            device.copy_out(self.order.runs, self.target, self.order.nbytes, landed=self._landed)
+        except BaseException:
+            self._end(failed=True)
+            raise
+        self._end(failed=False)
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._place
+
+    def wait_for(self, chunk: int) -> None:
+        """Block until `chunk` is saved. Raises: DeviceError if it never will be."""
+        end = min((self._place[chunk] + 1) * self.chunk_bytes, self.order.nbytes)
+        with self._change:
+            self._change.wait_for(lambda: self._bytes >= end or self._ended)
+            if self._failed:
+                raise DeviceError(f"the memory for it still holds {self.order.name}, unsaved")
+
+    def wait_for_end(self) -> bool:
+        """Block until the whole copy has ended; return whether it succeeded."""
+        with self._change:
+            self._change.wait_for(lambda: self._ended)
+            return not self._failed
+
+    def restore(self, device: Device, chunk: int) -> None:
+        """Bring one saved chunk back. Raises: DeviceError."""
+        at = self._place[chunk] * self.chunk_bytes
+        nbytes = min(self.chunk_bytes, self.order.nbytes - at)
+        device.copy_in(((chunk, 1),), self.target + at, nbytes)
+
+    def _landed(self, nbytes: int) -> None:
+        with self._change:
+            self._bytes = nbytes
+            self._change.notify_all()
+
+    def _end(self, *, failed: bool) -> None:
+        with self._change:
+            self._ended, self._failed = True, failed
+            self._change.notify_all()
+
+
+class _Load:
+    """A copy in, and the copies out that it follows."""
+
+    def __init__(self, device: Device, order: CopyIn, behind: Sequence[_Save]) -> None:
+        self.order = order
+        self.behind = behind
+        self._device = device
+        self._overwritten: list[tuple[_Save, int]] = []
+
+    def run(self, source: int, landed: Callable[[int], None]) -> None:
+        """Copy, and end only when those it follows have ended; undo if one of them failed."""
+        runs, nbytes = self.order.runs, self.order.nbytes
+        try:
+            may_write = self._may_write if self.behind else None
+            self._device.copy_in(runs, source, nbytes, may_write=may_write, landed=landed)
+        finally:
+            failed = [s for s in self.behind if not s.wait_for_end()]
+            self._restore(failed)
+        if failed:
+            names = ", ".join(s.order.name for s in failed)
+            raise DeviceError(f"the memory for it still holds {names}, which could not be saved")
+
+    def _may_write(self, chunk: int) -> None:
+        for save in self.behind:
+            if chunk in save:
+                save.wait_for(chunk)
+                self._overwritten.append((save, chunk))
+
+    def _restore(self, failed: Sequence[_Save]) -> None:
+        for save, chunk in self._overwritten:
+            if save in failed:
+                try:
+                    save.restore(self._device, chunk)
+                except DeviceError as exc:
+                    log.error("cannot restore %s: %s", save.order.name, exc)
+                    save.damaged = True

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -77,6 +77,7 @@ class Register(Request, frozen=True, tag="register"):
     policy: Policy = "lru"
     group: str | None = None
     mutable: bool = False
+    segments: tuple[int, ...] = ()  # where each ends, bytes, ascending; () is one segment
 
 
 class Commit(Request, frozen=True, tag="commit"):
@@ -97,6 +98,19 @@ class Acquire(Request, frozen=True, tag="acquire"):
     timeout_s: float | None = None
     priority: int = 0
     wait: bool = False  # wait for names that nobody has registered yet
+    early: bool = False  # granted when the copies are ordered; the board says what has arrived
+
+
+class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
+    """Device memory for the worker's own allocator: that much less is swapd's meanwhile.
+
+    Answered and given back as an acquire. The daemon rounds up to whole chunks.
+    """
+
+    nbytes: int
+    agent: int = 0
+    timeout_s: float | None = None
+    priority: int = 0
 
 
 class Release(Request, frozen=True, tag="release"):
@@ -122,7 +136,17 @@ class Status(Request, frozen=True, tag="status"):
     pass
 
 
-AnyRequest = Register | Commit | Unregister | Acquire | Release | Cancel | Prefetch | Status
+AnyRequest = (
+    Register
+    | Commit
+    | Unregister
+    | Acquire
+    | AcquireWorkspace
+    | Release
+    | Cancel
+    | Prefetch
+    | Status
+)
 
 
 # --- rpc, daemon to client ---------------------------------------------------------------
@@ -175,6 +199,14 @@ class SessionStatus(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """What a process holds of the device, in bytes; swapd itself included."""
+
+    pid: int
+    name: str
+    nbytes: int
+
+
 class StatusReply(Reply, frozen=True, tag="status"):
     """Everything `swapd status` shows. Bytes are bytes; `_s` is seconds."""
 
@@ -198,6 +230,10 @@ class StatusReply(Reply, frozen=True, tag="status"):
     bytes_out: int
     components: tuple[ComponentStatus, ...]
     sessions: tuple[SessionStatus, ...]
+    device_bytes: int = 0
+    device_free_bytes: int = 0
+    processes: tuple[ProcessStatus, ...] = ()
+    notes: tuple[str, ...] = ()  # what people should know about the device
 
 
 AnyReply = Done | Granted | Refused | StatusReply
@@ -218,11 +254,17 @@ class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
     generation: int
 
 
-FromClient = Hello | Revoked
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """The files of the Drop with this ticket are neither mapped nor imported any more."""
+
+    ticket: int
+
+
+FromClient = Hello | Revoked | Dropped
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Comes with one descriptor: the arena, open for reading."""
+    """Comes with one descriptor: the session's board (`swapd.board`)."""
 
     version: int
     session: int
@@ -232,13 +274,43 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     chunk_bytes: int
     chunks: int
     strict: bool
+    chunks_per_file: int = 1
+    uuid: str = ""  # the same GPU may have another number in another process
 
 
 class Master(msgspec.Struct, frozen=True, tag="master"):
-    """Comes with the master's descriptor and, for a mutable component, a writable arena."""
+    """Comes with the master's descriptor. `slot` is the component's word on the board."""
 
     name: str
     nbytes: int
+    slot: int = 0
+
+
+class Files(msgspec.Struct, frozen=True, tag="files"):
+    """Comes with one descriptor for each number: where the session's chunks are.
+
+    File i holds chunks i * chunks_per_file and on. Sent before the first grant that lies on
+    it; through one that is not `writable` nothing can be mapped for writing (on a GPU it is
+    the worker that maps for reading only).
+    """
+
+    numbers: tuple[int, ...]
+    writable: bool = False
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Their memory goes to somebody else's allocator: let go of it, then say Dropped."""
+
+    numbers: tuple[int, ...]
+    ticket: int
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """A residency that was granted early will never be complete: the lease is void."""
+
+    name: str
+    generation: int
+    why: str
 
 
 class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
@@ -270,7 +342,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     message: str
 
 
-FromDaemon = Welcome | Master | Revoke | Saved | Wanted | Goodbye
+FromDaemon = Welcome | Master | Files | Drop | Broken | Revoke | Saved | Wanted | Goodbye
 
 #: What the decoders raise for bytes that are no message: text that is no UTF-8 and nesting
 #: without end are not MsgspecErrors.

@@ -3,7 +3,10 @@
 Checks here what a type cannot say; whether it may be granted is the core's to decide.
 """
 
+from itertools import pairwise
+
 from swapd import protocol
+from swapd.board import SEGMENTS_MAX
 from swapd.core import events
 from swapd.core.events import AnyEvent
 
@@ -14,12 +17,21 @@ _BYTES_MAX = 1 << 50
 def problem_with(request: protocol.AnyRequest) -> str | None:
     """What is wrong with a request that decodes, for its sender; None if nothing is."""
     match request:
-        case protocol.Acquire() | protocol.Prefetch():
-            names = request.names
-        case protocol.Register() | protocol.Commit() | protocol.Unregister():
-            names = (request.name,)
+        case protocol.Acquire():
+            return _names(request.names) or _timeout(request.timeout_s)
+        case protocol.AcquireWorkspace():
+            return _workspace(request.nbytes) or _timeout(request.timeout_s)
+        case protocol.Prefetch():
+            return _names(request.names)
+        case protocol.Register():
+            return _names((request.name,)) or _size(request.nbytes, request.segments)
+        case protocol.Commit() | protocol.Unregister():
+            return _names((request.name,))
         case _:
             return None
+
+
+def _names(names: tuple[str, ...]) -> str | None:
     if not names:
         return "names no component; name at least one"
     if len(names) > protocol.NAMES_MAX:
@@ -27,10 +39,25 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
     for name in names:
         if not 0 < len(name) <= protocol.NAME_MAX_CHARS or not name.isprintable():
             return f"{name[:40]!r} is no name: 1 to {protocol.NAME_MAX_CHARS} printable characters"
-    if isinstance(request, protocol.Register) and not 0 <= request.nbytes < _BYTES_MAX:
-        return f"nbytes={request.nbytes} is no size"
-    if isinstance(request, protocol.Acquire) and not (request.timeout_s or 0.0) >= 0.0:
-        return f"timeout_s={request.timeout_s} is no time"
+    return None
+
+
+def _timeout(timeout_s: float | None) -> str | None:
+    return None if (timeout_s or 0.0) >= 0.0 else f"timeout_s={timeout_s} is no time"
+
+
+def _workspace(nbytes: int) -> str | None:
+    return None if 0 < nbytes < _BYTES_MAX else f"nbytes={nbytes} is no size of a workspace"
+
+
+def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
+    if not 0 <= nbytes < _BYTES_MAX:
+        return f"nbytes={nbytes} is no size"
+    if len(segments) > SEGMENTS_MAX:
+        return f"{len(segments)} segments; at most {SEGMENTS_MAX}"
+    rising = all(a <= b for a, b in pairwise((0, *segments)))
+    if segments and not (rising and segments[-1] == nbytes):
+        return f"segments must end at rising offsets, the last at nbytes={nbytes}"
     return None
 
 
@@ -64,10 +91,11 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.policy,
                 request.group,
                 request.mutable,
+                request.segments,
             )
         case protocol.Commit():
             return events.Commit(now, session, request.id, request.name)
         case protocol.Unregister():
             return events.Unregister(now, session, request.id, request.name)
-        case protocol.Status():
-            raise ValueError("status is no event")
+        case protocol.AcquireWorkspace() | protocol.Status():
+            raise ValueError(f"{request} is no event")

@@ -60,8 +60,12 @@ class Router:
             self._received(frames)
 
     def reply(self, peer: bytes, reply: AnyReply) -> None:
-        """Send; a peer that is gone or does not read loses its reply, nobody else does."""
-        self._socket.send_multipart([peer, encode(reply)])
+        """Send; a peer that is gone or does not read loses its reply, nobody else does.
+
+        After `close` it does nothing.
+        """
+        if not self._socket.closed:
+            self._socket.send_multipart([peer, encode(reply)])
 
     def close(self) -> None:
         self._socket.close()

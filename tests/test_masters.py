@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from swapd import masters as module
-from swapd.device import vm
+from swapd.device import DeviceError, vm
 from swapd.masters import MasterError, Masters
 from tests.processes import output_of
 
@@ -19,9 +19,19 @@ NBYTES = 3 * MIB + 12345
 SPAN = vm.round_up(NBYTES)
 
 
+class Unpinnable:
+    """As much of a device as masters need."""
+
+    def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
+        raise DeviceError("not today")
+
+    def unpin(self, address: int) -> None:
+        pass
+
+
 @pytest.fixture
 def masters() -> Iterator[Masters]:
-    made = Masters(None)
+    made = Masters(None, Unpinnable())
     yield made
     made.close()
     assert len(made) == made.total_bytes == 0
@@ -164,9 +174,10 @@ def test_a_worker_that_shuts_its_master_gets_bad_request() -> None:
     output_of("""
         import os
         from swapd.masters import MasterError, Masters
+        from tests.test_masters import Unpinnable
         if os.getuid() == 0:
             os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
-        masters = Masters(None)
+        masters = Masters(None, Unpinnable())
         os.fchmod(masters.make(1, 4096, mutable=False), 0)
         try:
             masters.seal(1)
@@ -215,7 +226,7 @@ def refused(masters: Masters, nbytes: int) -> str:
 
 
 def test_masters_together_keep_to_the_limit() -> None:
-    masters = Masters(10 * MIB)
+    masters = Masters(10 * MIB, Unpinnable())
     masters.make(1, 6 * MIB, mutable=False)
     why = refused(masters, 5 * MIB)
     assert "a master of 5 MiB" in why

@@ -51,6 +51,13 @@ class Told:
             await self._came.wait()
 
 
+def start(mover: Mover, order: CopyIn | CopyOut, address: int) -> None:
+    if isinstance(order, CopyIn):
+        mover.copy_in(order, address, lambda nbytes: None)
+    else:
+        mover.copy_out(order, address)
+
+
 @pytest.fixture
 def told() -> Told:
     return Told()
@@ -96,10 +103,10 @@ async def test_the_bytes_go_in_and_come_back(mover_of: MoverOf, told: Told, mast
     with closing(HostDevice(2 * CHUNK, CHUNK)) as device:
         mover = mover_of(device)
         vm.view(master, 5)[:] = b"hello"
-        mover.start(into(3), master)
+        start(mover, into(3), master)
         await told.wait_for(1)
         vm.view(master, 5)[:] = b"-----"
-        mover.start(back(4), master)
+        start(mover, back(4), master)
         await told.wait_for(2)
     assert bytes(vm.view(master, 5)) == b"hello"
     assert told.events == [CopiedIn(NOW, 3), CopiedOut(NOW, 4)]
@@ -112,10 +119,10 @@ async def test_a_copy_that_fails_is_one_event_and_the_next_works(
     with closing(FailingDevice(CHUNK, CHUNK, fail_on={"copy_in": n, "copy_out": n})) as device:
         mover = mover_of(device)
         for generation in (1, 2, 3):
-            mover.start(into(generation), master)
+            start(mover, into(generation), master)
         await told.wait_for(3)
         for generation in (11, 12, 13):
-            mover.start(back(generation), master)
+            start(mover, back(generation), master)
         await told.wait_for(6)
     expected: list[AnyEvent] = [CopiedIn(NOW, g) for g in (1, 2, 3)]
     expected += [CopiedOut(NOW, g) for g in (11, 12, 13)]
@@ -130,8 +137,8 @@ async def test_an_order_that_makes_no_sense_to_the_device_fails_alone(
 ) -> None:
     with closing(HostDevice(CHUNK, CHUNK)) as device:
         mover = mover_of(device)
-        mover.start(into(1, nbytes=CHUNK + 1), master)
-        mover.start(into(2, nbytes=0, runs=()), 0)
+        start(mover, into(1, nbytes=CHUNK + 1), master)
+        start(mover, into(2, nbytes=0, runs=()), 0)
         await told.wait_for(2)
     failed, copied = told.events
     assert isinstance(failed, CopyFailed)
@@ -147,7 +154,7 @@ async def test_an_error_that_is_not_the_device_s_is_a_crash_and_no_event(
             raise ZeroDivisionError("a bug")
 
     with closing(BrokenDevice(CHUNK, CHUNK)) as device:
-        mover_of(device).start(into(1), master)
+        start(mover_of(device), into(1), master)
         await told.wait_for(1)
     assert not told.events
     assert [str(crash) for crash in told.crashes] == ["a bug"]
@@ -158,9 +165,9 @@ async def test_one_direction_does_not_wait_for_the_other(
 ) -> None:
     with closing(GatedDevice()) as device:
         mover = mover_of(device)
-        mover.start(into(1), master)
+        start(mover, into(1), master)
         device.began.wait()
-        mover.start(back(2, runs=((1, 1),)), master)
+        start(mover, back(2, runs=((1, 1),)), master)
         await told.wait_for(1)
         assert told.events == [CopiedOut(NOW, 2)]
         device.gate.set()
@@ -181,8 +188,8 @@ async def test_copies_never_run_on_the_loop(mover_of: MoverOf, told: Told, maste
     with closing(WatchedDevice(CHUNK, CHUNK)) as device:
         mover = mover_of(device)
         for generation in range(4):
-            mover.start(into(generation), master)
-            mover.start(back(generation), master)
+            start(mover, into(generation), master)
+            start(mover, back(generation), master)
         await told.wait_for(8)
     assert threading.current_thread() not in threads
     assert len(threads) == 2, "one for each direction"
@@ -193,8 +200,8 @@ async def test_close_waits_for_the_copies_and_then_tells_nobody(
 ) -> None:
     with closing(GatedDevice()) as device:
         mover = mover_of(device)
-        mover.start(into(1), master)
-        mover.start(into(2), master)
+        start(mover, into(1), master)
+        start(mover, into(2), master)
         device.began.wait()
 
         def close() -> None:
@@ -216,8 +223,8 @@ async def test_close_ends_both_threads(told: Told, master: int) -> None:
     before = set(threading.enumerate())
     with closing(HostDevice(CHUNK, CHUNK)) as device:
         mover = Mover(device, asyncio.get_running_loop(), lambda: NOW, told.post, told.crashed)
-        mover.start(into(1), master)
-        mover.start(back(2), master)
+        start(mover, into(1), master)
+        start(mover, back(2), master)
         mover.close()
     assert set(threading.enumerate()) == before
 

@@ -49,7 +49,12 @@ def tag_of(kind: type[msgspec.Struct]) -> tuple[str, str]:
 
 def test_every_message_is_carried_by_some_channel() -> None:
     carried = {kind for _, union in CHANNELS for kind in typing.get_args(union)}
-    parts = {protocol.Placement, protocol.ComponentStatus, protocol.SessionStatus}
+    parts = {
+        protocol.Placement,
+        protocol.ComponentStatus,
+        protocol.ProcessStatus,
+        protocol.SessionStatus,
+    }
     bases = {protocol.Request, protocol.Reply}
     declared = {
         value

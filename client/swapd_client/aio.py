@@ -3,15 +3,17 @@
 import asyncio
 import os
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
 from swapd import protocol
+from swapd.units import parse_size
 from swapd_client.channel import AsyncChannel, ChannelFactory
 from swapd_client.client import Source
 from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced
+from swapd_client.layout import Segments
 from swapd_client.session import Component, Session, default_label, resolve
 
 
@@ -53,6 +55,11 @@ class AsyncLease:
         wanted = self._client.session.wanted
         return bool(wanted) and not wanted.isdisjoint(self.names)
 
+    async def wait(self, segment: int | None = None, *, name: str | None = None) -> None:
+        """As `Lease.wait`; in a thread if it must wait."""
+        session = self._client.session
+        await asyncio.to_thread(session.wait, self._granted, name or self.names[0], segment)
+
     def release(self) -> None:
         """Give the components back. Raises: ForkedClient, SessionFenced, as `Lease.release`."""
         if self._held:
@@ -63,14 +70,22 @@ class AsyncLease:
 class Acquiring:
     """An acquire that was not awaited yet: `await` it, or use it in `async with`."""
 
-    def __init__(self, client: "AsyncClient", names: tuple[str, ...], **options: Any) -> None:
+    def __init__(
+        self,
+        client: "AsyncClient",
+        ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        names: tuple[str, ...],
+    ) -> None:
+        """`ask(id, agent)` makes the request, for the task that awaits it."""
         self._client = client
+        self._ask = ask
         self._names = names
-        self._options = options
         self._lease: AsyncLease | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncLease]:
-        return self._client._acquire(self._names, **self._options).__await__()
+        agent = id(asyncio.current_task())
+        request = self._ask(self._client.session.next_id(), agent)
+        return self._client._acquire(request, self._names).__await__()
 
     async def __aenter__(self) -> AsyncLease:
         self._lease = await self
@@ -111,10 +126,11 @@ class AsyncClient:
         policy: protocol.Policy = "lru",
         group: str | None = None,
         mutable: bool = False,
+        segments: Segments = (),
     ) -> Component:
         """As `Client.register`; the copy runs in a thread."""
         session = self.session
-        part = session.prepare(name, source, mutable=mutable)
+        part = session.prepare(name, source, mutable=mutable, segments=segments)
         registered = False
         try:
             await self._call(session.register_request(part, policy, group))
@@ -139,10 +155,30 @@ class AsyncClient:
             raise
 
     def acquire(
-        self, *names: str, timeout: float | None = None, priority: int = 0, wait: bool = False
+        self,
+        *names: str,
+        timeout: float | None = None,
+        priority: int = 0,
+        wait: bool = False,
+        early: bool = False,
     ) -> Acquiring:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
-        return Acquiring(self, names, timeout=timeout, priority=priority, wait=wait)
+
+        def ask(request: int, agent: int) -> protocol.Acquire:
+            return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
+
+        return Acquiring(self, ask, names)
+
+    def acquire_workspace(
+        self, size: int | str, *, timeout: float | None = None, priority: int = 0
+    ) -> Acquiring:
+        """As `Client.acquire_workspace`: await it, or `async with` it."""
+        nbytes = parse_size(size) if isinstance(size, str) else size
+
+        def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
+            return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
+
+        return Acquiring(self, ask, (f"workspace of {size}",))
 
     async def prefetch(self, *names: str) -> None:
         """As `Client.prefetch`."""
@@ -181,14 +217,11 @@ class AsyncClient:
                 await self.unregister(part.name)
 
     async def _acquire(
-        self, names: tuple[str, ...], *, timeout: float | None, priority: int, wait: bool
+        self, request: protocol.Acquire | protocol.AcquireWorkspace, names: tuple[str, ...]
     ) -> AsyncLease:
-        session = self.session
-        agent = id(asyncio.current_task())
-        request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait)
-        granted = await self._call(request, timeout)
+        granted = await self._call(request, request.timeout_s)
         assert isinstance(granted, protocol.Granted)
-        session.granted(granted)
+        self.session.granted(granted)
         return AsyncLease(self, granted, names)
 
     def _release(self, granted: protocol.Granted) -> None:

@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from swapd import protocol
+from swapd.units import parse_size
 from swapd_client.channel import Channel, ChannelFactory
 from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced, SwapdError
-from swapd_client.layout import Buffer
+from swapd_client.layout import Buffer, Segments
 from swapd_client.session import Component, Session, default_label, resolve
 
 if TYPE_CHECKING:
@@ -81,6 +82,15 @@ class Lease:
         wanted = self._client.session.wanted
         return bool(wanted) and not wanted.isdisjoint(self.names)
 
+    def wait(self, segment: int | None = None, *, name: str | None = None) -> None:
+        """Wait until a segment, and those before it, are on the device; None: all of them.
+
+        Returns at once unless the lease was acquired `early`. `name` says of which component,
+        if the lease has several. Raises: DeviceFailed if it will never come (release the lease,
+        then acquire anew); DaemonGone and its kind if the session ended meanwhile.
+        """
+        self._client.session.wait(self._granted, name or self.names[0], segment)
+
     def release(self) -> None:
         """Give the components back. Does not block, from the thread that acquired.
 
@@ -124,6 +134,7 @@ class Client:
         policy: protocol.Policy = "lru",
         group: str | None = None,
         mutable: bool = False,
+        segments: Segments = (),
     ) -> Component:
         """Move a component's weights into swapd, and leave the tensors where they are used.
 
@@ -135,11 +146,15 @@ class Client:
         `policy`: "lru", "resident" (never evicted once in), "sequential" (dropped when
         released), or "alternating" with a `group` whose members exclude each other.
 
+        `segments`: lists of names, or of what they are part of ("layers.0"), in the order in
+        which they are needed: `lease.wait(i)` waits for the first i + 1. What no list names is
+        in the first.
+
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
         InvalidSource, DaemonGone; after any of them the source is as it was.
         """
         session = self.session
-        part = session.prepare(name, source, mutable=mutable)
+        part = session.prepare(name, source, mutable=mutable, segments=segments)
         registered = False
         try:
             self._call(session.register_request(part, policy, group))
@@ -156,23 +171,51 @@ class Client:
         return part
 
     def acquire(
-        self, *names: str, timeout: float | None = None, priority: int = 0, wait: bool = False
+        self,
+        *names: str,
+        timeout: float | None = None,
+        priority: int = 0,
+        wait: bool = False,
+        early: bool = False,
     ) -> Lease:
         """Wait until all of `names` are on the device, and hold them there.
 
         All or none. `timeout` in seconds; higher `priority` goes first; `wait` also waits
-        for names that nobody has registered yet. May be nested, and called from any thread.
+        for names that nobody has registered yet. With `early` it returns as soon as all copies
+        are ordered: touch nothing of this process's components before `lease.wait(segment)`
+        says that it is there. May be nested, and called from any thread.
 
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
         session = self.session
         agent = threading.get_ident()
-        request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait)
+        request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait, early)
         granted = self._call(request, timeout)
         assert isinstance(granted, protocol.Granted)
         session.granted(granted)
         return Lease(self, granted, names)
+
+    def acquire_workspace(
+        self, size: int | str, *, timeout: float | None = None, priority: int = 0
+    ) -> Lease:
+        """Have `size` bytes ("6GiB") of device memory given to this process's own allocator.
+
+        For loading a model, capturing graphs, a VAE decode. Idle components make room; on
+        release the memory is swapd's again as soon as the driver has it back, so free it (and
+        empty the allocator's cache) before. Rounded up to whole chunks.
+
+        Blocks as `acquire`, and raises what it raises.
+        """
+        session = self.session
+        nbytes = parse_size(size) if isinstance(size, str) else size
+        request = protocol.AcquireWorkspace(
+            session.next_id(), nbytes, threading.get_ident(), timeout, priority
+        )
+        granted = self._call(request, timeout)
+        assert isinstance(granted, protocol.Granted)
+        session.granted(granted)
+        return Lease(self, granted, (f"workspace of {size}",))
 
     def prefetch(self, *names: str) -> None:
         """Ask for components to be brought in when there is room nobody waits for.

@@ -4,7 +4,7 @@ A layout is made from a source (buffers here, tensors in `tensors.py`), says how
 the master needs, fills it once, and then points the source at the component's address.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -22,6 +22,8 @@ class Layout(Protocol):
     """A source of bytes, and where each of them goes."""
 
     nbytes: int
+    #: Where each segment ends, bytes, ascending; the last at `nbytes`.
+    segments: tuple[int, ...]
 
     def digest(self) -> str:
         """A hash of names, kinds and places: equal layouts can share a master's bytes."""
@@ -33,11 +35,36 @@ class Layout(Protocol):
         """The component is registered: point the source at its address."""
 
 
+#: Name prefixes of each segment, in the order in which they are needed.
+Segments = Sequence[Sequence[str]]
+
+
+def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
+    """Group `names`: each goes where it, or what it is part of, is named first.
+
+    What is named nowhere goes into segment 0: it may be needed from the start. Raises:
+    InvalidSource if a segment would be empty.
+    """
+    grouped: list[list[str]] = [[] for _ in segments or [()]]
+    for name in names:
+        found = (i for i, s in enumerate(segments) for p in s if f"{name}.".startswith(f"{p}."))
+        grouped[next(found, 0)].append(name)
+    for i, group in enumerate(grouped):
+        if not group and segments:
+            raise InvalidSource(f"segment {i} names nothing there is: {list(segments[i])}")
+    return grouped
+
+
 class Packer:
-    """Places things one after the other."""
+    """Places things one after the other, segment by segment."""
 
     def __init__(self) -> None:
         self.nbytes = 0
+        #: Where each segment ended. One without bytes arrives with the one before it.
+        self.ends: list[int] = []
+
+    def end_segment(self) -> None:
+        self.ends.append(self.nbytes)
 
     def place(self, nbytes: int) -> int:
         """The offset of the next `nbytes` bytes."""
@@ -49,18 +76,20 @@ class Packer:
 class BufferLayout:
     """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address."""
 
-    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer], segments: Segments = ()) -> None:
         packer = Packer()
-        self._sources: dict[str, memoryview] = {}
+        self._sources = {name: _bytes_of(name, buffer) for name, buffer in buffers.items()}
         self._places: dict[str, tuple[int, int]] = {}
-        for name, buffer in buffers.items():
-            view = _bytes_of(name, buffer)
-            self._sources[name] = view
-            self._places[name] = (packer.place(view.nbytes), view.nbytes)
+        for group in by_segment(buffers, segments):
+            for name in group:
+                nbytes = self._sources[name].nbytes
+                self._places[name] = (packer.place(nbytes), nbytes)
+            packer.end_segment()
         self.nbytes = packer.nbytes
+        self.segments = tuple(packer.ends)
 
     def digest(self) -> str:
-        return blake2b(repr(self._places).encode(), digest_size=16).hexdigest()
+        return blake2b(repr((self._places, self.segments)).encode(), digest_size=16).hexdigest()
 
     def fill(self, target: int) -> None:
         for name, (offset, nbytes) in self._places.items():

@@ -9,6 +9,7 @@ import threading
 from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
+from swapd_client.files import Files
 
 
 class Range:
@@ -19,11 +20,11 @@ class Range:
     long as they like.
     """
 
-    def __init__(self, nbytes: int, chunk_bytes: int, arena: OwnedFd) -> None:
+    def __init__(self, nbytes: int, chunk_bytes: int, files: Files, *, writable: bool) -> None:
         self._chunk_bytes = chunk_bytes
         self._span = vm.round_up(max(nbytes, 1), chunk_bytes)
-        self._arena = arena
-        self._writable = False
+        self._files = files
+        self._writable = writable
         self._lock = threading.Lock()
         self.nbytes = nbytes
         #: Stable from now until the end of the process.
@@ -42,11 +43,6 @@ class Range:
     def __repr__(self) -> str:
         where = "in" if self._shown else "out"
         return f"<Range {self.address:#x} {self.nbytes} B {where} gen={self._generation}>"
-
-    def use_arena(self, arena: OwnedFd) -> None:
-        """Map from a writable arena from now on: the component is mutable."""
-        self._arena = arena
-        self._writable = True
 
     @property
     def shown(self) -> bool:
@@ -112,9 +108,10 @@ class Range:
         """Have the pages of `runs` at the range: they are, or from the shelf, or mapped anew."""
         if self._runs != runs or not (self._shown or self._unshelve()):
             for at, first, n in self._pieces(runs):
+                number, place = divmod(first, self._files.chunks_per_file)
                 vm.map_shared(
-                    self._arena.fileno(),
-                    first * self._chunk_bytes,
+                    self._files.get(number, writable=self._writable).fileno(),
+                    place * self._chunk_bytes,
                     n,
                     writable=self._writable,
                     at=self.address + at,

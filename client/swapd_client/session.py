@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from swapd import config, protocol, runtime_dir
+from swapd.board import ArrivalFailed, Board, word
 from swapd.device import vm
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.system import open_pidfd
@@ -26,6 +27,7 @@ from swapd_client.errors import (
     BadRequest,
     ClientClosed,
     DaemonGone,
+    DeviceFailed,
     DuplicateName,
     ForkedClient,
     InvalidSource,
@@ -36,7 +38,8 @@ from swapd_client.errors import (
     VersionMismatch,
     from_refusal,
 )
-from swapd_client.layout import BufferLayout, Layout
+from swapd_client.files import Files
+from swapd_client.layout import BufferLayout, Layout, Segments
 from swapd_client.mapping import Range
 
 #: How long a daemon may take to answer the hello, or to send a master it has promised.
@@ -56,8 +59,10 @@ class Component:
         self.mutable = mutable
         self._layout = layout
         self._range = where
+        #: How many segments it arrives in.
+        self.segments = len(layout.segments)
         self._master: OwnedFd | None = None
-        self._arena: OwnedFd | None = None  # writable; mutable components only
+        self._slot = 0
         self._holders = 0
 
     def __repr__(self) -> str:
@@ -71,9 +76,8 @@ class Component:
         return view if self.mutable else view.toreadonly()
 
     def _close(self) -> None:
-        for fd in (self._master, self._arena):
-            if fd is not None:
-                fd.close()
+        if self._master is not None:
+            self._master.close()
 
 
 class Session:
@@ -89,7 +93,9 @@ class Session:
         self.leases: dict[int, protocol.Granted] = {}
         self._lock = threading.Lock()
         self._ids = 0
-        self._masters: dict[str, list[OwnedFd]] = {}
+        self._masters: dict[str, tuple[OwnedFd, int]] = {}
+        #: Why a residency that was granted early will never be complete.
+        self._broken: dict[tuple[str, int], str] = {}
         self._master_came = threading.Condition(self._lock)
         self._error: SwapdError | None = None
         self._listeners: list[Callable[[SwapdError], None]] = []
@@ -99,11 +105,12 @@ class Session:
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
-            self.welcome, self._arena = self._handshake(label)
+            self.welcome, self._board = self._handshake(label)
         except BaseException:
             self._sock.close()
             self.ended.close()
             raise
+        self._files = Files(self.welcome.chunks_per_file)
         self._thread = threading.Thread(target=self._listen, name="swapd-lifeline", daemon=True)
         self._thread.start()
         _alive.add(self)
@@ -143,14 +150,16 @@ class Session:
             raise from_refusal(reply)
         return reply
 
-    def prepare(self, name: str, source: object, *, mutable: bool) -> Component:
+    def prepare(
+        self, name: str, source: object, *, mutable: bool, segments: Segments = ()
+    ) -> Component:
         """Reserve a range for `source`. Nothing is copied or rebound yet."""
         self.check()
         with self._lock:
             if name in self.components:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
-        layout = _layout(source)
-        where = Range(layout.nbytes, self.welcome.chunk_bytes, self._arena)
+        layout = _layout(source, segments)
+        where = Range(layout.nbytes, self.welcome.chunk_bytes, self._files, writable=mutable)
         return Component(name, layout, where, mutable=mutable)
 
     def register_request(
@@ -164,13 +173,12 @@ class Session:
             policy,
             group,
             part.mutable,
+            part._layout.segments if part.segments > 1 else (),
         )
 
     def fill(self, part: Component) -> None:
         """Copy the source into the master the daemon has sent. Blocks for the copy."""
-        part._master, part._arena = self._take_master(part.name)
-        if part._arena is not None:
-            part._range.use_arena(part._arena)
+        part._master, part._slot = self._take_master(part.name)
         if part.nbytes:
             span = vm.round_up(part.nbytes)
             target = vm.map_shared(part._master.fileno(), 0, span, writable=True)
@@ -218,6 +226,28 @@ class Session:
                 part._holders += 1
             part._range.show(place.generation, place.runs)
 
+    def wait(self, granted: protocol.Granted, name: str, segment: int | None) -> None:
+        """Block until a segment of a granted component, or all of it, is on the device.
+
+        Raises: DeviceFailed if it never will be; what ended the session.
+        """
+        for place in granted.placements:
+            if place.name == name:
+                part = self.components[name]
+                arrived = part.segments if segment is None else segment + 1
+                self._wait(part, place.generation, arrived)
+                return
+        # whatever is not this session's was complete when it was granted
+
+    def _wait(self, part: Component, generation: int, arrived: int) -> None:
+        try:
+            self._board.wait(part._slot, word(generation, arrived))
+        except ArrivalFailed:
+            if self._error is not None:
+                raise self._error from None
+            why = self._broken.get((part.name, generation), "this lease is over")
+            raise DeviceFailed(f"{part.name!r} did not come in: {why}") from None
+
     def give_back(self, granted: protocol.Granted) -> bool:
         """A lease ends here; whether the daemon is still there to be told.
 
@@ -260,17 +290,16 @@ class Session:
             self._thread.join()
         for part in list(self.components.values()):
             self.unbind(part, keep_shown=part.mutable)
-        for fds in self._masters.values():
-            for fd in fds:
-                fd.close()
+        for master, _ in self._masters.values():
+            master.close()
         self._sock.close()
-        self._arena.close()
+        self._files.close()
         self.ended.close()
         _alive.discard(self)
 
     # --- the lifeline --------------------------------------------------------------------
 
-    def _handshake(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
+    def _handshake(self, label: str) -> tuple[protocol.Welcome, Board]:
         self._sock.settimeout(ANSWER_S)
         with suppress(OSError):  # refused already: what it said comes next
             send_packet(self._sock, protocol.encode(protocol.Hello(protocol.VERSION, label)))
@@ -289,7 +318,8 @@ class Session:
         if not isinstance(message, protocol.Welcome) or len(fds) != 1:
             raise VersionMismatch(f"{self.endpoint}: expected a welcome, got {message!r}")
         self._sock.settimeout(None)
-        return message, fds[0]
+        with fds[0] as board:
+            return message, Board(board)
 
     def _listen(self) -> None:
         try:
@@ -319,9 +349,16 @@ class Session:
             case protocol.Wanted() as wanted:
                 self._set_wanted(wanted)
             case protocol.Master() as master:
+                (fd,) = fds
                 with self._master_came:
-                    self._masters[master.name] = fds
+                    self._masters[master.name] = fd, master.slot
                     self._master_came.notify_all()
+            case protocol.Files() as files:
+                self._files.add(files, fds)
+            case protocol.Drop() as drop:
+                self._send(protocol.Dropped(drop.ticket))
+            case protocol.Broken() as broken:
+                self._on_broken(broken)
             case protocol.Goodbye() as goodbye:
                 if goodbye.code != "stopping":
                     self._let_go()
@@ -335,9 +372,17 @@ class Session:
         if part is not None:
             part._range.hide(revoke.generation)
         if revoke.ack:
-            answer = protocol.Revoked(revoke.name, revoke.generation)
-            with suppress(OSError):  # too late: what ended the session comes next
-                send_packet(self._sock, protocol.encode(answer))
+            self._send(protocol.Revoked(revoke.name, revoke.generation))
+
+    def _send(self, message: protocol.FromClient) -> None:
+        with suppress(OSError):  # too late: what ended the session comes next
+            send_packet(self._sock, protocol.encode(message))
+
+    def _on_broken(self, broken: protocol.Broken) -> None:
+        """Say why before the word on the board ends the waits."""
+        self._broken[broken.name, broken.generation] = broken.why
+        if part := self.components.get(broken.name):
+            self._board.fail(part._slot, broken.generation)
 
     def _lost(self) -> SwapdError:
         """The lifeline ended without a word: the daemon died, or goes on without us."""
@@ -371,7 +416,8 @@ class Session:
         else:
             self.wanted.discard(wanted.name)
 
-    def _take_master(self, name: str) -> tuple[OwnedFd, OwnedFd | None]:
+    def _take_master(self, name: str) -> tuple[OwnedFd, int]:
+        """The master's descriptor, from now on the caller's, and the component's slot."""
         with self._master_came:
             self._master_came.wait_for(
                 lambda: name in self._masters or self._error is not None, ANSWER_S
@@ -379,8 +425,7 @@ class Session:
             self.check()
             if name not in self._masters:
                 raise DaemonGone(f"{self.endpoint}: the daemon sent no master for {name!r}")
-            master, *arena = self._masters.pop(name)
-            return master, arena[0] if arena else None
+            return self._masters.pop(name)
 
     def _end(self, error: SwapdError) -> None:
         """Remember why, once, and wake every wait."""
@@ -389,6 +434,8 @@ class Session:
                 return
             self._error = error
             self._master_came.notify_all()
+        self._files.end()
+        self._board.fail_all([part._slot for part in list(self.components.values())])
         os.eventfd_write(self.ended.fileno(), 1)
         for listener in self._listeners:
             listener(error)
@@ -452,7 +499,7 @@ def _connect(path: Path) -> tuple[socket.socket, int]:
     return sock, pid
 
 
-def _layout(source: object) -> Layout:
+def _layout(source: object, segments: Segments) -> Layout:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         tensors = isinstance(source, torch.nn.Module) or (
@@ -462,9 +509,9 @@ def _layout(source: object) -> Layout:
         if tensors:
             from swapd_client.tensors import TensorLayout
 
-            return TensorLayout(source)  # type: ignore[arg-type]
+            return TensorLayout(source, segments)  # type: ignore[arg-type]
     if isinstance(source, Mapping):
-        return BufferLayout(source)
+        return BufferLayout(source, segments)
     raise BadRequest(
         f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
         "or of buffers"

@@ -13,7 +13,7 @@ import torch
 
 from swapd.device import vm
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import ALIGN_BYTES, Packer
+from swapd_client.layout import ALIGN_BYTES, Packer, Segments, by_segment
 
 Source = torch.nn.Module | Mapping[str, torch.Tensor]
 
@@ -25,7 +25,7 @@ class TensorLayout:
     InvalidSource, naming the first tensor that cannot be moved.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, segments: Segments = ()) -> None:
         packer = Packer()
         self._tensors: list[torch.Tensor] = []
         #: By storage: where its used bytes begin, where they go, and how many they are.
@@ -34,14 +34,24 @@ class TensorLayout:
         named = list(_named(source))
         for name, tensor in named:
             _check(name, tensor)
-        for key, (start, end) in _used(tensor for _, tensor in named).items():
-            self._spans[key] = (start, packer.place(end - start), end - start)
+        used = _used(tensor for _, tensor in named)
+        tensors = dict(named)
+        for group in by_segment(tensors, segments):
+            for name in group:
+                key = tensors[name].untyped_storage().data_ptr()
+                if key not in self._spans and tensors[name].numel():
+                    start, end = used[key]
+                    self._spans[key] = (start, packer.place(end - start), end - start)
+            packer.end_segment()
         for name, tensor in named:
             self._tensors.append(tensor)
             place = self._place(tensor) if tensor.numel() else 0
             described.append((name, str(tensor.dtype), tuple(tensor.shape), tensor.stride(), place))
         self.nbytes = packer.nbytes
-        self._digest = blake2b(repr(described).encode(), digest_size=16).hexdigest()
+        self.segments = tuple(packer.ends)
+        self._digest = blake2b(
+            repr((described, self.segments)).encode(), digest_size=16
+        ).hexdigest()
 
     def digest(self) -> str:
         return self._digest

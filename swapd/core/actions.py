@@ -26,6 +26,7 @@ class MakeMaster(Action, frozen=True, tag="make_master"):
     name: str
     nbytes: int
     mutable: bool
+    segments: tuple[int, ...] = ()
 
 
 class SealMaster(Action, frozen=True, tag="seal_master"):
@@ -41,11 +42,15 @@ class DropMaster(Action, frozen=True, tag="drop_master"):
 
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
+    """`behind`: copies out, by generation, that still save some of these chunks; none of them
+    may be overwritten before it is saved."""
+
     uid: int
     name: str
     generation: int
     nbytes: int
     runs: Runs
+    behind: tuple[int, ...] = ()
 
 
 class CopyOut(Action, frozen=True, tag="copy_out"):

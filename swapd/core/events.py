@@ -39,6 +39,7 @@ class Register(Event, frozen=True, tag="register"):
     policy: Policy = "lru"
     group: str | None = None
     mutable: bool = False
+    segments: tuple[int, ...] = ()  # not looked at: for who tells the worker what has arrived
 
 
 class MasterMade(Event, frozen=True, tag="master_made"):
@@ -114,8 +115,12 @@ class CopiedOut(Event, frozen=True, tag="copied_out"):
 
 
 class CopyFailed(Event, frozen=True, tag="copy_failed"):
+    """`damaged`: of a copy out whose bytes are now in part in the master only, and in part on
+    the device only."""
+
     generation: int
     why: str
+    damaged: bool = False
 
 
 class Tick(Event, frozen=True, tag="tick"):

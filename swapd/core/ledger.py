@@ -140,7 +140,7 @@ class Ledger:
         self.sessions[c.session].owns[c.name] = None
         self.masters[c.uid] = c
         c.answer = asked.request
-        self.out.append(MakeMaster(c.session, c.uid, c.name, c.nbytes, c.mutable))
+        self.out.append(MakeMaster(c.session, c.uid, c.name, c.nbytes, c.mutable, asked.segments))
 
     def commit(self, c: Component) -> None:
         """Its master is sealed: it may be acquired."""

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from swapd import protocol
 from swapd.device import vm
 from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Runs
+from swapd_client.files import Files
 from swapd_client.mapping import Range
 from tests.processes import output_of, run_python
 
@@ -35,13 +37,14 @@ class World:
         for chunk in range(CHUNKS):
             os.write(self.fd.fileno(), bytes([100 + chunk]) * CHUNK)
         self.reader = reopen_read_only(self.fd.fileno())
+        self.files = Files(CHUNKS)
+        for writable, fd in ((False, self.reader), (True, self.fd)):
+            self.files.add(protocol.Files((0,), writable), [OwnedFd(os.dup(fd.fileno()))])
         self.master = OwnedFd(os.memfd_create("test-master"))
         os.write(self.master.fileno(), b"\x07" * NBYTES)
 
     def range(self, nbytes: int = NBYTES, *, writable: bool = False) -> Range:
-        made = Range(nbytes, CHUNK, self.reader)
-        if writable:
-            made.use_arena(self.fd)
+        made = Range(nbytes, CHUNK, self.files, writable=writable)
         self.ranges.append(made)
         return made
 
@@ -50,6 +53,7 @@ class World:
         for where in self.ranges:
             where.make_private(self.master, keep_shown=False)
             vm.revoke(where.address, vm.round_up(max(where.nbytes, 1), CHUNK))
+        self.files.close()
         for fd in (self.fd, self.reader, self.master):
             fd.close()
 
@@ -249,8 +253,10 @@ def test_writes_through_a_mutable_range_reach_the_arena(world: World) -> None:
 
 PRELUDE = f"""
 import os
+from swapd import protocol
 from swapd.device import vm
 from swapd.fds import OwnedFd, reopen_read_only
+from swapd_client.files import Files
 from swapd_client.mapping import Range
 CHUNK, NBYTES = {CHUNK}, {NBYTES}
 arena = OwnedFd(os.memfd_create("arena"))
@@ -258,7 +264,9 @@ os.write(arena.fileno(), b"x" * 8 * CHUNK)
 reader = reopen_read_only(arena.fileno())
 master = OwnedFd(os.memfd_create("master"))
 os.write(master.fileno(), b"m" * NBYTES)
-where = Range(NBYTES, CHUNK, reader)
+files = Files({CHUNKS})
+files.add(protocol.Files((0,)), [reader])
+where = Range(NBYTES, CHUNK, files, writable=False)
 def touch(at=0):
     return vm.view(where.address + at, 1)[0]
 """
@@ -399,7 +407,7 @@ def test_made_private_twice_it_keeps_what_was_written_since(world: World) -> Non
 
 
 def test_discard_gives_the_address_space_back(world: World) -> None:
-    where = Range(NBYTES, CHUNK, world.reader)
+    where = Range(NBYTES, CHUNK, world.files, writable=False)
     where.show(1, HERE)
     assert mapped_from(where, "test-arena")
     where.discard()

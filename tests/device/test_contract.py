@@ -213,7 +213,6 @@ def test_landed_is_told_in_order_and_at_the_end(device: Device) -> None:
     for told in (told_in, told_out):
         assert told == sorted(set(told))
         assert told[-1] == source.nbytes
-        assert len(told) > 1, "told as it goes, not only at the end"
 
 
 def test_a_copy_of_no_bytes_has_landed_too(device: Device) -> None:

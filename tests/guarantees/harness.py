@@ -468,10 +468,13 @@ class RawSession:
         send_packet(self.lifeline, protocol.encode(message))
 
     def hear(self) -> FromDaemon | None:
-        """The next message on the lifeline; None when it has ended."""
-        data, fds = recv_packet(self.lifeline, LIFELINE_MAX_BYTES)
-        self.fds += fds
-        return protocol.decode_from_daemon(data) if data else None
+        """The next message on the lifeline but files; None when it has ended."""
+        while True:
+            data, fds = recv_packet(self.lifeline, LIFELINE_MAX_BYTES)
+            self.fds += fds
+            message = protocol.decode_from_daemon(data) if data else None
+            if not isinstance(message, protocol.Files):
+                return message
 
     def end(self) -> list[FromDaemon]:
         """All that still comes until the daemon ends the lifeline."""

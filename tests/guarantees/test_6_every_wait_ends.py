@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from swapd import protocol
 from swapd_client import (
     AcquireTimeout,
     AsyncClient,
@@ -286,7 +287,8 @@ async def test_an_acquire_cancelled_as_it_is_granted_holds_nothing(world: World)
         await client.register("a", {"data": bytearray(2 * MIB)})
         loop = asyncio.get_running_loop()
         for turns in range(40):
-            task = loop.create_task(client._acquire(("a",), timeout=None, priority=0, wait=False))
+            request = protocol.Acquire(client.session.next_id(), ("a",))
+            task = loop.create_task(client._acquire(request, ("a",)))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()

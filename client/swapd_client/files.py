@@ -1,0 +1,57 @@
+"""Descriptors of the device's memory, as the daemon sends them to this process."""
+
+import threading
+from collections.abc import Sequence
+
+from swapd.fds import OwnedFd
+from swapd.protocol import Files as Message
+from swapd_client.errors import DaemonGone
+
+#: How long a file may take that the daemon has sent before the grant that needs it.
+FILE_S = 30.0
+
+
+class Files:
+    """One descriptor for each (file, writable). Thread-safe.
+
+    Filled by the lifeline's thread; a grant may be seen before the files it lies on.
+    """
+
+    def __init__(self, chunks_per_file: int) -> None:
+        self.chunks_per_file = chunks_per_file
+        self._fds: dict[tuple[int, bool], OwnedFd] = {}
+        self._came = threading.Condition()
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"<Files {sorted(self._fds)}>"
+
+    def add(self, message: Message, fds: Sequence[OwnedFd]) -> None:
+        """Take over what came with `message`."""
+        with self._came:
+            for number, fd in zip(message.numbers, fds, strict=True):
+                if (number, message.writable) in self._fds:
+                    fd.close()
+                else:
+                    self._fds[number, message.writable] = fd
+            self._came.notify_all()
+
+    def get(self, number: int, *, writable: bool) -> OwnedFd:
+        """The descriptor, still owned here. Blocks until it has come. Raises: DaemonGone."""
+        key = (number, writable)
+        with self._came:
+            self._came.wait_for(lambda: key in self._fds or self._ended, FILE_S)
+            if key not in self._fds:
+                raise DaemonGone(f"the daemon did not send file {number} of its memory")
+            return self._fds[key]
+
+    def end(self) -> None:
+        """No more will come."""
+        with self._came:
+            self._ended = True
+            self._came.notify_all()
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            fd.close()
+        self._fds.clear()

@@ -1,0 +1,136 @@
+"""The board: one small shared page set for each session, where the daemon says what has arrived.
+
+Each component has a slot, a 64-bit word: its generation and how many of its segments are on
+the device. A word only ever grows, so a GPU stream can wait for it as well as a thread can.
+Lives here: the words, and waiting for one. May not live here: what a segment is, messages.
+
+The daemon writes progress. A failure is written by the worker's own lifeline thread, when
+it is told, or when the daemon is gone: so every wait ends, and what ended it is known before.
+"""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+from collections.abc import Iterable
+
+from swapd.fds import OwnedFd
+
+BOARD_BYTES = 64 << 10
+SLOTS = BOARD_BYTES // 8
+#: Segments of one component; one more means that it failed.
+SEGMENTS_MAX = 0xFFFE
+_FAILED = 0xFFFF
+#: Larger than the word of any residency.
+_NEVER = 1 << 62
+
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+_EVERYBODY = (1 << 31) - 1
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = (
+    *(ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_ulong),
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long),
+)
+
+
+def word(generation: int, segments: int) -> int:
+    """What stands in the slot when so many segments of this generation have arrived."""
+    return generation << 16 | segments
+
+
+class ArrivalFailed(Exception):
+    """What is waited for will never arrive, in this generation."""
+
+
+class Board:
+    """The words of one session. Thread-safe; the memory goes with the last reference."""
+
+    def __init__(self, fd: OwnedFd) -> None:
+        """Map the board behind `fd`, which stays the caller's."""
+        self._memory = mmap.mmap(fd.fileno(), BOARD_BYTES)
+        self._words = (ctypes.c_uint64 * SLOTS).from_buffer(self._memory)
+        #: Where slot 0 is in this process.
+        self.address = ctypes.addressof(self._words)
+
+    def set(self, slot: int, value: int) -> None:
+        """Raise a word to `value`, and wake who waits for it."""
+        self._words[slot] = value
+        _syscall(_SYS_FUTEX, self.address + 8 * slot, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
+
+    def fail(self, slot: int, generation: int) -> None:
+        """This generation will never be complete: end every wait for it."""
+        self.set(slot, max(self._words[slot], word(generation, _FAILED)))
+
+    def fail_all(self, slots: Iterable[int]) -> None:
+        """Nothing will arrive any more in these slots."""
+        for slot in slots:
+            self.set(slot, _NEVER)
+
+    def has(self, slot: int, target: int) -> bool:
+        """Whether a word has reached `target`. Raises: ArrivalFailed."""
+        value = self._words[slot]
+        if value < target:
+            return False
+        if value >> 16 != target >> 16 or value & _FAILED == _FAILED:
+            raise ArrivalFailed
+        return True
+
+    def wait(self, slot: int, target: int) -> None:
+        """Block until a word has reached `target`. Raises: ArrivalFailed."""
+        while not self.has(slot, target):
+            seen = self._words[slot]
+            if seen < target:
+                low = seen & 0xFFFFFFFF  # the half that changes; little-endian, so it is first
+                at = self.address + 8 * slot
+                failed = _syscall(_SYS_FUTEX, at, _FUTEX_WAIT, low, None, None, 0)
+                code = ctypes.get_errno() if failed else 0
+                if code not in (0, errno.EAGAIN, errno.EINTR):
+                    raise OSError(code, os.strerror(code))
+
+
+class Boards:
+    """The daemon's side of one session's board: who has which slot."""
+
+    def __init__(self) -> None:
+        self.fd = OwnedFd(os.memfd_create("swapd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.ftruncate(self.fd.fileno(), BOARD_BYTES)
+        # a worker that could shrink it could kill the daemon, which writes there
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self.fd.fileno(), fcntl.F_ADD_SEALS, seals)
+        self.board = Board(self.fd)
+        self._free = list(range(SLOTS - 1, -1, -1))
+
+    def take(self) -> int:
+        """A slot that is nobody's. Raises: IndexError when all are taken."""
+        return self._free.pop()
+
+    def give(self, slot: int) -> None:
+        """Its word stays: generations only grow, so the next owner's words are larger."""
+        self._free.append(slot)
+
+    def close(self) -> None:
+        """Close the descriptor. Who still writes keeps the memory."""
+        self.fd.close()
+
+
+class Arrivals:
+    """Writes how much of one component has landed into its slot, in any thread."""
+
+    def __init__(self, boards: Boards, slot: int, ends: tuple[int, ...]) -> None:
+        """`ends`: where each segment ends, in bytes, ascending. `slot` is given back by `close`."""
+        self._boards = boards
+        self._slot = slot
+        self._ends = ends
+
+    def landed(self, generation: int, nbytes: int) -> None:
+        """The first `nbytes` bytes of this generation are on the device."""
+        arrived = sum(1 for end in self._ends if end <= nbytes)
+        self._boards.board.set(self._slot, word(generation, arrived))
+
+    def close(self) -> None:
+        """The component is gone, and no copy of it is in flight."""
+        self._boards.give(self._slot)

@@ -1,0 +1,88 @@
+"""One session as the daemon's I/O sees it: its lifeline, its board, the files it was sent.
+
+Decides nothing. Everything here runs on the loop and never blocks.
+"""
+
+import os
+from collections.abc import Iterable
+
+from swapd import protocol
+from swapd.board import Boards
+from swapd.device import Device
+from swapd.fds import FDS_MAX, OwnedFd
+from swapd.lifeline import Lifeline
+from swapd.protocol import Runs
+
+
+class Worker:
+    def __init__(self, lifeline: Lifeline, device: Device) -> None:
+        """Raises: OSError when descriptors have run out."""
+        self.lifeline = lifeline
+        self.boards = Boards()
+        self._device = device
+        #: (file, writable): what it was sent and has not let go of.
+        self._files: set[tuple[int, bool]] = set()
+
+    def welcome(self, rpc: str, *, strict: bool) -> None:
+        device = self._device
+        message = protocol.Welcome(
+            version=protocol.VERSION,
+            session=self.lifeline.session,
+            token=self.lifeline.token,
+            rpc=rpc,
+            device=device.name,
+            chunk_bytes=device.chunk_bytes,
+            chunks=device.chunks,
+            strict=strict,
+            chunks_per_file=device.chunks_per_file,
+            uuid=device.uuid,
+        )
+        self.lifeline.send(message, [OwnedFd(os.dup(self.boards.fd.fileno()))])
+
+    def send_files(self, runs: Runs, *, writable: bool) -> None:
+        """Send the descriptors it needs to map `runs`, those it has not got yet.
+
+        Raises: OSError when descriptors have run out.
+        """
+        numbers = [n for n in files_of(runs, self._device) if (n, writable) not in self._files]
+        for at in range(0, len(numbers), FDS_MAX):
+            some = tuple(numbers[at : at + FDS_MAX])
+            fds: list[OwnedFd] = []
+            try:
+                fds += (self._device.export(n, writable=writable) for n in some)
+            except OSError:
+                for fd in fds:
+                    fd.close()
+                raise
+            self.lifeline.send(protocol.Files(some, writable), fds)
+            self._files.update((n, writable) for n in some)
+
+    def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """It is to let go of these: they are sent anew before it is granted them again.
+
+        Returns those that it had.
+        """
+        gone = set(numbers)
+        had = {key for key in self._files if key[0] in gone}
+        self._files -= had
+        return tuple(sorted({n for n, _ in had}))
+
+    def close(self) -> None:
+        self.boards.close()
+
+
+def files_of(runs: Runs, device: Device) -> list[int]:
+    """The files that `runs` lie on, in order."""
+    per_file = device.chunks_per_file
+    return list(dict.fromkeys(c // per_file for first, n in runs for c in range(first, first + n)))
+
+
+def whole_files(runs: Runs, device: Device) -> list[int]:
+    """The files all of whose chunks are in `runs`."""
+    per_file = device.chunks_per_file
+    chunks = {c for first, n in runs for c in range(first, first + n)}
+    return [
+        f
+        for f in files_of(runs, device)
+        if chunks.issuperset(range(f * per_file, (f + 1) * per_file))
+    ]
