@@ -161,6 +161,9 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
         case actions.Refuse():
             why = f"{_who(seen, a.session)}, {a.code}: {plain(a.message)}"
             return Said("refused", names, why, _BAD, True)
+        case actions.Broken():
+            why = f"{_who(seen, a.session)} holds it no longer: {plain(a.why)}"
+            return Said("broken", names, why, _BAD, True)
         case actions.Fence():
             return Said("fence", _who(seen, a.session), plain(a.why), _BAD, True)
         case actions.Waiting():
@@ -187,6 +190,8 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
             why = "released, and sequential"
         case "unregister":
             why = "unregistered"
+        case "failed":
+            why = "its load failed"
     nbytes = seen.sizes.get(a.name)
     amount = "" if nbytes is None else size(nbytes)
     return Said("evict", plain(a.name), f"{amount:>9}  {why}", _MOVE, True)
@@ -213,6 +218,7 @@ def _terms(e: events.Acquire) -> str:
     terms = [f"priority {e.priority}"] if e.priority else []
     terms += [f"within {seconds(e.deadline - e.now)}"] if e.deadline is not None else []
     terms += ["waits for the name"] if e.wait else []
+    terms += ["early"] if e.early else []
     return f" ({', '.join(terms)})" if terms else ""
 
 

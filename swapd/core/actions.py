@@ -13,7 +13,7 @@ import msgspec
 from swapd.protocol import Code, Placement, Runs
 
 #: Why a component leaves the device.
-Reason = Literal["room", "sequential", "alternating", "unregister"]
+Reason = Literal["room", "sequential", "alternating", "unregister", "failed"]
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="action"):
@@ -98,6 +98,18 @@ class Refuse(Action, frozen=True, tag="refuse"):
     message: str
 
 
+class Broken(Action, frozen=True, tag="broken"):
+    """Tell a holder that what it was granted early will not arrive: the load failed.
+
+    Its leases hold it no longer, and end by their release. What it wrote is gone.
+    """
+
+    session: int
+    name: str
+    generation: int
+    why: str
+
+
 class Fence(Action, frozen=True, tag="fence"):
     """This session did not answer in time, or lied: end it."""
 
@@ -149,6 +161,7 @@ AnyAction = (
     | Accept
     | Grant
     | Refuse
+    | Broken
     | Fence
     | Waiting
     | Evict

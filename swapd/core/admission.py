@@ -49,6 +49,7 @@ class Admission:
             wait=event.wait,
             arrived=event.now,
             seq=self._seq,
+            early=event.early,
         )
 
     def ask(self, w: Waiter, missing: list[str]) -> None:
@@ -122,7 +123,11 @@ class Admission:
                 ledger.replan = True
 
     def admit(self, w: Waiter) -> None:
-        """Promise `w` all it asked for, and start what copies that takes."""
+        """Promise `w` all it asked for, and start what copies that takes.
+
+        Who came to be let in early does not wait for copies of what its session owns: its
+        worker watches them arrive.
+        """
         ledger = self._ledger
         self._leave_queue(w)
         w.admitted = True
@@ -133,8 +138,9 @@ class Admission:
             if c.state is State.ABSENT:
                 ledger.load(c)
             if c.state is State.LOADING:
-                w.pending.add(name)
                 w.loaded = True
+                if not (w.early and c.session == w.session):
+                    w.pending.add(name)
             else:
                 c.hits += 1
                 ledger.hits += 1

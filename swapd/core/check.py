@@ -34,7 +34,9 @@ def _check_chunks(ledger: Ledger) -> None:
 def _check_component(core: Residency, c: Component) -> None:
     ledger, queue = core.ledger, core.admission.queue
     assert c.session in ledger.sessions, f"{c} outlived its session"
-    assert not c.leases or c.state is State.RESIDENT, f"{c} is leased and not resident"
+    assert not c.leases or c.state in (State.RESIDENT, State.LOADING), f"{c} is leased and not in"
+    if c.state is State.LOADING:
+        assert all(s == c.session for s, _ in c.leases), f"{c} is lent to others before it is in"
     assert all(key in ledger.leases for key in c.leases), f"{c} is held by no lease"
     assert all(key in queue for key in c.promised | c.waiting), f"{c}: no waiter"
     assert not c.on_device or count(c.runs) == c.chunks, f"{c} is on the wrong chunks"

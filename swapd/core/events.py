@@ -71,7 +71,10 @@ class Unregister(Event, frozen=True, tag="unregister"):
 
 
 class Acquire(Event, frozen=True, tag="acquire"):
-    """`deadline` is a point on the clock of `now`. The request's id names the lease."""
+    """`deadline` is a point on the clock of `now`. The request's id names the lease.
+
+    `early`: what the session itself registered may still be loading when it is granted.
+    """
 
     session: int
     request: int
@@ -80,6 +83,7 @@ class Acquire(Event, frozen=True, tag="acquire"):
     priority: int = 0
     deadline: float | None = None
     wait: bool = False
+    early: bool = False
 
 
 class Release(Event, frozen=True, tag="release"):

@@ -175,7 +175,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         name=c.name,
         session=c.session,
         nbytes=c.nbytes,
-        state="leased" if c.leases else "idle" if c.name in ledger.idle else c.state.value,
+        state=_state(ledger, c),
         policy=c.policy,
         group=c.group,
         mutable=c.mutable,
@@ -187,6 +187,12 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         hits=c.hits,
         swap_in_s=c.swap_in_s,
     )
+
+
+def _state(ledger: Ledger, c: Component) -> str:
+    if c.state is State.RESIDENT and c.leases:
+        return "leased"
+    return "idle" if c.name in ledger.idle else c.state.value
 
 
 def session_status(ledger: Ledger, session: int) -> SessionStatus:

@@ -15,6 +15,7 @@ import msgspec
 from swapd.core.actions import (
     Accept,
     AnyAction,
+    Broken,
     CopyIn,
     CopyOut,
     DropMaster,
@@ -33,11 +34,13 @@ from swapd.core.records import Agent, Component, Key, Lease, Session, State, Wai
 from swapd.protocol import Code, Placement, Runs
 
 
-class Move(msgspec.Struct, frozen=True):
+class Move(msgspec.Struct):
     """A copy in flight. `component` may be gone by the time it ends; the chunks are not."""
 
     component: Component
     runs: Runs
+    #: The session that is gone and whose process may still write to the chunks.
+    writer: int | None = None
 
 
 class Ledger:
@@ -176,18 +179,18 @@ class Ledger:
 
     def strand(self, c: Component, alive: bool) -> None:
         """The owner is gone: free what can be freed now, the rest when its copy ends."""
-        for key in c.leases:
-            self.leases[key].names = tuple(n for n in self.leases[key].names if n != c.name)
+        self._take_from_leases(c)
         self.acks.pop(c.generation, None)
         if c.evicting:
             self.leaving -= c.chunks
         copying = c.generation in self.moves
-        if c.on_device and not copying:
-            if alive and c.mutable and c.mapped:
-                self.quarantined.setdefault(c.session, []).append(c.runs)
-                self.room_shrank = True
-            else:
-                self.pool.give(c.runs)
+        writer = c.session if alive and c.mutable and c.mapped else None
+        if writer is not None:
+            self.quarantined.setdefault(writer, [])  # perhaps to be added when a copy ends
+        if copying:
+            self.moves[c.generation].writer = writer
+        elif c.on_device:
+            self._free(c.runs, writer)
         being_made = c.state is State.FILLING and c.answer is not None
         self.remove(c)
         if not copying and not being_made:
@@ -195,9 +198,17 @@ class Ledger:
 
     def abandon(self, move: Move) -> None:
         """A copy ended that nobody wants any more."""
-        self.pool.give(move.runs)
+        self._free(move.runs, move.writer)
         self.drop_master(move.component)
         self.replan = True
+
+    def _free(self, runs: Runs, writer: int | None) -> None:
+        """Nobody uses these chunks; `writer` may write to them until its process ends."""
+        if writer in self.quarantined:
+            self.quarantined[writer].append(runs)
+            self.room_shrank = True
+        else:
+            self.pool.give(runs)
 
     def drop_master(self, c: Component) -> None:
         del self.masters[c.uid]
@@ -245,6 +256,21 @@ class Ledger:
                 self.settle(c)
         return True
 
+    def break_leases(self, c: Component, why: str) -> None:
+        """Its load failed: tell the holders that were let in early."""
+        for session in sorted({s for s, _ in c.leases}):
+            self.out.append(Broken(session, c.name, c.generation, why))
+        if c.leases:
+            self._take_from_leases(c)
+            c.leases.clear()
+            del self.leased[c.name]
+            c.last_used = self.now
+
+    def _take_from_leases(self, c: Component) -> None:
+        """Those that hold it hold it no longer; what else they hold they keep."""
+        for key in c.leases:
+            self.leases[key].names = tuple(n for n in self.leases[key].names if n != c.name)
+
     # --- coming in -----------------------------------------------------------------------
 
     def load(self, c: Component) -> None:
@@ -269,8 +295,14 @@ class Ledger:
         self.loads += 1
 
     def load_failed(self, c: Component) -> None:
+        """It is absent again; once its worker has let go of it, if that knew the chunks."""
+        c.dirty = False  # what was written beside the copy is not worth keeping
+        if c.mapped:
+            return self.evict(c, "failed", None)
         self.pool.give(c.runs)
         c.state = State.ABSENT
+        if c.unregistering:
+            self.finish_unregister(c)
 
     def settle(self, c: Component) -> None:
         """After a lease or a promise ended, or a load: idle if nobody needs it now."""

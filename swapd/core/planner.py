@@ -128,7 +128,12 @@ class Planner:
         return False
 
     def _is_quantum_over(self, c: Component) -> bool:
-        """Whether its holders may be asked to give way; notes when to look again if not."""
+        """Whether its holders may be asked to give way; notes when to look again if not.
+
+        One that is still loading has yet to begin; the end of the copy is looked at anyway.
+        """
+        if c.state is State.LOADING:
+            return False
         rules = self._ledger.rules
         quantum = policy.quantum_s(
             c.swap_in_s or 0.0, rules.residency_factor, rules.residency_bound_s
@@ -171,7 +176,7 @@ class Planner:
             and c.name not in spare
             and not (holds and self._only_holder(c, w.owner))
         ]
-        leased.sort(key=lambda c: c.resident_since)
+        leased.sort(key=lambda c: (c.state is State.LOADING, c.resident_since))
         names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
         for c in idle + leased:
             in_the_way = c.name in names if names is not None else c.chunks

@@ -44,7 +44,7 @@ class Component:
     promised: dict[Key, None] = field(default_factory=dict)
     #: Queued waiters that name it, in order of arrival.
     waiting: dict[Key, None] = field(default_factory=dict)
-    #: The owner was told this generation's chunks.
+    #: The owner was told this generation's chunks; perhaps before they were filled.
     mapped: bool = False
     #: The owner may have written since the last write-back (mutable only).
     dirty: bool = False
@@ -98,7 +98,9 @@ class Waiter:
     wait: bool
     arrived: float
     seq: int
-    #: Names still being copied in; only once admitted.
+    #: It does not wait for copies of what its own session registered.
+    early: bool = False
+    #: Names still being copied in that it waits for; only once admitted.
     pending: set[str] = field(default_factory=set)
     queued: bool = False
     admitted: bool = False

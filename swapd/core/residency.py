@@ -248,7 +248,8 @@ class Residency:
     def _on_copy_failed(self, event: CopyFailed) -> None:
         """A load that failed leaves the component absent, a write-back leaves it resident.
 
-        Nothing is lost either way; who waited for the copy is refused.
+        Nothing is lost either way; who waited for the copy is refused, and who was let in
+        before it ended is told.
         """
         ledger, admission = self.ledger, self.admission
         move = ledger.moves.pop(event.generation)
@@ -257,11 +258,10 @@ class Residency:
             return ledger.abandon(move)
         why = explain.copy_failed(c, event.why)
         if c.state is State.LOADING:
+            ledger.break_leases(c, why)
             ledger.load_failed(c)
             for key in list(c.promised):
                 admission.refuse(key, "device_failed", why)
-            if c.unregistering:
-                ledger.finish_unregister(c)
         else:
             evicting_for = c.evicting_for
             ledger.write_back_failed(c)

@@ -79,6 +79,7 @@ def test_an_eviction_names_whom_it_makes_room_for(seen: Seen) -> None:
         ("sequential", "released, and sequential"),
         ("alternating", "excluded by its group"),
         ("unregister", "unregistered"),
+        ("failed", "its load failed"),
     ],
 )
 def test_an_eviction_for_nobody_says_why(seen: Seen, reason: actions.Reason, words: str) -> None:
@@ -112,6 +113,18 @@ def test_waiting_and_refusal_say_who_and_why(seen: Seen) -> None:
     assert _text(actions.Refuse(2, 5, "timeout", "not granted"), seen) == (
         "refused talker talker-worker (session 2), timeout: not granted"
     )
+
+
+def test_a_lease_that_a_failed_load_broke_says_whose_and_why(seen: Seen) -> None:
+    assert _text(actions.Broken(2, "talker", 3, "no bus"), seen) == (
+        "broken talker talker-worker (session 2) holds it no longer: no bus"
+    )
+
+
+def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:
+    asked = events.Acquire(1.0, 2, 5, 1, ("talker",), 3, 2.0, True, True)
+    said = say(_record(asked), seen).detail
+    assert said.endswith("(session 2) (priority 3, within 1 s, waits for the name, early)")
 
 
 def test_sessions_come_and_go(seen: Seen) -> None:

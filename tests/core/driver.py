@@ -118,6 +118,7 @@ def acquire(w: World, choose: Choices) -> bool:
         priority=choose.pick((0, 0, 0, 1, 5)),
         timeout=choose.pick((None, None, None, 0.0, 0.5, 60.0)),
         wait=choose.chance(3),
+        early=choose.chance(2),
     )
     return True
 

@@ -27,6 +27,16 @@ def test_status_tells_leased_idle_and_absent_apart() -> None:
     assert (of_t.label, of_t.leases, of_t.waiting) == ("vllm-1", 1, 0)
 
 
+def test_status_of_what_is_leased_before_it_is_in() -> None:
+    w = World(10)
+    s = w.open("vllm-0")
+    w.register(s, "a", 2)
+    w.acquire(s, "a", early=True)
+    status = explain.component_status(w.ledger, w.ledger.components["a"], w.now)
+    assert (status.state, status.leases) == ("loading", 1)
+    assert status.holders == ("vllm-0 (session 7001)",)
+
+
 def test_a_waiting_record_names_the_first_few_and_a_refusal_all() -> None:
     w = World(10)
     owner = w.open()
@@ -51,6 +61,6 @@ def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
     w.ledger.components["a"].state = State.ABSENT
     with pytest.raises(AssertionError, match="a chunk is lost or held twice"):
         check(w.core)
-    w.ledger.components["a"].state = State.LOADING
-    with pytest.raises(AssertionError, match="is leased and not resident"):
+    w.ledger.components["a"].state = State.REVOKING
+    with pytest.raises(AssertionError, match="is leased and not in"):
         check(w.core)

@@ -14,6 +14,7 @@ from swapd.core import Residency, Rules
 from swapd.core.actions import (
     Accept,
     AnyAction,
+    Broken,
     CopyIn,
     CopyOut,
     DropMaster,
@@ -170,10 +171,11 @@ class World:
         priority: int = 0,
         timeout: float | None = None,
         wait: bool = False,
+        early: bool = False,
     ) -> Key:
         key = self._key(session)
         deadline = None if timeout is None else self.now + timeout
-        event = Acquire(self.now, *key, agent, names, priority, deadline, wait)
+        event = Acquire(self.now, *key, agent, names, priority, deadline, wait, early)
         self.asked[key] = self.waiting[key] = event
         self.send(event)
         return key
@@ -220,9 +222,9 @@ class World:
         for name in [n for n, s in self.owner.items() if s == session]:
             self._forget_name(name)
         for generation, placed in list(self.placed.items()):
-            if placed.session == session and generation not in self.moves:
+            if placed.session == session:
                 placed.mapped = placed.mapped and alive and placed.name in self.mutable
-                if not placed.mapped:
+                if not placed.mapped and generation not in self.moves:
                     del self.placed[generation]
         self.send(SessionGone(self.now, session, alive))
         assert remains(self.core, session) == [], f"left of session {session}"
@@ -231,8 +233,10 @@ class World:
         """The process of a session that left `alive` ends."""
         self.still_running.discard(session)
         for generation, placed in list(self.placed.items()):
-            if placed.session == session and generation not in self.moves:
-                del self.placed[generation]
+            if placed.session == session:
+                placed.mapped = False
+                if generation not in self.moves:
+                    del self.placed[generation]
         self.send(ProcessExited(self.now, session))
 
     def stop(self) -> None:
@@ -263,7 +267,10 @@ class World:
         order = self.moves.pop(generation)
         placed = self.placed[generation]
         left = placed.session in self.gone
-        if left or (fail is not None and isinstance(order, CopyIn)):
+        load_failed = fail is not None and isinstance(order, CopyIn)
+        if load_failed and not left:
+            self.dirty.discard(order.name)
+        if (left or load_failed) and not placed.mapped:
             del self.placed[generation]
         if fail is not None:
             self.send(CopyFailed(self.now, generation, fail))
@@ -395,6 +402,13 @@ class World:
                 (self.wanted.add if action.wanted else self.wanted.discard)(pair)
             case Accept() | Grant() | Refuse():
                 self._note_answer(action)
+            case Broken():
+                assert self.placed[action.generation].name == action.name
+                held = [k for k, names in self.leases.items() if action.name in names]
+                assert action.session in {s for s, _ in held}, f"{action}: not held"
+                for key in held:
+                    assert key[0] == action.session, f"{action}: held by {key}"
+                    self.leases[key].discard(action.name)
             case Fence():
                 assert action.session not in self.fenced, f"{action}: twice"
                 self.fenced.append(action.session)
@@ -455,7 +469,9 @@ class World:
         assert set(self.ledger.leases) == set(self.leases), "a lease is forgotten"
         for key, names in self.leases.items():
             for name in names:
-                assert self.state(name) is State.RESIDENT, f"{key} holds {name}, which is not in"
+                early = self.asked[key].early and self.owner[name] == key[0]
+                coming = early and self.state(name) is State.LOADING
+                assert coming or self.state(name) is State.RESIDENT, f"{key}: {name} is not in"
 
     def _check_minimal(self, i: int, last: Evict) -> None:
         """Of all evicted for one waiter to make room, leaving out any one is too few.
