@@ -21,7 +21,7 @@ from swapd.units import parse_rate, parse_size
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
 
-_SIZES = {"budget", "chunk", "host_memory", "journal_size"}
+_SIZES = {"budget", "chunk", "host_memory", "journal_size", "pin_limit"}
 _RATES = {"bandwidth"}
 
 
@@ -32,11 +32,17 @@ class ConfigError(Exception):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything `swapd serve` can be told. Bytes and seconds unless said otherwise."""
 
-    device: Annotated[str, Meta(description="What to swap onto: host")] = "host"
+    device: Annotated[str, Meta(description="What to swap onto: host, or a GPU, as in cuda:0")] = (
+        "host"
+    )
     budget: Annotated[int, Meta(description="Device memory to own, as in 40GiB", gt=0)] = 1 << 30
     chunk: Annotated[
-        int, Meta(description="Unit of memory and mapping, a multiple of 2MiB", gt=0)
-    ] = 2 << 20
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(
+            description="Unit of memory and mapping, a multiple of 2MiB; default: 2MiB on the "
+            "host, 64MiB on a GPU"
+        ),
+    ] = None
     bandwidth: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="Slow copies down to this, as in 12GB/s (host only)"),
@@ -44,6 +50,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_memory: Annotated[
         Annotated[int, Meta(gt=0)] | None,
         Meta(description="Most host memory for masters; default: what is available"),
+    ] = None
+    pin_limit: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Most host memory to pin for a GPU's copies; default: all masters"),
     ] = None
     runtime_dir: Annotated[
         str | None, Meta(description="Folder of sockets and lock; default: one for each device")
@@ -71,6 +81,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     journal_size: Annotated[
         int, Meta(description="Rotate the swap log at this size; one old file is kept", gt=0)
     ] = 64 << 20
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The chunk as set, or what suits the device: a GPU's mappings cost by the piece."""
+        return self.chunk or (2 << 20 if self.device == "host" else 64 << 20)
 
     @property
     def folder(self) -> Path:
@@ -108,7 +123,7 @@ def default_folder(device: str) -> Path:
     """The runtime folder of a device where none was named."""
     base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
     root = Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
-    return root / device.replace(":", "")
+    return root / ("cuda0" if device == "cuda" else device.replace(":", ""))
 
 
 def endpoint_from_environment() -> str | None:

@@ -364,6 +364,9 @@ class Daemon:
     def _do_want(self, a: actions.Want, seq: int) -> None:
         self._tell(a.session, protocol.Wanted(a.name, a.wanted))
 
+    def _do_broken(self, a: actions.Broken, seq: int) -> None:
+        self._tell(a.session, protocol.Broken(a.name, a.generation, a.why))
+
     def _do_make_master(self, a: actions.MakeMaster, seq: int) -> None:
         self._causes["master", a.uid] = seq
         future = self._host.submit(self._masters.make, a.uid, a.nbytes, mutable=a.mutable)
@@ -433,6 +436,7 @@ class Daemon:
         actions.CopyOut: _do_copy_out,
         actions.Revoke: _do_revoke,
         actions.Want: _do_want,
+        actions.Broken: _do_broken,
         actions.MakeMaster: _do_make_master,
         actions.SealMaster: _do_seal_master,
         actions.DropMaster: _do_drop_master,

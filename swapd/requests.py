@@ -74,6 +74,7 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.priority,
                 None if request.timeout_s is None else now + request.timeout_s,
                 request.wait,
+                request.early,
             )
         case protocol.Release():
             return events.Release(now, session, request.lease)

@@ -18,6 +18,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "chunk": ("64MiB", 64 << 20),
     "bandwidth": ("12GB/s", 12e9),
     "host_memory": ("100GB", 100 * 10**9),
+    "pin_limit": ("0", 0),
     "runtime_dir": ("/run/elsewhere", "/run/elsewhere"),
     "isolation": ("strict", "strict"),
     "ack_timeout": ("0.5", 0.5),

@@ -22,7 +22,9 @@ def run(config: Config) -> None:
     """Serve until told to stop. Raises: RuntimeDirError, DeviceError."""
     with runtime_dir.claim(config.folder):
         log.info("allocating %s", size(config.budget))
-        device = open_device(config.device, config.budget, config.chunk, config.bandwidth)
+        device = open_device(
+            config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
+        )
         try:
             uvloop.run(Daemon(config, device).run(lambda: _say_ready(config)))
         finally:
@@ -31,8 +33,8 @@ def run(config: Config) -> None:
 
 def _say_ready(config: Config) -> None:
     typer.echo(
-        f"swapd serves {config.device}: {size(config.budget)} in chunks of {size(config.chunk)}. "
-        f"Clients find it at {config.folder}"
+        f"swapd serves {config.device}: {size(config.budget)} in chunks of "
+        f"{size(config.chunk_bytes)}. Clients find it at {config.folder}"
     )
 
 

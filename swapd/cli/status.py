@@ -104,6 +104,8 @@ def _summary(reply: StatusReply) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     table.add_row("arena", _arena(reply))
+    if reply.device_bytes:
+        table.add_row("device", _device(reply))
     table.add_row("masters", f"{size(reply.master_bytes)} of host memory")
     table.add_row("sessions", _sessions(reply))
     table.add_row(
@@ -112,7 +114,17 @@ def _summary(reply: StatusReply) -> Table:
         f"{_number(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
     )
     table.add_row("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody")
+    for note in reply.notes:
+        table.add_row("note", Text(plain(note), "yellow"))
     return table
+
+
+def _device(reply: StatusReply) -> Text:
+    """Who else has the device's memory: what is free there is nobody's, swapd's arena included."""
+    text = Text(f"{size(reply.device_free_bytes)} free of {size(reply.device_bytes)}")
+    for p in reply.processes:
+        text.append(f"\n{size(p.nbytes)}: {plain(p.name)} (process {p.pid})")
+    return text
 
 
 def _arena(reply: StatusReply) -> Text:

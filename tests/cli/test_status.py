@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from swapd.cli.status import page
-from swapd.protocol import ComponentStatus, SessionStatus, StatusReply
+from swapd.protocol import ComponentStatus, ProcessStatus, SessionStatus, StatusReply
 
 from .conftest import Running, on_terminal, start, swapd
 
@@ -102,6 +102,18 @@ def test_a_component_nobody_used_yet_says_never() -> None:
 def test_policy_group_and_mutability() -> None:
     c = _component("lora", policy="alternating", group="lm", mutable=True)
     assert "alternating in lm, mutable" in _shown(_reply(components=(c,)))
+
+
+def test_it_says_who_else_has_the_device_s_memory() -> None:
+    others = (ProcessStatus(7, "python", 6 * GIB), ProcessStatus(8, "Xorg", 1 * GIB))
+    notes = ("NVML says nothing: not installed",)
+    shown = _shown(
+        _reply(device_bytes=80 * GIB, device_free_bytes=33 * GIB, processes=others, notes=notes)
+    )
+    assert "33 GiB free of 80 GiB" in shown
+    assert "6 GiB: python (process 7)" in shown
+    assert "1 GiB: Xorg (process 8)" in shown
+    assert "not installed" in _line(shown, "note")
 
 
 def test_the_arena_line_has_a_bar_and_numbers() -> None:
