@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 
@@ -10,15 +10,19 @@ ROOT = Path(__file__).parent.parent
 
 #: Both source roots, as an installation would have them.
 PYTHONPATH = f"{ROOT}:{ROOT / 'client'}"
+NOTHING: Mapping[str, str] = {}
 
 
 def run_python(
-    program: str, *args: object, fds: Sequence[int] = ()
+    program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
 ) -> subprocess.CompletedProcess[str]:
-    """Run `program` to its end, whatever that is; it inherits `fds`, by the same numbers."""
+    """Run `program` to its end, whatever that is; it inherits `fds`, by the same numbers.
+
+    Of the environment it has `env` and the way to the sources, no more.
+    """
     return subprocess.run(
         [sys.executable, "-c", dedent(program), *map(str, args)],
-        env={"PYTHONPATH": PYTHONPATH},
+        env={"PYTHONPATH": PYTHONPATH, **env},
         pass_fds=tuple(fds),
         capture_output=True,
         text=True,
@@ -26,18 +30,22 @@ def run_python(
     )
 
 
-def output_of(program: str, *args: object, fds: Sequence[int] = ()) -> str:
+def output_of(
+    program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
+) -> str:
     """What `program` prints. It must end well."""
-    done = run_python(program, *args, fds=fds)
+    done = run_python(program, *args, fds=fds, env=env)
     assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
-def start_python(program: str, *args: object, fds: Sequence[int] = ()) -> "subprocess.Popen[str]":
+def start_python(
+    program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
+) -> "subprocess.Popen[str]":
     """Start `program` with pipes; use it in a `with` block, which waits for its end."""
     return subprocess.Popen(
         [sys.executable, "-c", dedent(program), *map(str, args)],
-        env={"PYTHONPATH": PYTHONPATH},
+        env={"PYTHONPATH": PYTHONPATH, **env},
         pass_fds=tuple(fds),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,0 +1,219 @@
+"""A CUDA driver without a GPU: builds the C beside this file, and tells processes to use it.
+
+`with machine(total=...) as fake:` is what tests want: a card (or several) whose memory lies in a
+folder of its own. Processes that are started with `fake.environment()` share it; a process that
+must use it itself calls `fake.load()` before anything of `cuda.bindings` is used. README.md beside
+this file says what is emulated, which knobs there are, and what cannot be shown.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import itertools
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).parent
+CUDA = "libcuda.so.1"
+NVML = "libnvidia-ml.so.1"
+
+#: The C files of each library.
+LIBRARIES = {
+    CUDA: (
+        "accounts.c",
+        "knobs.c",
+        "device.c",
+        "memory.c",
+        "host.c",
+        "stream.c",
+        "copy.c",
+        "loader.c",
+    ),
+    NVML: ("accounts.c", "nvml.c"),
+}
+FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
+
+
+#: Far from those that the C gives, which start at 1 in each process.
+_serials = itertools.count(1_000_000)
+
+
+class Allocation(NamedTuple):
+    """Device memory that somebody holds. `pid` made it; a context's overhead counts as well."""
+
+    pid: int
+    nbytes: int
+    context: bool
+
+
+def build(folder: Path) -> Path:
+    """Compile both libraries into `folder`, and return it.
+
+    Raises: RuntimeError without gcc, or with the compiler's words.
+    """
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        raise RuntimeError("the fake CUDA driver needs a C compiler: install gcc (apt install gcc)")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, sources in LIBRARIES.items():
+        command = [
+            gcc,
+            *FLAGS,
+            "-fvisibility=hidden",
+            f"-Wl,-soname,{name}",
+            "-o",
+            str(folder / name),
+        ]
+        done = subprocess.run(
+            [*command, *sources, "-ldl"], cwd=SOURCES, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"cannot build {name}:\n{done.stderr}")
+    return folder
+
+
+@functools.cache
+def built() -> Path:
+    """The libraries, built once a process and removed at its end."""
+    folder = tempfile.TemporaryDirectory(prefix="fakecuda-")
+    weakref.finalize(built, folder.cleanup)  # at exit, and without a warning about it
+    return build(Path(folder.name))
+
+
+def environment(folder: Path, **knobs: object) -> dict[str, str]:
+    """The variables with which a process finds the libraries of `folder`, and its `knobs`.
+
+    `total=1 << 30` becomes FAKECUDA_TOTAL=1073741824; booleans become 0 and 1. LD_LIBRARY_PATH is
+    read when a process starts, so these are for processes that are started, not for this one.
+    """
+    inherited = os.environ.get("LD_LIBRARY_PATH")  # noqa: TID251
+    paths = [str(folder), *([inherited] if inherited else [])]
+    return {"LD_LIBRARY_PATH": ":".join(paths), **variables(**knobs)}
+
+
+def variables(**knobs: object) -> dict[str, str]:
+    """The knobs as variables of the environment."""
+    return {
+        f"FAKECUDA_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
+        for name, value in knobs.items()
+    }
+
+
+def load(folder: Path, **knobs: object) -> None:
+    """Make this very process use the libraries of `folder`.
+
+    They are loaded by path here; a later dlopen of "libcuda.so.1" by cuda-bindings finds the name
+    taken. Knobs are read at the first CUDA call and hold until the process ends.
+
+    Raises: RuntimeError when another libcuda is loaded already.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(CUDA, mode=os.RTLD_NOLOAD)
+        if not _is_loaded(folder / CUDA):
+            raise RuntimeError("another libcuda.so.1 is loaded in this process already")
+    os.environ.update(variables(**knobs))  # noqa: TID251
+    for name in LIBRARIES:
+        ctypes.CDLL(str(folder / name), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+
+
+def _is_loaded(library: Path) -> bool:
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    return str(library.resolve()) in maps
+
+
+class Fake:
+    """One fake machine: its libraries, its device memory, its faults; seen from outside."""
+
+    def __init__(self, libraries: Path, memory: Path, **knobs: object) -> None:
+        self.libraries = libraries
+        self.memory = memory
+        self._knobs = {"dir": memory, "faults": memory / "faults", "total": 1 << 30, **knobs}
+
+    def environment(self, **knobs: object) -> dict[str, str]:
+        """For a process that is to use this machine; `knobs` are its own."""
+        return environment(self.libraries, **{**self._knobs, **knobs})
+
+    def load(self) -> None:
+        """Use this machine in this very process; see `load`."""
+        load(self.libraries, **self._knobs)
+
+    def faults(self, *rules: str) -> None:
+        """From now on these failures are injected, and no others; counts start anew."""
+        new = self.memory / "faults.new"
+        new.write_text("".join(f"{rule}\n" for rule in rules), encoding="utf-8")
+        new.replace(self.memory / "faults")
+
+    def allocations(self, gpu: int = 0) -> list[Allocation]:
+        """What is held of a card, by any process: empty when nothing has leaked."""
+        with self._locked(gpu) as lock:
+            found = self._look(gpu)
+            os.pwrite(lock, struct.pack("=Q", sum(each.nbytes for each in found)), 0)
+        return found
+
+    def used_bytes(self, gpu: int = 0) -> int:
+        return sum(each.nbytes for each in self.allocations(gpu))
+
+    def free_bytes(self, gpu: int = 0) -> int:
+        return int(str(self._knobs["total"])) - self.used_bytes(gpu)
+
+    @contextlib.contextmanager
+    def occupied(self, nbytes: int, *, pid: int | None = None, gpu: int = 0) -> Iterator[None]:
+        """Another process (`pid`, or this one) holds `nbytes` of the card meanwhile."""
+        name = f"{pid or os.getpid()}.{next(_serials)}.context"
+        with self._locked(gpu):
+            folder = self._folder(gpu)
+            fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.truncate(fd, nbytes)
+        self.allocations(gpu)
+        try:
+            yield
+        finally:
+            os.close(fd)
+            self.allocations(gpu)
+
+    def _folder(self, gpu: int) -> Path:
+        folder = self.memory / f"gpu{gpu}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def _look(self, gpu: int) -> list[Allocation]:
+        """What is alive: its lock is held by an open description somewhere (see accounts.c)."""
+        found = []
+        for path in sorted(self._folder(gpu).iterdir()):
+            pid, _, kind = path.name.split(".")
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            except BlockingIOError:
+                nbytes = os.fstat(fd).st_size
+                found.append(Allocation(int(pid), nbytes, kind == "context"))
+            finally:
+                os.close(fd)
+        return found
+
+    @contextlib.contextmanager
+    def _locked(self, gpu: int) -> Iterator[int]:
+        lock = os.open(self.memory / f"gpu{gpu}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+        finally:
+            os.close(lock)
+
+
+@contextlib.contextmanager
+def machine(**knobs: object) -> Iterator[Fake]:
+    """A machine whose memory is gone at the end, whatever still holds it."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fakecuda-", dir=parent) as memory:
+        yield Fake(built(), Path(memory), **knobs)

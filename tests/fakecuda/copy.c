@@ -1,0 +1,395 @@
+/* Copies, fills and flags: the calls, and what a stream does for them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <time.h>
+
+#include "fakecuda.h"
+
+/* ---- copy engines ---- */
+
+/* Rule: a device has one copy engine for each direction: copies in the same direction take turns,
+ * those of other processes too, and the two directions run side by side. Only with FAKECUDA_GBPS;
+ * without it copies take no time that would be worth queueing for. */
+static struct engine {
+    pthread_mutex_t turn; /* among the threads of this process */
+    int lock;             /* among processes; 0: not opened yet */
+} engines[MAX_DEVICES][2];
+static pthread_once_t made_engines = PTHREAD_ONCE_INIT;
+
+static void make_engines(void)
+{
+    for (int gpu = 0; gpu < MAX_DEVICES; gpu++)
+        for (int in = 0; in < 2; in++) pthread_mutex_init(&engines[gpu][in].turn, NULL);
+}
+
+static struct engine *take_engine(uint64_t address, bool in)
+{
+    int device = device_of_address(address);
+    if (knobs()->gbps <= 0 || device < 0) return NULL;
+    pthread_once(&made_engines, make_engines);
+    struct engine *engine = &engines[gpu_of(device)][in];
+    pthread_mutex_lock(&engine->turn);
+    if (!engine->lock) engine->lock = account_engine(gpu_of(device), in);
+    while (flock(engine->lock, LOCK_EX) && errno == EINTR) {}
+    return engine;
+}
+
+static void give_engine(struct engine *engine)
+{
+    if (!engine) return;
+    flock(engine->lock, LOCK_UN);
+    pthread_mutex_unlock(&engine->turn);
+}
+
+/* Sleep until `done` bytes have taken as long as they should since `start`. */
+static void pace(const struct timespec *start, size_t done)
+{
+    double seconds = (double)done / (knobs()->gbps * 1e9);
+    struct timespec end = *start;
+    end.tv_sec += (time_t)seconds;
+    end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    if (end.tv_nsec >= 1000000000) {
+        end.tv_nsec -= 1000000000;
+        end.tv_sec++;
+    }
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR) {}
+}
+
+/* ---- copies, as performed ---- */
+
+/* Rule: host memory that was registered when the copy was enqueued stays so until it is done. */
+static bool host_is_ready(uint64_t address, size_t nbytes, bool in, bool pinned)
+{
+    if (!pinned) return true;
+    enum host_kind kind = host_kind(address, nbytes);
+    return kind == HOST_PINNED || (kind == HOST_READ_ONLY && in);
+}
+
+static CUresult copy_with_host(const struct operation *operation, bool in)
+{
+    uint64_t device = in ? operation->target : operation->source;
+    uint64_t host = in ? operation->source : operation->target;
+    if (operation->staging) host = (uint64_t)operation->staging;
+    CUresult result = CUDA_SUCCESS;
+    struct timespec start;
+    struct engine *engine = take_engine(device, in);
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (size_t done = 0; done < operation->nbytes && !result && !waiting_is_over();) {
+        size_t left = operation->nbytes - done, piece = left < PIECE ? left : PIECE;
+        if (!host_is_ready(host + done, piece, in, operation->pinned))
+            result = CUDA_ERROR_ILLEGAL_ADDRESS;
+        else result = device_transfer(device + done, (char *)(host + done), piece, in);
+        done += piece;
+        if (engine) pace(&start, done);
+    }
+    give_engine(engine);
+    return result;
+}
+
+/* Within device memory, through a buffer. Overlapping ranges are the caller's mistake, as with
+ * the driver. */
+static CUresult copy_within(const struct operation *operation)
+{
+    static __thread char buffer[64 << 10];
+    CUresult result = CUDA_SUCCESS;
+    for (size_t done = 0; done < operation->nbytes && !result && !waiting_is_over();) {
+        size_t left = operation->nbytes - done;
+        size_t piece = left < sizeof buffer ? left : sizeof buffer;
+        result = device_transfer(operation->source + done, buffer, piece, false);
+        if (!result) result = device_transfer(operation->target + done, buffer, piece, true);
+        done += piece;
+    }
+    return result;
+}
+
+/* Fill with a pattern of 1 or 4 bytes. */
+static CUresult fill(const struct operation *operation)
+{
+    static __thread char buffer[64 << 10];
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < sizeof buffer; i += (size_t)operation->width)
+        memcpy(buffer + i, &operation->value, (size_t)operation->width);
+    for (size_t done = 0; done < operation->nbytes && !result && !waiting_is_over();) {
+        size_t left = operation->nbytes - done;
+        size_t piece = left < sizeof buffer ? left : sizeof buffer;
+        result = device_transfer(operation->target + done, buffer, piece, true);
+        done += piece;
+    }
+    return result;
+}
+
+CUresult perform_copy(struct operation *operation)
+{
+    switch (operation->kind) {
+    case COPY_IN: return copy_with_host(operation, true);
+    case COPY_OUT: return copy_with_host(operation, false);
+    case COPY_WITHIN: return copy_within(operation);
+    default: return fill(operation);
+    }
+}
+
+/* ---- copies, as called ---- */
+
+/* Rule: the device side is an address of the device's. One that is reserved but not mapped, or not
+ * accessible, is only found out when the copy runs. */
+static CUresult check_device_side(uint64_t address)
+{
+    return is_device_address(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Rules: from registered memory the read happens later, on the stream; from other memory it has
+ * happened when the call returns. Small pieces are staged here, larger copies are waited for; the
+ * driver says of neither which it does. A range that is only partly registered is refused. */
+static CUresult copy_in(CUdeviceptr target, const void *source, size_t nbytes, CUstream stream,
+                        bool wait)
+{
+    CUresult refused = check_device_side(target);
+    enum host_kind kind = host_kind((uint64_t)source, nbytes);
+    if (refused || kind == HOST_MIXED) return CUDA_ERROR_INVALID_VALUE;
+    struct operation copy = {.kind = COPY_IN, .target = target, .source = (uint64_t)source,
+                             .nbytes = nbytes, .pinned = kind != HOST_PAGEABLE};
+    if (!copy.pinned && !wait && nbytes <= PIECE) {
+        copy.staging = malloc(nbytes);
+        if (!copy.staging) abort();
+        memcpy(copy.staging, source, nbytes);
+    }
+    return enqueue(stream, copy, wait || (!copy.pinned && !copy.staging));
+}
+
+/* Rule: to memory that is not registered, the copy is complete when the call returns. */
+static CUresult copy_out(void *target, CUdeviceptr source, size_t nbytes, CUstream stream,
+                         bool wait)
+{
+    CUresult refused = check_device_side(source);
+    enum host_kind kind = host_kind((uint64_t)target, nbytes);
+    if (refused || kind == HOST_MIXED) return CUDA_ERROR_INVALID_VALUE;
+    struct operation copy = {.kind = COPY_OUT, .target = (uint64_t)target, .source = source,
+                             .nbytes = nbytes, .pinned = kind != HOST_PAGEABLE};
+    return enqueue(stream, copy, wait || !copy.pinned);
+}
+
+static CUresult copy_inside(CUdeviceptr target, CUdeviceptr source, size_t nbytes, CUstream stream,
+                            bool wait)
+{
+    if (check_device_side(target) || check_device_side(source)) return CUDA_ERROR_INVALID_VALUE;
+    struct operation copy = {.kind = COPY_WITHIN, .target = target, .source = source,
+                             .nbytes = nbytes};
+    return enqueue(stream, copy, wait);
+}
+
+/* The direction follows from the addresses. */
+static CUresult copy_any(CUdeviceptr target, CUdeviceptr source, size_t nbytes, CUstream stream,
+                         bool wait)
+{
+    bool to_device = is_device_address(target), from_device = is_device_address(source);
+    if (to_device && from_device) return copy_inside(target, source, nbytes, stream, wait);
+    if (to_device) return copy_in(target, (const void *)source, nbytes, stream, wait);
+    if (from_device) return copy_out((void *)target, source, nbytes, stream, wait);
+    return CUDA_ERROR_NOT_SUPPORTED; /* between host addresses: nothing here needs it */
+}
+
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t nbytes,
+                                     CUstream stream)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_in(target, source, nbytes, stream, false) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t nbytes)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_in(target, source, nbytes, NULL, true) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t nbytes,
+                                     CUstream stream)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_out(target, source, nbytes, stream, false) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t nbytes)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_out(target, source, nbytes, NULL, true) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t nbytes,
+                                     CUstream stream)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_inside(target, source, nbytes, stream, false) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, size_t nbytes)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_inside(target, source, nbytes, NULL, true) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t nbytes,
+                              CUstream stream)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_any(target, source, nbytes, stream, false) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t nbytes)
+{
+    ENTER(NEEDS_CONTEXT);
+    return nbytes ? copy_any(target, source, nbytes, NULL, true) : CUDA_SUCCESS;
+}
+
+static CUresult fill_with(CUdeviceptr target, uint64_t value, int width, size_t count,
+                          CUstream stream, bool wait)
+{
+    if (!count) return CUDA_SUCCESS;
+    if (target % (unsigned)width || check_device_side(target)) return CUDA_ERROR_INVALID_VALUE;
+    struct operation operation = {.kind = FILL, .target = target, .value = value, .width = width,
+                                  .nbytes = count * (size_t)width};
+    return enqueue(stream, operation, wait);
+}
+
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count,
+                                CUstream stream)
+{
+    ENTER(NEEDS_CONTEXT);
+    return fill_with(target, value, 1, count, stream, false);
+}
+
+EXPORT CUresult cuMemsetD8_v2(CUdeviceptr target, unsigned char value, size_t count)
+{
+    ENTER(NEEDS_CONTEXT);
+    return fill_with(target, value, 1, count, NULL, true);
+}
+
+EXPORT CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream)
+{
+    ENTER(NEEDS_CONTEXT);
+    return fill_with(target, value, 4, count, stream, false);
+}
+
+/* ---- flags in memory ---- */
+
+static bool is_satisfied(uint64_t found, const struct operation *wanted)
+{
+    uint64_t value = wanted->value, all = wanted->width == 8 ? UINT64_MAX : UINT32_MAX;
+    switch (wanted->flags & 3) {
+    case CU_STREAM_WAIT_VALUE_GEQ:
+        return wanted->width == 8 ? (int64_t)(found - value) >= 0
+                                  : (int32_t)((uint32_t)found - (uint32_t)value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ: return found == value;
+    case CU_STREAM_WAIT_VALUE_AND: return (found & value) != 0;
+    default: return (~(found | value) & all) != 0;
+    }
+}
+
+static CUresult word(const struct operation *operation, uint64_t *value, bool store)
+{
+    return is_device_address(operation->target)
+               ? device_word(operation->target, operation->width, value, store)
+               : host_word(operation->target, operation->width, value, store);
+}
+
+/* Write a flag, or look at one until it is as wanted. Looks again and again, as the device does:
+ * nothing tells of a store by another process. */
+CUresult perform_value(struct operation *operation)
+{
+    if (operation->kind == WRITE_VALUE) return word(operation, &operation->value, true);
+    for (long naps = 20; !waiting_is_over(); naps += naps < 500 ? 20 : 0) {
+        uint64_t found;
+        CUresult fault = word(operation, &found, false);
+        if (fault) return fault;
+        if (is_satisfied(found, operation)) break;
+        nap_us(naps);
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Rule: flags are aligned, and in memory of the device's or in registered host memory. */
+static CUresult enqueue_value(CUstream stream, enum kind kind, CUdeviceptr address, uint64_t value,
+                              int width, unsigned flags, unsigned known)
+{
+    bool usable = is_device_address(address) ? is_mapped(address, (size_t)width)
+                                             : host_kind(address, (size_t)width) >= HOST_PINNED;
+    if (host_kind(address, (size_t)width) == HOST_MIXED) usable = false;
+    if (!usable || address % (unsigned)width || flags & ~known) return CUDA_ERROR_INVALID_VALUE;
+    struct operation operation = {.kind = kind, .target = address, .value = value,
+                                  .width = width, .flags = flags};
+    return enqueue(stream, operation, false);
+}
+
+#define WAIT_FLAGS ((unsigned)(CU_STREAM_WAIT_VALUE_NOR | CU_STREAM_WAIT_VALUE_FLUSH))
+#define WRITE_FLAGS ((unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
+
+EXPORT CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
+                                       unsigned flags)
+{
+    ENTER(NEEDS_CONTEXT);
+    return enqueue_value(stream, WAIT_VALUE, address, value, 8, flags, WAIT_FLAGS);
+}
+
+EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
+                                        unsigned flags)
+{
+    ENTER(NEEDS_CONTEXT);
+    return enqueue_value(stream, WRITE_VALUE, address, value, 8, flags, WRITE_FLAGS);
+}
+
+EXPORT CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
+                                       unsigned flags)
+{
+    ENTER(NEEDS_CONTEXT);
+    return enqueue_value(stream, WAIT_VALUE, address, value, 4, flags, WAIT_FLAGS);
+}
+
+EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
+                                        unsigned flags)
+{
+    ENTER(NEEDS_CONTEXT);
+    return enqueue_value(stream, WRITE_VALUE, address, value, 4, flags, WRITE_FLAGS);
+}
+
+/* ---- what an address is ---- */
+
+static CUresult device_attribute(void *data, int attribute, CUdeviceptr address)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_DEVICE; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = address; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = false; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(bool *)data = true; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = device_of_address(address); break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult host_attribute(void *data, int attribute, CUdeviceptr address)
+{
+    uint64_t base;
+    size_t nbytes;
+    if (!host_pointer_attribute(address, &base, &nbytes)) return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_HOST; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(CUdeviceptr *)data = address; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = false; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = base; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = nbytes; break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address)
+{
+    ENTER(NEEDS_HEALTH);
+    if (!data) return CUDA_ERROR_INVALID_VALUE;
+    return is_mapped(address, 1) ? device_attribute(data, attribute, address)
+                                 : host_attribute(data, attribute, address);
+}

@@ -1,0 +1,382 @@
+/* Initialisation, devices, contexts, and the checks that every call starts with. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fakecuda.h"
+
+static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool initialised, forked;
+static atomic_int sticky;
+static int visible[MAX_DEVICES], visible_count;
+static struct context contexts[MAX_DEVICES]; /* the primary ones, by device; under `setup` */
+static __thread CUcontext current;
+static __thread struct plan planned;
+__thread bool in_host_function;
+
+/* ---- the checks ---- */
+
+void nap_us(long microseconds)
+{
+    struct timespec time = {microseconds / 1000000, microseconds % 1000000 * 1000};
+    nanosleep(&time, NULL);
+}
+
+CUresult sticky_error(void)
+{
+    return atomic_load(&sticky);
+}
+
+/* Rule: a fault on the device spoils the process. Every later call returns it, nothing that was
+ * enqueued runs any more, and every wait ends. The first error stays. */
+void spoil(CUresult error)
+{
+    int none = 0;
+    atomic_compare_exchange_strong(&sticky, &none, error);
+    streams_wake();
+}
+
+/* What a test injected into the call that entered last on this thread; asked for once. */
+struct plan take_plan(void)
+{
+    struct plan plan = planned;
+    planned = (struct plan){0};
+    return plan;
+}
+
+static CUresult check_state(enum needs needs)
+{
+    /* Rule: a child made by fork cannot use the driver that its parent has initialised. */
+    if (atomic_load(&forked) || !atomic_load(&initialised)) return CUDA_ERROR_NOT_INITIALIZED;
+    /* Rule: a host function makes no CUDA calls. */
+    if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+    if (needs >= NEEDS_HEALTH && sticky_error()) return sticky_error();
+    /* Rule: these work in the calling thread's context, and every thread has its own. */
+    if (needs >= NEEDS_CONTEXT && !current) return CUDA_ERROR_INVALID_CONTEXT;
+    if (needs >= NEEDS_CONTEXT && !__atomic_load_n(&current->retained, __ATOMIC_ACQUIRE))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return CUDA_SUCCESS;
+}
+
+CUresult enter(const char *function, enum needs needs)
+{
+    trace(function, "");
+    CUresult refused = check_state(needs);
+    if (refused) return refused;
+    planned = plan_for(function);
+    if (planned.held && !planned.async) {
+        trace(function, "held");
+        while (still_held(function) && !sticky_error()) nap_us(1000);
+        planned.held = NULL;
+    }
+    if (planned.now && planned.sticky) spoil(planned.now);
+    return planned.now;
+}
+
+/* ---- initialisation ---- */
+
+static void after_fork(void)
+{
+    if (atomic_load(&initialised)) atomic_store(&forked, true);
+}
+
+/* The device that one entry of CUDA_VISIBLE_DEVICES names: an index, or the start of a UUID. */
+static int parse_visible(const char *entry)
+{
+    char *end, text[41];
+    if (strncmp(entry, "GPU-", 4)) {
+        long index = strtol(entry, &end, 10);
+        return end == entry || *end || index < 0 || index >= knobs()->devices ? -1 : (int)index;
+    }
+    for (int gpu = 0; gpu < knobs()->devices; gpu++) {
+        account_uuid_text(gpu, text);
+        if (!strncmp(text, entry, strlen(entry))) return gpu;
+    }
+    return -1;
+}
+
+/* Rule: CUDA_VISIBLE_DEVICES chooses and orders the devices; the first entry that names none ends
+ * the list, and an empty list leaves no device. */
+static void choose_visible(void)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    char *copy = list ? strdup(list) : NULL, *rest = NULL;
+    visible_count = 0;
+    if (!list)
+        while (visible_count < knobs()->devices) {
+            visible[visible_count] = visible_count;
+            visible_count++;
+        }
+    for (char *entry = copy ? strtok_r(copy, ", ", &rest) : NULL; entry && visible_count < MAX_DEVICES;
+         entry = strtok_r(NULL, ", ", &rest)) {
+        int gpu = parse_visible(entry);
+        if (gpu < 0) break;
+        visible[visible_count++] = gpu;
+    }
+    free(copy);
+}
+
+EXPORT CUresult cuInit(unsigned flags)
+{
+    trace(__func__, "");
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    if (atomic_load(&forked)) return CUDA_ERROR_NOT_INITIALIZED;
+    struct plan plan = plan_for(__func__);
+    if (plan.now) return plan.now;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&setup);
+    if (!atomic_load(&initialised)) {
+        choose_visible();
+        if (!visible_count) result = CUDA_ERROR_NO_DEVICE;
+        else if (!account_folder()) result = CUDA_ERROR_OPERATING_SYSTEM;
+        else {
+            pthread_atfork(NULL, NULL, after_fork);
+            atomic_store(&initialised, true);
+        }
+    }
+    pthread_mutex_unlock(&setup);
+    return result;
+}
+
+EXPORT CUresult cuDriverGetVersion(int *version)
+{
+    if (!version) return CUDA_ERROR_INVALID_VALUE;
+    *version = knobs()->version;
+    return CUDA_SUCCESS;
+}
+
+/* ---- devices ---- */
+
+static bool is_device(CUdevice device)
+{
+    return device >= 0 && device < visible_count;
+}
+
+int device_count(void)
+{
+    return visible_count;
+}
+
+/* The number of the card behind a device of this process. */
+int gpu_of(int device)
+{
+    return visible[device];
+}
+
+/* The other way round; -1 if the card is not visible here. */
+int device_of(int gpu)
+{
+    for (int device = 0; device < visible_count; device++)
+        if (visible[device] == gpu) return device;
+    return -1;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count)
+{
+    ENTER(NEEDS_INIT);
+    if (!count) return CUDA_ERROR_INVALID_VALUE;
+    *count = visible_count;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    ENTER(NEEDS_INIT);
+    if (!device) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+{
+    ENTER(NEEDS_INIT);
+    if (!name || length <= 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    snprintf(name, (size_t)length, "Fake GPU %d", gpu_of(device));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    ENTER(NEEDS_INIT);
+    if (!uuid) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    account_uuid(gpu_of(device), (unsigned char *)uuid->bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
+{
+    ENTER(NEEDS_INIT);
+    if (!text || length <= 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    snprintf(text, (size_t)length, "0000:%02X:00.0", gpu_of(device) + 1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice device)
+{
+    ENTER(NEEDS_INIT);
+    if (!nbytes) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    *nbytes = knobs()->total;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+    ENTER(NEEDS_INIT);
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 2; break;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = gpu_of(device) + 1; break;
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+        *value = knobs()->read_only_pins;
+        break;
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR: *value = 1; break;
+    default: *value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* ---- contexts ---- */
+
+CUcontext current_context(void)
+{
+    return current;
+}
+
+int current_device(void)
+{
+    return current->device;
+}
+
+CUcontext context_of(int device)
+{
+    return &contexts[device];
+}
+
+/* The first retain makes the context, which takes memory of the device. */
+static CUresult make_context(int device)
+{
+    struct context *context = &contexts[device];
+    int fd = account_create(gpu_of(device), true, knobs()->context, knobs()->total, context->name);
+    if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    context->device = device;
+    context->holding = fd;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    ENTER(NEEDS_HEALTH);
+    if (!context) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&setup);
+    if (!contexts[device].retained) result = make_context(device);
+    if (!result) {
+        __atomic_add_fetch(&contexts[device].retained, 1, __ATOMIC_RELEASE);
+        *context = &contexts[device];
+    }
+    pthread_mutex_unlock(&setup);
+    return result;
+}
+
+/* Rule: releasing what was not retained fails; the last release destroys the context, its streams
+ * and its events. It stays current where it was, and is of no use there. */
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    ENTER(NEEDS_INIT);
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&setup);
+    struct context *context = &contexts[device];
+    if (!context->retained) result = CUDA_ERROR_INVALID_CONTEXT;
+    else if (!__atomic_sub_fetch(&context->retained, 1, __ATOMIC_RELEASE)) {
+        streams_abandon(device);
+        close(context->holding);
+        account_settle(gpu_of(device), context->name);
+    }
+    pthread_mutex_unlock(&setup);
+    return result;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    ENTER(NEEDS_INIT);
+    if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    *flags = 0;
+    *active = __atomic_load_n(&contexts[device].retained, __ATOMIC_ACQUIRE) > 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext context)
+{
+    ENTER(NEEDS_INIT);
+    if (context && (context < contexts || context >= contexts + MAX_DEVICES))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (context && !__atomic_load_n(&context->retained, __ATOMIC_ACQUIRE))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    current = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    ENTER(NEEDS_INIT);
+    if (!context) return CUDA_ERROR_INVALID_VALUE;
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *device)
+{
+    ENTER(NEEDS_CONTEXT);
+    if (!device) return CUDA_ERROR_INVALID_VALUE;
+    *device = current->device;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    ENTER(NEEDS_CONTEXT);
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    ENTER(NEEDS_CONTEXT);
+    return streams_drain(current->device);
+}
+
+/* Free memory of the current context's device: all processes of this FAKECUDA_DIR count. */
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    ENTER(NEEDS_CONTEXT);
+    if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t total = knobs()->total, used = account_used(gpu_of(current->device));
+    *total_bytes = total;
+    *free_bytes = used < total ? total - used : 0;
+    return CUDA_SUCCESS;
+}
