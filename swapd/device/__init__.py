@@ -1,7 +1,11 @@
 """The only package that knows what memory is. `open_device` chooses the backend."""
 
+import re
+
 from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, ProcessUse
 from swapd.device.host import HostDevice
+
+_CUDA = re.compile(r"cuda(?::([0-9]+))?")
 
 __all__ = [
     "Device",
@@ -17,12 +21,21 @@ __all__ = [
 def open_device(
     name: str, budget: int, chunk: int, bandwidth: float | None, pin_limit: int | None = None
 ) -> Device:
-    """Open the device called `name` ("host") with an arena of `budget` bytes.
+    """Open the device called `name` with an arena of `budget` bytes.
 
-    `chunk` is in bytes, `bandwidth` in bytes per second (None: as fast as it goes),
-    `pin_limit` in bytes of host memory (None: as much as the driver takes).
+    "host" is memory, "cuda:1" a GPU by its index, "cuda" the first. `chunk` is in bytes,
+    `bandwidth` in bytes per second (host only; None: as fast as it goes), `pin_limit` in
+    bytes of host memory (GPUs only; None: as much as the driver takes).
     Blocking: allocates and touches the whole arena. Raises: DeviceError.
     """
     if name == "host":
         return HostDevice(budget, chunk, bandwidth)
-    raise DeviceError(f"device {name!r} is not supported by this version; use --device host")
+    index = _CUDA.fullmatch(name)
+    if index is None:
+        raise DeviceError(f"there is no device {name!r}; use --device host, cuda or cuda:0")
+    if bandwidth is not None:
+        raise DeviceError("--bandwidth slows the host device down; leave it out on a GPU")
+    # only now: a daemon on the host needs nothing of it
+    from swapd.device.cuda import CudaDevice
+
+    return CudaDevice(int(index[1] or 0), budget, chunk, pin_limit)

@@ -329,6 +329,10 @@ class Driver:
     def destroy_stream(self, stream: Any) -> None:
         self.call(self.api.cuStreamDestroy, stream)
 
+    def finish(self, stream: Any) -> None:
+        """Block until everything on the stream is done."""
+        self.call(self.api.cuStreamSynchronize, stream)
+
     def event(self) -> Any:
         """An event for `synchronize`: it measures no time, and its waiter sleeps."""
         kinds = self.api.CUevent_flags

@@ -1,0 +1,101 @@
+"""The GPU memory swapd owns: one allocation for each chunk, all mapped in one range.
+
+No policy: which chunks are lent is the core's to decide. Callers make the context current.
+"""
+
+import os
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from swapd.device.base import DeviceError, DeviceLost
+from swapd.device.driver import Access, Driver
+from swapd.fds import OwnedFd
+
+
+class _Chunk(NamedTuple):
+    """An allocation that is mapped at its place. `fd` is what exports are copies of."""
+
+    handle: int
+    fd: OwnedFd
+
+
+class Arena:
+    """`chunks` allocations of `chunk_bytes`; a lent chunk has none for the time being."""
+
+    def __init__(self, driver: Driver, chunks: int, chunk_bytes: int) -> None:
+        """Allocate, map and export all. Blocks. Raises: DeviceError; then nothing is left."""
+        self._driver = driver
+        self._chunk_bytes = chunk_bytes
+        self._nbytes = chunks * chunk_bytes
+        self._chunks: list[_Chunk | None] = [None] * chunks
+        #: Where chunk 0 is in this process; the others follow.
+        self.base = driver.reserve(self._nbytes)
+        try:
+            for number in range(chunks):
+                self._chunks[number] = self._make(number)
+            driver.set_access(self.base, self._nbytes, Access.READ_WRITE)
+        except DeviceError:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        lent = self._chunks.count(None)
+        return f"<Arena {self._nbytes >> 20} MiB in {len(self._chunks)} chunks, {lent} lent>"
+
+    def export(self, number: int) -> OwnedFd:
+        """A descriptor of the chunk, for the caller. Calls no driver; see `Device.export`."""
+        chunk = self._chunks[number]
+        if chunk is None:
+            raise DeviceError(f"chunk {number} is lent")
+        return OwnedFd(os.dup(chunk.fd.fileno()))
+
+    def lend(self, numbers: list[int]) -> None:
+        """Free these chunks' memory, as far as it is this process's to free; see `Device.lend`."""
+        for number in numbers:
+            self._free(number)
+
+    def reclaim(self, numbers: list[int]) -> None:
+        """Allocate those that are lent. Raises: DeviceError; then they are all lent as before."""
+        with ExitStack() as undo:
+            for number in numbers:
+                if self._chunks[number] is not None:
+                    continue
+                self._chunks[number] = self._make(number)
+                undo.callback(self._free, number)
+                self._driver.set_access(self._at(number), self._chunk_bytes, Access.READ_WRITE)
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Free everything; of a lost device the descriptors alone. Raises: DeviceError."""
+        with suppress(DeviceLost), ExitStack() as undo:
+            undo.callback(self._driver.free, self.base, self._nbytes)
+            for number in range(len(self._chunks)):
+                undo.callback(self._free, number)
+
+    def _at(self, number: int) -> int:
+        return self.base + number * self._chunk_bytes
+
+    def _make(self, number: int) -> _Chunk:
+        """Allocate, export and map a chunk. It is not accessible yet."""
+        with ExitStack() as undo:
+            handle = self._driver.create(self._chunk_bytes)
+            undo.callback(self._driver.release, handle)
+            fd = undo.enter_context(self._driver.export(handle))
+            self._driver.map(self._at(number), self._chunk_bytes, handle)
+            undo.pop_all()
+        return _Chunk(handle, fd)
+
+    def _free(self, number: int) -> None:
+        """Unmap and let go. If the driver does not unmap it, it stays as it is."""
+        chunk = self._chunks[number]
+        if chunk is None:
+            return
+        try:
+            self._driver.unmap(self._at(number), self._chunk_bytes)
+        except DeviceLost:
+            self._chunks[number] = None
+            chunk.fd.close()
+            raise
+        self._chunks[number] = None
+        chunk.fd.close()
+        self._driver.release(chunk.handle)

@@ -1,0 +1,217 @@
+"""The device on an NVIDIA GPU: chunks of its memory, and copies on streams of their own.
+
+Lives here: what the other modules of this folder make, put together into the contract; and
+everything that can be wrong at the start, said with what to do. May not live here: calls of
+the driver (driver.py), decisions (the core).
+"""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+from swapd.device import pieces
+from swapd.device.arena import Arena
+from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse, ProcessUse
+from swapd.device.driver import CudaError, Driver
+from swapd.device.nvml import Nvml
+from swapd.device.pins import Pins
+from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward
+from swapd.fds import OwnedFd
+from swapd.protocol import Runs
+from swapd.units import size
+
+#: Descriptors for everything but chunks: sockets, masters, what the driver itself opens.
+SPARE_DESCRIPTORS = 256
+
+#: Attributes of a GPU without which no chunk can be shared.
+_ABILITIES = (
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+)
+
+
+class CudaDevice:
+    """An arena on one GPU. See `swapd.device.base.Device` for the contract."""
+
+    chunks_per_file = 1
+
+    def __init__(self, index: int, budget: int, chunk: int, pin_limit: int | None = None) -> None:
+        """Allocate `budget // chunk` chunks on GPU `index`; units are bytes.
+
+        `pin_limit` bounds the masters that are pinned, None: as much as the driver takes.
+        Blocks. Raises: DeviceError; then nothing is left.
+        """
+        if chunk <= 0:
+            raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
+        if budget < chunk:
+            raise DeviceError(f"budget of {budget} bytes is less than one chunk of {chunk}")
+        self.name = f"cuda:{index}"
+        self.chunk_bytes = chunk
+        self.chunks = budget // chunk
+        with ExitStack() as undo:
+            self._driver = undo.enter_context(closing(Driver(index)))
+            self._nvml = undo.enter_context(closing(Nvml(self._driver.uuid)))
+            self._check()
+            self.uuid = self._driver.uuid
+            self.read_only_pins = bool(self._driver.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED"))
+            self._arena = undo.enter_context(closing(self._allocate()))
+            pins = Pins(self._driver, pin_limit, read_only=self.read_only_pins)
+            self._pins = undo.enter_context(closing(pins))
+            self._inward = undo.enter_context(closing(Inward(self._driver, "in")))
+            self._outward = undo.enter_context(closing(Outward(self._driver, "out")))
+            self._all = undo.pop_all()
+
+    def __repr__(self) -> str:
+        return f"<CudaDevice {self.name} {self._arena!r}>"
+
+    def export(self, file: int = 0, *, writable: bool) -> OwnedFd:
+        return self._arena.export(file)
+
+    def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
+        self._pins.pin(address, nbytes, writable=writable)
+
+    def unpin(self, address: int) -> None:
+        self._pins.unpin(address)
+
+    def copy_in(
+        self,
+        runs: Runs,
+        source: int,
+        nbytes: int,
+        *,
+        may_write: MayWrite | None = None,
+        landed: Landed | None = None,
+    ) -> None:
+        whole = pieces.cut(runs, nbytes, self.chunk_bytes)
+        if whole:
+            self._inward.run(self._copies(whole, source), may_write, landed)
+        elif landed is not None:
+            landed(0)
+
+    def copy_out(
+        self, runs: Runs, target: int, nbytes: int, *, landed: Landed | None = None
+    ) -> None:
+        whole = pieces.cut(runs, nbytes, self.chunk_bytes)
+        if whole:
+            self._outward.run(self._copies(whole, target), None, landed)
+        elif landed is not None:
+            landed(0)
+
+    def lend(self, runs: Runs) -> None:
+        with self._driver.current():
+            self._arena.lend(pieces.numbers(runs))
+
+    def reclaim(self, runs: Runs) -> None:
+        try:
+            with self._driver.current():
+                self._arena.reclaim(pieces.numbers(runs))
+        except CudaError as exc:
+            if not exc.out_of_memory:
+                raise
+            free, _ = self._memory()
+            raise DeviceError(
+                f"{self._title} has not the memory to take chunks back ({exc}); {size(free)} "
+                f"are free, and {_shares(self._nvml.processes())}"
+            ) from exc
+
+    def use(self) -> MemoryUse:
+        free, total = self._memory()
+        mps = bool(self._driver.attribute("MPS_ENABLED"))
+        notes = self._nvml.notes(mps=mps) + self._pins.notes()
+        return MemoryUse(total, free, self._nvml.processes(), notes)
+
+    def close(self) -> None:
+        """Free everything; of a lost device what is not the driver's. Raises: DeviceError."""
+        self._all.close()
+
+    def _copies(self, whole: list[pieces.Piece], host: int) -> Iterator[Copy]:
+        """Cut at the ends of chunks and of what is pinned, and then to size."""
+        for offset, done, nbytes in pieces.split(whole, self.chunk_bytes):
+            chunk = offset // self.chunk_bytes
+            for part in self._pins.parts(host + done, nbytes):
+                most = PIECE_BYTES if part.pinned else STAGED_BYTES
+                begin = pieces.Piece(offset + part.offset, done + part.offset, part.nbytes)
+                for at, before, length in pieces.split([begin], most):
+                    device = self._arena.base + at
+                    yield Copy(device, host + before, length, before, chunk, part.pinned)
+
+    # --- what can be wrong at the start --------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises: DeviceError that says what does not fit, and what to do."""
+        for ability in _ABILITIES:
+            if not self._driver.attribute(ability):
+                raise DeviceError(
+                    f"{self._title} cannot share memory between processes here "
+                    f"(CU_DEVICE_ATTRIBUTE_{ability} is 0): WSL, some vGPUs and some sandboxes "
+                    "cannot; use --device host, or a driver and a host that can"
+                )
+        unit = self._driver.granularity()
+        if self.chunk_bytes % unit:
+            raise DeviceError(
+                f"chunk of {self.chunk_bytes} bytes: {self._title} allocates multiples of "
+                f"{unit} bytes; use --chunk {unit >> 20}MiB, or better 64MiB"
+            )
+        free, total = self._memory()
+        if self._nbytes > total:
+            raise DeviceError(
+                f"budget of {size(self._nbytes)} is more than {self._title} has, which is "
+                f"{size(total)}; lower --budget"
+            )
+        if self._nbytes > free:
+            raise DeviceError(self._too_little(free, total))
+        _allow_descriptors(self.chunks)
+
+    def _allocate(self) -> Arena:
+        try:
+            with self._driver.current():
+                return Arena(self._driver, self.chunks, self.chunk_bytes)
+        except CudaError as exc:
+            if not exc.out_of_memory:
+                raise
+            # somebody was quicker, or the driver keeps some of what it calls free
+            raise DeviceError(f"{self._too_little(*self._memory())} ({exc})") from exc
+
+    def _memory(self) -> tuple[int, int]:
+        with self._driver.current():
+            return self._driver.memory()
+
+    @property
+    def _nbytes(self) -> int:
+        return self.chunks * self.chunk_bytes
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name} ({self._driver.product})"
+
+    def _too_little(self, free: int, total: int) -> str:
+        most = min(free, self._nbytes - self.chunk_bytes) // self.chunk_bytes * self.chunk_bytes
+        lower = f"lower --budget to {most >> 20}MiB, or end " if most else "end "
+        return (
+            f"budget of {size(self._nbytes)}, but only {size(free)} of the {size(total)} of "
+            f"{self._title} are free: {_shares(self._nvml.processes())}; {lower}what uses it"
+        )
+
+
+def _shares(processes: tuple[ProcessUse, ...]) -> str:
+    """Who has how much, for the end of a sentence."""
+    if not processes:
+        return "NVML names no other process that uses it"
+    named = (f"{use.name} (process {use.pid}) has {size(use.nbytes)}" for use in processes)
+    return ", ".join(named)
+
+
+def _allow_descriptors(chunks: int) -> None:
+    """Make sure that this process may have a descriptor for each chunk, as far as it can."""
+    needed = len(os.listdir("/proc/self/fd")) + chunks + SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed:
+        return
+    if hard < needed:
+        raise DeviceError(
+            f"{chunks} chunks need {needed} open files, and this process may have {hard}: set "
+            f"`ulimit -n {needed}` (LimitNOFILE={needed} in a unit) before the start, or use a "
+            "larger --chunk"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,105 @@
+"""What NVML says about one GPU: who else uses its memory, MIG, MPS. All of it is optional:
+where NVML is missing or will not say, that is a note for people, never an error.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from swapd.device.base import ProcessUse
+
+_MPS_SERVER = "nvidia-cuda-mps-server"
+
+
+class Nvml:
+    """NVML's view of one GPU. Methods block briefly; any thread, one at a time."""
+
+    def __init__(self, uuid: str) -> None:
+        """`uuid` is the CUDA driver's, "GPU-..."; under MIG NVML knows it as "MIG-..."."""
+        self._api: Any = None
+        self._gpu: Any = None
+        self._missing = ""
+        try:
+            self._api = importlib.import_module("pynvml")
+            self._api.nvmlInit()
+        except ImportError as exc:
+            self._missing = f"{exc}; pip install 'swapd[cuda]'"
+        except self._api.NVMLError as exc:
+            self._missing = str(exc)
+            self._api = None
+        else:
+            self._find(uuid)
+
+    def close(self) -> None:
+        """Let go of NVML. More than once is once."""
+        if self._api is not None:
+            api, self._api = self._api, None
+            self._gpu = None
+            api.nvmlShutdown()
+
+    def processes(self) -> tuple[ProcessUse, ...]:
+        """The other processes with memory on this GPU, largest first; () if NVML is missing."""
+        used: dict[int, int] = {}
+        for list_them in ("Compute", "Graphics", "MPSCompute"):
+            for process in self._ask(f"nvmlDeviceGet{list_them}RunningProcesses") or ():
+                # None where the system does not let NVML count
+                used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory or 0)
+        used.pop(os.getpid(), None)
+        uses = (ProcessUse(pid, self._name(pid), nbytes) for pid, nbytes in used.items())
+        return tuple(sorted(uses, key=lambda use: (-use.nbytes, use.pid)))
+
+    def notes(self, *, mps: bool) -> tuple[str, ...]:
+        """What a person should know: NVML missing, MIG on, MPS running.
+
+        `mps` is whether the CUDA driver itself says that MPS is running.
+        """
+        notes = []
+        if self._gpu is None:
+            notes.append(f"other processes' use of the GPU is not known: NVML: {self._missing}")
+        if self._mig():
+            notes.append(
+                "MIG is on: this is one instance of the GPU, with its own memory; run one "
+                "daemon for each instance"
+            )
+        if mps or self._mps():
+            notes.append("MPS is running: a fault of one of its clients ends the work of all")
+        return tuple(notes)
+
+    def _find(self, uuid: str) -> None:
+        for name in (uuid, uuid.replace("GPU-", "MIG-", 1)):
+            try:
+                self._gpu = self._api.nvmlDeviceGetHandleByUUID(name)
+            except self._api.NVMLError as exc:
+                self._missing = f"{exc} ({uuid})"
+            else:
+                return
+
+    def _mps(self) -> bool:
+        """Whether some process uses this GPU through MPS."""
+        if self._ask("nvmlDeviceGetMPSComputeRunningProcesses"):
+            return True
+        return any(_MPS_SERVER in use.name for use in self.processes())
+
+    def _mig(self) -> bool:
+        if self._ask("nvmlDeviceIsMigDeviceHandle"):
+            return True
+        modes = self._ask("nvmlDeviceGetMigMode")
+        return modes is not None and bool(modes[0])
+
+    def _ask(self, question: str) -> Any:
+        """What `question` gives for this GPU; None if NVML does not say."""
+        if self._gpu is None:
+            return None
+        try:
+            return getattr(self._api, question)(self._gpu)
+        except self._api.NVMLError:  # not supported here, or not permitted
+            return None
+
+    def _name(self, pid: int) -> str:
+        try:
+            # NVML's pids may be of another namespace, so it is asked, and not /proc
+            name = self._api.nvmlSystemGetProcessName(pid)
+        except self._api.NVMLError:
+            return "a process"
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        return os.path.basename(text.split(" ", 1)[0]) or "a process"

@@ -1,0 +1,153 @@
+"""Host memory that the GPU may read and write by itself, and how much of it.
+
+Copies work without: what is not pinned goes through a staging buffer, slower. So nothing
+here ever fails a copy; a refusal is said once, and shown in `status`.
+"""
+
+import resource
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from swapd.device import vm
+from swapd.device.base import DeviceError, DeviceLost
+from swapd.device.driver import CudaError, Driver
+from swapd.units import size
+
+#: Page-locked by one call. Single calls of hundreds of GiB fail on current drivers, calls
+#: over 2 GiB on some kernels, and copies go on between two calls.
+SLICE_BYTES = 1 << 30
+
+
+class Part(NamedTuple):
+    """A range of host memory of one kind: bytes `offset` and on of what was asked about."""
+
+    offset: int
+    nbytes: int
+    pinned: bool
+
+
+class Pins:
+    """What is pinned, in slices. Methods may be called in any thread; `parts` never blocks."""
+
+    def __init__(self, driver: Driver, limit: int | None, *, read_only: bool) -> None:
+        """`limit` is in bytes over all memory, None for none; `read_only` whether the GPU
+        takes memory that is mapped read-only."""
+        self._driver = driver
+        self._limit = limit
+        self._read_only = read_only
+        #: One at a time calls the driver, which has a lock of its own for it anyway.
+        self._changing = threading.Lock()
+        #: (start, end) of the slices, in order. Replaced whole, so that readers need no lock.
+        self._slices: tuple[tuple[int, int], ...] = ()
+        #: What was asked for, by address; bytes.
+        self._asked: dict[int, int] = {}
+        #: Why the last one was refused that was; "" if none.
+        self._refused = ""
+
+    def __repr__(self) -> str:
+        return f"<Pins {size(self.pinned_bytes)} of {size(sum(self._asked.values()))}>"
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(end - start for start, end in self._slices)
+
+    def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
+        """Pin whole pages from `address` on; see `Device.pin`. Raises: DeviceError."""
+        if address % vm.PAGE_BYTES:
+            raise DeviceError(f"memory at {address:#x} begins within a page; it cannot be pinned")
+        if not writable and not self._read_only:
+            raise DeviceError("this GPU cannot pin memory that is mapped read-only")
+        if not nbytes:
+            return
+        with self._changing:
+            self._asked[address] = vm.round_up(nbytes)
+            try:
+                self._pin_rest(address, writable)
+            except DeviceLost:
+                raise
+            except DeviceError as exc:
+                self._refused = str(exc)
+                raise
+
+    def unpin(self, address: int) -> None:
+        """Let go of what was pinned from `address` on. Raises: DeviceError."""
+        with self._changing:
+            self._unpin(address)
+
+    def parts(self, address: int, nbytes: int) -> Iterator[Part]:
+        """The range in parts that lie in one slice each, or in none, in order."""
+        slices = self._slices
+        at, end = address, address + nbytes
+        index = max(bisect_right(slices, (at, end)) - 1, 0)
+        while at < end:
+            while index < len(slices) and slices[index][1] <= at:
+                index += 1
+            start, stop = slices[index] if index < len(slices) else (end, end)
+            pinned = start <= at
+            upto = min(stop if pinned else start, end)
+            yield Part(at - address, upto - at, pinned)
+            at = upto
+
+    def notes(self) -> tuple[str, ...]:
+        """For `status`: what is slow because it could not be pinned."""
+        asked, pinned = sum(self._asked.values()), self.pinned_bytes
+        if pinned >= asked or not self._refused:
+            return ()
+        return (
+            f"{size(pinned)} of {size(asked)} of masters are pinned; the rest is copied through "
+            f"a buffer, which is slower. Refused: {self._refused}",
+        )
+
+    def close(self) -> None:
+        """Unpin everything; nothing if the device is lost. Raises: DeviceError."""
+        with self._changing:
+            for address in list(self._asked):
+                self._unpin(address)
+
+    def _pin_rest(self, address: int, writable: bool) -> None:
+        """Pin what is not yet, slice by slice; what is done stays, whatever comes then."""
+        whole = self._asked[address]
+        done = sum(end - start for start, end in self._within(address, whole))
+        while done < whole:
+            nbytes = self._allowed(min(SLICE_BYTES, whole - done))
+            if not nbytes:
+                assert self._limit is not None
+                raise DeviceError(
+                    f"only {size(done)} of {size(whole)} pinned: the limit of "
+                    f"{size(self._limit)} is reached; raise --pin-limit"
+                )
+            start = address + done
+            try:
+                with self._driver.current():
+                    self._driver.pin(start, nbytes, writable=writable)
+            except CudaError as exc:
+                raise DeviceError(
+                    f"only {size(done)} of {size(whole)} pinned: {exc}{_locked_memory()}"
+                ) from exc
+            self._slices = tuple(sorted((*self._slices, (start, start + nbytes))))
+            done += nbytes
+
+    def _allowed(self, nbytes: int) -> int:
+        if self._limit is None:
+            return nbytes
+        room = max(self._limit - self.pinned_bytes, 0)
+        return min(nbytes, room // vm.PAGE_BYTES * vm.PAGE_BYTES)
+
+    def _unpin(self, address: int) -> None:
+        nbytes = self._asked.pop(address, 0)
+        for start, end in self._within(address, nbytes):
+            # first, so that no copy begins that would use it
+            self._slices = tuple(one for one in self._slices if one != (start, end))
+            with self._driver.current():
+                self._driver.unpin(start)
+
+    def _within(self, address: int, nbytes: int) -> list[tuple[int, int]]:
+        return [one for one in self._slices if address <= one[0] < address + nbytes]
+
+
+def _locked_memory() -> str:
+    """The limit on locked memory, if there is one: some drivers are held to it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "" if limit == resource.RLIM_INFINITY else f" (`ulimit -l` is {size(limit)})"
