@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from swapd import doctor
 from swapd.device import vm
 from swapd.doctor import Check
+from swapd.doctor import host as doctor
 
 from .conftest import Running, on_terminal, swapd
 
@@ -133,16 +133,6 @@ def test_packages() -> None:
     assert missing.status == "warn"
     assert missing.advice == "pip install 'swapd[demo]'"
     assert doctor.package("swapd-is-not-called-this", needed=True).status == "fail"
-
-
-def test_a_gpu_is_named_and_its_place_said_plainly() -> None:
-    none = doctor.gpu([], None)
-    assert none.found == "no NVIDIA device, no libcuda.so.1"
-    found = doctor.gpu([Path("/dev/nvidia0"), Path("/dev/nvidia1")], 12040)
-    assert found.found == "2x NVIDIA, driver for CUDA 12.4"
-    for check in (none, found):
-        assert "host device only" in check.advice
-        assert "no GPU figure has been measured" in check.advice
 
 
 def test_the_command_as_json(folder: Path) -> None:

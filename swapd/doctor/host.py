@@ -1,10 +1,9 @@
-"""What this machine offers to swapd and what it lacks: one check for each thing.
+"""What this machine itself offers to swapd and what it lacks: one check for each thing.
 
 Lives here: finding out, by trying where that is possible. May not live here: printing.
 Nothing is changed: what is tried is tried on a few pages of this process's own memory.
 """
 
-import ctypes
 import fcntl
 import os
 import platform
@@ -23,7 +22,7 @@ import msgspec
 
 from swapd import runtime_dir
 from swapd.device import vm
-from swapd.device.host import available_bytes
+from swapd.doctor.check import Check
 from swapd.fds import OwnedFd
 from swapd.units import size
 from swapd_client import NotRunning, SwapdError, connect
@@ -39,43 +38,6 @@ _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _TRIED_BYTES = 4 << 20
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One finding. `fail`: swapd does not run without it; `warn`: something is worse or off.
-
-    `advice` says what to do; it is empty where there is nothing to be done.
-    """
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    advice: str = ""
-
-
-def examine(folder: Path) -> list[Check]:
-    """All checks, for a daemon whose runtime folder is `folder`."""
-    return [
-        python(),
-        kernel(platform.system(), platform.release()),
-        populate(),
-        memfd_sealing(),
-        shelving(),
-        huge_pages(),
-        pidfd(),
-        peer_credentials(),
-        memory(available_bytes(), _text(_CGROUP_LIMIT)),
-        open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        folder_usable(folder),
-        daemon(folder),
-        package("pyzmq", needed=True),
-        package("msgspec", needed=True),
-        package("uvloop", needed=True, extra="daemon"),
-        package("torch", extra="torch"),
-        package("transformers", extra="demo"),
-        gpu(sorted(Path("/dev").glob("nvidia[0-9]*")), cuda_driver()),
-    ]
 
 
 # --- the kernel ------------------------------------------------------------------------------
@@ -202,6 +164,11 @@ def peer_credentials() -> Check:
 # --- limits ----------------------------------------------------------------------------------
 
 
+def cgroup_limit() -> str | None:
+    """What the control group allows, as the kernel writes it; None without one."""
+    return _text(_CGROUP_LIMIT)
+
+
 def memory(available: int, cgroup: str | None) -> Check:
     """Host memory for arena and masters. `cgroup`: its limit as written, None if none."""
     limited = cgroup is not None and cgroup.isdigit()
@@ -273,7 +240,7 @@ def daemon(folder: Path) -> Check:
     return Check("daemon", "ok", f"{found}, {sessions} sessions")
 
 
-# --- packages and GPU ------------------------------------------------------------------------
+# --- packages ----------------------------------------------------------------------------------
 
 
 def package(name: str, *, needed: bool = False, extra: str = "") -> Check:
@@ -285,27 +252,6 @@ def package(name: str, *, needed: bool = False, extra: str = "") -> Check:
         purpose = {"torch": "to register modules: ", "transformers": "for swapd demo: "}
         advice = f"{purpose.get(name, '')}pip install {what}"
         return Check(name, "fail" if needed else "warn", "not installed", advice)
-
-
-def cuda_driver() -> int | None:
-    """The version of CUDA that the driver speaks, as 12040 for 12.4; None without one."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        version = ctypes.c_int()
-        failed = library.cuDriverGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError):
-        return None
-    return None if failed else version.value
-
-
-def gpu(nodes: list[Path], driver: int | None) -> Check:
-    """Said plainly: this version has no use for one."""
-    devices = f"{len(nodes)}x NVIDIA" if nodes else "no NVIDIA device"
-    cuda = "no libcuda.so.1"
-    if driver is not None:
-        cuda = f"driver for CUDA {driver // 1000}.{driver % 1000 // 10}"
-    advice = "this version serves the host device only; no GPU figure has been measured"
-    return Check("gpu", "warn" if nodes or driver else "ok", f"{devices}, {cuda}", advice)
 
 
 def _memfd() -> int:

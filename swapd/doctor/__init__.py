@@ -1,0 +1,36 @@
+"""`swapd doctor`: what is here, what is missing, and what to do. `examine` runs all checks."""
+
+import platform
+import resource
+from pathlib import Path
+
+from swapd.device.host import available_bytes
+from swapd.doctor import gpu, host
+from swapd.doctor.check import Check
+
+__all__ = ["Check", "examine"]
+
+
+def examine(folder: Path) -> list[Check]:
+    """All checks, for a daemon whose runtime folder is `folder`."""
+    return [
+        host.python(),
+        host.kernel(platform.system(), platform.release()),
+        host.populate(),
+        host.memfd_sealing(),
+        host.shelving(),
+        host.huge_pages(),
+        host.pidfd(),
+        host.peer_credentials(),
+        host.memory(available_bytes(), host.cgroup_limit()),
+        host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        host.folder_usable(folder),
+        host.daemon(folder),
+        host.package("pyzmq", needed=True),
+        host.package("msgspec", needed=True),
+        host.package("uvloop", needed=True, extra="daemon"),
+        host.package("torch", extra="torch"),
+        host.package("transformers", extra="demo"),
+        *gpu.examine(),
+    ]

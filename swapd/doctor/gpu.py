@@ -1,0 +1,89 @@
+"""What the GPUs of this machine offer to swapd. Asks the driver; makes no context on a GPU."""
+
+import resource
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from swapd.device import DeviceError
+from swapd.device.driver import checked, device_names, load
+from swapd.device.nvml import Nvml
+from swapd.doctor.check import Check
+from swapd.doctor.host import package
+from swapd.units import size
+
+#: Of `--device cuda:0`, and what else a daemon has open.
+CHUNK_BYTES = 64 << 20
+SPARE_FILES = 256
+
+_NEEDED = {
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": "virtual memory management",
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": "memory as a file descriptor",
+}
+
+
+def examine() -> list[Check]:
+    """All checks of the driver and of each GPU; one alone where there is none."""
+    nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    try:
+        api = load()
+    except DeviceError as exc:
+        return [no_driver(nodes, str(exc))]
+    checks = [package("nvidia-ml-py", extra="cuda")]
+    for index, name in enumerate(device_names(api)):
+        checks += _gpu(api, index, name)
+    return checks
+
+
+def no_driver(nodes: list[Path], why: str) -> Check:
+    """Without a GPU that is no lack; with one it is."""
+    if not nodes:
+        advice = "swapd serve --device host works without; figures of a GPU need one"
+        return Check("gpu", "ok", "no NVIDIA device", advice)
+    found = f"{len(nodes)}x NVIDIA in /dev, which cannot be used"
+    return Check("gpu", "warn", found, why)
+
+
+def _gpu(api: Any, index: int, product: str) -> list[Check]:
+    device = checked(api, api.cuDeviceGet, index)
+    total = int(checked(api, api.cuDeviceTotalMem, device))
+    name = f"cuda:{index}"
+    found = f"{product}, {size(total)}"
+    missing = [what for which, what in _NEEDED.items() if not _attribute(api, device, which)]
+    if missing:
+        advice = "WSL, some vGPUs and some sandboxes lack it; use --device host"
+        return [Check(name, "warn", f"{found}, without {' and '.join(missing)}", advice)]
+    identity = f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
+    with closing(Nvml(identity)) as nvml:
+        used = ", ".join(
+            f"{use.name} (process {use.pid}) has {size(use.nbytes)}" for use in nvml.processes()
+        )
+        notes = nvml.notes(mps=bool(_attribute(api, device, "MPS_ENABLED")))
+    advice = f"swapd serve --device {name} --budget ...; README says what was measured on which"
+    checks = [Check(name, "ok", f"{found}; {used or 'nobody uses it'}", advice)]
+    checks += [Check(name, "warn", note) for note in notes]
+    if not _attribute(api, device, "READ_ONLY_HOST_REGISTER_SUPPORTED"):
+        slow = "cannot pin memory that is mapped read-only"
+        checks.append(
+            Check(name, "warn", slow, "masters are then mapped for writing in the daemon")
+        )
+    return [*checks, descriptors(total, resource.getrlimit(resource.RLIMIT_NOFILE)[1])]
+
+
+def descriptors(total: int, limit: int) -> Check:
+    """Whether a daemon may have a descriptor for each chunk of the whole GPU."""
+    needed = -(-total // CHUNK_BYTES) + SPARE_FILES
+    found = f"{limit} at most; the whole GPU in chunks of {size(CHUNK_BYTES)} takes {needed}"
+    if limit >= needed:
+        return Check("gpu descriptors", "ok", found)
+    advice = f"set `ulimit -n {needed}` (LimitNOFILE in a unit), or use a larger --chunk"
+    return Check("gpu descriptors", "warn", found, advice)
+
+
+def _attribute(api: Any, device: Any, name: str) -> int:
+    which = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+    try:
+        return 0 if which is None else int(checked(api, api.cuDeviceGetAttribute, which, device))
+    except DeviceError:  # the driver is older than the attribute
+        return 0
