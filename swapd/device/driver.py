@@ -204,12 +204,16 @@ class Driver:
         """Make the GPU's context the thread's, and afterwards again what it was before."""
         if os.getpid() != self._pid:
             raise DeviceError("CUDA does not survive a fork: start processes with spawn")
-        self.call(self.api.cuCtxPushCurrent, self._context)
+        before = self.call(self.api.cuCtxGetCurrent)
+        if int(before) == int(self._context):
+            yield
+            return
+        self.call(self.api.cuCtxSetCurrent, self._context)
         try:
             yield
         finally:
             if not self.lost:
-                self.api.cuCtxPopCurrent()
+                self.api.cuCtxSetCurrent(before)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function` of `api`; its values, as `checked` gives them.

@@ -1,56 +1,23 @@
-"""The contract of `swapd.device.base.Device`, held against every backend.
+"""The contract of `swapd.device.base.Device`, held against every backend there is.
 
-A backend joins by an entry in BACKENDS: how to open it, and how another process gets at
-the memory behind a descriptor.
+A backend joins in tests/device/backends.py and conftest.py.
 """
 
-import ctypes
 import os
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 
-from swapd.device import Device, DeviceError, HostDevice, vm
+from swapd.device import Device, DeviceError, vm
 from swapd.protocol import Runs
+from tests.device.backends import CHUNK, Backend, HostBytes
 from tests.processes import output_of, start_python
 
-CHUNK = 2 << 20
 CHUNKS = 8
-
-
-@dataclass(frozen=True)
-class Backend:
-    """`map_chunk` is Python that another process runs: with `fd`, `chunk` (its number in
-    the file), `CHUNK` and `writable` set, it maps that chunk and sets `at` to its address.
-    `held` is how much memory the arena of a device takes."""
-
-    open: Callable[[int, int], Device]
-    map_chunk: str
-    held: Callable[[Device], int]
-
-
-def held_on_host(device: Device) -> int:
-    with device.export(0, writable=False) as fd:
-        return os.fstat(fd.fileno()).st_blocks * 512
-
-
-BACKENDS = {
-    "host": Backend(
-        open=lambda budget, chunk: HostDevice(budget, chunk),
-        map_chunk="at = vm.map_shared(fd, chunk * CHUNK, CHUNK, writable=writable)",
-        held=held_on_host,
-    ),
-}
-
-
-@pytest.fixture(params=list(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return BACKENDS[request.param]
 
 
 @pytest.fixture
@@ -58,25 +25,6 @@ def device(backend: Backend) -> Iterator[Device]:
     device = backend.open(CHUNKS * CHUNK, CHUNK)
     yield device
     device.close()
-
-
-class HostBytes:
-    """Private memory as the source or target of copies, with bytes around it to watch."""
-
-    MARGIN = 4096
-
-    def __init__(self, nbytes: int, content: bytes = b"") -> None:
-        self._whole = bytearray(b"\xee" * (nbytes + 2 * self.MARGIN))
-        self._view = memoryview(self._whole)[self.MARGIN : self.MARGIN + nbytes]
-        self._view[: len(content)] = content
-        self.nbytes = nbytes
-        array = (ctypes.c_ubyte * len(self._whole)).from_buffer(self._whole)
-        self.address = ctypes.addressof(array) + self.MARGIN
-
-    def __bytes__(self) -> bytes:
-        around = self._whole[: self.MARGIN], self._whole[self.MARGIN + self.nbytes :]
-        assert all(part == b"\xee" * self.MARGIN for part in around), "written beside the target"
-        return bytes(self._view)
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:
@@ -112,6 +60,7 @@ def test_the_arena_is_the_budget_in_whole_chunks(backend: Backend) -> None:
     ("budget", "chunk"), [(CHUNK, 0), (CHUNK, -CHUNK), (CHUNK, CHUNK + 4096), (CHUNK - 1, CHUNK)]
 )
 def test_a_size_that_makes_no_sense_is_refused(backend: Backend, budget: int, chunk: int) -> None:
+    backend.open(CHUNK, CHUNK).close()  # what a driver opens but once
     before = open_fds()
     with pytest.raises(DeviceError, match="bytes"):
         backend.open(budget, chunk)
@@ -411,12 +360,13 @@ def test_chunks_that_were_lent_are_exported_anew(backend: Backend, device: Devic
     device.lend(((0, CHUNKS),))
     device.reclaim(((0, CHUNKS),))
     copy_in(device, ((4, 1),), content := noise(CHUNK))
-    show = "print(zlib.crc32(vm.view(at, CHUNK)))"
+    show = "print(zlib.crc32(read(CHUNK)))"
     seen = in_another_process(backend, device, show, chunk=4, writable=False)
     assert int(seen) == zlib.crc32(content)
 
 
 def test_a_device_may_be_closed_while_chunks_are_lent(backend: Backend) -> None:
+    backend.open(CHUNK, CHUNK).close()
     before = open_fds()
     device = backend.open(CHUNKS * CHUNK, CHUNK)
     device.lend(((0, 3),))
@@ -431,22 +381,16 @@ def test_use_says_how_much_there_is_and_how_much_is_free(device: Device) -> None
 
 # --- export ------------------------------------------------------------------------------
 
-CHILD = """
-import ctypes, os, sys, zlib
-from swapd.device import vm
-fd, chunk, CHUNK, writable = map(int, sys.argv[1:5])
-"""
-
 
 def in_another_process(
-    backend: Backend, device: Device, program: str, *, chunk: int = 0, writable: bool
+    backend: Backend, device: Device, body: str, *, chunk: int = 0, writable: bool
 ) -> str:
-    """What `program` prints where `chunk` is mapped at `at` from an export of its own."""
-    file, place = divmod(chunk, device.chunks_per_file)
-    with device.export(file, writable=writable) as fd:
+    """What `body` prints where `chunk` is mapped from an export of its own."""
+    with device.export(chunk // device.chunks_per_file, writable=writable) as fd:
         number = fd.fileno()
-        child = CHILD + backend.map_chunk + "\n" + program
-        return output_of(child, number, place, CHUNK, int(writable), fds=[number]).strip()
+        arguments = backend.arguments(device, number, chunk, writable)
+        program = backend.program(body)
+        return output_of(program, *arguments, fds=[number], env=backend.environment).strip()
 
 
 @pytest.mark.parametrize("writable", [False, True])
@@ -455,7 +399,7 @@ def test_another_process_sees_each_chunk_at_its_place(
     backend: Backend, device: Device, chunk: int, writable: bool
 ) -> None:
     copy_in(device, ((0, CHUNKS),), content := noise(CHUNKS * CHUNK))
-    show = "print(zlib.crc32(vm.view(at, CHUNK)))"
+    show = "print(zlib.crc32(read(CHUNK)))"
     seen = in_another_process(backend, device, show, chunk=chunk, writable=writable)
     assert int(seen) == zlib.crc32(content[chunk * CHUNK : (chunk + 1) * CHUNK])
 
@@ -464,26 +408,8 @@ def test_what_another_process_writes_through_a_writable_export_is_copied_out(
     backend: Backend, device: Device
 ) -> None:
     copy_in(device, ((0, CHUNKS),), bytes(CHUNKS * CHUNK))
-    in_another_process(backend, device, "vm.view(at, 5)[:] = b'hello'", chunk=2, writable=True)
+    in_another_process(backend, device, "write(b'hello')", chunk=2, writable=True)
     assert copy_out(device, ((1, 2),), CHUNK + 5) == bytes(CHUNK) + b"hello"
-
-
-def test_a_read_only_export_can_never_be_mapped_writable(backend: Backend, device: Device) -> None:
-    attempts = """
-writable = True
-try:
-    MAP
-except OSError as exc:
-    print(exc.strerror)
-writable = False
-MAP
-mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-print(mprotect(at, CHUNK, vm.PROT_READ | vm.PROT_WRITE), os.strerror(ctypes.get_errno()))
-"""
-    program = attempts.replace("MAP", backend.map_chunk)
-    said = in_another_process(backend, device, program, writable=False)
-    assert said.splitlines() == ["Permission denied", "-1 Permission denied"]
 
 
 def test_exports_are_not_inherited(device: Device) -> None:
@@ -495,17 +421,16 @@ def test_exports_are_not_inherited(device: Device) -> None:
 def test_a_mapping_outlives_the_device(backend: Backend) -> None:
     device = backend.open(CHUNKS * CHUNK, CHUNK)
     copy_in(device, ((3, 1),), content := noise(CHUNK))
-    program = """
+    body = """
 print("mapped", flush=True)
 sys.stdin.readline()
-print(zlib.crc32(vm.view(at, CHUNK)))
+print(zlib.crc32(read(CHUNK)))
 """
-    file, place = divmod(3, device.chunks_per_file)
-    with device.export(file, writable=False) as fd:
+    with device.export(3 // device.chunks_per_file, writable=False) as fd:
         number = fd.fileno()
-        child = start_python(
-            CHILD + backend.map_chunk + program, number, place, CHUNK, 0, fds=[number]
-        )
+        arguments = backend.arguments(device, number, 3, False)
+        program = backend.program(body)
+        child = start_python(program, *arguments, fds=[number], env=backend.environment)
     with child:
         assert child.stdin is not None
         assert child.stdout is not None

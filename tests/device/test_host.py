@@ -107,6 +107,30 @@ def test_no_worker_can_shut_the_arena_for_the_next() -> None:
     """)
 
 
+def test_a_read_only_export_can_never_be_mapped_writable() -> None:
+    with closing(HostDevice(CHUNK, CHUNK)) as device, device.export(0, writable=False) as fd:
+        said = output_of(
+            """
+            import ctypes, os, sys
+            from swapd.device import vm
+            fd, nbytes = map(int, sys.argv[1:])
+            try:
+                vm.map_shared(fd, 0, nbytes, writable=True)
+            except OSError as exc:
+                print(exc.strerror)
+            at = vm.map_shared(fd, 0, nbytes, writable=False)
+            mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+            mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            failed = mprotect(at, nbytes, vm.PROT_READ | vm.PROT_WRITE)
+            print(failed, os.strerror(ctypes.get_errno()))
+            """,
+            fd.fileno(),
+            CHUNK,
+            fds=[fd.fileno()],
+        )
+    assert said.splitlines() == ["Permission denied", "-1 Permission denied"]
+
+
 @pytest.mark.parametrize("verb", ["copy_in", "copy_out"])
 def test_a_throttled_copy_is_slower(verb: str) -> None:
     memory = vm.map_anonymous(2 * CHUNK)
