@@ -47,11 +47,14 @@ _serials = itertools.count(1_000_000)
 
 
 class Allocation(NamedTuple):
-    """Device memory that somebody holds. `pid` made it; a context's overhead counts as well."""
+    """Device memory that somebody holds, in any process. `pid` made it.
+
+    `kind` is "memory"; or "context" or "mps" for what a process takes because it uses the card.
+    """
 
     pid: int
     nbytes: int
-    context: bool
+    kind: str
 
 
 def build(folder: Path) -> Path:
@@ -111,22 +114,17 @@ def load(folder: Path, **knobs: object) -> None:
     """Make this very process use the libraries of `folder`.
 
     They are loaded by path here; a later dlopen of "libcuda.so.1" by cuda-bindings finds the name
-    taken. Knobs are read at the first CUDA call and hold until the process ends.
+    taken. Knobs are read at the first CUDA call and hold until the process ends, so a process has
+    one machine: tests that run the driver in pytest's own process share `loaded()`.
 
-    Raises: RuntimeError when another libcuda is loaded already.
+    Raises: RuntimeError when a libcuda is loaded already, be it this one.
     """
     with contextlib.suppress(OSError):
         ctypes.CDLL(CUDA, mode=os.RTLD_NOLOAD)
-        if not _is_loaded(folder / CUDA):
-            raise RuntimeError("another libcuda.so.1 is loaded in this process already")
+        raise RuntimeError("a libcuda.so.1 is loaded in this process already")
     os.environ.update(variables(**knobs))  # noqa: TID251
     for name in LIBRARIES:
         ctypes.CDLL(str(folder / name), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
-
-
-def _is_loaded(library: Path) -> bool:
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    return str(library.resolve()) in maps
 
 
 class Fake:
@@ -152,11 +150,15 @@ class Fake:
         new.replace(self.memory / "faults")
 
     def allocations(self, gpu: int = 0) -> list[Allocation]:
-        """What is held of a card, by any process: empty when nothing has leaked."""
+        """What is held of a card, contexts included: empty when nothing is left or leaked."""
         with self._locked(gpu) as lock:
             found = self._look(gpu)
             os.pwrite(lock, struct.pack("=Q", sum(each.nbytes for each in found)), 0)
         return found
+
+    def held_bytes(self, gpu: int = 0) -> int:
+        """Bytes of allocations, contexts not counted."""
+        return sum(each.nbytes for each in self.allocations(gpu) if each.kind == "memory")
 
     def used_bytes(self, gpu: int = 0) -> int:
         return sum(each.nbytes for each in self.allocations(gpu))
@@ -165,15 +167,23 @@ class Fake:
         return int(str(self._knobs["total"])) - self.used_bytes(gpu)
 
     @contextlib.contextmanager
-    def occupied(self, nbytes: int, *, pid: int | None = None, gpu: int = 0) -> Iterator[None]:
-        """Another process (`pid`, or this one) holds `nbytes` of the card meanwhile."""
-        name = f"{pid or os.getpid()}.{next(_serials)}.context"
+    def occupied(
+        self, nbytes: int, *, pid: int = 0, name: str = "", mps: bool = False, gpu: int = 0
+    ) -> Iterator[None]:
+        """A process that holds `nbytes` of the card: `pid` (or this one), called `name`.
+
+        For the driver the memory is gone; NVML lists the process, `mps` among MPS's clients.
+        """
+        pid = pid or os.getpid()
+        file = f"{pid}.{next(_serials)}.{'mps' if mps else 'context'}"
+        if name:
+            with (self.memory / "names").open("a", encoding="utf-8") as names:
+                names.write(f"{pid} {name}\n")
         with self._locked(gpu):
-            folder = self._folder(gpu)
-            fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = os.open(self._folder(gpu) / file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             os.truncate(fd, nbytes)
-        self.allocations(gpu)
+        self.allocations(gpu)  # corrects the count
         try:
             yield
         finally:
@@ -196,7 +206,7 @@ class Fake:
                 path.unlink()
             except BlockingIOError:
                 nbytes = os.fstat(fd).st_size
-                found.append(Allocation(int(pid), nbytes, kind == "context"))
+                found.append(Allocation(int(pid), nbytes, kind))
             finally:
                 os.close(fd)
         return found
@@ -217,3 +227,15 @@ def machine(**knobs: object) -> Iterator[Fake]:
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fakecuda-", dir=parent) as memory:
         yield Fake(built(), Path(memory), **knobs)
+
+
+@functools.cache
+def loaded() -> Fake:
+    """The machine of this very process: two cards of 4 GiB (of which only what is written takes
+    memory), until the process ends.
+    """
+    held = machine(total=4 << 30, devices=2)
+    fake = held.__enter__()
+    weakref.finalize(fake, held.__exit__, None, None, None)
+    fake.load()
+    return fake

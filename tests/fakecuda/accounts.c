@@ -214,10 +214,13 @@ static void add_to_list(const char *name, uint64_t nbytes, void *argument)
 {
     struct list *list = argument;
     int pid = 0;
-    char kind[16] = "";
-    if (sscanf(name, "%d.%*u.%15s", &pid, kind) != 2) return;
+    char suffix[16] = "";
+    if (sscanf(name, "%d.%*u.%15s", &pid, suffix) != 2) return;
+    enum holding_kind kind = !strcmp(suffix, "context") ? CONTEXT
+                             : !strcmp(suffix, "mps")   ? MPS_CLIENT
+                                                        : MEMORY;
     if (list->length < list->room)
-        list->items[list->length] = (struct holding){pid, !strcmp(kind, "context"), nbytes};
+        list->items[list->length] = (struct holding){pid, kind, nbytes};
     list->length++;
 }
 

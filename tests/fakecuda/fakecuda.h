@@ -32,10 +32,12 @@
 
 #define ACCOUNT_NAME 64
 
-/* One live file of device memory: an allocation, or the overhead of a process's context. */
+/* One live file of device memory: an allocation, or what a process's context takes. */
+enum holding_kind { MEMORY, CONTEXT, MPS_CLIENT };
+
 struct holding {
-    pid_t pid;     /* who made it; the memory may since be held by others */
-    bool context;
+    pid_t pid; /* who made it; the memory may since be held by others */
+    enum holding_kind kind;
     uint64_t nbytes;
 };
 
