@@ -238,3 +238,154 @@ async def test_the_injected_fault_is_the_nth_call_of_the_verb_and_no_other(maste
         with pytest.raises(DeviceError, match="injected: copy_out"):
             device.copy_out(runs, master, CHUNK)
         device.copy_out(runs, master, CHUNK)
+
+
+# --- a copy in that follows a copy out onto its chunks ------------------------------------
+
+
+class Ledger:
+    """Two masters and an arena of four chunks: "old" is on all of it, "new" goes there."""
+
+    def __init__(self, device: HostDevice) -> None:
+        self.device = device
+        self.nbytes = 4 * CHUNK
+        self.old, self.new = (vm.map_anonymous(self.nbytes) for _ in range(2))
+        for i in range(4):
+            vm.view(self.old + i * CHUNK, CHUNK)[:] = bytes([i + 1]) * CHUNK
+            vm.view(self.new + i * CHUNK, CHUNK)[:] = bytes([i + 101]) * CHUNK
+        device.copy_in(((0, 4),), self.old, self.nbytes)
+        vm.view(self.old, self.nbytes)[:] = bytes(self.nbytes)
+
+    def chunks(self, address: int) -> list[int]:
+        """The first and only byte of each chunk at `address`."""
+        found = []
+        for i in range(4):
+            (byte,) = set(bytes(vm.view(address + i * CHUNK, CHUNK)))
+            found.append(byte)
+        return found
+
+    def on_device(self) -> list[int]:
+        copy = vm.map_anonymous(self.nbytes)
+        try:
+            self.device.copy_out(((0, 4),), copy, self.nbytes)
+            return self.chunks(copy)
+        finally:
+            vm.free(copy, self.nbytes)
+
+    def close(self) -> None:
+        for address in (self.old, self.new):
+            vm.free(address, self.nbytes)
+
+
+class StepwiseDevice(HostDevice):
+    """Saves a chunk each time `step` is set; fails at chunk `fail_at`, if that is given."""
+
+    def __init__(self, fail_at: int | None = None, fail_restoring: bool = False) -> None:
+        super().__init__(4 * CHUNK, CHUNK)
+        self.steps = threading.Semaphore(0)
+        self.wrote = threading.Semaphore(0)
+        self.written: list[int] = []
+        self._fail_at = fail_at
+        self._fail_restoring = fail_restoring
+
+    def copy_out(self, runs: Runs, target: int, nbytes: int, *, landed: Any = None) -> None:
+        if landed is None:
+            return super().copy_out(runs, target, nbytes)
+        for i in range(nbytes // CHUNK):
+            self.steps.acquire()
+            if i == self._fail_at:
+                raise DeviceError("injected: copy_out")
+            super().copy_out(((i, 1),), target + i * CHUNK, CHUNK)
+            landed((i + 1) * CHUNK)
+
+    def copy_in(
+        self, runs: Runs, source: int, nbytes: int, *, may_write: Any = None, landed: Any = None
+    ) -> None:
+        if may_write is None:
+            if self._fail_restoring:
+                raise DeviceError("injected: restore")
+            return super().copy_in(runs, source, nbytes, landed=landed)
+
+        def note(chunk: int) -> None:
+            may_write(chunk)
+            self.written.append(chunk)
+            self.wrote.release()
+
+        super().copy_in(runs, source, nbytes, may_write=note, landed=landed)
+
+
+def swap(mover: Mover, ledger: Ledger, follow: int = 4) -> None:
+    mover.copy_out(CopyOut(1, "old", 7, ledger.nbytes, ((0, 4),)), ledger.old)
+    order = CopyIn(2, "new", 8, follow * CHUNK, ((0, follow),), (7,))
+    mover.copy_in(order, ledger.new, lambda nbytes: None)
+
+
+async def test_no_chunk_is_overwritten_before_it_is_saved(mover_of: MoverOf, told: Told) -> None:
+    with closing(StepwiseDevice()) as device, closing(Ledger(device)) as ledger:
+        mover = mover_of(device)
+        swap(mover, ledger)
+        for _ in range(4):
+            device.steps.release()
+        await told.wait_for(2)
+        assert told.events == [CopiedOut(NOW, 7), CopiedIn(NOW, 8)]
+        assert ledger.chunks(ledger.old) == [1, 2, 3, 4]
+        assert ledger.on_device() == [101, 102, 103, 104]
+
+
+async def test_what_follows_does_not_wait_for_the_whole(mover_of: MoverOf, told: Told) -> None:
+    with closing(StepwiseDevice()) as device, closing(Ledger(device)) as ledger:
+        mover = mover_of(device)
+        mover.copy_out(CopyOut(1, "old", 7, ledger.nbytes, ((0, 4),)), ledger.old)
+        arrived: list[int] = []
+        order = CopyIn(2, "new", 8, ledger.nbytes, ((0, 4),), (7,))
+        mover.copy_in(order, ledger.new, arrived.append)
+        device.steps.release()
+        await asyncio.to_thread(device.wrote.acquire)
+        assert device.written == [0]
+        assert not told.events
+        for _ in range(3):
+            device.steps.release()
+        await told.wait_for(2)
+        assert device.written == [0, 1, 2, 3]
+        assert arrived[-1] == ledger.nbytes
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 3])
+@pytest.mark.parametrize("follow", [1, 4])
+async def test_a_save_that_fails_restores_what_was_overwritten(
+    mover_of: MoverOf, told: Told, fail_at: int, follow: int
+) -> None:
+    with closing(StepwiseDevice(fail_at)) as device, closing(Ledger(device)) as ledger:
+        swap(mover_of(device), ledger, follow)
+        for _ in range(4):
+            device.steps.release()
+        await told.wait_for(2)
+        first, second = told.events
+        assert isinstance(first, CopyFailed)
+        assert (first.generation, "still holds old" in first.why) == (8, True)
+        assert second == CopyFailed(NOW, 7, "injected: copy_out")
+        assert ledger.on_device() == [1, 2, 3, 4]
+
+
+async def test_what_cannot_be_restored_is_said(mover_of: MoverOf, told: Told) -> None:
+    device = StepwiseDevice(fail_at=2)
+    with closing(device), closing(Ledger(device)) as ledger:
+        device._fail_restoring = True
+        swap(mover_of(device), ledger)
+        for _ in range(4):
+            device.steps.release()
+        await told.wait_for(2)
+        last = told.events[-1]
+        assert isinstance(last, CopyFailed)
+        assert (last.generation, last.damaged) == (7, True)
+        assert "could not be restored" in last.why
+
+
+async def test_closing_in_the_middle_of_a_chain_ends(mover_of: MoverOf, told: Told) -> None:
+    with closing(StepwiseDevice()) as device, closing(Ledger(device)) as ledger:
+        mover = mover_of(device)
+        swap(mover, ledger)
+        for _ in range(4):
+            device.steps.release()
+        await asyncio.to_thread(mover.close)
+        assert not told.events

@@ -104,6 +104,18 @@ class Worker:
         part = self._parts[name] = self.client.register(name, {"data": data}, **options)
         self._views[name] = part.view("data")
 
+    def register_in_segments(self, name: str, nbytes: int, count: int, **options: Any) -> list[str]:
+        """Register `count` buffers of `nbytes`, a segment each; return their digests."""
+        parts = {str(i): pattern(i, nbytes) for i in range(count)}
+        segments = [[key] for key in parts]
+        self._parts[name] = self.client.register(name, parts, segments=segments, **options)
+        return [digest(data) for data in parts.values()]
+
+    def arrive(self, lease: str, segment: int) -> str:
+        """Wait for a segment; return its digest."""
+        self._leases[lease].wait(segment)
+        return digest(self._parts[lease].view(str(segment)))
+
     def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
         """The same with a torch tensor, named "data"."""
         import torch

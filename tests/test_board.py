@@ -1,0 +1,127 @@
+"""The board: words that only grow, and waits that end."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from swapd.board import SLOTS, ArrivalFailed, Arrivals, Board, Boards, word
+from swapd.fds import OwnedFd
+from tests.processes import output_of
+
+
+@pytest.fixture
+def boards() -> Iterator[Boards]:
+    with closing(Boards()) as boards:
+        yield boards
+
+
+def waits(board: Board, slot: int, target: int) -> tuple[threading.Thread, list[str]]:
+    """A thread that waits, and what came of it."""
+    came: list[str] = []
+
+    def wait() -> None:
+        try:
+            board.wait(slot, target)
+            came.append("arrived")
+        except ArrivalFailed:
+            came.append("failed")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread, came
+
+
+def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
+    arrivals = Arrivals(boards, boards.take(), (10, 10, 30))
+    for nbytes, segments in ((0, 0), (9, 0), (10, 2), (29, 2), (30, 3)):
+        arrivals.landed(5, nbytes)
+        assert boards.board.has(0, word(5, segments))
+        assert not boards.board.has(0, word(5, segments + 1))
+
+
+def test_a_component_of_no_bytes_arrives(boards: Boards) -> None:
+    Arrivals(boards, boards.take(), (0,)).landed(1, 0)
+    assert boards.board.has(0, word(1, 1))
+
+
+def test_a_wait_ends_when_the_word_is_there(boards: Boards) -> None:
+    thread, came = waits(boards.board, 3, word(2, 2))
+    boards.board.set(3, word(1, 9))
+    boards.board.set(3, word(2, 1))
+    boards.board.set(3, word(2, 2))
+    thread.join()
+    assert came == ["arrived"]
+
+
+def test_a_wait_in_another_process_ends_too(boards: Boards) -> None:
+    program = """
+        import sys
+        from swapd.board import Board, word
+        from swapd.fds import OwnedFd
+        with OwnedFd(int(sys.argv[1])) as fd:
+            board = Board(fd)
+        board.set(1, word(1, 1))
+        board.wait(0, word(7, 3))
+        print("arrived")
+    """
+
+    def answer() -> None:
+        boards.board.wait(1, word(1, 1))
+        boards.board.set(0, word(7, 3))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    fd = boards.fd.fileno()
+    assert output_of(program, fd, fds=[fd]) == "arrived\n"
+    thread.join()
+
+
+def test_a_failure_ends_the_waits_for_its_generation_only(boards: Boards) -> None:
+    board = boards.board
+    board.set(0, word(4, 1))
+    thread, came = waits(board, 0, word(4, 2))
+    board.fail(0, 4)
+    thread.join()
+    assert came == ["failed"]
+    with pytest.raises(ArrivalFailed):
+        board.has(0, word(4, 1))
+    board.set(0, word(5, 1))
+    assert board.has(0, word(5, 1))
+    board.fail(0, 4)  # late
+    assert board.has(0, word(5, 1))
+
+
+def test_a_wait_for_what_was_evicted_meanwhile_fails(boards: Boards) -> None:
+    boards.board.set(0, word(9, 0))
+    with pytest.raises(ArrivalFailed):
+        boards.board.wait(0, word(8, 1))
+
+
+def test_the_end_ends_every_wait(boards: Boards) -> None:
+    waiting = [waits(boards.board, slot, word(1 << 40, 1)) for slot in (0, 5, SLOTS - 1)]
+    boards.board.fail_all([0, 5, SLOTS - 1])
+    for thread, came in waiting:
+        thread.join()
+        assert came == ["failed"]
+
+
+def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
+    taken = [Arrivals(boards, boards.take(), (1,)) for _ in range(SLOTS)]
+    with pytest.raises(IndexError):
+        boards.take()
+    taken[17].close()
+    assert boards.take() == 17
+
+
+def test_no_worker_can_shrink_the_board_under_the_daemon(boards: Boards) -> None:
+    with OwnedFd(os.dup(boards.fd.fileno())) as fd:
+        for attempt in (
+            lambda: os.ftruncate(fd.fileno(), 0),
+            lambda: fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+        ):
+            with pytest.raises(PermissionError):
+                attempt()
