@@ -1,0 +1,517 @@
+"""The fake driver between processes: sharing, deaths, faults that spoil one and not the other."""
+
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from tests import fakecuda
+from tests.fakecuda import calls
+from tests.fakecuda.calls import UNIT, call, code_of, create, export, mapped, unmapped
+from tests.processes import output_of, run_python, start_python
+
+PRELUDE = """
+import ctypes, os, socket, sys
+from tests.fakecuda.calls import *
+def say(*what): print(*what, flush=True)
+"""
+
+
+@pytest.fixture
+def fake() -> Iterator[fakecuda.Fake]:
+    """The machine of this process; afterwards nothing may be left, whatever was killed."""
+    fake = fakecuda.loaded()
+    calls.start()
+    assert fake.held_bytes() == 0
+    yield fake
+    assert fake.held_bytes() == 0
+
+
+def start(fake: fakecuda.Fake, program: str, *args: object, fds: Sequence[int] = ()) -> Any:
+    return start_python(PRELUDE + dedent(program), *args, fds=fds, env=fake.environment())
+
+
+def output(fake: fakecuda.Fake, program: str, *args: object, **knobs: object) -> str:
+    return output_of(PRELUDE + dedent(program), *args, env=fake.environment(**knobs)).strip()
+
+
+def kill(child: Any) -> None:
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+# ---- sharing
+
+
+def test_what_one_process_writes_another_reads(fake: fakecuda.Fake) -> None:
+    handle = create()
+    fd = export(handle)
+    call("cuMemcpyHtoD", address := mapped(handle), b"hello", 5)
+    program = """
+        start()
+        handle = import_(int(sys.argv[1]))
+        address = mapped(handle, flags=READ)
+        target = Host(4096)
+        call("cuMemcpyDtoH", target.address, address, 5)
+        say(target[:5].decode())
+    """
+    with start(fake, program, fd, fds=[fd]) as child:
+        assert child.stdout.readline() == "hello\n"
+    os.close(fd)
+    unmapped(address)
+    call("cuMemRelease", handle)
+
+
+def test_processes_share_a_cards_memory(fake: fakecuda.Fake) -> None:
+    mine = create(3 << 30)
+    program = """
+        start()
+        say(code_of("cuMemCreate", (1 << 30) + UNIT, properties(), 0), call("cuMemGetInfo")[0])
+        create(1 << 30)
+        say(call("cuMemGetInfo")[0])
+    """
+    assert output(fake, program) == f"2 {1 << 30}\n0"
+    call("cuMemRelease", mine)
+
+
+# ---- deaths
+
+
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_what_a_dead_process_held_is_free(fake: fakecuda.Fake, how: str) -> None:
+    program = """
+        start()
+        a, b, c = create(), mapped(create()), export(create())
+        say("ready")
+        sys.stdin.read()
+    """
+    with start(fake, program) as child:
+        assert child.stdout.readline() == "ready\n"
+        assert fake.held_bytes() == 3 * UNIT
+        if how == "killed":
+            kill(child)
+        else:
+            child.stdin.close()
+            assert child.wait() == 0
+    assert fake.held_bytes() == 0
+    assert [each for each in fake.allocations() if each.pid == child.pid] == []
+
+
+def test_new_memory_may_use_what_a_killed_process_held(fake: fakecuda.Fake) -> None:
+    program = "start(); held = create(4 << 30); say('ready'); sys.stdin.read()"
+    with start(fake, program) as child:
+        assert child.stdout.readline() == "ready\n"
+        assert code_of("cuMemCreate", UNIT, calls.properties(), 0) == calls.OUT_OF_MEMORY
+        kill(child)
+    call("cuMemRelease", create(4 << 30))
+
+
+def test_memory_outlives_the_process_that_made_it(fake: fakecuda.Fake) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = """
+        start()
+        handle = create()
+        address = mapped(handle)
+        call("cuMemcpyHtoD", address, b"legacy", 6)
+        fd = export(handle)
+        socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [b"x"], [fd])
+        sys.stdin.read()
+    """
+    with here, there, start(fake, program, there.fileno(), fds=[there.fileno()]) as child:
+        _, fds, _, _ = socket.recv_fds(here, 1, 1)
+        handle = calls.import_(fds[0])
+        os.close(fds[0])
+        kill(child)
+    assert fake.held_bytes() == UNIT
+    address = mapped(handle)
+    call("cuMemRelease", handle)
+    assert ctypes.string_at(address, 6) == b"legacy"
+    again = call("cuMemRetainAllocationHandle", address)
+    os.close(export(again))  # and it can be handed on
+    call("cuMemRelease", again)
+    unmapped(address)
+
+
+def test_memory_outlives_a_process_that_imported_it(fake: fakecuda.Fake) -> None:
+    handle = create()
+    fd = export(handle)
+    address = mapped(handle)
+    program = """
+        start()
+        handle = import_(int(sys.argv[1]))
+        call("cuMemcpyHtoD", mapped(handle), b"left", 4)
+        say("ready")
+        sys.stdin.read()
+    """
+    with start(fake, program, fd, fds=[fd]) as child:
+        assert child.stdout.readline() == "ready\n"
+        os.close(fd)
+        kill(child)
+    assert ctypes.string_at(address, 4) == b"left"
+    call("cuMemRelease", handle)
+    assert fake.held_bytes() == UNIT
+    unmapped(address)
+
+
+def test_a_copy_engine_is_free_again_when_its_user_is_killed(fake: fakecuda.Fake) -> None:
+    with fakecuda.machine(gbps=0.001) as slow:
+        program = """
+            start()
+            address, source = memory(), Host(UNIT).pin()
+            source[:1] = b"x"
+            call("cuMemcpyHtoDAsync", address, source.address, UNIT, stream())
+            while ctypes.string_at(address, 1) != b"x": pass
+            say("copying")
+            sys.stdin.read()
+        """
+        with start(slow, program) as child:
+            assert child.stdout.readline() == "copying\n"
+            kill(child)
+        copy = "start(); a = memory(); call('cuMemcpyHtoD', a, b'x', 1); say('done')"
+        assert output(slow, copy) == "done"
+
+
+# ---- initialisation
+
+
+def test_nothing_works_before_it_is_initialised(fake: fakecuda.Fake) -> None:
+    program = """
+        say(code_of("cuDeviceGetCount"), code_of("cuMemCreate", UNIT, properties(), 0))
+        say(code_of("cuMemGetInfo"), code_of("cuDriverGetVersion"))
+    """
+    assert output(fake, program) == "3 3\n3 0"
+
+
+def test_a_forked_child_cannot_use_its_parents_driver(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        address = memory()
+        if pid := os.fork():
+            assert os.waitpid(pid, 0)[1] == 0
+            say(code_of("cuMemGetInfo"))
+        else:
+            say(code_of("cuInit", 0), code_of("cuMemGetInfo"), code_of("cuMemRelease", 1))
+            os._exit(0)
+    """
+    assert output(fake, program) == "3 3 3\n0"
+
+
+def test_a_forked_child_does_not_have_the_mappings(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        address = memory()
+        if pid := os.fork():
+            say(os.WTERMSIG(os.waitpid(pid, 0)[1]))
+        else:
+            ctypes.string_at(address, 1)
+            os._exit(0)
+    """
+    assert output(fake, program) == str(int(signal.SIGSEGV))
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("1", [1]),
+        ("2,0", [2, 0]),
+        ("0,7,1", [0]),
+        ("", []),
+        ("-1", []),
+        ("GPU-fa4ec0da-0013-4000-8000-5a5a5a5a5a02", [2]),
+        ("GPU-fa4ec0da-0013-4000-8000-5a5a5a5a5a01,0", [1, 0]),
+        ("GPU-11111111", []),
+    ],
+)
+def test_the_visible_devices_are_chosen_and_ordered(visible: str, expected: list[int]) -> None:
+    program = """
+        code = code_of("cuInit", 0)
+        if code: say(code)
+        else: say([call("cuDeviceGetUuid", i).bytes[-1] for i in range(call("cuDeviceGetCount"))])
+    """
+    with fakecuda.machine(devices=3) as fake:
+        env = {**fake.environment(), "CUDA_VISIBLE_DEVICES": visible}
+        found = output_of(PRELUDE + dedent(program), env=env).strip()
+    assert found == (str(expected) if expected else str(calls.NO_DEVICE))
+
+
+def test_memory_lies_on_the_card_whatever_its_number_here(fake: fakecuda.Fake) -> None:
+    program = "start(); create(); say('ready'); sys.stdin.read()"
+    env = {**fake.environment(), "CUDA_VISIBLE_DEVICES": "1"}
+    with start_python(PRELUDE + program, env=env) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert (fake.held_bytes(gpu=0), fake.held_bytes(gpu=1)) == (0, UNIT)
+        child.kill()
+
+
+def test_memory_of_a_card_that_is_not_visible_cannot_be_imported(fake: fakecuda.Fake) -> None:
+    handle = create()
+    fd = export(handle)
+    program = "start(); say(code_of('cuMemImportFromShareableHandle', int(sys.argv[1]), FD))"
+    env = {**fake.environment(), "CUDA_VISIBLE_DEVICES": "1"}
+    assert output_of(PRELUDE + program, fd, fds=[fd], env=env) == f"{calls.INVALID_DEVICE}\n"
+    os.close(fd)
+    call("cuMemRelease", handle)
+
+
+# ---- faults of the device
+
+FAULTS = {
+    "into memory that is not mapped": "fill(reserve())",
+    "into memory without access": "fill(memory(flags=NONE))",
+    "into memory that is read-only": "fill(memory(flags=READ))",
+    "over the end of a mapping": """
+address = reserve(2 * UNIT)
+call("cuMemMap", address, UNIT, 0, create(), 0)
+access(address, UNIT, WRITE)
+fill(address + UNIT - 8)
+""",
+    "out of memory without access": """
+target = Host(4096).pin()
+call("cuMemcpyDtoHAsync", target.address, memory(flags=NONE), 16, s)
+""",
+    "unmapped before the copy runs": """
+address, gate = memory(), Gate(s)
+fill(address)
+unmapped(address)
+gate.open()
+""",
+    "revoked before the copy runs": """
+address, gate = memory(), Gate(s)
+fill(address)
+access(address, UNIT, NONE)
+gate.open()
+""",
+    "from memory that was unregistered meanwhile": """
+source, address, gate = Host(4096).pin(), memory(), Gate(s)
+call("cuMemcpyHtoDAsync", address, source.address, 16, s)
+source.unpin()
+gate.open()
+""",
+    "from registered memory that is gone": """
+source, address, gate = Host(4096).pin(), memory(), Gate(s)
+call("cuMemcpyHtoDAsync", address, source.address, 16, s)
+source.close()
+gate.open()
+""",
+    "into memory that was registered for reading": """
+call("cuMemcpyDtoHAsync", Host(4096).pin(8).address, memory(), 16, s)
+""",
+    "a flag in memory that is read-only": """
+call("cuStreamWriteValue64", s, memory(flags=READ), 1, 0)
+""",
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_spoils_the_process_and_ends_every_wait(fake: fakecuda.Fake, what: str) -> None:
+    prelude = """
+start()
+s, other, event = stream(), stream(), event()
+fill = lambda address: call("cuMemsetD8Async", address, 1, 16, s)
+held = Gate(other)  # never opened
+call("cuEventRecord", event, other)
+"""
+    after = """
+waits = [code_of("cuStreamSynchronize", s), code_of("cuEventSynchronize", event)]
+later = [
+    code_of("cuMemGetInfo"), code_of("cuMemCreate", UNIT, properties(), 0),
+    code_of("cuMemUnmap", 0, UNIT), code_of("cuStreamQuery", s), code_of("cuEventQuery", event),
+    code_of("cuMemHostUnregister", 0), code_of("cuDevicePrimaryCtxRetain", 0),
+]
+say(set(waits + later))
+"""
+    program = prelude + FAULTS[what] + after
+    assert output(fake, program) == str({calls.ILLEGAL_ADDRESS})
+    call("cuCtxSynchronize")  # nobody else is hurt
+
+
+def test_a_copy_is_caught_when_its_memory_goes_in_the_middle() -> None:
+    program = """
+        start()
+        address, source, s = memory(), Host(UNIT).pin(), stream()
+        source[:1] = b"x"
+        call("cuMemcpyHtoDAsync", address, source.address, UNIT, s)
+        while ctypes.string_at(address, 1) != b"x": pass
+        call("cuMemUnmap", address, UNIT)
+        say(code_of("cuStreamSynchronize", s))
+    """
+    with fakecuda.machine(gbps=0.01) as fake:
+        assert output(fake, program) == str(calls.ILLEGAL_ADDRESS)
+
+
+def test_nothing_runs_after_a_fault(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        address, s, seen = memory(), stream(), []
+        gate = Gate(s)
+        call("cuMemsetD8Async", reserve(), 1, 16, s)
+        call("cuMemsetD8Async", address, 1, 16, s)
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        function = kind(seen.append)
+        pointer = driver.CUhostFn(ctypes.cast(function, ctypes.c_void_p).value)
+        call("cuLaunchHostFunc", s, pointer, 0)
+        gate.open()
+        say(code_of("cuCtxSynchronize"), seen, ctypes.string_at(address, 1))
+    """
+    assert output(fake, program) == f"{calls.ILLEGAL_ADDRESS} [] {bytes(1)!r}"
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        "ctypes.string_at(memory(flags=NONE), 1)",
+        "ctypes.memset(memory(flags=READ), 1, 1)",
+        "ctypes.string_at(reserve(), 1)",
+        "address = memory(); call('cuMemUnmap', address, UNIT); ctypes.string_at(address, 1)",
+    ],
+)
+def test_a_stray_access_by_the_processor_is_a_crash(fake: fakecuda.Fake, access: str) -> None:
+    done = run_python(f"{PRELUDE}start(); {access}", env=fake.environment())
+    assert done.returncode == -signal.SIGSEGV
+
+
+# ---- knobs
+
+
+def test_a_card_may_refuse_to_unmap_more_than_one(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        address = reserve(2 * UNIT)
+        for i in range(2): call("cuMemMap", address + i * UNIT, UNIT, 0, create(), 0)
+        say(code_of("cuMemUnmap", address, 2 * UNIT), code_of("cuMemUnmap", address, UNIT))
+    """
+    assert output(fake, program, unmap_one=True) == "1 0"
+
+
+def test_registering_has_limits(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        large, small = Host(3 * MIB), [Host(MIB) for _ in range(3)]
+        register = lambda host: code_of("cuMemHostRegister", host.address, host.nbytes, 0)
+        say(register(large), *map(register, small))
+        small[0].unpin()
+        say(register(small[2]))
+    """
+    assert output(fake, program, pin_max=2 << 20, pin_total=2 << 20) == "1 0 0 2\n0"
+
+
+def test_a_card_may_not_take_memory_that_is_read_only(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        attribute = driver.CUdevice_attribute
+        name = attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+        host = Host(4096, writable=False)
+        say(call("cuDeviceGetAttribute", name, 0))
+        say(*(code_of("cuMemHostRegister", host.address, 4096, flags) for flags in (0, 8)))
+    """
+    assert output(fake, program, read_only_pins=False) == "0\n1 801"
+    assert output(fake, program) == "1\n1 0"
+
+
+def test_a_copy_may_have_to_stay_in_one_registration(fake: fakecuda.Fake) -> None:
+    program = """
+        start()
+        host, address = Host(8192), memory()
+        for i in range(2): call("cuMemHostRegister", host.address + i * 4096, 4096, 0)
+        say(code_of("cuMemcpyHtoD", address, host.address, 8192))
+    """
+    assert output(fake, program, pin_one=True) == "1"
+
+
+def test_a_context_takes_memory_of_the_card() -> None:
+    program = """
+        start()
+        say(call("cuMemGetInfo")[0] >> 20)
+        call("cuDevicePrimaryCtxRelease", 0)
+    """
+    with fakecuda.machine(total=256 << 20, context=100 << 20) as fake:
+        assert output(fake, program) == "156"
+        assert fake.allocations() == []
+
+
+def test_an_old_driver_says_so_and_lacks_later_calls() -> None:
+    program = """
+        call("cuInit", 0)
+        say(call("cuDriverGetVersion"))
+        try: driver.cuMemCreate(UNIT, properties(), 0)
+        except RuntimeError as error: say(error)
+    """
+    with fakecuda.machine(version=10010) as fake:
+        found = output(fake, program).splitlines()
+    assert found[0] == "10010"
+    assert "cuMemCreate" in found[1]
+
+
+def test_a_machine_without_a_folder_says_so() -> None:
+    env = fakecuda.environment(fakecuda.built(), dir="/nonexistent")
+    done = run_python(PRELUDE + "say(code_of('cuInit', 0))", env=env)
+    assert (done.returncode, done.stdout) == (0, "304\n")
+    assert "FAKECUDA_DIR must name an existing folder" in done.stderr
+
+
+# ---- copy engines
+
+ENGINES = """
+start()
+address, source = memory(8 * UNIT), Host(8 * UNIT).pin()
+source[:1], source[8 * UNIT - 1 :] = b"x", b"z"
+long, same, opposite = stream(), stream(), stream()
+arrived = lambda: ctypes.string_at(address + 8 * UNIT - 1, 1) == b"z"
+def record(s):
+    made = event()
+    call("cuEventRecord", made, s)
+    return made
+call("cuMemcpyHtoDAsync", address, source.address, 8 * UNIT, long)
+while ctypes.string_at(address, 1) != b"x": pass
+"""
+
+
+def test_the_two_directions_run_side_by_side() -> None:
+    program = """
+        back = Host(4096).pin()
+        call("cuMemcpyDtoHAsync", back.address, address, 4096, opposite)
+        call("cuEventSynchronize", record(opposite))
+        say(arrived())
+    """
+    with fakecuda.machine(gbps=0.02) as fake:
+        assert output(fake, ENGINES + dedent(program)) == "False"
+
+
+def test_copies_in_one_direction_take_turns() -> None:
+    program = """
+        call("cuMemcpyHtoDAsync", address + 4096, source.address, 1, same)
+        call("cuEventSynchronize", record(same))
+        say(arrived())
+    """
+    with fakecuda.machine(gbps=0.1) as fake:
+        assert output(fake, ENGINES + dedent(program)) == "True"
+
+
+def test_copies_of_two_processes_in_one_direction_take_turns(fake: fakecuda.Fake) -> None:
+    program = """
+        say("copying")
+        sys.stdin.readline()
+        say(arrived())
+        os._exit(0)
+    """
+    short = """
+        start()
+        a, source = memory(), Host(4096).pin()
+        call("cuMemcpyHtoD", a, source.address, 1)
+        say(call("cuMemGetInfo")[0])
+    """
+    with (
+        fakecuda.machine(gbps=0.02) as slow,
+        start(slow, ENGINES + dedent(program)) as child,
+    ):
+        assert child.stdout.readline() == "copying\n"
+        output(slow, short)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "True\n"
