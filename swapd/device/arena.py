@@ -67,10 +67,15 @@ class Arena:
 
     def close(self) -> None:
         """Free everything; of a lost device the descriptors alone. Raises: DeviceError."""
-        with suppress(DeviceLost), ExitStack() as undo:
-            undo.callback(self._driver.free, self.base, self._nbytes)
-            for number in range(len(self._chunks)):
-                undo.callback(self._free, number)
+        try:
+            with suppress(DeviceLost), self._driver.current(), ExitStack() as undo:
+                undo.callback(self._driver.free, self.base, self._nbytes)
+                for number in range(len(self._chunks)):
+                    undo.callback(self._free, number)
+        finally:
+            for chunk in self._chunks:
+                if chunk is not None:
+                    chunk.fd.close()
 
     def _at(self, number: int) -> int:
         return self.base + number * self._chunk_bytes
@@ -90,12 +95,7 @@ class Arena:
         chunk = self._chunks[number]
         if chunk is None:
             return
-        try:
-            self._driver.unmap(self._at(number), self._chunk_bytes)
-        except DeviceLost:
-            self._chunks[number] = None
-            chunk.fd.close()
-            raise
+        self._driver.unmap(self._at(number), self._chunk_bytes)
         self._chunks[number] = None
         chunk.fd.close()
         self._driver.release(chunk.handle)

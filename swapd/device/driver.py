@@ -44,7 +44,7 @@ _FATAL = {
     "CUDA_ERROR_EXTERNAL_DEVICE",
 }
 #: After these the context may be well or not; it is asked.
-_DOUBTFUL = {"CUDA_ERROR_UNKNOWN", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_INVALID_CONTEXT"}
+_DOUBTFUL = {"CUDA_ERROR_UNKNOWN", "CUDA_ERROR_DEVICE_UNAVAILABLE"}
 
 #: What to do where the error itself does not say.
 _REMEDIES = {
@@ -235,7 +235,9 @@ class Driver:
 
     def _context_is_dead(self) -> bool:
         result, *_ = self.api.cuStreamQuery(self.api.CUstream(0))
-        return result.name not in ("CUDA_SUCCESS", "CUDA_ERROR_NOT_READY")
+        # invalid: none is current in this thread, so nothing is known
+        well = ("CUDA_SUCCESS", "CUDA_ERROR_NOT_READY", "CUDA_ERROR_INVALID_CONTEXT")
+        return result.name not in well
 
     # --- what the GPU is -----------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Nvml:
             return None
         try:
             return getattr(self._api, question)(self._gpu)
-        except self._api.NVMLError:  # not supported here, or not permitted
+        except (self._api.NVMLError, AttributeError):  # not supported, permitted, or known yet
             return None
 
     def _name(self, pid: int) -> str:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from swapd.device import vm
 from swapd.device.base import DeviceError, DeviceLost, Landed, MayWrite
-from swapd.device.driver import Driver
+from swapd.device.driver import CudaError, Driver
+from swapd.units import size
 
 #: Copied by one call from pinned memory: large enough for the full rate, small enough for
 #: `landed` to come often, and for others' small copies to get in between.
@@ -62,14 +63,14 @@ class Direction:
     def __init__(self, driver: Driver, name: str) -> None:
         """Make stream, events and staging buffer. Raises: DeviceError; then nothing is left."""
         self._driver = driver
-        with ExitStack() as undo, driver.current():
+        with driver.current(), ExitStack() as undo:
             self._stream = driver.stream()
             undo.callback(driver.destroy_stream, self._stream)
             self._events = []
             for _ in range(DEPTH):
                 self._events.append(event := driver.event())
                 undo.callback(driver.destroy_event, event)
-            self._staging = driver.allocate_pinned(DEPTH * STAGED_BYTES)
+            self._staging = _staging(driver)
             undo.callback(driver.free_pinned, self._staging)
             self._made = undo.pop_all()
         self._waiter = ThreadPoolExecutor(1, f"swapd-{name}")
@@ -143,6 +144,17 @@ class Direction:
         """After an error: nobody may touch the memory before the GPU has let go of it."""
         with suppress(DeviceError), self._driver.current():
             self._driver.finish(self._stream)
+
+
+def _staging(driver: Driver) -> int:
+    nbytes = DEPTH * STAGED_BYTES
+    try:
+        return driver.allocate_pinned(nbytes)
+    except CudaError as exc:
+        raise DeviceError(
+            f"not even a buffer of {size(nbytes)} of host memory could be pinned: {exc}; free "
+            "host memory, or raise `ulimit -l` or the container's memory limit"
+        ) from exc
 
 
 class Inward(Direction):

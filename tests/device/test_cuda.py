@@ -1,0 +1,440 @@
+"""What is the CUDA device's own: everything that can be wrong at the start, failures of calls
+half way, a lost device, and that nothing is left of it."""
+
+import os
+import random
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from textwrap import dedent
+from types import SimpleNamespace
+
+import pytest
+
+from swapd.device import DeviceError, cuda, open_device, streams, vm
+from swapd.device.cuda import CudaDevice
+from swapd.device.driver import Driver
+from tests import fakecuda
+from tests.device import backends
+from tests.device.backends import CHUNK, HostBytes
+from tests.processes import output_of, start_python
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(fake: fakecuda.Fake) -> Iterator[None]:
+    CudaDevice(0, CHUNK, CHUNK).close()  # what a driver opens but once
+    before = sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
+    yield
+    fake.faults()
+    assert fake.allocations() == []
+    assert (sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())) == before
+
+
+def noise(nbytes: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+def goes_in_and_out(device: CudaDevice, nbytes: int = CHUNK) -> bool:
+    runs = ((0, -(-nbytes // device.chunk_bytes)),)
+    source, target = HostBytes(nbytes, noise(nbytes)), HostBytes(nbytes)
+    device.copy_in(runs, source.address, nbytes)
+    device.copy_out(runs, target.address, nbytes)
+    return bytes(target) == bytes(source)
+
+
+# --- names -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_gpu_is_opened_by_name(name: str) -> None:
+    with closing(open_device(name, 2 * CHUNK + 1, CHUNK, None, CHUNK)) as device:
+        assert (device.name, device.chunks, device.chunks_per_file) == ("cuda:0", 2, 1)
+        assert device.uuid.startswith("GPU-")
+        assert device.read_only_pins
+        assert repr(device) == "<CudaDevice cuda:0 <Arena 4 MiB in 2 chunks, 0 lent>>"
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cuda:-1", "cuda0", "gpu", ""])
+def test_a_name_that_is_none_is_answered_with_those_that_are(name: str) -> None:
+    with pytest.raises(DeviceError, match="use --device host, cuda or cuda:0"):
+        open_device(name, CHUNK, CHUNK, None)
+
+
+def test_a_gpu_cannot_be_slowed_down() -> None:
+    with pytest.raises(DeviceError, match="--bandwidth slows the host device down; leave it out"):
+        open_device("cuda", CHUNK, CHUNK, 1e9)
+
+
+# --- what can be wrong at the start ------------------------------------------------------
+
+
+def test_a_chunk_that_the_gpu_does_not_allocate_is_refused_with_one_that_it_does() -> None:
+    with pytest.raises(DeviceError, match=r"chunk of 3145728 bytes: cuda:0 \(.*--chunk 2MiB"):
+        CudaDevice(0, 32 * MIB, 3 * MIB)
+
+
+def test_a_budget_larger_than_the_card_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DeviceError, match=r"budget of 1 TiB is more than cuda:0 .* is 256 MiB;"):
+        CudaDevice(0, 1 << 40, CHUNK)
+
+
+def test_a_budget_larger_than_what_is_free_is_refused_with_who_has_the_rest(
+    fake: fakecuda.Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [SimpleNamespace(pid=41, usedGpuMemory=150 * MIB)]
+    api = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: others,
+        nvmlSystemGetProcessName=lambda pid: "/usr/bin/train",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", api)
+    with (
+        fake.occupied(150 * MIB, pid=41),
+        pytest.raises(
+            DeviceError,
+            match=r"budget of 200 MiB, but only 106 MiB of the 256 MiB of cuda:0 \(.*\) are free: "
+            r"train \(process 41\) has 150 MiB; lower --budget to 106MiB, or end what uses it",
+        ),
+    ):
+        CudaDevice(0, 200 * MIB, CHUNK)
+
+
+def test_who_has_the_rest_is_not_always_known(fake: fakecuda.Fake) -> None:
+    with fake.occupied(255 * MIB), pytest.raises(DeviceError) as refused:
+        CudaDevice(0, 2 * CHUNK, CHUNK)
+    assert str(refused.value).endswith("; end what uses it")
+
+
+def test_memory_that_is_gone_when_it_is_taken_is_told_the_same_way(fake: fakecuda.Fake) -> None:
+    fake.faults("cuMemCreate 2 after=3")
+    with pytest.raises(DeviceError, match=r"budget of 16 MiB, but only .*\(CUDA_ERROR_OUT_OF_MEM"):
+        CudaDevice(0, 8 * CHUNK, CHUNK)
+
+
+@pytest.mark.parametrize(
+    "ability",
+    ["VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"],
+)
+def test_a_gpu_whose_memory_cannot_be_shared_is_refused(
+    monkeypatch: pytest.MonkeyPatch, ability: str
+) -> None:
+    monkeypatch.setattr(Driver, "attribute", lambda self, name: name != ability)
+    with pytest.raises(DeviceError, match=f"cannot share memory.*{ability} is 0.*--device host"):
+        CudaDevice(0, CHUNK, CHUNK)
+
+
+def test_too_few_descriptors_are_asked_for_and_if_need_be_demanded(fake: fakecuda.Fake) -> None:
+    program = """
+        import resource
+        from swapd.device import DeviceError, open_device
+        MIB = 1 << 20
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
+        open_device("cuda", 10 * MIB, 2 * MIB, None).close()
+        print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+        try:
+            open_device("cuda", 200 * MIB, 2 * MIB, None)
+        except DeviceError as exc:
+            print(exc)
+    """
+    limits, said = output_of(program, env=fake.environment()).splitlines()
+    assert limits == "300 300"
+    found = re.search(r"100 chunks need (\d+) open files, and this process may have 300", said)
+    assert found is not None
+    assert 356 < int(found[1]) < 400
+    assert f"`ulimit -n {found[1]}`" in said
+
+
+STEPS = [
+    "cuDevicePrimaryCtxRetain",
+    "cuMemGetInfo",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuStreamCreate",
+    "cuEventCreate",
+    "cuMemHostAlloc",
+]
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_start_that_fails_at_any_step_leaves_nothing(
+    fake: fakecuda.Fake, step: str, after: int
+) -> None:
+    fake.faults(f"{step} 304 after={after} times=1")
+    try:
+        CudaDevice(0, 4 * CHUNK, CHUNK).close()
+    except DeviceError as exc:
+        assert re.search(rf"CUDA_ERROR_OPERATING_SYSTEM \(304\) in {step}", str(exc))  # noqa: PT017
+    else:
+        assert after, "the step is not taken"
+
+
+def test_no_pinned_memory_at_all_is_refused_with_what_to_raise(fake: fakecuda.Fake) -> None:
+    fake.faults("cuMemHostAlloc 2")
+    with pytest.raises(DeviceError, match=r"buffer of 16 MiB .* could be pinned.*`ulimit -l`"):
+        CudaDevice(0, CHUNK, CHUNK)
+
+
+def test_opening_and_closing_many_times_leaves_nothing() -> None:
+    for _ in range(20):
+        with closing(CudaDevice(0, 3 * CHUNK, CHUNK)) as device:
+            assert goes_in_and_out(device)
+
+
+def test_close_may_be_called_again() -> None:
+    device = CudaDevice(0, CHUNK, CHUNK)
+    device.close()
+    device.close()
+
+
+# --- copies ------------------------------------------------------------------------------
+
+
+def test_many_copies_leave_nothing_behind(fake: fakecuda.Fake) -> None:
+    memory = vm.map_anonymous(2 * CHUNK)
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
+        device.pin(memory, CHUNK, writable=True)
+        before = os.listdir("/proc/self/fd"), fake.used_bytes()
+        for _ in range(200):
+            device.copy_in(((1, 2),), memory, 2 * CHUNK)
+            device.copy_out(((1, 2),), memory, 2 * CHUNK)
+        assert (os.listdir("/proc/self/fd"), fake.used_bytes()) == before
+    vm.free(memory, 2 * CHUNK)
+
+
+def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    memory = vm.map_anonymous(16 * MIB)
+    with closing(CudaDevice(0, 16 * MIB, 8 * MIB)) as device:
+        device.pin(memory, 16 * MIB, writable=True)
+        monkeypatch.setattr(cuda, "PIECE_BYTES", 3 * MIB)
+        device.copy_in(((0, 2),), memory, 10 * MIB + 1, landed=told.append)
+    vm.free(memory, 16 * MIB)
+    assert told == [3 * MIB, 6 * MIB, 8 * MIB, 10 * MIB + 1]
+
+
+def test_no_more_than_a_few_pieces_are_on_the_stream(fake: fakecuda.Fake) -> None:
+    asked: list[int] = []
+    full = threading.Event()
+
+    def may_write(chunk: int) -> None:
+        asked.append(chunk)
+        if chunk == streams.DEPTH:
+            full.set()
+
+    source = HostBytes(12 * CHUNK)
+    fake.faults("cuMemcpyHtoDAsync hold async")
+    with closing(CudaDevice(0, 12 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
+        copy = thread.submit(
+            device.copy_in, ((0, 12),), source.address, source.nbytes, may_write=may_write
+        )
+        assert full.wait(60)
+        assert asked == list(range(streams.DEPTH + 1)), "the last one waits for a place"
+        fake.faults()
+        copy.result()
+    assert asked == list(range(12))
+
+
+def test_one_direction_does_not_wait_for_the_other(fake: fakecuda.Fake) -> None:
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
+        source, target = HostBytes(2 * CHUNK, noise(2 * CHUNK)), HostBytes(CHUNK)
+        fake.faults("cuMemcpyHtoDAsync hold async")
+        copy = thread.submit(device.copy_in, ((0, 2),), source.address, source.nbytes)
+        device.copy_out(((3, 1),), target.address, CHUNK)
+        assert not copy.done()
+        fake.faults()
+        copy.result()
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize"])
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_call_that_fails_in_a_copy_fails_that_copy_alone(
+    fake: fakecuda.Fake, call: str, after: int
+) -> None:
+    source = HostBytes(8 * CHUNK)
+    told: list[int] = []
+    with closing(CudaDevice(0, 8 * CHUNK, CHUNK)) as device:
+        fake.faults(f"{call} 304 after={after} times=1")
+        with pytest.raises(DeviceError, match=rf"OPERATING_SYSTEM \(304\) in {call}"):
+            device.copy_in(((0, 8),), source.address, source.nbytes, landed=told.append)
+        assert told == sorted(told)
+        assert all(n < source.nbytes for n in told)
+        assert goes_in_and_out(device, 8 * CHUNK)
+
+
+# --- lend and reclaim --------------------------------------------------------------------
+
+
+def test_a_lent_chunk_is_not_exported() -> None:
+    with closing(CudaDevice(0, 2 * CHUNK, CHUNK)) as device:
+        device.lend(((1, 1),))
+        with pytest.raises(DeviceError, match="chunk 1 is lent"):
+            device.export(1, writable=False)
+        device.export(0, writable=False).close()
+        assert repr(device) == "<CudaDevice cuda:0 <Arena 4 MiB in 2 chunks, 1 lent>>"
+
+
+def test_lent_memory_is_the_driver_s_when_the_last_worker_lets_go(fake: fakecuda.Fake) -> None:
+    """Also when that worker is killed."""
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
+        free = fake.free_bytes()
+        with device.export(2, writable=False) as fd:
+            program = backends.cuda({}).program("print('mapped', flush=True)\nsys.stdin.read()")
+            child = start_python(
+                program, fd.fileno(), 0, CHUNK, 0, device.uuid, fds=[fd.fileno()],
+                env=fake.environment(),
+            )  # fmt: skip
+        with child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "mapped\n"
+            device.lend(((1, 2),))
+            assert fake.free_bytes() == free + CHUNK, "one of them is still mapped elsewhere"
+            child.send_signal(signal.SIGKILL)
+        assert fake.free_bytes() == free + 2 * CHUNK
+        device.reclaim(((1, 2),))
+        assert fake.free_bytes() == free
+        assert goes_in_and_out(device, 4 * CHUNK)
+
+
+def test_what_cannot_be_taken_back_whole_is_not_taken_back_at_all(fake: fakecuda.Fake) -> None:
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
+        free = fake.free_bytes()
+        device.lend(((0, 2), (3, 1)))
+        with (
+            fake.occupied(fake.free_bytes() - 2 * CHUNK),
+            pytest.raises(DeviceError, match=r"cuda:0 .* has not the memory .*; 4 MiB are free"),
+        ):
+            device.reclaim(((0, 2), (3, 1)))
+        for step in ("cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle"):
+            fake.faults(f"{step} 304 after=1 times=1")
+            with pytest.raises(DeviceError, match=step):
+                device.reclaim(((0, 2), (3, 1)))
+            assert fake.free_bytes() == free + 3 * CHUNK
+        device.reclaim(((0, 2), (3, 1)))
+        assert fake.free_bytes() == free
+        assert goes_in_and_out(device, 4 * CHUNK)
+
+
+def test_lending_that_fails_half_way_can_be_undone(fake: fakecuda.Fake) -> None:
+    with closing(CudaDevice(0, 3 * CHUNK, CHUNK)) as device:
+        free = fake.free_bytes()
+        fake.faults("cuMemUnmap 1 after=1 times=1")
+        with pytest.raises(DeviceError, match="cuMemUnmap"):
+            device.lend(((0, 3),))
+        assert fake.free_bytes() == free + CHUNK
+        device.reclaim(((0, 3),))
+        assert fake.free_bytes() == free
+        assert goes_in_and_out(device, 3 * CHUNK)
+
+
+# --- faults ------------------------------------------------------------------------------
+
+
+def test_a_worker_that_writes_to_what_it_may_only_read_harms_itself_alone(
+    fake: fakecuda.Fake,
+) -> None:
+    with closing(CudaDevice(0, 2 * CHUNK, CHUNK)) as device:
+        assert goes_in_and_out(device, 2 * CHUNK)
+        body = """
+try:
+    write(b"stray")
+except Exception as exc:
+    print(exc)
+"""
+        with device.export(0, writable=False) as fd:
+            said = output_of(
+                backends.cuda({}).program(body),
+                *(fd.fileno(), 0, CHUNK, 0, device.uuid),
+                fds=[fd.fileno()],
+                env=fake.environment(),
+            )
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said
+        target = HostBytes(5)
+        device.copy_out(((0, 1),), target.address, 5)
+        assert bytes(target) == noise(2 * CHUNK)[:5]
+        assert goes_in_and_out(device)
+
+
+@pytest.mark.parametrize(
+    ("fault", "call"),
+    [
+        ("cuMemcpyHtoDAsync 700 after=2 times=1 async", "cuEventSynchronize"),
+        ("cuMemcpyHtoDAsync 719 after=2 times=1 sticky", "cuMemcpyHtoDAsync"),
+        ("cuEventSynchronize 702 after=2 times=1 sticky", "cuEventSynchronize"),
+    ],
+)
+def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str, call: str) -> None:
+    program = """
+        import os, sys, threading
+        from swapd.device import DeviceLost, open_device, vm
+        from swapd.device import streams
+        MIB = 1 << 20
+        memory = vm.map_anonymous(32 * MIB)
+        device = open_device("cuda", 32 * MIB, 2 * MIB, None)
+        fds = len(os.listdir("/proc/self/fd"))
+        device.pin(memory, 8 * MIB, writable=True)
+        everything = {
+            "copy_in": lambda: device.copy_in(((0, 16),), memory, 32 * MIB),
+            "copy_out": lambda: device.copy_out(((0, 16),), memory, 32 * MIB),
+            "pin": lambda: device.pin(memory + 16 * MIB, MIB, writable=True),
+            "unpin": lambda: device.unpin(memory),
+            "lend": lambda: device.lend(((0, 1),)),
+            "use": lambda: device.use(),
+            "again": lambda: device.copy_in(((0, 1),), memory, MIB),
+        }
+        for name, act in everything.items():
+            try:
+                act()
+            except DeviceLost as exc:
+                print(name, exc)
+            else:
+                print(name, "did it")
+        device.export(15, writable=False).close()
+        device.close()
+        device.close()
+        print(fds - len(os.listdir("/proc/self/fd")), threading.active_count())
+    """
+    with fakecuda.machine(total=64 * MIB) as machine:
+        machine.faults(fault)
+        said = output_of(program, env=machine.environment()).splitlines()
+        assert machine.allocations() == []
+    code = fault.split()[1]
+    lost = [re.fullmatch(r"(\w+) cuda:0 is lost: (\w+) \((\d+)\) in (\w+)", s) for s in said[:-1]]
+    assert all(lost), said
+    assert {(found[3], found[4]) for found in lost if found} == {(code, call)}
+    closed, threads = map(int, said[-1].split())
+    assert closed >= 15, "the chunks' descriptors are closed"
+    assert threads == 1
+
+
+def test_a_start_that_loses_the_device_leaves_no_descriptor() -> None:
+    program = dedent("""
+        import os
+        from swapd.device import DeviceLost, open_device
+        open_device("cuda", 2 << 20, 2 << 20, None).close()
+        before = os.listdir("/proc/self/fd")
+        with open(os.environ["FAKECUDA_FAULTS"], "w") as faults:
+            faults.write("cuMemMap 719 after=2 sticky\\n")
+        try:
+            open_device("cuda", 16 << 20, 2 << 20, None)
+        except DeviceLost as exc:
+            print(exc)
+        after = os.listdir("/proc/self/fd")
+        print(len(after) - len(before))
+    """)
+    with fakecuda.machine(total=64 * MIB) as machine:
+        said, left = output_of(program, env=machine.environment()).splitlines()
+    assert "CUDA_ERROR_LAUNCH_FAILED (719) in cuMemMap" in said
+    assert int(left) <= 4, "handles and a context, which are the driver's and end with the process"
