@@ -1,0 +1,89 @@
+"""Leases that were given back a moment ago, kept for who comes back at once.
+
+A decode loop that acquires and releases at every step would pay a round trip for each. Who
+came back quickly last time is trusted to do so again: its lease is kept here for LINGER_S
+before the daemon is told, and handed out again without a message. Pure: no clock, no thread,
+no socket. Not thread-safe.
+
+What this costs others is bounded: a lease is kept for LINGER_S at most, and not at all once
+somebody waits for its memory.
+"""
+
+from collections.abc import Collection
+
+from swapd.protocol import Granted
+
+#: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
+LINGER_S = 0.002
+
+#: Past this many, those that did not come back are forgotten.
+_GAVE_MAX = 256
+
+#: The agent that took the lease, and what it asked for.
+Key = tuple[int, tuple[str, ...]]
+
+
+class Linger:
+    """The leases of one client that linger. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        #: What the daemon still counts as held, and since when it is kept.
+        self._kept: dict[Key, tuple[Granted, float]] = {}
+        #: When each last gave back what it may come back for.
+        self._gave: dict[Key, float] = {}
+        #: Those that came back within LINGER_S the last time.
+        self._returns: set[Key] = set()
+        #: Handed out again, by the lease's id: how often.
+        self._again: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def take(self, key: Key, now: float) -> Granted | None:
+        """`key` asks again: its kept lease, which is then held again; or None."""
+        gave = self._gave.pop(key, None)
+        if gave is None or now - gave > LINGER_S:
+            self._returns.discard(key)
+        else:
+            self._returns.add(key)
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            return None
+        granted, _ = kept
+        self._again[granted.id] = self._again.get(granted.id, 0) + 1
+        return granted
+
+    def keep(self, key: Key, granted: Granted, now: float) -> bool:
+        """`key` gives back: whether its lease is kept. If not, the daemon is to be told now."""
+        if len(self._gave) >= _GAVE_MAX:
+            self._gave = {k: at for k, at in self._gave.items() if now - at <= LINGER_S}
+            self._returns &= self._gave.keys()
+        self._gave[key] = now
+        if key not in self._returns or key in self._kept:
+            return False
+        self._kept[key] = granted, now
+        return True
+
+    def again(self, granted: Granted) -> int:
+        """How often a lease that now ends was handed out without a message."""
+        return self._again.pop(granted.id, 0)
+
+    def of(self, agent: int) -> list[Granted]:
+        """What an agent kept: to be given back before it asks for anything else."""
+        return self._pop([key for key in self._kept if key[0] == agent])
+
+    def with_names(self, names: Collection[str]) -> list[Granted]:
+        """What is kept and wanted by others."""
+        return self._pop([key for key in self._kept if not set(key[1]).isdisjoint(names)])
+
+    def all(self) -> list[Granted]:
+        return self._pop(list(self._kept))
+
+    def due(self, now: float) -> list[Granted]:
+        """What was kept long enough, in vain."""
+        late = [key for key, (_, since) in self._kept.items() if now - since >= LINGER_S]
+        self._returns.difference_update(late)
+        return self._pop(late)
+
+    def _pop(self, keys: list[Key]) -> list[Granted]:
+        return [self._kept.pop(key)[0] for key in keys]
