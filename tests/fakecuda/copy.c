@@ -12,8 +12,8 @@
 /* ---- copy engines ---- */
 
 /* Rule: a device has one copy engine for each direction: copies in the same direction take turns,
- * those of other processes too, and the two directions run side by side. Only with FAKECUDA_GBPS;
- * without it copies take no time that would be worth queueing for. */
+ * those of other processes too, and the two directions run side by side. Only where a rate is set:
+ * without one, copies take no time that would be worth queueing for. */
 static struct engine {
     pthread_mutex_t turn; /* among the threads of this process */
     int lock;             /* among processes; 0: not opened yet */
@@ -26,10 +26,15 @@ static void make_engines(void)
         for (int in = 0; in < 2; in++) pthread_mutex_init(&engines[gpu][in].turn, NULL);
 }
 
+static double rate(bool in)
+{
+    return in ? knobs()->gbps_in : knobs()->gbps_out;
+}
+
 static struct engine *take_engine(uint64_t address, bool in)
 {
     int device = device_of_address(address);
-    if (knobs()->gbps <= 0 || device < 0) return NULL;
+    if (rate(in) <= 0 || device < 0) return NULL;
     pthread_once(&made_engines, make_engines);
     struct engine *engine = &engines[gpu_of(device)][in];
     pthread_mutex_lock(&engine->turn);
@@ -46,9 +51,9 @@ static void give_engine(struct engine *engine)
 }
 
 /* Sleep until `done` bytes have taken as long as they should since `start`. */
-static void pace(const struct timespec *start, size_t done)
+static void pace(const struct timespec *start, size_t done, double gbps)
 {
-    double seconds = (double)done / (knobs()->gbps * 1e9);
+    double seconds = (double)done / (gbps * 1e9);
     struct timespec end = *start;
     end.tv_sec += (time_t)seconds;
     end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
@@ -84,7 +89,7 @@ static CUresult copy_with_host(const struct operation *operation, bool in)
             result = CUDA_ERROR_ILLEGAL_ADDRESS;
         else result = device_transfer(device + done, (char *)(host + done), piece, in);
         done += piece;
-        if (engine) pace(&start, done);
+        if (engine) pace(&start, done, rate(in));
     }
     give_engine(engine);
     return result;

@@ -15,7 +15,8 @@ static atomic_bool initialised, forked;
 static atomic_int sticky;
 static int visible[MAX_DEVICES], visible_count;
 static struct context contexts[MAX_DEVICES]; /* the primary ones, by device; under `setup` */
-static __thread CUcontext current;
+static __thread CUcontext stack[8]; /* the last of them is current on this thread */
+static __thread int depth;
 static __thread struct plan planned;
 __thread bool in_host_function;
 
@@ -49,6 +50,16 @@ struct plan take_plan(void)
     return plan;
 }
 
+CUcontext current_context(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+static bool is_alive(CUcontext context)
+{
+    return __atomic_load_n(&context->retained, __ATOMIC_ACQUIRE) > 0;
+}
+
 static CUresult check_state(enum needs needs)
 {
     /* Rule: a child made by fork cannot use the driver that its parent has initialised. */
@@ -57,10 +68,9 @@ static CUresult check_state(enum needs needs)
     if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
     if (needs >= NEEDS_HEALTH && sticky_error()) return sticky_error();
     /* Rule: these work in the calling thread's context, and every thread has its own. */
-    if (needs >= NEEDS_CONTEXT && !current) return CUDA_ERROR_INVALID_CONTEXT;
-    if (needs >= NEEDS_CONTEXT && !__atomic_load_n(&current->retained, __ATOMIC_ACQUIRE))
-        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return CUDA_SUCCESS;
+    if (needs < NEEDS_CONTEXT) return CUDA_SUCCESS;
+    if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
+    return is_alive(current_context()) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 CUresult enter(const char *function, enum needs needs)
@@ -258,14 +268,9 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 
 /* ---- contexts ---- */
 
-CUcontext current_context(void)
-{
-    return current;
-}
-
 int current_device(void)
 {
-    return current->device;
+    return current_context()->device;
 }
 
 CUcontext context_of(int device)
@@ -325,18 +330,51 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *flags = 0;
-    *active = __atomic_load_n(&contexts[device].retained, __ATOMIC_ACQUIRE) > 0;
+    *active = is_alive(&contexts[device]);
     return CUDA_SUCCESS;
 }
 
+/* How a context is to be waited for makes no difference here: waits are asleep. */
+EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+{
+    ENTER(NEEDS_INIT);
+    (void)flags;
+    return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult check_context(CUcontext context)
+{
+    if (context < contexts || context >= contexts + MAX_DEVICES) return CUDA_ERROR_INVALID_CONTEXT;
+    return is_alive(context) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* Rule: replaces the thread's current context; NULL takes it away. */
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
     ENTER(NEEDS_INIT);
-    if (context && (context < contexts || context >= contexts + MAX_DEVICES))
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (context && !__atomic_load_n(&context->retained, __ATOMIC_ACQUIRE))
-        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    current = context;
+    CUresult refused = context ? check_context(context) : CUDA_SUCCESS;
+    if (refused) return refused;
+    if (depth) depth--;
+    if (context) stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    ENTER(NEEDS_INIT);
+    CUresult refused = check_context(context);
+    if (refused) return refused;
+    if (depth == sizeof stack / sizeof *stack) return CUDA_ERROR_OUT_OF_MEMORY;
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+    ENTER(NEEDS_INIT);
+    if (!depth) return CUDA_ERROR_INVALID_CONTEXT;
+    if (context) *context = current_context();
+    depth--;
     return CUDA_SUCCESS;
 }
 
@@ -344,7 +382,7 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
     ENTER(NEEDS_INIT);
     if (!context) return CUDA_ERROR_INVALID_VALUE;
-    *context = current;
+    *context = current_context();
     return CUDA_SUCCESS;
 }
 
@@ -352,7 +390,7 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
     ENTER(NEEDS_CONTEXT);
     if (!device) return CUDA_ERROR_INVALID_VALUE;
-    *device = current->device;
+    *device = current_device();
     return CUDA_SUCCESS;
 }
 
@@ -367,7 +405,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 EXPORT CUresult cuCtxSynchronize(void)
 {
     ENTER(NEEDS_CONTEXT);
-    return streams_drain(current->device);
+    return streams_drain(current_device());
 }
 
 /* Free memory of the current context's device: all processes of this FAKECUDA_DIR count. */
@@ -375,7 +413,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     ENTER(NEEDS_CONTEXT);
     if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t total = knobs()->total, used = account_used(gpu_of(current->device));
+    uint64_t total = knobs()->total, used = account_used(gpu_of(current_device()));
     *total_bytes = total;
     *free_bytes = used < total ? total - used : 0;
     return CUDA_SUCCESS;

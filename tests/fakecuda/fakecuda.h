@@ -58,7 +58,7 @@ struct knobs {
     int devices;
     uint64_t total;         /* bytes of each device */
     uint64_t context;       /* bytes that a process's context takes on the device */
-    double gbps;            /* 1e9 bytes a second of each copy engine; 0: as fast as it goes */
+    double gbps_in, gbps_out; /* 1e9 bytes a second of a copy engine; 0: as fast as it goes */
     int version;            /* 13000 is CUDA 13.0 */
     uint64_t pin_max;       /* largest single registration, bytes */
     uint64_t pin_total;     /* of all registrations of one process, bytes */

@@ -27,15 +27,22 @@ static bool flag(const char *name, bool otherwise)
     return bytes(name, otherwise) != 0;
 }
 
+static double rate(const char *name)
+{
+    const char *text = getenv(name);
+    if (!text) text = getenv("FAKECUDA_GBPS");
+    return text ? atof(text) : 0;
+}
+
 static void read_knobs(void)
 {
-    const char *gbps = getenv("FAKECUDA_GBPS");
     uint64_t devices = bytes("FAKECUDA_DEVICES", 1);
     read_once = (struct knobs){
         .devices = devices > MAX_DEVICES ? MAX_DEVICES : (int)devices,
         .total = bytes("FAKECUDA_TOTAL", (uint64_t)1 << 30),
         .context = bytes("FAKECUDA_CONTEXT", 0),
-        .gbps = gbps ? atof(gbps) : 0,
+        .gbps_in = rate("FAKECUDA_GBPS_IN"),
+        .gbps_out = rate("FAKECUDA_GBPS_OUT"),
         .version = (int)bytes("FAKECUDA_VERSION", 13000),
         .pin_max = bytes("FAKECUDA_PIN_MAX", UINT64_MAX),
         .pin_total = bytes("FAKECUDA_PIN_TOTAL", UINT64_MAX),

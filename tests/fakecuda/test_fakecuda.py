@@ -757,6 +757,24 @@ def test_a_context_that_is_released_takes_its_streams_along(fake: fakecuda.Fake)
     assert fake.allocations(gpu=1) == []
 
 
+def test_contexts_are_pushed_and_popped(fake: fakecuda.Fake) -> None:
+    def push_and_pop() -> list[int]:
+        assert code_of("cuCtxPopCurrent") == calls.INVALID_CONTEXT
+        contexts = [call("cuDevicePrimaryCtxRetain", i) for i in range(2)]
+        call("cuCtxSetCurrent", contexts[0])
+        call("cuCtxPushCurrent", contexts[1])
+        found = [int(call("cuCtxGetDevice"))]
+        call("cuCtxPopCurrent")
+        found.append(int(call("cuCtxGetDevice")))
+        call("cuCtxSetCurrent", 0)
+        found.append(code_of("cuCtxGetDevice"))
+        for device in range(2):
+            call("cuDevicePrimaryCtxRelease", device)
+        return found
+
+    assert calls.in_thread(push_and_pop) == [1, 0, calls.INVALID_CONTEXT]
+
+
 def test_what_is_not_emulated_is_not_found(fake: fakecuda.Fake) -> None:
     with pytest.raises(RuntimeError, match="cuModuleLoad"):
         driver.cuModuleLoad(b"kernels.cubin")

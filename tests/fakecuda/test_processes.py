@@ -483,6 +483,21 @@ def test_the_two_directions_run_side_by_side() -> None:
         assert output(fake, ENGINES + dedent(program)) == "False"
 
 
+def test_each_direction_has_a_rate_of_its_own() -> None:
+    program = """
+        start()
+        address, host = memory(8 * UNIT), Host(8 * UNIT).pin()
+        out = event()
+        call("cuMemcpyDtoHAsync", host.address, address, UNIT, s := stream())
+        call("cuEventRecord", out, s)
+        call("cuMemcpyHtoD", address, host.address, 8 * UNIT)
+        say(code_of("cuEventQuery", out))
+        os._exit(0)
+    """
+    with fakecuda.machine(gbps_out=0.0001) as fake:
+        assert output(fake, program) == str(calls.NOT_READY)
+
+
 def test_copies_in_one_direction_take_turns() -> None:
     program = """
         call("cuMemcpyHtoDAsync", address + 4096, source.address, 1, same)
