@@ -25,6 +25,9 @@ SOURCES = Path(__file__).parent
 CUDA = "libcuda.so.1"
 NVML = "libnvidia-ml.so.1"
 
+#: A file in a machine's folder, locked while there is a test run that has it.
+OWNER = "owner"
+
 #: The C files of each library.
 LIBRARIES = {
     CUDA: (
@@ -224,9 +227,28 @@ class Fake:
 @contextlib.contextmanager
 def machine(**knobs: object) -> Iterator[Fake]:
     """A machine whose memory is gone at the end, whatever still holds it."""
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    _remove_leftovers(Path(parent))
     with tempfile.TemporaryDirectory(prefix="fakecuda-", dir=parent) as memory:
-        yield Fake(built(), Path(memory), **knobs)
+        new = Path(memory) / "owner.new"
+        owner = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        new.rename(Path(memory) / OWNER)  # only now, so that nobody sees it unlocked
+        try:
+            yield Fake(built(), Path(memory), **knobs)
+        finally:
+            os.close(owner)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the machines of test runs that were killed: their owner's lock is free."""
+    for path in parent.glob(f"fakecuda-*/{OWNER}"):
+        try:
+            with path.open("rb") as owner:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+        except OSError:
+            continue  # in use, somebody else's, or just gone
 
 
 @functools.cache

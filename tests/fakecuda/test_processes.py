@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -174,6 +175,26 @@ def test_a_copy_engine_is_free_again_when_its_user_is_killed(fake: fakecuda.Fake
             kill(child)
         copy = "start(); a = memory(); call('cuMemcpyHtoD', a, b'x', 1); say('done')"
         assert output(slow, copy) == "done"
+
+
+def test_the_machine_of_a_killed_test_run_is_removed_by_the_next() -> None:
+    program = """
+        import sys
+        from tests import fakecuda
+        fakecuda.built = lambda: None  # its libraries are not needed
+        with fakecuda.machine() as fake:
+            print(fake.memory, flush=True)
+            sys.stdin.read()
+    """
+    with start_python(program) as child:
+        assert child.stdout is not None
+        left = Path(child.stdout.readline().strip())
+        with fakecuda.machine():
+            assert left.exists(), "in use"
+        kill(child)
+    assert left.exists()
+    with fakecuda.machine():
+        assert not left.exists()
 
 
 # ---- initialisation
