@@ -25,6 +25,9 @@ RESERVE_BYTES = 64 << 20
 
 _FALLOCATE_STEP_BYTES = 64 << 20
 
+#: Linux 5.1: no new mapping may write, and those there are still may.
+_F_SEAL_FUTURE_WRITE = 0x10
+
 
 class MasterError(Exception):
     """A master could not be made or sealed; `code` says whose fault it is."""
@@ -47,6 +50,8 @@ class Master:
 
 class Pinner(Protocol):
     """What masters need of a device; see `swapd.device.Device`."""
+
+    read_only_pins: bool
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None: ...
     def unpin(self, address: int) -> None: ...
@@ -110,19 +115,27 @@ class Masters:
             raise MasterError("host_memory", f"the master cannot be mapped: {exc}") from exc
 
     def _map(self, master: Master) -> None:
-        if master.mutable:
-            master.address = vm.map_shared(master.fd.fileno(), 0, _pages(master), writable=True)
+        fd, span = master.fd.fileno(), _pages(master)
+        if writable := self._writable(master):
+            master.address = vm.map_shared(fd, 0, span, writable=True)
+            if not master.mutable:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         else:
             self._forbid_writing(master)
-            with reopen_read_only(master.fd.fileno()) as fd:
-                master.address = vm.map_shared(fd.fileno(), 0, _pages(master), writable=False)
-        vm.prefer_huge_pages(master.address, _pages(master))
-        vm.populate(master.address, _pages(master), writable=master.mutable)
+            with reopen_read_only(fd) as reader:
+                master.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
+        vm.prefer_huge_pages(master.address, span)
+        vm.populate(master.address, span, writable=writable)
         master.pinning = self._pinner.submit(self._pin, master)
+
+    def _writable(self, master: Master) -> bool:
+        """How it is mapped here. A clean one only where it could not be pinned otherwise: then
+        nobody can map it for writing any more, but whoever did before is not found out."""
+        return master.mutable or not self._device.read_only_pins
 
     def _pin(self, master: Master) -> None:
         try:
-            self._device.pin(master.address, master.nbytes, writable=master.mutable)
+            self._device.pin(master.address, master.nbytes, writable=self._writable(master))
         except DeviceError as exc:
             log.warning("%s; what is not pinned is copied in two steps, more slowly", exc)
 

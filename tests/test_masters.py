@@ -22,6 +22,8 @@ SPAN = vm.round_up(NBYTES)
 class Unpinnable:
     """As much of a device as masters need."""
 
+    read_only_pins = True
+
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
         raise DeviceError("not today")
 
@@ -112,6 +114,30 @@ def test_a_clean_master_can_never_be_written_again(masters: Masters) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
     assert os.pread(fd, NBYTES, 0) == CONTENT
+
+
+def test_a_clean_master_is_mapped_writable_where_it_could_not_be_pinned_otherwise() -> None:
+    pinned: list[tuple[int, int, bool]] = []
+
+    class Picky(Unpinnable):
+        read_only_pins = False
+
+        def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
+            pinned.append((address, nbytes, writable))
+
+    masters = Masters(None, Picky())
+    fd = masters.make(1, NBYTES, mutable=False)
+    fill(fd, content := bytes(range(256)) * (NBYTES // 256) + bytes(NBYTES % 256))
+    masters.seal(1)
+    address = masters.address(1)
+    assert mapping_of(address) == "rw-s"
+    assert bytes(vm.view(address, NBYTES)) == content
+    with pytest.raises(PermissionError):
+        vm.map_shared(fd, 0, SPAN, writable=True)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    masters.close()
+    assert pinned == [(address, NBYTES, True)]
 
 
 def test_a_clean_master_can_still_become_private_memory(masters: Masters) -> None:

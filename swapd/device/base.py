@@ -74,9 +74,8 @@ class Device(Protocol):
         """
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped; nothing if it is not pinned. Blocks.
-
-        No copy may be using it.
+        """Undo `pin`, before the memory is unmapped; nothing if it is not pinned, or if the
+        device is lost, which uses it no more. Blocks. No copy may be using it.
         """
 
     def copy_in(

@@ -8,6 +8,7 @@ import resource
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from swapd.device import vm
@@ -72,8 +73,8 @@ class Pins:
                 raise
 
     def unpin(self, address: int) -> None:
-        """Let go of what was pinned from `address` on. Raises: DeviceError."""
-        with self._changing:
+        """Let go of what was pinned from `address` on; see `Device.unpin`. Raises: DeviceError."""
+        with self._changing, suppress(DeviceLost):
             self._unpin(address)
 
     def parts(self, address: int, nbytes: int) -> Iterator[Part]:
@@ -102,9 +103,8 @@ class Pins:
 
     def close(self) -> None:
         """Unpin everything; nothing if the device is lost. Raises: DeviceError."""
-        with self._changing:
-            for address in list(self._asked):
-                self._unpin(address)
+        for address in list(self._asked):
+            self.unpin(address)
 
     def _pin_rest(self, address: int, writable: bool) -> None:
         """Pin what is not yet, slice by slice; what is done stays, whatever comes then."""

@@ -389,7 +389,6 @@ def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str, call: 
             "copy_in": lambda: device.copy_in(((0, 16),), memory, 32 * MIB),
             "copy_out": lambda: device.copy_out(((0, 16),), memory, 32 * MIB),
             "pin": lambda: device.pin(memory + 16 * MIB, MIB, writable=True),
-            "unpin": lambda: device.unpin(memory),
             "lend": lambda: device.lend(((0, 1),)),
             "use": lambda: device.use(),
             "again": lambda: device.copy_in(((0, 1),), memory, MIB),
@@ -401,6 +400,8 @@ def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str, call: 
                 print(name, exc)
             else:
                 print(name, "did it")
+        device.unpin(memory)
+        vm.free(memory, 32 * MIB)
         device.export(15, writable=False).close()
         device.close()
         device.close()
