@@ -372,7 +372,9 @@ async def test_what_cannot_be_restored_is_said(mover_of: MoverOf, told: Told) ->
     with closing(device), closing(Ledger(device)) as ledger:
         device._fail_restoring = True
         swap(mover_of(device), ledger)
-        for _ in range(4):
+        device.steps.release()
+        await asyncio.to_thread(device.wrote.acquire)  # or there is nothing to restore
+        for _ in range(3):
             device.steps.release()
         await told.wait_for(2)
         last = told.events[-1]
