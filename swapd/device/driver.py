@@ -153,6 +153,7 @@ class Driver:
 
         Raises: DeviceError.
         """
+        self._changing = threading.Lock()
         self._lost: str | None = None
         self._pid = os.getpid()
         self.api = api = load()
@@ -166,7 +167,6 @@ class Driver:
         #: "GPU-..." as nvidia-smi shows it, the same in every process.
         self.uuid = f"GPU-{uuid.UUID(bytes=self.call(api.cuDeviceGetUuid, self.device).bytes)}"
         self._context = self.call(api.cuDevicePrimaryCtxRetain, self.device)
-        self._closing = threading.Lock()
 
     @classmethod
     def by_uuid(cls, wanted: str) -> "Driver":
@@ -194,7 +194,7 @@ class Driver:
 
     def close(self) -> None:
         """Let go of the context. Nothing made through this driver may be used any more."""
-        with self._closing:
+        with self._changing:
             context, self._context = self._context, None
         if context is not None and not self.lost:
             self.call(self.api.cuDevicePrimaryCtxRelease, self.device)
@@ -227,7 +227,8 @@ class Driver:
             return checked(self.api, function, *arguments)
         except CudaError as exc:
             if exc.name in _FATAL or (exc.name in _DOUBTFUL and self._context_is_dead()):
-                self._lost = f"cuda:{self.index} is lost: {exc}"
+                with self._changing:  # whoever is first says why
+                    self._lost = self._lost or f"cuda:{self.index} is lost: {exc}"
                 raise DeviceLost(self._lost) from exc
             raise
         except RuntimeError as exc:

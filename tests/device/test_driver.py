@@ -273,3 +273,8 @@ def test_the_bindings_are_imported_when_a_gpu_is_opened_and_not_before() -> None
     program = "import sys, swapd.device.driver, swapd.device.cuda; print(*sys.modules)"
     loaded = output_of(program).split()
     assert not {name for name in loaded if name.startswith(("cuda", "pynvml"))}
+
+
+def test_a_device_that_is_lost_already_is_told_as_such() -> None:
+    said = said_by("refused(Driver, 0)", ["cuDevicePrimaryCtxRetain 214"])
+    assert said.startswith("DeviceLost: cuda:0 is lost: CUDA_ERROR_ECC_UNCORRECTABLE (214)")
