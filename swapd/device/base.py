@@ -57,7 +57,7 @@ class Device(Protocol):
     #: Whether `pin` takes memory that is mapped read-only here.
     read_only_pins: bool
 
-    def export(self, file: int = 0, *, writable: bool) -> OwnedFd:
+    def export(self, file: int, *, writable: bool) -> OwnedFd:
         """A descriptor through which a worker can map the chunks of `file`. The caller owns it.
 
         On the host no mapping made through it can ever be written to without `writable`; on

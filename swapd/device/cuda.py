@@ -65,7 +65,7 @@ class CudaDevice:
     def __repr__(self) -> str:
         return f"<CudaDevice {self.name} {self._arena!r}>"
 
-    def export(self, file: int = 0, *, writable: bool) -> OwnedFd:
+    def export(self, file: int, *, writable: bool) -> OwnedFd:
         return self._arena.export(file)
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:

@@ -111,7 +111,7 @@ class HostDevice:
             vm.populate(self._base, self._nbytes, writable=True)
             self._memory = undo.pop_all()
 
-    def export(self, file: int = 0, *, writable: bool) -> OwnedFd:
+    def export(self, file: int, *, writable: bool) -> OwnedFd:
         assert file == 0, f"file {file} of an arena that is one file"
         return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
