@@ -12,10 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.core import actions, events
+from swapd.core.records import workspace_name
 from swapd.journal import Record, parse
 
 #: Sessions whose label is remembered; a record may name one that is long gone.
 LABELS_MAX = 10_000
+
+#: What takes a while, and is referred to by its generation when it ends.
+Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
 
 
 class Line(NamedTuple):
@@ -77,8 +81,9 @@ class Seen:
         self.labels: dict[int, str] = {}
         #: (session, request): the names it is about, from asking to release or refusal.
         self.asked: dict[tuple[int, int], tuple[str, ...]] = {}
-        #: Copies in flight, by generation: the order, and when it was given.
-        self.copies: dict[int, tuple[actions.CopyIn | actions.CopyOut, float]] = {}
+        #: Copies in flight, and what is lent or reclaimed, by generation: the order, and when
+        #: it was given.
+        self.copies: dict[int, tuple[Slow, float]] = {}
         #: Evictions under way, by generation: the cause, and when it was decided.
         self.evictions: dict[int, tuple[int, float]] = {}
         #: Names of masters by uid, and of components by session.
@@ -90,7 +95,13 @@ class Seen:
         """The components a record is about; for an eviction also whom it makes room for."""
         item = record.event or record.action
         match item:
-            case events.CopiedIn() | events.CopiedOut() | events.CopyFailed():
+            case (
+                events.CopiedIn()
+                | events.CopiedOut()
+                | events.CopyFailed()
+                | events.Lent()
+                | events.Reclaimed()
+            ):
                 order = self.copies.get(item.generation)
                 return (order[0].name,) if order else ()
             case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
@@ -108,6 +119,8 @@ class Seen:
                 return tuple(self.owned.get(item.session, ()))
             case events.Acquire() | events.Prefetch() | actions.Waiting():
                 return item.names
+            case events.AcquireWorkspace():
+                return (workspace_name(item.session, item.request),)
             case (
                 None
                 | events.SessionOpened()
@@ -137,6 +150,8 @@ class Seen:
                     del self.asked[key]
             case events.Acquire() | events.Prefetch() as e:
                 self.asked[e.session, e.request] = e.names
+            case events.AcquireWorkspace() as e:
+                self.asked[e.session, e.request] = self.about(record)
             case events.Register() | events.Commit() | events.Unregister() as e:
                 self.asked[e.session, e.request] = (e.name,)
                 if isinstance(e, events.Register):
@@ -145,7 +160,13 @@ class Seen:
                 self.asked.pop((e.session, e.lease), None)
             case events.Cancel() as e:
                 self.asked.pop((e.session, e.acquire), None)
-            case events.CopiedIn() | events.CopiedOut() | events.CopyFailed() as e:
+            case (
+                events.CopiedIn()
+                | events.CopiedOut()
+                | events.CopyFailed()
+                | events.Lent()
+                | events.Reclaimed()
+            ) as e:
                 self.copies.pop(e.generation, None)
             case actions.Accept() | actions.Refuse() as a:
                 self.asked.pop((a.session, a.request), None)
@@ -154,7 +175,7 @@ class Seen:
                 self.owned.setdefault(a.session, {})[a.name] = None
             case actions.DropMaster() as a:
                 self._forget_component(a)
-            case actions.CopyIn() | actions.CopyOut() as a:
+            case actions.CopyIn() | actions.CopyOut() | actions.Lend() | actions.Reclaim() as a:
                 self.copies[a.generation] = (a, record.time)
             case actions.Evict() as a:
                 self.evictions[a.generation] = (record.cause, record.time)

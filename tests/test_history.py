@@ -99,11 +99,28 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
         seen.note(Record(i, 0, 1.0, event=events.Acquire(1.0, i, 1, 1, ("a",))))
         seen.note(Record(i, 0, 1.0, event=events.Acquire(1.0, i, 2, 1, ("a",))))
         seen.note(Record(i, 0, 1.0, event=events.Release(1.0, i, 2)))
+        seen.note(Record(i, 0, 1.0, event=events.AcquireWorkspace(1.0, i, 3, 1, 9)))
+        seen.note(Record(i, 0, 1.0, action=actions.Lend(i, f"workspace {i}.3", i, ((0, 9),))))
+        seen.note(Record(i, 0, 1.0, event=events.Lent(1.0, i)))
+        seen.note(Record(i, 0, 1.0, action=actions.Reclaim(f"workspace {i}.3", i, ((0, 9),))))
+        seen.note(Record(i, 0, 1.0, event=events.Reclaimed(1.0, i)))
         seen.note(Record(i, 0, 1.0, action=actions.Evict("a", i, "room")))
         seen.note(Record(i, 0, 1.0, action=actions.Evicted("a", i, 1, 0)))
         seen.note(Record(i, 0, 1.0, event=events.SessionGone(1.0, i)))
     assert len(seen.labels) == LABELS_MAX
-    assert (seen.asked, seen.evictions, seen.owned) == ({}, {}, {})
+    assert (seen.asked, seen.evictions, seen.owned, seen.copies) == ({}, {}, {}, {})
+
+
+def test_a_workspace_is_known_by_its_request() -> None:
+    asked = Record(2, 0, 1.0, event=events.AcquireWorkspace(1.0, 3, 17, 1, 9))
+    seen = Seen()
+    seen.note(asked)
+    lend = actions.Lend(3, "workspace 3.17", 5, ((0, 9),))
+    seen.note(Record(3, 2, 1.0, action=lend))
+    lent = Record(4, 3, 1.0, event=events.Lent(1.0, 5))
+    granted = Record(5, 4, 1.0, action=actions.Grant(3, 17, (), 0.5, False))
+    for record in (asked, lent, granted):
+        assert seen.about(record) == (lend.name,)
 
 
 def test_names_in_a_log() -> None:

@@ -112,6 +112,9 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("failed", names, f"{e.code}: {plain(e.why)}", _BAD, True)
         case events.Acquire():
             return Said("ask", names, f"by {_who(seen, e.session)}{_terms(e)}")
+        case events.AcquireWorkspace():
+            what = f"{size(e.nbytes)} for {_who(seen, e.session)}{_terms(e)}"
+            return Said("ask", names, what)
         case events.Release():
             return Said("release", names, f"by {_who(seen, e.session)}")
         case events.Cancel():
@@ -125,6 +128,10 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
         case events.CopiedOut():
             copied = f"{_copied(e.generation, record, seen)}  written back"
             return Said("out", names, copied, _MOVE, True)
+        case events.Lent():
+            return Said("lent", names, f"the driver has it{_after(e, record, seen)}", _GOOD, True)
+        case events.Reclaimed():
+            return Said("back", names, f"in the arena{_after(e, record, seen)}", _MOVE, True)
         case events.CopyFailed():
             return Said("failed", names, plain(e.why), _BAD, True)
         case events.Tick():
@@ -146,6 +153,10 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
             return Said("load", names, f"{size(a.nbytes):>9}")
         case actions.CopyOut():
             return Said("write", names, f"{size(a.nbytes):>9}  back to its master")
+        case actions.Lend():
+            return Said("lend", names, f"to {_who(seen, a.session)}")
+        case actions.Reclaim():
+            return Said("reclaim", names, "from the driver")
         case actions.Revoke():
             return Said("revoke", names, f"from {_who(seen, a.session)}")
         case actions.Want():
@@ -206,19 +217,27 @@ def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
 
 
 def _copied(generation: int, record: Record, seen: Seen) -> str:
-    if generation not in seen.copies:
+    order, began = seen.copies.get(generation, (None, 0.0))
+    if not isinstance(order, actions.CopyIn | actions.CopyOut):
         return ""
-    order, began = seen.copies[generation]
     took = record.time - began
     speed = rate(order.nbytes / took) if took > 0 else ""
     return f"{size(order.nbytes):>9}  {seconds(took):>7}  {speed:>9}"
 
 
-def _terms(e: events.Acquire) -> str:
+def _after(e: events.Lent | events.Reclaimed, record: Record, seen: Seen) -> str:
+    if e.generation not in seen.copies:
+        return ""
+    _, began = seen.copies[e.generation]
+    return f" after {seconds(record.time - began)}"
+
+
+def _terms(e: events.Acquire | events.AcquireWorkspace) -> str:
     terms = [f"priority {e.priority}"] if e.priority else []
     terms += [f"within {seconds(e.deadline - e.now)}"] if e.deadline is not None else []
-    terms += ["waits for the name"] if e.wait else []
-    terms += ["early"] if e.early else []
+    if isinstance(e, events.Acquire):
+        terms += ["waits for the name"] if e.wait else []
+        terms += ["early"] if e.early else []
     return f" ({', '.join(terms)})" if terms else ""
 
 

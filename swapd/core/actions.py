@@ -1,6 +1,7 @@
 """What the core orders, and what it puts on record. Data only.
 
-MakeMaster, SealMaster, CopyIn and CopyOut are slow: each comes back as exactly one event.
+MakeMaster, SealMaster, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
+one event.
 Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as SessionGone.
 Lost and Waiting order nothing: they are there to be read in the swap log. Nor does Evicted,
 except that a worker is told when its bytes are in the master.
@@ -58,6 +59,23 @@ class CopyOut(Action, frozen=True, tag="copy_out"):
     name: str
     generation: int
     nbytes: int
+    runs: Runs
+
+
+class Lend(Action, frozen=True, tag="lend"):
+    """Give the memory of these chunks back to the driver, for the session to allocate."""
+
+    session: int
+    name: str
+    generation: int
+    runs: Runs
+
+
+class Reclaim(Action, frozen=True, tag="reclaim"):
+    """Take the memory of these chunks back, however long its user takes to let go of it."""
+
+    name: str
+    generation: int
     runs: Runs
 
 
@@ -156,6 +174,8 @@ AnyAction = (
     | DropMaster
     | CopyIn
     | CopyOut
+    | Lend
+    | Reclaim
     | Revoke
     | Want
     | Accept

@@ -138,7 +138,7 @@ class Admission:
             if c.state is State.ABSENT:
                 ledger.load(c)
             if c.state is State.LOADING:
-                w.loaded = True
+                w.loaded = not c.workspace
                 if not (w.early and c.session == w.session):
                     w.pending.add(name)
             else:
@@ -190,6 +190,8 @@ class Admission:
             if c is not None and w.key in c.promised:
                 c.promised.pop(w.key, None)
                 ledger.settle(c)
+            if c is not None and c.workspace:
+                ledger.close_workspace(c)
         self._drop_done_with(w)
         ledger.replan = True
 
@@ -246,8 +248,7 @@ class Admission:
         chunks = sum(c.chunks for c in asked)
         fixed = self._ledger.fixed_chunks({c.name for c in asked})
         if chunks + fixed > self._ledger.pool.total:
-            names = " + ".join(c.name for c in asked)
-            return "too_large", explain.too_large(self._ledger, names, chunks, fixed)
+            return "too_large", explain.too_large_together(self._ledger, asked, fixed)
         return None
 
     def _fit_together(self, names: AbstractSet[str]) -> bool:

@@ -42,8 +42,11 @@ def _check_component(core: Residency, c: Component) -> None:
     assert not c.on_device or count(c.runs) == c.chunks, f"{c} is on the wrong chunks"
     idle = c.state is State.RESIDENT and not c.leases and not c.promised
     assert (c.name in ledger.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"
-    copying = c.state in (State.LOADING, State.WRITING_BACK)
-    assert (c.generation in ledger.moves) == copying, f"{c}: copy and state differ"
+    moving = c.state in (State.LOADING, State.WRITING_BACK, State.RECLAIMING)
+    assert (c.generation in ledger.moves) == moving, f"{c}: copy and state differ"
+    if c.workspace:
+        assert not c.mapped, f"{c}: a workspace has no place"
+        assert c.leases or c.promised or c.waiting or c.evicting, f"{c} is nobody's"
 
 
 def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
@@ -55,7 +58,9 @@ def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
 
 def _check_totals(ledger: Ledger) -> None:
     components = ledger.components.values()
-    assert ledger.leaving == sum(c.chunks for c in components if c.evicting)
+    on_their_way = [m.component for m in ledger.moves.values() if m.component.workspace]
+    leaving = {id(c): c for c in (*components, *on_their_way) if c.evicting}
+    assert ledger.leaving == sum(c.chunks for c in leaving.values()), "leaving is wrong"
     assert set(ledger.leased) == {c.name for c in components if c.leases}, "leased is wrong"
     held = Counter(lease.owner for lease in ledger.leases.values())
     assert ledger.held == held, "who holds how many leases is wrong"

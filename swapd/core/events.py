@@ -86,6 +86,17 @@ class Acquire(Event, frozen=True, tag="acquire"):
     early: bool = False
 
 
+class AcquireWorkspace(Event, frozen=True, tag="acquire_workspace"):
+    """Memory for the session's own allocator. Waits, is granted and released as a lease is."""
+
+    session: int
+    request: int
+    agent: int
+    nbytes: int
+    priority: int = 0
+    deadline: float | None = None
+
+
 class Release(Event, frozen=True, tag="release"):
     session: int
     lease: int
@@ -119,12 +130,27 @@ class CopiedOut(Event, frozen=True, tag="copied_out"):
 
 
 class CopyFailed(Event, frozen=True, tag="copy_failed"):
-    """`damaged`: of a copy out whose bytes are now in part in the master only, and in part on
-    the device only."""
+    """A copy failed, or the lending of a workspace, whose chunks are the arena's again.
+
+    `damaged`: of a copy out whose bytes are now in part in the master only, and in part on
+    the device only.
+    """
 
     generation: int
     why: str
     damaged: bool = False
+
+
+class Lent(Event, frozen=True, tag="lent"):
+    """The chunks of a workspace were given back to the driver: its session may allocate."""
+
+    generation: int
+
+
+class Reclaimed(Event, frozen=True, tag="reclaimed"):
+    """The chunks of a workspace are the arena's again."""
+
+    generation: int
 
 
 class Tick(Event, frozen=True, tag="tick"):
@@ -146,6 +172,7 @@ AnyEvent = (
     | MasterFailed
     | Unregister
     | Acquire
+    | AcquireWorkspace
     | Release
     | Cancel
     | Prefetch
@@ -153,6 +180,8 @@ AnyEvent = (
     | CopiedIn
     | CopiedOut
     | CopyFailed
+    | Lent
+    | Reclaimed
     | Tick
     | Stopping
 )

@@ -8,19 +8,32 @@ from difflib import get_close_matches
 from itertools import islice
 
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import WORKSPACE, Component, State, Waiter
 from swapd.protocol import ComponentStatus, SessionStatus
 from swapd.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
 SIZE = "a component cannot have fewer than 0 bytes"
+WORKSPACE_SIZE = "a workspace has at least 1 byte"
+RESERVED = f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
 GROUP = 'policy "alternating" needs group="...", and no other policy takes one'
+_SMALLER = "register it in smaller components"
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
 
 
 def who(ledger: Ledger, session: int) -> str:
     known = ledger.sessions.get(session)
     return f"{known.label} (session {session})" if known else f"session {session}"
+
+
+def called(c: Component) -> str:
+    """What `c` is called in a sentence; the name of a workspace tells nobody anything."""
+    return f"workspace of {size(c.nbytes)}" if c.workspace else c.name
+
+
+def asked_for(ledger: Ledger, w: Waiter) -> str:
+    known = ledger.components
+    return " + ".join(called(known[n]) if n in known else n for n in w.names)
 
 
 def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
@@ -33,12 +46,16 @@ def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str,
 def held(ledger: Ledger, most: int | None = None) -> str:
     """Who holds what, one sentence; at most so many components, with their first holders."""
     parts = [
-        f"{c.name} ({size(c.nbytes)}) by {', '.join(holders(ledger, c, most))}"
+        f"{_with_size(c)} by {', '.join(holders(ledger, c, most))}"
         for c in islice(ledger.leased.values(), most)
     ]
     if most is not None and len(ledger.leased) > most:
         parts.append(f"and {len(ledger.leased) - most} more")
     return "held: " + "; ".join(parts) if parts else "nothing is held"
+
+
+def _with_size(c: Component) -> str:
+    return called(c) if c.workspace else f"{c.name} ({size(c.nbytes)})"
 
 
 def duplicate(ledger: Ledger, other: Component) -> str:
@@ -48,7 +65,13 @@ def duplicate(ledger: Ledger, other: Component) -> str:
     )
 
 
-def too_large(ledger: Ledger, name: str, chunks: int, fixed: int) -> str:
+def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> str:
+    names = " + ".join(map(called, asked))
+    instead = "ask for less" if any(c.workspace for c in asked) else _SMALLER
+    return too_large(ledger, names, sum(c.chunks for c in asked), fixed, instead)
+
+
+def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str = _SMALLER) -> str:
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     if ledger.quarantined:
@@ -57,21 +80,26 @@ def too_large(ledger: Ledger, name: str, chunks: int, fixed: int) -> str:
     return (
         f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
         f"{size(total * ledger.chunk_bytes)} (in chunks of {size(ledger.chunk_bytes)}). "
-        "Raise the daemon's --budget, or register it in smaller components"
+        f"Raise the daemon's --budget, or {instead}"
     )
 
 
 def unknown(ledger: Ledger, name: str) -> str:
+    if name.startswith(WORKSPACE):
+        return f"{name!r} is no component; a workspace is held by its lease alone"
     if name in ledger.components:
         return f"{name!r} is still being registered, or going away; acquire it with wait=True"
-    near = get_close_matches(name, ledger.components, n=3, cutoff=0.5)
+    near = get_close_matches(name, _names(ledger), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(ledger)
     return f"nobody has registered {name!r}; {hint} Use wait=True to wait for it"
 
 
 def _registered(ledger: Ledger) -> str:
-    names = ", ".join(sorted(ledger.components)) or "nothing"
-    return f"registered: {names}."
+    return f"registered: {', '.join(sorted(_names(ledger))) or 'nothing'}."
+
+
+def _names(ledger: Ledger) -> list[str]:
+    return [c.name for c in ledger.components.values() if not c.workspace]
 
 
 def committed(name: str) -> str:
@@ -120,10 +148,11 @@ def _in_the_way(ledger: Ledger, most: int | None) -> str:
 
 
 def timeout(ledger: Ledger, w: Waiter, now: float) -> str:
-    absent = [n for n in w.names if not ledger.may_be_acquired(n)]
+    named = [n for n in w.names if not n.startswith(WORKSPACE)]
+    absent = [n for n in named if not ledger.may_be_acquired(n)]
     why = parked(absent) if absent else blocked(ledger, w)
     return (
-        f"{' + '.join(w.names)} not granted in {now - w.arrived:.3g} s: {why}. "
+        f"{asked_for(ledger, w)} not granted in {now - w.arrived:.3g} s: {why}. "
         "Release what is held, raise timeout=, or raise the daemon's --budget"
     )
 
@@ -138,11 +167,11 @@ def conflict(asked: Iterable[Component]) -> str:
 
 def deadlock(ledger: Ledger, w: Waiter, stuck: list[Waiter]) -> str:
     others = ", ".join(
-        f"{who(ledger, o.session)} waits for {' + '.join(o.names)}" for o in stuck if o is not w
+        f"{who(ledger, o.session)} waits for {asked_for(ledger, o)}" for o in stuck if o is not w
     )
     why = f"{others}, holding what this needs" if others else "its own thread holds what it needs"
     return (
-        f"{' + '.join(w.names)} could never be granted: {why}; {held(ledger)}. "
+        f"{asked_for(ledger, w)} could never be granted: {why}; {held(ledger)}. "
         "Release before acquiring more, or acquire all at once: acquire('a', 'b')"
     )
 
@@ -154,6 +183,10 @@ def copy_failed(c: Component, why: str) -> str:
         else ("host: it is still on the device")
     )
     return f"copying {c.name!r} failed ({why}), and it did not reach the {where}; try again"
+
+
+def lend_failed(c: Component, why: str) -> str:
+    return f"the memory of the {called(c)} could not be given to the driver ({why}); try again"
 
 
 def fenced(c: Component, timeout_s: float) -> str:
@@ -189,7 +222,12 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
     )
 
 
+_OF_A_WORKSPACE = {State.ABSENT: "waiting", State.LOADING: "lending", State.RESIDENT: "lent"}
+
+
 def _state(ledger: Ledger, c: Component) -> str:
+    if c.workspace:
+        return _OF_A_WORKSPACE.get(c.state, c.state.value)
     if c.state is State.RESIDENT and c.leases:
         return "leased"
     return "idle" if c.name in ledger.idle else c.state.value

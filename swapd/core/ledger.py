@@ -21,8 +21,10 @@ from swapd.core.actions import (
     DropMaster,
     Evict,
     Evicted,
+    Lend,
     MakeMaster,
     Reason,
+    Reclaim,
     Refuse,
     Revoke,
     Want,
@@ -30,12 +32,24 @@ from swapd.core.actions import (
 from swapd.core.chunks import ChunkPool, count
 from swapd.core.events import Register
 from swapd.core.policy import Rules
-from swapd.core.records import Agent, Component, Key, Lease, Session, State, Waiter
+from swapd.core.records import (
+    Agent,
+    Component,
+    Key,
+    Lease,
+    Session,
+    State,
+    Waiter,
+    workspace_name,
+)
 from swapd.protocol import Code, Placement, Runs
 
 
 class Move(msgspec.Struct):
-    """A copy in flight. `component` may be gone by the time it ends; the chunks are not."""
+    """A copy in flight, or memory that is being lent or reclaimed.
+
+    `component` may be gone by the time it ends; the chunks are not.
+    """
 
     component: Component
     runs: Runs
@@ -61,11 +75,11 @@ class Ledger:
         self.leased: dict[str, Component] = {}
         #: How many leases each agent holds.
         self.held: dict[Agent, int] = {}
-        #: Copies in flight, by generation.
+        #: Copies in flight, and what is being lent or reclaimed, by generation.
         self.moves: dict[int, Move] = {}
         #: Acknowledgements waited for, by generation, in order of their deadline.
         self.acks: dict[int, tuple[float, Component]] = {}
-        #: Chunks of components being evicted: theirs soon to be free.
+        #: Chunks of components being evicted and workspaces given back: soon to be free.
         self.leaving = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
@@ -99,13 +113,18 @@ class Ledger:
 
     # --- what is there -------------------------------------------------------------------
 
+    def chunks_for(self, nbytes: int) -> int:
+        return -(-nbytes // self.chunk_bytes)
+
     def is_current(self, c: Component) -> bool:
         return self.components.get(c.name) is c
 
     def may_be_acquired(self, name: str) -> bool:
         """Whether it is registered, committed, and not going away."""
         c = self.components.get(name)
-        return c is not None and c.state is not State.FILLING and not c.unregistering
+        if c is None or c.workspace:
+            return False
+        return c.state is not State.FILLING and not c.unregistering
 
     def rivals(self, asked: list[Component]) -> list[Component]:
         """The other members of its alternating groups that are on the device."""
@@ -180,6 +199,11 @@ class Ledger:
     def strand(self, c: Component, alive: bool) -> None:
         """The owner is gone: free what can be freed now, the rest when its copy ends."""
         self._take_from_leases(c)
+        if c.workspace:
+            self.close_workspace(c)
+            if self.is_current(c):
+                self.remove(c)
+            return
         self.acks.pop(c.generation, None)
         if c.evicting:
             self.leaving -= c.chunks
@@ -228,7 +252,7 @@ class Ledger:
             c.leases.add(w.key)
             self.leased[name] = c
             c.used = True
-            if c.session == w.session:
+            if c.session == w.session and not c.workspace:
                 c.mapped = True
                 c.dirty = c.mutable
                 placements.append(Placement(name, c.generation, c.runs))
@@ -285,14 +309,18 @@ class Ledger:
         self.prefetches.pop(c.name, None)
         if c.policy == "resident":
             self.room_shrank = self.replan = True
-        self.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs))
+        if c.workspace:
+            self.out.append(Lend(c.session, c.name, c.generation, c.runs))
+        else:
+            self.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs))
 
     def loaded(self, c: Component) -> None:
         c.state = State.RESIDENT
         c.resident_since = self.now
         c.swap_in_s = self.now - c.load_started
-        c.loads += 1
-        self.loads += 1
+        if not c.workspace:
+            c.loads += 1
+            self.loads += 1
 
     def load_failed(self, c: Component) -> None:
         """It is absent again; once its worker has let go of it, if that knew the chunks."""
@@ -308,7 +336,9 @@ class Ledger:
         """After a lease or a promise ended, or a load: idle if nobody needs it now."""
         if c.state is not State.RESIDENT or c.leases or c.promised:
             return
-        if c.unregistering:
+        if c.workspace:
+            self.close_workspace(c)
+        elif c.unregistering:
             self.evict(c, "unregister", None)
         elif self.is_done_with(c):
             self.evict(c, "sequential", None)
@@ -376,3 +406,42 @@ class Ledger:
         """Nobody waits for `name` any more: tell the holders that were told."""
         for session in sorted(self.wanted.pop(name, ())):
             self.out.append(Want(session, name, False))
+
+    # --- workspaces ----------------------------------------------------------------------
+
+    def open_workspace(self, key: Key, nbytes: int, chunks: int) -> str:
+        """Somebody waits for a workspace: return its name."""
+        session, name = key[0], workspace_name(*key)
+        c = Component(0, name, session, nbytes, chunks, "sequential", None, False, workspace=True)
+        c.state = State.ABSENT
+        self.components[name] = c
+        self.sessions[session].owns[name] = None
+        return name
+
+    def close_workspace(self, c: Component) -> None:
+        """Nobody needs it any more: nothing is left of it, or it goes back first."""
+        if c.state is State.ABSENT:
+            self.remove(c)
+        elif c.state in (State.LOADING, State.RESIDENT):
+            is_lent = c.state is State.RESIDENT
+            c.state = State.RECLAIMING
+            self.leaving += c.chunks
+            self.unwant(c.name)
+            self.replan = True
+            if is_lent:
+                self.reclaim(c)
+
+    def reclaim(self, c: Component) -> None:
+        """Have its memory back. Not while it is being lent."""
+        self.moves[c.generation] = Move(c, c.runs)
+        self.out.append(Reclaim(c.name, c.generation, c.runs))
+
+    def came_back(self, c: Component) -> None:
+        """The chunks of a workspace are the arena's: taken back, or never given away."""
+        self.pool.give(c.runs)
+        if c.state is State.RECLAIMING:
+            self.leaving -= c.chunks
+        c.state = State.ABSENT
+        self.replan = True
+        if self.is_current(c) and not c.promised:
+            self.remove(c)

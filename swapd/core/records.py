@@ -12,6 +12,13 @@ Key = tuple[int, int]
 #: (session, agent): a thread or task of a session.
 Agent = tuple[int, int]
 
+#: Workspaces are named by their request; no component may be named like one.
+WORKSPACE = "workspace "
+
+
+def workspace_name(session: int, request: int) -> str:
+    return f"{WORKSPACE}{session}.{request}"
+
 
 class State(StrEnum):
     FILLING = "filling"  # the worker writes the master; may not be acquired yet
@@ -20,11 +27,14 @@ class State(StrEnum):
     RESIDENT = "resident"
     REVOKING = "revoking"  # waits for the worker's acknowledgement
     WRITING_BACK = "writing back"
+    RECLAIMING = "reclaiming"  # a workspace that nobody needs any more
 
 
 @dataclass(slots=True, eq=False)
 class Component:
-    uid: int  # never reused, unlike the name
+    """What may be on the device. A workspace is one without a master, for one lease only."""
+
+    uid: int  # never reused, unlike the name; 0 for a workspace
     name: str
     session: int
     nbytes: int
@@ -32,6 +42,7 @@ class Component:
     policy: Policy
     group: str | None
     mutable: bool
+    workspace: bool = False
 
     state: State = State.FILLING
     #: Counts residencies over the life of the core; 0 before the first.
@@ -82,7 +93,7 @@ class Component:
 
     @property
     def evicting(self) -> bool:
-        return self.state in (State.REVOKING, State.WRITING_BACK)
+        return self.state in (State.REVOKING, State.WRITING_BACK, State.RECLAIMING)
 
 
 @dataclass(slots=True, eq=False)

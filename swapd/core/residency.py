@@ -17,17 +17,20 @@ from swapd.core.actions import AnyAction, Fence, Lost, SealMaster
 from swapd.core.admission import Admission
 from swapd.core.events import (
     Acquire,
+    AcquireWorkspace,
     AnyEvent,
     Cancel,
     Commit,
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    Lent,
     MasterFailed,
     MasterMade,
     MasterSealed,
     Prefetch,
     ProcessExited,
+    Reclaimed,
     Register,
     Release,
     Revoked,
@@ -40,7 +43,7 @@ from swapd.core.events import (
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
-from swapd.core.records import Session, State
+from swapd.core.records import WORKSPACE, Component, Key, Session, State, workspace_name
 from swapd.protocol import Code
 from swapd.units import size
 
@@ -90,8 +93,9 @@ class Residency:
 
     @property
     def quiet(self) -> bool:
-        """Whether no lease is held and no copy is in flight."""
-        return not self.ledger.leases and not self.ledger.moves
+        """Whether no lease is held and no copy is in flight; workspaces may be on their way."""
+        moves = self.ledger.moves.values()
+        return not self.ledger.leases and all(m.component.state is State.RECLAIMING for m in moves)
 
     # --- registration --------------------------------------------------------------------
 
@@ -99,7 +103,7 @@ class Residency:
         self.ledger.sessions[event.session] = Session(event.label)
 
     def _on_register(self, event: Register) -> None:
-        chunks = -(-event.nbytes // self.ledger.chunk_bytes)
+        chunks = self.ledger.chunks_for(event.nbytes)
         if problem := self._unregisterable(event, chunks):
             self.ledger.refuse((event.session, event.request), *problem)
         else:
@@ -112,6 +116,8 @@ class Residency:
             return "bad_request", explain.REPLAYED
         if event.nbytes < 0:
             return "bad_request", explain.SIZE
+        if event.name.startswith(WORKSPACE):
+            return "bad_request", explain.RESERVED
         if self.stopping:
             return "stopping", explain.STOPPING
         if other := ledger.components.get(event.name):
@@ -135,7 +141,7 @@ class Residency:
     def _on_commit(self, event: Commit) -> None:
         ledger, key = self.ledger, (event.session, event.request)
         c = ledger.components.get(event.name)
-        if c is None or c.session != event.session:
+        if c is None or c.workspace or c.session != event.session:
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
         if c.state is not State.FILLING or c.answer is not None:
             return ledger.refuse(key, "bad_request", explain.committed(event.name))
@@ -160,7 +166,7 @@ class Residency:
     def _on_unregister(self, event: Unregister) -> None:
         ledger, key = self.ledger, (event.session, event.request)
         c = ledger.components.get(event.name)
-        if c is None:
+        if c is None or c.workspace:
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
         if c.session != event.session:
             return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c))
@@ -180,16 +186,33 @@ class Residency:
 
     def _on_acquire(self, event: Acquire) -> None:
         ledger, key = self.ledger, (event.session, event.request)
-        session = ledger.sessions.get(event.session)
-        if session is None or event.request in session.waiters or event.request in session.leases:
-            return ledger.refuse(key, "bad_request", explain.REPLAYED)
-        if self.stopping:
-            return ledger.refuse(key, "stopping", explain.STOPPING)
+        if problem := self._unheard(key):
+            return ledger.refuse(key, *problem)
         w = self.admission.waiter(event)
         missing = [n for n in w.names if not ledger.may_be_acquired(n)]
-        if missing and not w.wait:
+        missing.sort(key=lambda n: not n.startswith(WORKSPACE))
+        if missing and (not w.wait or missing[0].startswith(WORKSPACE)):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, missing[0]))
         self.admission.ask(w, missing)
+
+    def _on_acquire_workspace(self, event: AcquireWorkspace) -> None:
+        ledger, key = self.ledger, (event.session, event.request)
+        if problem := self._unheard(key):
+            return ledger.refuse(key, *problem)
+        if workspace_name(*key) in ledger.components:
+            return ledger.refuse(key, "bad_request", explain.REPLAYED)  # it is on its way back
+        if event.nbytes <= 0:
+            return ledger.refuse(key, "bad_request", explain.WORKSPACE_SIZE)
+        name = ledger.open_workspace(key, event.nbytes, ledger.chunks_for(event.nbytes))
+        asked = Acquire(event.now, *key, event.agent, (name,), event.priority, event.deadline)
+        self.admission.ask(self.admission.waiter(asked), [])
+
+    def _unheard(self, key: Key) -> tuple[Code, str] | None:
+        """Why an acquire is refused whatever it asks for, or None."""
+        session = self.ledger.sessions.get(key[0])
+        if session is None or key[1] in session.waiters or key[1] in session.leases:
+            return "bad_request", explain.REPLAYED
+        return ("stopping", explain.STOPPING) if self.stopping else None
 
     def _on_release(self, event: Release) -> None:
         # Released before, or its session is gone: nothing to do.
@@ -254,6 +277,8 @@ class Residency:
         ledger, admission = self.ledger, self.admission
         move = ledger.moves.pop(event.generation)
         c = move.component
+        if c.workspace:
+            return self._lend_failed(c, event.why)
         if not ledger.is_current(c):
             return ledger.abandon(move)
         why = explain.copy_failed(c, event.why)
@@ -276,6 +301,23 @@ class Residency:
             ledger.make_idle(c)
             admission.share(c)
         ledger.replan = True
+
+    def _lend_failed(self, c: Component, why: str) -> None:
+        self.ledger.came_back(c)
+        for key in list(c.promised):
+            self.admission.refuse(key, "device_failed", explain.lend_failed(c, why))
+
+    def _on_lent(self, event: Lent) -> None:
+        ledger = self.ledger
+        c = ledger.moves.pop(event.generation).component
+        if c.state is State.RECLAIMING:
+            return ledger.reclaim(c)
+        ledger.loaded(c)
+        self.admission.came_in(c)
+        ledger.replan = True
+
+    def _on_reclaimed(self, event: Reclaimed) -> None:
+        self.ledger.came_back(self.ledger.moves.pop(event.generation).component)
 
     # --- time, and the end ---------------------------------------------------------------
 
@@ -328,10 +370,13 @@ class Residency:
 
     _on: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         Acquire: _on_acquire,
+        AcquireWorkspace: _on_acquire_workspace,
         Release: _on_release,
         CopiedIn: _on_copied_in,
         CopiedOut: _on_copied_out,
         CopyFailed: _on_copy_failed,
+        Lent: _on_lent,
+        Reclaimed: _on_reclaimed,
         Revoked: _on_revoked,
         Tick: _on_tick,
         Cancel: _on_cancel,

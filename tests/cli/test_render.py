@@ -121,6 +121,20 @@ def test_a_lease_that_a_failed_load_broke_says_whose_and_why(seen: Seen) -> None
     )
 
 
+def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
+    asked = _record(events.AcquireWorkspace(0.0, 2, 6, 1, 6 * MIB, deadline=1.0))
+    assert say(asked, seen).detail == "6 MiB for talker-worker (session 2) (within 1 s)"
+    seen.note(asked)
+    name = "workspace 2.6"
+    assert say(_record(actions.Grant(2, 6, (), 0.5, False)), seen).subject == name
+    seen.note(_record(actions.Lend(2, name, 3, ((0, 3),))))
+    assert _text(events.Lent(0.0, 3), seen, at=0.01) == f"lent {name} the driver has it after 10 ms"
+    seen.note(_record(events.Lent(0.0, 3)))
+    assert _text(events.Lent(0.0, 3), seen) == "lent the driver has it"
+    seen.note(_record(actions.Reclaim(name, 3, ((0, 3),))))
+    assert _text(events.Reclaimed(0.0, 3), seen, at=2.0) == f"back {name} in the arena after 2 s"
+
+
 def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:
     asked = events.Acquire(1.0, 2, 5, 1, ("talker",), 3, 2.0, True, True)
     said = say(_record(asked), seen).detail

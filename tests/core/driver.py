@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from swapd.core import Residency
-from swapd.core.records import Key
+from swapd.core.records import Key, workspace_name
 from swapd.protocol import Policy
 from tests.core.world import World
 
@@ -123,6 +123,19 @@ def acquire(w: World, choose: Choices) -> bool:
     return True
 
 
+def acquire_workspace(w: World, choose: Choices) -> bool:
+    if not w.sessions:
+        return False
+    w.workspace(
+        choose.pick(sorted(w.sessions)),
+        choose.pick((1, 3, 5, 10, 11, 0)),
+        agent=choose.pick((0, 1, 2)),
+        priority=choose.pick((0, 0, 0, 1, 5)),
+        timeout=choose.pick((None, None, 0.0, 0.5, 60.0)),
+    )
+    return True
+
+
 def release(w: World, choose: Choices) -> bool:
     if not w.leases:
         return False
@@ -137,6 +150,9 @@ def come_back(w: World, choose: Choices) -> bool:
     key = choose.pick(sorted(w.leases))
     names, agent = sorted(w.leases[key]), w.asked[key].agent
     w.release(key)
+    if names == [workspace_name(*key)]:
+        w.workspace(key[0], 3, agent=agent)
+        return True
     w.acquire(key[0], *names, agent=agent)
     return True
 
@@ -210,6 +226,7 @@ MOVES: dict[Move, int] = {
     commit: 1,
     unregister: 2,
     acquire: 14,
+    acquire_workspace: 4,
     release: 6,
     come_back: 4,
     give_way: 3,

@@ -37,6 +37,28 @@ def test_status_of_what_is_leased_before_it_is_in() -> None:
     assert status.holders == ("vllm-0 (session 7001)",)
 
 
+def test_status_of_a_workspace() -> None:
+    w = World(10)
+    s = w.open("vllm-0")
+    w.register(s, "held", 6)
+    held = w.use(s, "held")
+    key = w.workspace(s, 6, agent=1)
+    (name,) = w.asked[key].names
+
+    def state() -> str:
+        return explain.component_status(w.ledger, w.ledger.components[name], w.now).state
+
+    assert state() == "waiting"
+    w.release(held)
+    assert state() == "lending"
+    w.settle()
+    assert state() == "lent"
+    status = explain.component_status(w.ledger, w.ledger.components[name], w.now)
+    assert (status.nbytes, status.holders) == (6, ("vllm-0 (session 7001)",))
+    w.release(key)
+    assert state() == "reclaiming"
+
+
 def test_a_waiting_record_names_the_first_few_and_a_refusal_all() -> None:
     w = World(10)
     owner = w.open()

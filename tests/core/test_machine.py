@@ -74,6 +74,7 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.commit: lambda w: w.owner,
     driver.unregister: lambda w: w.owner,
     driver.acquire: lambda w: w.owner and w.sessions,
+    driver.acquire_workspace: lambda w: w.sessions,
     driver.prefetch: lambda w: w.owner and w.sessions,
     driver.release: lambda w: w.leases,
     driver.come_back: lambda w: w.leases,

@@ -335,6 +335,61 @@ BUGS = [
         "key=lambda c: c.resident_since",
     ),
     Bug(
+        "the chunks of a workspace are reused before they are back",
+        ledger,
+        "        self.moves[c.generation] = Move(c, c.runs)\n        self.out.append(Reclaim(",
+        "        self.moves[c.generation] = Move(c, c.runs)\n        self.pool.give(c.runs)\n"
+        "        self.out.append(Reclaim(",
+    ),
+    Bug(
+        "what is on its way back is not counted, and more is evicted",
+        ledger,
+        "            c.state = State.RECLAIMING\n            self.leaving += c.chunks\n",
+        "            c.state = State.RECLAIMING\n",
+    ),
+    Bug(
+        "a workspace that nobody waits for any more is lent for ever",
+        admission,
+        "            if c is not None and c.workspace:\n",
+        "            if False:\n",
+    ),
+    Bug(
+        "a workspace that nobody waits for any more is not taken back",
+        residency,
+        "        if c.state is State.RECLAIMING:\n            return ledger.reclaim(c)\n",
+        "",
+    ),
+    Bug(
+        "the workspace of a session that is gone stays lent",
+        ledger,
+        "            self.close_workspace(c)\n            if self.is_current(c):\n",
+        "            if self.is_current(c):\n",
+    ),
+    Bug(
+        "a workspace can be acquired by its name",
+        ledger,
+        "        if c is None or c.workspace:\n            return False\n",
+        "        if c is None:\n            return False\n",
+    ),
+    Bug(
+        "a component may be named like a workspace",
+        residency,
+        "if event.name.startswith(WORKSPACE):",
+        "if False:",
+    ),
+    Bug(
+        "a workspace is granted a place",
+        ledger,
+        "if c.session == w.session and not c.workspace:",
+        "if c.session == w.session:",
+    ),
+    Bug(
+        "a lending that failed leaves the workspace behind",
+        ledger,
+        "        if self.is_current(c) and not c.promised:\n            self.remove(c)\n",
+        "",
+    ),
+    Bug(
         "who waits for a name is not woken",
         residency,
         "        self.admission.unpark(c.name)\n",

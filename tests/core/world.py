@@ -22,8 +22,10 @@ from swapd.core.actions import (
     Evicted,
     Fence,
     Grant,
+    Lend,
     Lost,
     MakeMaster,
+    Reclaim,
     Refuse,
     Revoke,
     SealMaster,
@@ -34,17 +36,20 @@ from swapd.core.check import check
 from swapd.core.chunks import count
 from swapd.core.events import (
     Acquire,
+    AcquireWorkspace,
     AnyEvent,
     Cancel,
     Commit,
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    Lent,
     MasterFailed,
     MasterMade,
     MasterSealed,
     Prefetch,
     ProcessExited,
+    Reclaimed,
     Register,
     Release,
     Revoked,
@@ -54,7 +59,7 @@ from swapd.core.events import (
     Tick,
     Unregister,
 )
-from swapd.core.records import Key, State
+from swapd.core.records import Key, State, workspace_name
 from swapd.protocol import Code, Policy, Runs
 
 #: Sessions are numbered from here, so that a number found in a snapshot is one of them.
@@ -62,12 +67,16 @@ FIRST_SESSION = 7001
 
 
 class Placed(msgspec.Struct):
-    """One generation on the device, as its owner and the copies know it."""
+    """One generation on the device, as its owner and the copies know it.
+
+    Of a workspace: the chunks that the arena is without.
+    """
 
     name: str
     session: int
     runs: Runs
     mapped: bool = False
+    workspace: bool = False
 
 
 class World:
@@ -83,7 +92,7 @@ class World:
         self.out: list[AnyAction] = []
         self.log: list[AnyAction] = []
         #: What the core waits for: copies by generation, acknowledgements, masters by uid.
-        self.moves: dict[int, CopyIn | CopyOut] = {}
+        self.moves: dict[int, CopyIn | CopyOut | Lend | Reclaim] = {}
         self.acks: dict[int, Revoke] = {}
         self.making: dict[int, MakeMaster | SealMaster] = {}
         #: Masters ordered, and masters dropped.
@@ -102,6 +111,8 @@ class World:
         self.wanted: set[tuple[int, str]] = set()
         #: By generation.
         self.placed: dict[int, Placed] = {}
+        #: The workspaces among them whose memory the driver has.
+        self.lent: set[int] = set()
         #: Registered names; who owns them; which of them the owner may write.
         self.owner: dict[str, int] = {}
         self.mutable: set[str] = set()
@@ -180,6 +191,22 @@ class World:
         self.send(event)
         return key
 
+    def workspace(
+        self,
+        session: int,
+        nbytes: int,
+        agent: int = 0,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Key:
+        key = self._key(session)
+        deadline = None if timeout is None else self.now + timeout
+        names = (workspace_name(*key),)
+        self.asked[key] = Acquire(self.now, *key, agent, names, priority, deadline)
+        self.waiting[key] = self.asked[key]
+        self.send(AcquireWorkspace(self.now, *key, agent, nbytes, priority, deadline))
+        return key
+
     def use(self, session: int, *names: str, agent: int = 0) -> Key:
         """Acquire, with all copies done: return the lease."""
         key = self.acquire(session, *names, agent=agent)
@@ -222,7 +249,7 @@ class World:
         for name in [n for n, s in self.owner.items() if s == session]:
             self._forget_name(name)
         for generation, placed in list(self.placed.items()):
-            if placed.session == session:
+            if placed.session == session and not placed.workspace:
                 placed.mapped = placed.mapped and alive and placed.name in self.mutable
                 if not placed.mapped and generation not in self.moves:
                     del self.placed[generation]
@@ -233,7 +260,7 @@ class World:
         """The process of a session that left `alive` ends."""
         self.still_running.discard(session)
         for generation, placed in list(self.placed.items()):
-            if placed.session == session:
+            if placed.session == session and not placed.workspace:
                 placed.mapped = False
                 if generation not in self.moves:
                     del self.placed[generation]
@@ -260,11 +287,13 @@ class World:
             self.send(MasterSealed(self.now, uid))
 
     def move(self, name: str, fail: str | None = None) -> None:
-        """The copy of `name` ends."""
+        """The copy of `name` ends, or its lending, or its way back."""
         self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail)
 
     def end_move(self, generation: int, fail: str | None = None) -> None:
         order = self.moves.pop(generation)
+        if isinstance(order, Lend | Reclaim):
+            return self._end_lending(order, fail)
         placed = self.placed[generation]
         left = placed.session in self.gone
         load_failed = fail is not None and isinstance(order, CopyIn)
@@ -280,6 +309,19 @@ class World:
             if not left:
                 self.dirty.discard(order.name)
             self.send(CopiedOut(self.now, generation))
+
+    def _end_lending(self, order: Lend | Reclaim, fail: str | None) -> None:
+        """A lending may fail; a way back may take as long as it likes."""
+        if fail is not None and isinstance(order, Lend):
+            del self.placed[order.generation]
+            self.send(CopyFailed(self.now, order.generation, fail))
+        elif isinstance(order, Lend):
+            self.lent.add(order.generation)
+            self.send(Lent(self.now, order.generation))
+        else:
+            self.lent.discard(order.generation)
+            del self.placed[order.generation]
+            self.send(Reclaimed(self.now, order.generation))
 
     def ack(self, name: str) -> None:
         self.end_ack(next(g for g, r in self.acks.items() if r.name == name))
@@ -332,6 +374,9 @@ class World:
             assert again is None or (due is not None and due <= again), f"{event}: {due}, {again}"
         return self.out
 
+    def copies(self) -> list[CopyIn | CopyOut]:
+        return [m for m in self.moves.values() if isinstance(m, CopyIn | CopyOut)]
+
     def answer(self, key: Key) -> Grant | Refuse | Accept | None:
         return self.answers.get(key)
 
@@ -379,7 +424,7 @@ class World:
             case DropMaster():
                 assert action.uid in self.masters - self.dropped, f"{action}: not there"
                 assert action.uid not in self.making, f"{action}: still being made"
-                assert all(m.uid != action.uid for m in self.moves.values()), f"{action}: copying"
+                assert all(m.uid != action.uid for m in self.copies()), f"{action}: copying"
                 self.dropped.add(action.uid)
             case CopyIn():
                 self._check_chunks_are_free(action)
@@ -390,6 +435,17 @@ class World:
                 assert not self.placed[action.generation].mapped, f"{action}: still mapped"
                 self._check_unheld(action)
                 self._start(action)
+            case Lend():
+                self._check_chunks_are_free(action)
+                self.moves[action.generation] = action
+                self.placed[action.generation] = Placed(
+                    action.name, action.session, action.runs, workspace=True
+                )
+            case Reclaim():
+                self._check_unheld(action)
+                assert action.generation in self.lent, f"{action}: not lent"
+                assert action.generation not in self.moves, f"{action}: twice"
+                self.moves[action.generation] = action
             case Revoke():
                 self._check_unheld(action)
                 if action.ack:
@@ -432,6 +488,10 @@ class World:
         if isinstance(action, Grant):
             assert asked is not None, f"{action}: not asked, or cancelled"
             self.leases[key] = set(asked.names)
+            if asked.names == (workspace_name(*key),):
+                assert action.placements == ()
+                lent = {self.placed[g].name for g in self.lent}
+                assert asked.names[0] in lent, f"{action}: not lent yet"
             for placement in action.placements:
                 placed = self.placed[placement.generation]
                 assert placement.runs == placed.runs
@@ -442,20 +502,21 @@ class World:
             self._forget_name(name)
 
     def _start(self, order: CopyIn | CopyOut) -> None:
-        assert all(m.uid != order.uid for m in self.moves.values()), f"{order}: one is under way"
+        assert all(m.uid != order.uid for m in self.copies()), f"{order}: one is under way"
         assert order.uid in self.masters - self.dropped, f"{order}: no master"
         self.moves[order.generation] = order
 
-    def _check_chunks_are_free(self, order: CopyIn) -> None:
-        assert count(order.runs) == order.nbytes
+    def _check_chunks_are_free(self, order: CopyIn | Lend) -> None:
+        if isinstance(order, CopyIn):
+            assert count(order.runs) == order.nbytes
         numbers = {i for first, n in order.runs for i in range(first, first + n)}
-        assert len(numbers) == order.nbytes, f"{order}: a chunk twice"
+        assert len(numbers) == count(order.runs), f"{order}: a chunk twice"
         assert numbers <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
         for placed in self.placed.values():
             for first, n in placed.runs:
                 assert numbers.isdisjoint(range(first, first + n)), f"{order} over {placed}"
 
-    def _check_unheld(self, action: Evict | Revoke | CopyOut) -> None:
+    def _check_unheld(self, action: Evict | Revoke | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]
         assert not held, f"{action}: leased by {held}"
 
@@ -469,8 +530,8 @@ class World:
         assert set(self.ledger.leases) == set(self.leases), "a lease is forgotten"
         for key, names in self.leases.items():
             for name in names:
-                early = self.asked[key].early and self.owner[name] == key[0]
-                coming = early and self.state(name) is State.LOADING
+                coming = self.asked[key].early and self.state(name) is State.LOADING
+                coming = coming and self.owner[name] == key[0]
                 assert coming or self.state(name) is State.RESIDENT, f"{key}: {name} is not in"
 
     def _check_minimal(self, i: int, last: Evict) -> None:
@@ -483,10 +544,12 @@ class World:
             return
         if any(isinstance(a, Evict) and a.waiter == last.waiter for a in later):
             return
-        copied_in = {a.name: a.nbytes for a in later if isinstance(a, CopyIn)}
+        copied_in = {a.name: count(a.runs) for a in later if isinstance(a, CopyIn | Lend)}
         evicted = [a for a in later if isinstance(a, Evict)]
         components = self.ledger.components
         leaving = sum(c.chunks for c in components.values() if c.evicting)
+        orphans = [p for p in self.placed.values() if p.workspace and p.session in self.gone]
+        leaving += sum(count(p.runs) for p in orphans)
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
         names = set(self.asked[last.waiter].names) & components.keys()
@@ -521,6 +584,8 @@ def brief(action: AnyAction) -> str:
             return f"copy in {action.name}"
         case CopyOut():
             return f"copy out {action.name}"
+        case Lend() | Reclaim():
+            return type(action).__name__.lower()
         case DropMaster():
             return f"drop master {action.name}"
         case _:
