@@ -1,0 +1,148 @@
+"""`python -m benchmarks.gpu_check [--only NAME ...] [--out FOLDER] [--limit SECONDS]`.
+
+Exit codes: 0 all bounds and guarantees that were measured hold; 1 some do not; 2 asked for
+nonsense; 3 there is no GPU to check.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check import plan, runner
+from benchmarks.gpu_check.report import Report, line
+from benchmarks.gpu_check.rows import Row
+from benchmarks.gpu_check.settings import ROOT, SMALL, Settings
+
+NO_GPU = 3
+
+#: A section with less time than this is not begun.
+LEAST_S = 5.0
+#: A driver that does not say what GPU it has within this time will not be of use either.
+IDENTIFY_S = 60.0
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def main() -> int:
+    arguments = _arguments()
+    try:
+        sections = plan.chosen(arguments.only)
+    except ValueError as exc:
+        _say(str(exc))
+        return 2
+    machine = _identify(arguments.device)
+    if "error" in machine:
+        _say(f"No GPU to check: {machine['error']}")
+        return NO_GPU
+    stub = bool(machine["stub"])
+    if stub and not arguments.out:
+        _say("This is the stub driver: name a folder with --out; nothing goes to the results.")
+        return 2
+    settings = dataclasses.replace(
+        SMALL if arguments.small else Settings(), device=arguments.device, stub=stub
+    )
+    report = Report(machine, dataclasses.asdict(settings), sections, stub)
+    base = _base(arguments.out, machine)
+    _say(f"{machine['gpu']}, driver {machine['driver']}, into {base}.json and .md")
+    _run_all(report, base, settings, arguments.limit)
+    _say(f"\n{report.summary()}\n{base}.json\n{base}.md")
+    return 1 if report.count("failed") else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="groups or sections")
+    parser.add_argument("--out", type=Path, help="folder for the files; default: the results")
+    parser.add_argument("--limit", type=float, default=480, help="seconds in all (480)")
+    parser.add_argument("--device", default="cuda:0", help="which GPU (cuda:0)")
+    parser.add_argument("--small", action="store_true", help="tiny sizes: a try, not a result")
+    return parser.parse_args()
+
+
+def _run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> None:
+    until = time.monotonic() + limit_s
+
+    def heard(row: Row) -> None:
+        report.rows.append(row)
+        report.write(base)
+        _say(line(row))
+
+    for section in report.sections:
+        left = until - time.monotonic()
+        missing = [name for name in section.needs if not _installed(name)]
+        _say(f"\n{section.title}")
+        if missing:
+            heard(_not_run(section, f"needs {', '.join(missing)}, which this Python lacks"))
+        elif left < LEAST_S:
+            heard(_not_run(section, f"the {limit_s:.0f} s of the whole run were over"))
+        else:
+            ended = runner.run(section, settings, min(section.limit_s, left), heard)
+            report.ended.append(ended)
+            if ended.how:
+                why = f"{ended.how}: {ended.said[-300:]}" if ended.said else ended.how
+                heard(Row(section.module, "the section itself", None, verdict="failed", note=why))
+    report.complete = True
+    report.write(base)
+
+
+def _not_run(section: plan.Section, why: str) -> Row:
+    return Row(section.module, "the whole section", None, verdict="missing", note=why)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of "cuda.bindings" not even "cuda"
+        return False
+
+
+def _identify(device: str) -> dict[str, Any]:
+    """What GPU there is, asked in another process: `error` says why there is none."""
+    command = [sys.executable, "-m", "benchmarks.gpu_check.identify", device]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=runner.environment(),
+            capture_output=True,
+            text=True,
+            timeout=IDENTIFY_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"the driver did not answer within {IDENTIFY_S:.0f} s"}
+    try:
+        machine: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"error": last}
+    return {**machine, "date": datetime.date.today().isoformat()}
+
+
+def _base(out: Path | None, machine: dict[str, Any]) -> Path:
+    """The two files' path, without its ending."""
+    folder = out.absolute() if out else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^a-z0-9]+", "-", machine["gpu"].lower()).strip("-")
+    return folder / f"{name}-{machine['date']}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        os._exit(130)

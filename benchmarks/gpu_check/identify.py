@@ -1,0 +1,48 @@
+"""Says as JSON what GPU there is: `python -m benchmarks.gpu_check.identify cuda:0`."""
+
+import json
+import platform
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.gpu_check.settings import ROOT, Settings
+
+
+def identify(device: str) -> dict[str, Any]:
+    """The GPU's name, the driver and the tree it is asked from, or an `error`."""
+    try:
+        from swapd.device import DeviceError
+        from swapd.device.driver import Driver
+    except ImportError as exc:
+        return {"error": f"{exc}; pip install 'swapd[cuda,torch]'"}
+    try:
+        driver = Driver(Settings(device=device).index)
+        version = driver.call(driver.api.cuDriverGetVersion)
+    except DeviceError as exc:
+        return {"error": str(exc)}
+    stub = driver.product.startswith("Fake GPU")
+    said = {
+        "gpu": driver.product,
+        "uuid": driver.uuid,
+        "driver": f"for CUDA {version // 1000}.{version % 1000 // 10}",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "stub": stub,
+    }
+    driver.close()
+    return said
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(identify(sys.argv[1])))

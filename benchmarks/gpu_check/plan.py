@@ -1,0 +1,48 @@
+"""Which sections there are, in the order in which they are run. Stdlib only."""
+
+from typing import NamedTuple
+
+
+class Section(NamedTuple):
+    """`module` is run with `limit_s` seconds at most; `needs` are packages it cannot do without."""
+
+    group: str
+    module: str
+    title: str
+    limit_s: float
+    needs: tuple[str, ...] = ()
+
+
+CUDA = ("cuda.bindings", "msgspec")
+SERVING = (*CUDA, "zmq")
+TORCH = (*SERVING, "torch")
+
+#: What is dearest comes first, for the time may run out.
+SECTIONS = (
+    Section("facts", "facts", "The machine", 40, CUDA),
+    Section("bounds", "swapping", "Swap-in, eviction, both directions", 100, SERVING),
+    Section("guarantees", "turns", "Workers take turns; graphs; mutable components", 75, TORCH),
+    Section("guarantees", "deaths", "Workers and daemons are killed", 75, TORCH),
+    Section("guarantees", "isolation", "Access outside a lease", 60, TORCH),
+    Section("guarantees", "early", "Segments, in stream order", 60, TORCH),
+    Section("guarantees", "lending", "Memory lent to a worker's own allocator", 45, TORCH),
+    Section("guarantees", "leaking", "Many swap cycles", 60, SERVING),
+    Section("bounds", "computing", "Compute that starts early; a decode loop", 60, TORCH),
+    Section("bounds", "rivals", "swapd beside sleep and wake, and module.to()", 60, TORCH),
+    Section("contract", "contract", "The device contract, on this GPU", 90, (*SERVING, "pytest")),
+    Section("probe", "calls", "What the driver's calls cost", 45, CUDA),
+    Section("probe", "pinning", "Pinned host memory", 45, CUDA),
+    Section("probe", "copies", "Copies", 45, CUDA),
+    Section("probe", "flags", "Waiting for a word in memory", 30, CUDA),
+    Section("probe", "processes", "One chunk in several processes", 60, CUDA),
+    Section("probe", "faults", "Faults of one process", 60, (*CUDA, "torch")),
+)
+
+
+def chosen(names: list[str]) -> tuple[Section, ...]:
+    """Those of the groups and sections named; all if none is. Raises: ValueError."""
+    known = {name for s in SECTIONS for name in (s.group, s.module)}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name} is no section; there are: {', '.join(sorted(known))}")
+    return tuple(s for s in SECTIONS if not names or s.group in names or s.module in names)

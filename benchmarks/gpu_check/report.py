@@ -1,0 +1,112 @@
+"""The two files of a run: JSON for programs, a table for people. Stdlib only."""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check.plan import Section
+from benchmarks.gpu_check.rows import Row
+from benchmarks.gpu_check.runner import Ended
+
+_MARKS = {"ok": "ok", "failed": "**FAILED**", "measured": "", "missing": "not measured"}
+
+
+@dataclass
+class Report:
+    """What a run has found so far. `write` may be called after each row."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    sections: tuple[Section, ...]
+    stub: bool
+    rows: list[Row] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    complete: bool = False
+
+    def count(self, verdict: str) -> int:
+        return sum(row.verdict == verdict for row in self.rows)
+
+    def summary(self) -> str:
+        seconds = sum(each.seconds for each in self.ended)
+        return (
+            f"{self.count('ok')} ok, {self.count('failed')} failed, "
+            f"{self.count('missing')} not measured, {self.count('measured')} without a bound; "
+            f"{seconds:.0f} s"
+        )
+
+    def write(self, base: Path) -> None:
+        """Replace `base`.json and `base`.md, each at once."""
+        _replace(base.with_name(f"{base.name}.json"), self._json())
+        _replace(base.with_name(f"{base.name}.md"), self._markdown())
+
+    def _json(self) -> str:
+        whole = {
+            "stub": self.stub,
+            "complete": self.complete,
+            "machine": self.machine,
+            "settings": self.settings,
+            "summary": self.summary(),
+            "rows": [asdict(row) for row in self.rows],
+            "sections": [asdict(each) for each in self.ended],
+        }
+        return json.dumps(whole, indent=1) + "\n"
+
+    def _markdown(self) -> str:
+        lines = [f"# gpu-check: {self.machine.get('gpu', 'unknown GPU')}", ""]
+        if self.stub:
+            lines += ["**On the stub driver: no figure here says anything about a GPU.**", ""]
+        lines += [f"{self.machine.get('date', '')}. {self.summary()}."]
+        if not self.complete:
+            lines += ["", "**Incomplete: the run was ended before its end.**"]
+        for section in self.sections:
+            lines += self._section(section)
+        return "\n".join(lines) + "\n"
+
+    def _section(self, section: Section) -> list[str]:
+        rows = [row for row in self.rows if row.section == section.module]
+        if not rows:
+            return []
+        lines = ["", f"## {section.title} ({section.group})", ""]
+        lines += ["| what | figure | bound | | note |", "| --- | --- | --- | --- | --- |"]
+        for row in rows:
+            cells = (row.name, figure(row), row.bound, _MARKS[row.verdict], row.note)
+            lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        return lines
+
+
+def figure(row: Row) -> str:
+    """The value as people read it."""
+    if row.value is None:
+        return ""
+    if isinstance(row.value, float):
+        return f"{_rounded(row.value)} {row.unit}".strip()
+    return f"{row.value} {row.unit}".strip()
+
+
+def line(row: Row) -> str:
+    """One row for a terminal."""
+    verdict = {"measured": "", "missing": "not measured"}.get(row.verdict, row.verdict)
+    bound = f" ({row.bound})" if row.bound and row.bound != "holds" else ""
+    note = f"  # {row.note}" if row.note else ""
+    return f"  {verdict:>12}  {row.name}: {figure(row)}{bound}{note}"
+
+
+def _rounded(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)

@@ -1,0 +1,85 @@
+"""One row of the result: what was measured, beside what, and what came of it. Stdlib only."""
+
+import json
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal, TextIO
+
+#: "measured": a figure without a bound. "missing": not measured, and the note says why.
+Verdict = Literal["ok", "failed", "measured", "missing"]
+
+Value = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """`value` in `unit`, held against `bound` if there is one. `note` is for people."""
+
+    section: str
+    name: str
+    value: Value
+    unit: str = ""
+    bound: str = ""
+    verdict: Verdict = "measured"
+    note: str = ""
+
+
+class Check:
+    """Where a section puts its rows; they are on their way at once."""
+
+    def __init__(self, section: str, out: TextIO) -> None:
+        self._section = section
+        self._out = out
+
+    def row(self, name: str, value: Value, unit: str = "", note: str = "") -> None:
+        """A figure that is to be known, and has no bound."""
+        self._put(Row(self._section, name, value, unit, note=note))
+
+    def at_most(
+        self, name: str, value: float, bound: float, unit: str = "", note: str = ""
+    ) -> None:
+        self._bounded(name, value, unit, f"at most {bound:g}", value <= bound, note)
+
+    def at_least(
+        self, name: str, value: float, bound: float, unit: str = "", note: str = ""
+    ) -> None:
+        self._bounded(name, value, unit, f"at least {bound:g}", value >= bound, note)
+
+    def holds(self, name: str, held: bool, note: str = "") -> None:
+        """A guarantee: it holds, or it does not."""
+        self._bounded(name, "holds" if held else "broken", "", "holds", held, note)
+
+    def missing(self, name: str, why: str) -> None:
+        """What could not be measured here."""
+        self._put(Row(self._section, name, None, verdict="missing", note=why))
+
+    def failed(self, name: str, why: str) -> None:
+        self._put(Row(self._section, name, None, verdict="failed", note=why))
+
+    @contextmanager
+    def part(self, name: str, *, guarantee: bool = False) -> Iterator[None]:
+        """What goes wrong inside costs this one row; of a `guarantee` it is a failure."""
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the other rows are wanted
+            why = f"{type(exc).__name__}: {exc}"
+            (self.failed if guarantee else self.missing)(name, why)
+
+    def _bounded(
+        self, name: str, value: Value, unit: str, bound: str, held: bool, note: str
+    ) -> None:
+        verdict: Verdict = "ok" if held else "failed"
+        self._put(Row(self._section, name, value, unit, bound, verdict, note))
+
+    def _put(self, row: Row) -> None:
+        self._out.write(json.dumps(asdict(row)) + "\n")
+        self._out.flush()
+
+
+def spread(values: list[float], factor: float = 1.0) -> str:
+    """Median and extremes of some figures, for a note: "median 1.2 (1.1 to 1.9, 11 times)"."""
+    low, high = min(values) * factor, max(values) * factor
+    middle = statistics.median(values) * factor
+    return f"median {middle:.3g} ({low:.3g} to {high:.3g}, {len(values)} times)"

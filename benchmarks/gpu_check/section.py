@@ -1,0 +1,22 @@
+"""The process of one section: `python -m benchmarks.gpu_check.section MODULE SETTINGS FD`.
+
+Its rows go to the descriptor FD, one JSON object a line; what it prints is for the log.
+"""
+
+import importlib
+import os
+import sys
+
+from benchmarks.gpu_check.rows import Check
+from benchmarks.gpu_check.settings import Settings
+
+
+def main(module: str, settings: str, fd: str) -> None:
+    os.set_inheritable(int(fd), False)  # workers and daemons are not to hold it
+    section = importlib.import_module(f"benchmarks.gpu_check.{module}")
+    with open(int(fd), "w", encoding="utf-8") as out:
+        section.measure(Check(module, out), Settings.decode(settings))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""What a run is told, and how large its parts may be. Stdlib only."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Passed to every section. Sizes are bytes, and what is wanted: cards may be smaller."""
+
+    device: str = "cuda:0"
+    #: On the fake driver of tests/fakecuda: no kernels, and torch on the CPU stands in.
+    stub: bool = False
+    #: Repetitions of a timed pair, and swap cycles of the search for leaks.
+    rounds: int = 15
+    cycles: int = 500
+    #: One component of the bounds, of the eviction bound, and of the guarantees.
+    swap_bytes: int = 2 * GIB
+    evict_bytes: int = 8 * GIB
+    model_bytes: int = 256 * MIB
+    #: What the raw probe copies and pins.
+    probe_bytes: int = GIB
+    #: The unit of memory that the daemons are told to use.
+    chunk_bytes: int = 64 * MIB
+    #: Of one step of the decode loop, and how often it is run in a block.
+    step_s: float = 0.005
+    steps: int = 100
+    #: A pytest expression to run a part of the contract suite only.
+    contract: str = ""
+
+    @property
+    def index(self) -> int:
+        """The GPU's number, of torch's and the driver's."""
+        return int(self.device.partition(":")[2] or 0)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> "Settings":
+        return cls(**json.loads(text))
+
+
+#: Everything tiny: to run every line in a minute on the fake driver.
+SMALL = Settings(
+    rounds=3,
+    cycles=20,
+    swap_bytes=16 * MIB,
+    evict_bytes=32 * MIB,
+    model_bytes=8 * MIB,
+    probe_bytes=16 * MIB,
+    chunk_bytes=2 * MIB,
+    step_s=0.002,
+    steps=10,
+    contract="very_bytes and 3-runs0",
+)
+
+
+def host_available() -> int:
+    """Bytes of host memory that are free for masters and pinned buffers."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * KIB
+    return 0
+
+
+def fitting(wanted: int, unit: int, *, device_free: int, host_copies: float, of: float) -> int:
+    """`wanted` bytes, or what fits: `of` many at once on the device, that many in host memory.
+
+    A multiple of `unit`, and one at least.
+    """
+    rooms = [wanted, int(device_free * 0.9 / of)]
+    if host_copies:
+        rooms.append(int(host_available() * 0.7 / host_copies))
+    return max(min(rooms) // unit, 1) * unit

@@ -1,0 +1,165 @@
+"""Torch on the GPU; on the stub, torch on the CPU in its place. Needs torch.
+
+The stub's device memory can be read and written by the CPU at the very addresses, with the
+same access rights. So the checks run there line by line, and only what is asked for here
+differs: where tensors are, how weights are handed to swapd, what a graph is.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from benchmarks.gpu_check.settings import Settings
+from swapd_client import Client, Component
+
+_KEPT: list[object] = []
+
+
+def device_of(settings: Settings) -> torch.device:
+    return torch.device("cpu") if settings.stub else torch.device("cuda", settings.index)
+
+
+def start(settings: Settings) -> torch.device:
+    """Make the GPU this process's; results are to be the same at every run."""
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_num_threads(1)
+    if not settings.stub:
+        torch.cuda.set_device(settings.index)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    return device_of(settings)
+
+
+def synchronize(settings: Settings) -> None:
+    if not settings.stub:
+        torch.cuda.synchronize()
+
+
+def graph_of(settings: Settings, what: Callable[[], None]) -> Callable[[], None]:
+    """Capture `what`, which has been run before, and return the replay of it."""
+    if settings.stub:
+        return what
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        what()
+    return graph.replay
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor, its nested structs flattened."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int),
+        ("device_id", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_CUDA, _CPU, _UINT = 2, 1, 1
+_NAME = b"dltensor"
+
+
+def bytes_at(address: int, nbytes: int, settings: Settings) -> torch.Tensor:
+    """A tensor of bytes over a range that need not be mapped. It is never freed."""
+    shape, strides = (ctypes.c_int64 * 1)(nbytes), (ctypes.c_int64 * 1)(1)
+    where = (_CPU, 0) if settings.stub else (_CUDA, settings.index)
+    managed = _Managed(address, *where, 1, _UINT, 8, 1, shape, strides, 0, None, None)
+    _KEPT.append((managed, shape, strides))
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return from_dlpack(new(ctypes.addressof(managed), _NAME, None))
+
+
+# --- models ------------------------------------------------------------------------------
+
+
+class Stack(torch.nn.Module):
+    """Layers of one size, with weights that follow from a seed. One is a segment."""
+
+    #: The input, which stays private and where it is.
+    x: torch.Tensor
+
+    def __init__(self, settings: Settings, nbytes: int, layers: int, seed: int) -> None:
+        super().__init__()
+        where = device_of(settings)
+        dtype = torch.float32 if settings.stub else torch.bfloat16
+        self.width = max(int((nbytes / layers / dtype.itemsize) ** 0.5) // 64 * 64, 64)
+        self.rows = 16
+        random = torch.Generator(where).manual_seed(seed)
+        self.layers = torch.nn.ModuleList()
+        for _ in range(layers):
+            layer = torch.nn.Linear(self.width, self.width, bias=False, device=where, dtype=dtype)
+            layer.weight.requires_grad_(False)
+            layer.weight.normal_(0, self.width**-0.5, generator=random)
+            self.layers.append(layer)
+        x = torch.randn(self.rows, self.width, device=where, dtype=dtype, generator=random)
+        self.register_buffer("x", x, persistent=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.parameters())
+
+    def step(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """One layer's work."""
+        return torch.tanh(self.layers[number](x))
+
+    def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.x if x is None else x
+        for number in range(len(self.layers)):
+            y = self.step(number, y)
+        return y
+
+    def segments(self) -> list[list[str]]:
+        return [[f"layers.{number}"] for number in range(len(self.layers))]
+
+    def addresses(self) -> list[int]:
+        return [p.data_ptr() for p in self.parameters()]
+
+
+def register(
+    client: Client, settings: Settings, name: str, module: torch.nn.Module, **options: Any
+) -> Component:
+    """Give a module's weights to swapd. On the stub: as bytes, and look at them from the CPU."""
+    if not settings.stub:
+        return client.register(name, module, **options)
+    weights = dict(module.named_parameters())
+    buffers = {key: _bytes_of(weight) for key, weight in weights.items()}
+    part = client.register(name, buffers, **options)
+    at = part.address
+    for weight in weights.values():
+        nbytes = weight.numel() * weight.element_size()
+        whole = bytes_at(at, nbytes, settings)
+        weight.data = whole.view(weight.dtype).view(weight.shape)
+        at += -(-nbytes // 256) * 256
+    return part
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of a small tensor: the same for the same bits only."""
+    import hashlib
+
+    host = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
+    return hashlib.blake2b(_bytes_of(host), digest_size=12).hexdigest()
+
+
+def same_bits(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Compared where they are; NaNs are like any other bits."""
+    pairs = zip(tensors, others, strict=True)
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
