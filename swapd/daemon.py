@@ -28,6 +28,7 @@ from swapd.core.events import AnyEvent
 from swapd.device import Device, DeviceError, MemoryUse
 from swapd.fds import OwnedFd
 from swapd.journal import Journal, Start
+from swapd.lending import Lender
 from swapd.lifeline import Lifeline, LifelineServer
 from swapd.masters import MasterError, Masters
 from swapd.mover import Mover
@@ -135,6 +136,15 @@ class Daemon:
             )
         )
         self._mover = Mover(self._device, loop, self._clock, self._post, self._crashed)
+        self._lender = Lender(
+            self._device,
+            loop,
+            self._clock,
+            self._post,
+            self._crashed,
+            self._fence,
+            config.ack_timeout,
+        )
         self._router = Router(self._context, folder / runtime_dir.RPC, self._on_request)
         self._server = LifelineServer(
             folder / runtime_dir.LIFELINE, loop, self._on_hello, self._on_message, self._on_gone
@@ -154,6 +164,7 @@ class Daemon:
         self._server.close("stopping", explain.STOPPING)
         if self._timer is not None:
             self._timer.cancel()
+        self._lender.close()
         self._mover.close()
         for threads in (self._host, self._queries):
             threads.shutdown()
@@ -206,7 +217,13 @@ class Daemon:
 
     def _cause_of(self, event: AnyEvent) -> int:
         match event:
-            case events.CopiedIn() | events.CopiedOut() | events.CopyFailed():
+            case (
+                events.CopiedIn()
+                | events.CopiedOut()
+                | events.CopyFailed()
+                | events.Lent()
+                | events.Reclaimed()
+            ):
                 return self._causes.pop(("copy", event.generation), 0)
             case events.Revoked():
                 return self._revocations.pop((event.session, event.generation), 0)
@@ -272,10 +289,13 @@ class Daemon:
         if isinstance(message, protocol.Revoked):
             now = self._clock()
             self._post(events.Revoked(now, lifeline.session, message.name, message.generation))
+        elif isinstance(message, protocol.Dropped):
+            self._lender.dropped(lifeline.session, message.ticket)
 
     def _on_gone(self, lifeline: Lifeline) -> None:
         session = lifeline.session
         self._workers.pop(session).close()
+        self._lender.session_gone(session)
         self._router.forget(lifeline.token)
         for known in (self._peers, self._revocations):
             for key in [k for k in known if k[0] == session]:
@@ -346,6 +366,14 @@ class Daemon:
     def _do_copy_out(self, a: actions.CopyOut, seq: int) -> None:
         self._causes["copy", a.generation] = seq
         self._mover.copy_out(a, self._masters.address(a.uid))
+
+    def _do_lend(self, a: actions.Lend, seq: int) -> None:
+        self._causes["copy", a.generation] = seq
+        self._lender.lend(a, self._workers)
+
+    def _do_reclaim(self, a: actions.Reclaim, seq: int) -> None:
+        self._causes["copy", a.generation] = seq
+        self._lender.reclaim(a)
 
     def _do_revoke(self, a: actions.Revoke, seq: int) -> None:
         if a.ack:
@@ -434,6 +462,8 @@ class Daemon:
         actions.Accept: _do_accept,
         actions.CopyIn: _do_copy_in,
         actions.CopyOut: _do_copy_out,
+        actions.Lend: _do_lend,
+        actions.Reclaim: _do_reclaim,
         actions.Revoke: _do_revoke,
         actions.Want: _do_want,
         actions.Broken: _do_broken,

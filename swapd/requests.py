@@ -98,5 +98,15 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
             return events.Commit(now, session, request.id, request.name)
         case protocol.Unregister():
             return events.Unregister(now, session, request.id, request.name)
-        case protocol.AcquireWorkspace() | protocol.Status():
-            raise ValueError(f"{request} is no event")
+        case protocol.AcquireWorkspace():
+            return events.AcquireWorkspace(
+                now,
+                session,
+                request.id,
+                request.agent,
+                request.nbytes,
+                request.priority,
+                None if request.timeout_s is None else now + request.timeout_s,
+            )
+        case protocol.Status():
+            raise ValueError("status is no event")

@@ -13,12 +13,10 @@ from tests.device import backends
 from tests.device.backends import Backend
 
 
-@pytest.fixture(scope="session")
-def fake() -> Iterator[fakecuda.Fake]:
+@pytest.fixture
+def fake() -> fakecuda.Fake:
     """The fake machine of this process. Its knobs hold for the whole run."""
-    with fakecuda.machine(total=256 << 20, pin_one=True, unmap_one=True) as machine:
-        machine.load()
-        yield machine
+    return fakecuda.loaded()
 
 
 @pytest.fixture(params=["host", "fake", pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -253,10 +253,8 @@ def _remove_leftovers(parent: Path) -> None:
 
 @functools.cache
 def loaded() -> Fake:
-    """The machine of this very process: two cards of 4 GiB (of which only what is written takes
-    memory), until the process ends.
-    """
-    held = machine(total=4 << 30, devices=2)
+    """The machine of this very process, until it ends: two cards of 256 MiB."""
+    held = machine(total=256 << 20, devices=2)
     fake = held.__enter__()
     weakref.finalize(fake, held.__exit__, None, None, None)
     fake.load()

@@ -66,13 +66,13 @@ def test_memory_is_of_a_device_that_exists(fake: fakecuda.Fake) -> None:
 
 
 def test_memory_runs_out_and_comes_back(fake: fakecuda.Fake) -> None:
-    half = create(2 << 30)
-    assert fake.free_bytes() == 2 << 30
-    assert code_of("cuMemCreate", (2 << 30) + UNIT, calls.properties(), 0) == calls.OUT_OF_MEMORY
-    other = create(2 << 30)
-    assert call("cuMemGetInfo") == (0, 4 << 30)
+    half = create(128 << 20)
+    assert fake.free_bytes() == 128 << 20
+    assert code_of("cuMemCreate", (128 << 20) + UNIT, calls.properties(), 0) == calls.OUT_OF_MEMORY
+    other = create(128 << 20)
+    assert call("cuMemGetInfo") == (0, 256 << 20)
     call("cuMemRelease", half)
-    again = create(1 << 30)
+    again = create(64 << 20)
     call("cuMemRelease", again)
     call("cuMemRelease", other)
 
@@ -729,7 +729,7 @@ def test_devices_have_names_and_identities(fake: fakecuda.Fake) -> None:
     assert len(uuids) == 2
     assert call("cuDeviceGetName", 64, 1).partition(b"\0")[0] == b"Fake GPU 1"
     assert code_of("cuDeviceGet", 2) == calls.INVALID_DEVICE
-    assert call("cuDeviceTotalMem", 0) == 4 << 30
+    assert call("cuDeviceTotalMem", 0) == 256 << 20
     assert call("cuDriverGetVersion") == 13000
 
 

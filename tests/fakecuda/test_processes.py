@@ -69,14 +69,14 @@ def test_what_one_process_writes_another_reads(fake: fakecuda.Fake) -> None:
 
 
 def test_processes_share_a_cards_memory(fake: fakecuda.Fake) -> None:
-    mine = create(3 << 30)
+    mine = create(192 << 20)
     program = """
         start()
-        say(code_of("cuMemCreate", (1 << 30) + UNIT, properties(), 0), call("cuMemGetInfo")[0])
-        create(1 << 30)
+        say(code_of("cuMemCreate", (64 << 20) + UNIT, properties(), 0), call("cuMemGetInfo")[0])
+        create(64 << 20)
         say(call("cuMemGetInfo")[0])
     """
-    assert output(fake, program) == f"2 {1 << 30}\n0"
+    assert output(fake, program) == f"2 {64 << 20}\n0"
     call("cuMemRelease", mine)
 
 
@@ -104,12 +104,12 @@ def test_what_a_dead_process_held_is_free(fake: fakecuda.Fake, how: str) -> None
 
 
 def test_new_memory_may_use_what_a_killed_process_held(fake: fakecuda.Fake) -> None:
-    program = "start(); held = create(4 << 30); say('ready'); sys.stdin.read()"
+    program = "start(); held = create(256 << 20); say('ready'); sys.stdin.read()"
     with start(fake, program) as child:
         assert child.stdout.readline() == "ready\n"
         assert code_of("cuMemCreate", UNIT, calls.properties(), 0) == calls.OUT_OF_MEMORY
         kill(child)
-    call("cuMemRelease", create(4 << 30))
+    call("cuMemRelease", create(256 << 20))
 
 
 def test_memory_outlives_the_process_that_made_it(fake: fakecuda.Fake) -> None:

@@ -1,0 +1,154 @@
+"""Device memory that goes to a worker's own allocator, and comes back.
+
+Before the driver has it, every session must have let go of it: memory is free at the last
+reference. Decides nothing; `lend` comes back as exactly one event, `reclaim` too, though it
+may take as long as the worker's allocator keeps the memory.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from swapd import protocol
+from swapd.core.actions import Lend, Reclaim
+from swapd.core.events import AnyEvent, CopyFailed, Lent, Reclaimed
+from swapd.device import Device, DeviceError
+from swapd.worker import Worker, whole_files
+
+log = logging.getLogger("swapd.lending")
+
+#: How long to wait before asking again for memory that is not there yet: doubles up to the last.
+RETRY_FIRST_S = 0.05
+RETRY_LAST_S = 1.0
+
+
+class Lender:
+    """Gives chunks' memory to the driver and takes it back, one order at a time each."""
+
+    def __init__(
+        self,
+        device: Device,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        post: Callable[[AnyEvent], None],
+        crashed: Callable[[BaseException], None],
+        fence: Callable[[int, str], None],
+        timeout_s: float,
+    ) -> None:
+        """`fence(session, why)` ends a session that does not let go within `timeout_s`."""
+        self._device = device
+        self._loop = loop
+        self._clock = clock
+        self._post = post
+        self._crashed = crashed
+        self._fence = fence
+        self._timeout_s = timeout_s
+        self._thread = ThreadPoolExecutor(1, "swapd-lend")
+        self._closed = False
+        self._last_ticket = 0
+        #: Whose answer is waited for, by ticket; and how many answers a generation lacks.
+        self._tickets: dict[int, tuple[int, Lend]] = {}
+        self._lacking: dict[int, int] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
+        """Have every session let go, then give the memory to the driver."""
+        files = whole_files(order.runs, self._device)
+        for session, worker in workers.items():
+            if had := worker.forget_files(files):
+                self._last_ticket += 1
+                self._tickets[self._last_ticket] = session, order
+                self._lacking[order.generation] = self._lacking.get(order.generation, 0) + 1
+                worker.lifeline.send(protocol.Drop(had, self._last_ticket))
+        if order.generation in self._lacking:
+            self._later(self._timeout_s, self._too_late, order)
+        else:
+            self._give(order)
+
+    def dropped(self, session: int, ticket: int) -> None:
+        """A session says it has let go."""
+        if ticket in self._tickets and self._tickets[ticket][0] == session:
+            self._settle(ticket)
+
+    def session_gone(self, session: int) -> None:
+        """It can be asked no more. What its process still maps goes when that ends."""
+        for ticket in [t for t, (s, _) in self._tickets.items() if s == session]:
+            self._settle(ticket)
+
+    def reclaim(self, order: Reclaim) -> None:
+        """Take the memory back, as soon as the driver has it again."""
+        self._take(order, lambda: Reclaimed(self._clock(), order.generation), RETRY_FIRST_S)
+
+    def close(self) -> None:
+        """Wait for what the device is doing; nobody is told any more."""
+        self._closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._thread.shutdown()
+
+    def _settle(self, ticket: int) -> None:
+        _, order = self._tickets.pop(ticket)
+        self._lacking[order.generation] -= 1
+        if not self._lacking[order.generation]:
+            del self._lacking[order.generation]
+            self._give(order)
+
+    def _too_late(self, order: Lend) -> None:
+        for session in [s for s, o in self._tickets.values() if o is order]:
+            why = f"did not let go of memory lent to others within {self._timeout_s:g} s"
+            self._fence(session, why)
+
+    def _give(self, order: Lend) -> None:
+        future = self._thread.submit(self._device.lend, order.runs)
+        future.add_done_callback(lambda f: self._on_loop(self._lent, order, f))
+
+    def _lent(self, order: Lend, future: "Future[None]") -> None:
+        error = future.exception()
+        if self._closed:
+            return
+        if isinstance(error, DeviceError):
+            why = str(error)
+            log.error("%s could not be lent: %s", order.name, why)
+            failed = lambda: CopyFailed(self._clock(), order.generation, why)  # noqa: E731
+            self._take(order, failed, RETRY_FIRST_S)
+        elif error is not None:
+            self._crashed(error)
+        else:
+            self._post(Lent(self._clock(), order.generation))
+
+    def _take(self, order: Lend | Reclaim, event: Callable[[], AnyEvent], after_s: float) -> None:
+        """Have all the order's chunks in the arena, then post `event()`."""
+        future = self._thread.submit(self._device.reclaim, order.runs)
+        future.add_done_callback(lambda f: self._on_loop(self._taken, order, event, after_s, f))
+
+    def _taken(
+        self,
+        order: Lend | Reclaim,
+        event: Callable[[], AnyEvent],
+        after_s: float,
+        future: "Future[None]",
+    ) -> None:
+        error = future.exception()
+        if self._closed:
+            return
+        if isinstance(error, DeviceError):
+            longer = min(2 * after_s, RETRY_LAST_S)
+            if after_s < longer == RETRY_LAST_S:
+                log.warning("%s is not back yet, and is asked for again: %s", order.name, error)
+            self._later(after_s, self._take, order, event, longer)
+        elif error is not None:
+            self._crashed(error)
+        else:
+            self._post(event())
+
+    def _on_loop(self, done: Callable[..., None], *args: object) -> None:
+        self._loop.call_soon_threadsafe(done, *args)
+
+    def _later(self, after_s: float, then: Callable[..., None], *args: object) -> None:
+        def run() -> None:
+            self._timers.discard(timer)
+            then(*args)
+
+        timer = self._loop.call_later(after_s, run)
+        self._timers.add(timer)
