@@ -149,6 +149,11 @@ class Worker:
         self._leases[lease or "+".join(names)] = held
         return {"loaded": held.loaded, "waited_s": held.waited_s}
 
+    def acquire_workspace(self, nbytes: int, *, lease: str = "workspace", **options: Any) -> float:
+        """Have memory of the device, and keep the lease under the name `lease`."""
+        held = self._leases[lease] = self.client.acquire_workspace(nbytes, **options)
+        return held.waited_s
+
     def give_up_until_granted(self, name: str) -> int:
         """Acquire with hardly any patience until it is granted; return how often it was not."""
         failed = 0

@@ -1,0 +1,189 @@
+"""Lent memory: everybody lets go first, and it is asked back until it is there."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from swapd import lending, protocol
+from swapd.core.actions import Lend, Reclaim
+from swapd.core.events import AnyEvent, CopyFailed, Lent, Reclaimed
+from swapd.device import DeviceError
+from swapd.lending import Lender
+from swapd.protocol import Runs
+
+NOW = 3.5
+#: Files 2 and 3: on this device a chunk is a file.
+ORDER = Lend(9, "workspace 9.1", 5, ((2, 2),))
+BACK = Reclaim("workspace 9.1", 5, ((2, 2),))
+
+
+class Device:
+    """Lends and takes back, or fails as often as it is told to."""
+
+    chunks_per_file = 1
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.lend_fails = 0
+        self.reclaim_fails = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def lend(self, runs: Runs) -> None:
+        self.calls.append("lend")
+        self.gate.wait()
+        if self.lend_fails:
+            self.lend_fails -= 1
+            raise DeviceError("injected: lend")
+
+    def reclaim(self, runs: Runs) -> None:
+        self.calls.append("reclaim")
+        if self.reclaim_fails:
+            self.reclaim_fails -= 1
+            raise DeviceError("injected: reclaim")
+
+
+class Worker:
+    """Has some files, and hears what it is told."""
+
+    def __init__(self, *files: int) -> None:
+        self.files = set(files)
+        self.heard: list[protocol.FromDaemon] = []
+        self.lifeline = self
+
+    def send(self, message: protocol.FromDaemon) -> None:
+        self.heard.append(message)
+
+    def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        had = tuple(sorted(self.files & set(numbers)))
+        self.files -= set(numbers)
+        return had
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
+        self.fenced: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        self.crashes: asyncio.Queue[BaseException] = asyncio.Queue()
+
+
+LenderOf = Callable[..., tuple[Lender, Told]]
+
+
+@pytest.fixture
+async def lender_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LenderOf]:
+    monkeypatch.setattr(lending, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(lending, "RETRY_LAST_S", 0.002)
+    made: list[Lender] = []
+
+    def make(device: Any, timeout_s: float = 60.0) -> tuple[Lender, Told]:
+        told = Told()
+        lender = Lender(
+            device,
+            asyncio.get_running_loop(),
+            lambda: NOW,
+            told.events.put_nowait,
+            told.crashes.put_nowait,
+            lambda session, why: told.fenced.put_nowait((session, why)),
+            timeout_s,
+        )
+        made.append(lender)
+        return lender, told
+
+    yield make
+    for lender in made:
+        lender.close()
+
+
+async def test_who_has_none_of_it_is_not_asked(lender_of: LenderOf) -> None:
+    device, worker = Device(), Worker(0, 1)
+    lender, told = lender_of(device)
+    workers: Any = {1: worker}
+    lender.lend(ORDER, workers)
+    assert await told.events.get() == Lent(NOW, 5)
+    assert worker.heard == []
+
+
+async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> None:
+    device, one, two = Device(), Worker(1, 2), Worker(2, 3, 4)
+    lender, told = lender_of(device)
+    workers: Any = {1: one, 2: two}
+    lender.lend(ORDER, workers)
+    (first,), (second,) = one.heard, two.heard
+    assert isinstance(first, protocol.Drop)
+    assert isinstance(second, protocol.Drop)
+    assert (first.numbers, second.numbers) == ((2,), (2, 3))
+    lender.dropped(2, first.ticket)  # somebody else's: a lie
+    lender.dropped(1, first.ticket)
+    lender.dropped(1, first.ticket)  # twice
+    assert device.calls == []
+    lender.dropped(2, second.ticket)
+    assert await told.events.get() == Lent(NOW, 5)
+    assert (one.files, two.files) == ({1}, {4})
+
+
+async def test_who_is_gone_is_not_waited_for(lender_of: LenderOf) -> None:
+    lender, told = lender_of(Device())
+    workers: Any = {1: Worker(2), 2: Worker(3)}
+    lender.lend(ORDER, workers)
+    lender.session_gone(1)
+    lender.session_gone(2)
+    assert await told.events.get() == Lent(NOW, 5)
+
+
+async def test_who_does_not_let_go_is_fenced(lender_of: LenderOf) -> None:
+    lender, told = lender_of(Device(), timeout_s=0.001)
+    workers: Any = {7: Worker(2)}
+    lender.lend(ORDER, workers)
+    session, why = await told.fenced.get()
+    assert session == 7
+    assert "did not let go of memory lent to others" in why
+    lender.session_gone(7)
+    assert await told.events.get() == Lent(NOW, 5)
+
+
+async def test_what_cannot_be_lent_is_whole_again_before_it_is_said(lender_of: LenderOf) -> None:
+    device = Device()
+    device.lend_fails, device.reclaim_fails = 1, 2
+    lender, told = lender_of(device)
+    lender.lend(ORDER, {})
+    assert await told.events.get() == CopyFailed(NOW, 5, "injected: lend")
+    assert device.calls == ["lend", "reclaim", "reclaim", "reclaim"]
+
+
+async def test_memory_is_asked_back_until_it_is_there(
+    lender_of: LenderOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device()
+    device.reclaim_fails = 6
+    lender, told = lender_of(device)
+    lender.reclaim(BACK)
+    assert await told.events.get() == Reclaimed(NOW, 5)
+    assert device.calls == ["reclaim"] * 7
+    assert [r.message for r in caplog.records].count(
+        "workspace 9.1 is not back yet, and is asked for again: injected: reclaim"
+    ) == 1
+
+
+async def test_closing_in_the_middle_tells_nobody(lender_of: LenderOf) -> None:
+    device = Device()
+    device.gate.clear()
+    lender, told = lender_of(device)
+    lender.lend(ORDER, {})
+    asyncio.get_running_loop().call_later(0.01, device.gate.set)
+    await asyncio.to_thread(lender.close)
+    await asyncio.sleep(0)
+    assert told.events.empty()
+
+
+async def test_a_bug_of_the_device_s_is_a_crash(lender_of: LenderOf) -> None:
+    class Broken(Device):
+        def lend(self, runs: Runs) -> None:
+            raise ZeroDivisionError("a bug")
+
+    lender, told = lender_of(Broken())
+    lender.lend(ORDER, {})
+    assert str(await told.crashes.get()) == "a bug"
