@@ -206,6 +206,15 @@ def test_each_chunk_is_asked_for_once_in_order_before_it_is_written(device: Devi
     assert copy_out(device, runs, len(content)) == content
 
 
+def test_a_chunk_of_many_pieces_is_asked_for_once(backend: Backend) -> None:
+    device = backend.open(40 << 20, 20 << 20)
+    asked: list[int] = []
+    source = HostBytes(25 << 20)
+    device.copy_in(((0, 2),), source.address, source.nbytes, may_write=asked.append)
+    device.close()
+    assert asked == [0, 1]
+
+
 def test_a_chunk_that_may_never_be_written_ends_the_copy_and_keeps_its_bytes(
     device: Device,
 ) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from textwrap import dedent
 
@@ -204,13 +204,15 @@ def test_many_copies_leave_nothing_behind(fake: fakecuda.Fake) -> None:
 
 
 def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
     told: list[int] = []
     memory = vm.map_anonymous(16 * MIB)
     with closing(CudaDevice(0, 16 * MIB, 8 * MIB)) as device:
         device.pin(memory, 16 * MIB, writable=True)
         monkeypatch.setattr(cuda, "PIECE_BYTES", 3 * MIB)
-        device.copy_in(((0, 2),), memory, 10 * MIB + 1, landed=told.append)
+        device.copy_in(((0, 2),), memory, 10 * MIB + 1, may_write=asked.append, landed=told.append)
     vm.free(memory, 16 * MIB)
+    assert asked == [0, 1], "each chunk once, however many pieces go into it"
     assert told == [3 * MIB, 6 * MIB, 8 * MIB, 10 * MIB + 1]
 
 
@@ -261,6 +263,25 @@ def test_a_call_that_fails_in_a_copy_fails_that_copy_alone(
         assert told == sorted(told)
         assert all(n < source.nbytes for n in told)
         assert goes_in_and_out(device, 8 * CHUNK)
+
+
+def test_a_copy_that_failed_has_let_go_of_its_memory(fake: fakecuda.Fake) -> None:
+    """Whoever hears of the failure may unmap the source at once."""
+
+    def landed(n: int) -> None:
+        raise ZeroDivisionError
+
+    source = HostBytes(4 * CHUNK)
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
+        fake.faults("cuMemcpyHtoDAsync hold async after=1")
+        copy = thread.submit(
+            device.copy_in, ((0, 4),), source.address, source.nbytes, landed=landed
+        )
+        done, _ = wait([copy], timeout=0.2)
+        assert not done, "three pieces are still on the stream"
+        fake.faults()
+        with pytest.raises(ZeroDivisionError):
+            copy.result()
 
 
 # --- lend and reclaim --------------------------------------------------------------------
