@@ -11,11 +11,12 @@ it is told, or when the daemon is gone: so every wait ends, and what ended it is
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import platform
+import weakref
 from collections.abc import Iterable
 
+from swapd.device import vm
 from swapd.fds import OwnedFd
 
 BOARD_BYTES = 64 << 10
@@ -51,10 +52,10 @@ class Board:
 
     def __init__(self, fd: OwnedFd) -> None:
         """Map the board behind `fd`, which stays the caller's."""
-        self._memory = mmap.mmap(fd.fileno(), BOARD_BYTES)
-        self._words = (ctypes.c_uint64 * SLOTS).from_buffer(self._memory)
         #: Where slot 0 is in this process.
-        self.address = ctypes.addressof(self._words)
+        self.address = vm.map_shared(fd.fileno(), 0, BOARD_BYTES, writable=True)
+        self._words = (ctypes.c_uint64 * SLOTS).from_address(self.address)
+        weakref.finalize(self, vm.free, self.address, BOARD_BYTES)
 
     def set(self, slot: int, value: int) -> None:
         """Raise a word to `value`, and wake who waits for it."""

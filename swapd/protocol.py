@@ -118,6 +118,7 @@ class Release(Request, frozen=True, tag="release"):
 
     lease: int
     ack: bool = False
+    again: int = 0  # how often its worker took it again without a message
 
 
 class Cancel(Request, frozen=True, tag="cancel"):

@@ -1,5 +1,6 @@
-"""What the daemon asks of the system it runs on: when a process ends, and systemd's ear."""
+"""What is asked of the system: when a process ends, when a time is over, systemd's ear."""
 
+import ctypes
 import logging
 import os
 import select
@@ -7,8 +8,58 @@ import socket
 from pathlib import Path
 
 from swapd.config import notify_socket
+from swapd.fds import OwnedFd
 
 log = logging.getLogger("swapd.system")
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+_NEVER = _Itimerspec()
+_CLOCK_MONOTONIC = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_set_timer = _libc.timerfd_settime
+
+
+class Alarm:
+    """Wakes the one thread that sleeps in `wait`; to set it or to clear it wakes nobody.
+
+    A timerfd: a condition would wake that thread each time it is told a new time.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        """`after_s`: how long after `set` it goes off. Raises: OSError."""
+        fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._fd = OwnedFd(fd)
+        self._after = ctypes.byref(_Itimerspec(value=_Timespec(0, int(after_s * 1e9))))
+        self._now = ctypes.byref(_Itimerspec(value=_Timespec(0, 1)))
+        self._off = ctypes.byref(_NEVER)
+
+    def set(self) -> None:
+        _set_timer(self._fd.fileno(), 0, self._after, None)
+
+    def clear(self) -> None:
+        _set_timer(self._fd.fileno(), 0, self._off, None)
+
+    def ring(self) -> None:
+        """Go off now."""
+        _set_timer(self._fd.fileno(), 0, self._now, None)
+
+    def wait(self) -> None:
+        """Block until it goes off. Once is enough for any number of times."""
+        os.read(self._fd.fileno(), 8)
+
+    def close(self) -> None:
+        """Only when nobody waits."""
+        self._fd.close()
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -12,6 +12,7 @@ from swapd import protocol
 from swapd.units import parse_size
 from swapd_client.channel import Channel, ChannelFactory
 from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced, SwapdError
+from swapd_client.keeper import Keeper
 from swapd_client.layout import Buffer, Segments
 from swapd_client.session import Component, Session, default_label, resolve
 
@@ -100,7 +101,8 @@ class Lease:
         """
         if self._held:
             self._held = False
-            self._client._release(self._granted, same=self._thread == threading.get_ident())
+            same = self._thread == threading.get_ident()
+            self._client._release(self._granted, self.names, same=same)
 
 
 class Client:
@@ -114,6 +116,8 @@ class Client:
         self.session = session
         self._factory = ChannelFactory(session)
         self._local = threading.local()
+        self._keeper = Keeper(lambda: session.wanted, self._tell_released)
+        session.when_wanted(self._keeper.hurry)
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -190,6 +194,9 @@ class Client:
         """
         session = self.session
         agent = threading.get_ident()
+        if session.error is None and (kept := self._keeper.take((agent, names))):
+            session.check()
+            return Lease(self, kept, names)
         request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait, early)
         granted = self._call(request, timeout)
         assert isinstance(granted, protocol.Granted)
@@ -230,6 +237,7 @@ class Client:
         Raises: ComponentInUse if anybody leases it, UnknownComponent, DaemonGone.
         """
         part = self.session.own(name)
+        self._keeper.flush_all()
         self._call(protocol.Unregister(self.session.next_id(), name))
         self.session.unbind(part)
 
@@ -243,6 +251,7 @@ class Client:
         """End the session. Registered tensors become private memory; leases are over."""
         session = self.session
         with suppress(DaemonGone):  # then their last bytes are where they were
+            self._keeper.close()
             self._take_back_mutable()
         session.close()
         self._factory.close()
@@ -253,7 +262,7 @@ class Client:
         if session.error is not None or not mutable:
             return
         for granted in list(session.leases.values()):
-            self._release(granted, same=False)
+            self._tell_released(granted, self._keeper.again(granted))
         for part in mutable:
             with suppress(ComponentInUse):  # by another session: then copied from the device
                 self.unregister(part.name)
@@ -268,17 +277,24 @@ class Client:
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         self.session.check()
+        self._keeper.flush(threading.get_ident())
         return self.session.unwrap(self._channel().call(request, timeout_s))
 
-    def _release(self, granted: protocol.Granted, *, same: bool) -> None:
+    def _release(self, granted: protocol.Granted, names: tuple[str, ...], *, same: bool) -> None:
         session = self.session
-        if not session.give_back(granted):
+        key = (threading.get_ident(), names)
+        if same and session.may_linger(granted) and self._keeper.keep(key, granted):
             return
-        release = protocol.Release(session.next_id(), granted.id, ack=not same)
-        try:
-            if same:
-                self._channel().send(release)
-            else:
-                self._channel().call(release)  # another channel: wait, or it may come late
-        except DaemonGone:
-            return
+        again = self._keeper.again(granted)
+        if not same:
+            self._tell_released(granted, again)  # another channel: wait, or it may come late
+        elif session.give_back(granted):
+            with suppress(DaemonGone):
+                self._channel().send(protocol.Release(session.next_id(), granted.id, False, again))
+
+    def _tell_released(self, granted: protocol.Granted, again: int) -> None:
+        """End a lease from any thread; return when the daemon knows."""
+        session = self.session
+        if session.give_back(granted):
+            with suppress(DaemonGone):
+                self._channel().call(protocol.Release(session.next_id(), granted.id, True, again))

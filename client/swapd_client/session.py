@@ -99,6 +99,7 @@ class Session:
         self._master_came = threading.Condition(self._lock)
         self._error: SwapdError | None = None
         self._listeners: list[Callable[[SwapdError], None]] = []
+        self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
         self._sock, self._daemon_pid = _connect(endpoint / runtime_dir.LIFELINE)
@@ -143,6 +144,27 @@ class Session:
     def when_ended(self, listener: Callable[[SwapdError], None]) -> None:
         """Call `listener` with why, in the lifeline's thread, when the session ends."""
         self._listeners.append(listener)
+
+    def when_wanted(self, listener: Callable[[], None]) -> None:
+        """Call `listener` in the lifeline's thread when `wanted` grows. It must not block."""
+        self._wanted_listeners.append(listener)
+
+    def may_linger(self, granted: protocol.Granted) -> bool:
+        """Whether a lease may stay held for a moment after its release, unseen by the daemon.
+
+        Not under strict isolation, where nothing may be touched from its release on; and not
+        while something it was granted early still comes in.
+        """
+        if self._error is not None or self.welcome.strict:
+            return False
+        self.check()
+        with suppress(ArrivalFailed):
+            return all(self._has_arrived(place) for place in granted.placements)
+        return False
+
+    def _has_arrived(self, place: protocol.Placement) -> bool:
+        part = self.components[place.name]
+        return self._board.has(part._slot, word(place.generation, part.segments))
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the one that is."""
@@ -413,6 +435,8 @@ class Session:
     def _set_wanted(self, wanted: protocol.Wanted) -> None:
         if wanted.wanted:
             self.wanted.add(wanted.name)
+            for listener in self._wanted_listeners:
+                listener()
         else:
             self.wanted.discard(wanted.name)
 

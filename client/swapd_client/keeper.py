@@ -1,0 +1,102 @@
+"""The leases of one client that linger, and the thread that gives them back in the end.
+
+See `linger.py` for which do, and why. A lease that lingers is given back LINGER_S later; at
+once if somebody waits for it, or if its agent asks the daemon for anything else.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from swapd.protocol import Granted
+from swapd.system import Alarm
+from swapd_client.linger import LINGER_S, Key, Linger
+
+
+class Keeper:
+    """Thread-safe. The thread starts with the first lease that lingers."""
+
+    def __init__(
+        self, wanted: Callable[[], set[str]], give_back: Callable[[Granted, int], None]
+    ) -> None:
+        """`wanted()`: names that others wait for. `give_back(granted, again)` tells the daemon,
+        and that the lease was handed out `again` times; it returns when the daemon knows.
+        """
+        self._wanted = wanted
+        self._give_back = give_back
+        self._linger = Linger()
+        self._lock = threading.Lock()
+        self._alarm = Alarm(LINGER_S)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def take(self, key: Key) -> Granted | None:
+        """The lease that `key` gave back a moment ago, held again; None if there is none."""
+        with self._lock:
+            granted = self._linger.take(key, time.monotonic())
+            if granted is None:
+                return None
+            if not self._linger:
+                self._alarm.clear()
+        return msgspec.structs.replace(granted, waited_s=0.0, loaded=False)
+
+    def keep(self, key: Key, granted: Granted) -> bool:
+        """Keep a lease that is given back; False if the daemon is to be told now."""
+        with self._lock:
+            if self._closed or not self._wanted().isdisjoint(key[1]):
+                return False
+            if not self._linger.keep(key, granted, time.monotonic()):
+                return False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
+                self._thread.start()
+            self._alarm.set()
+        return True
+
+    def again(self, granted: Granted) -> int:
+        """How often a lease that ends now was handed out without a message."""
+        with self._lock:
+            return self._linger.again(granted)
+
+    def flush(self, agent: int) -> None:
+        """Give back what an agent kept: it is about to ask for something else."""
+        if self._linger:
+            with self._lock:
+                self._end(self._linger.of(agent))
+
+    def flush_all(self) -> None:
+        with self._lock:
+            self._end(self._linger.all())
+
+    def hurry(self) -> None:
+        """Somebody waits for what may be kept here. Does not block."""
+        if self._linger:
+            self._alarm.ring()
+
+    def close(self) -> None:
+        """Give everything back, and keep nothing any more. More than once is once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._end(self._linger.all())
+        if self._thread is not None:
+            self._alarm.ring()
+            self._thread.join()
+        self._alarm.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._alarm.wait()
+            with self._lock:
+                self._end(self._linger.with_names(self._wanted()))
+                self._end(self._linger.due(time.monotonic()))
+                if self._linger:
+                    self._alarm.set()
+
+    def _end(self, leases: Iterable[Granted]) -> None:
+        # under the lock, so that whoever asks next asks after it
+        for granted in leases:
+            self._give_back(granted, self._linger.again(granted))

@@ -1,0 +1,151 @@
+"""Who comes back at once need not ask again; everybody else is told at once."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from swapd.protocol import Granted
+from swapd_client.keeper import Keeper
+from swapd_client.linger import LINGER_S, Linger
+
+KEY = (1, ("a",))
+OTHER = (2, ("b",))
+LEASE = Granted(7, (), 0.5, True)
+SOON = LINGER_S / 2
+
+
+def trained(now: float = 0.0) -> Linger:
+    """One whose KEY gave back and came back at once, just before `now`."""
+    linger = Linger()
+    assert not linger.keep(KEY, LEASE, now - SOON)
+    assert linger.take(KEY, now) is None
+    return linger
+
+
+def test_nobody_is_trusted_before_they_came_back_at_once() -> None:
+    linger = Linger()
+    assert linger.take(KEY, 0.0) is None
+    assert not linger.keep(KEY, LEASE, 0.0)
+    assert linger.take(KEY, 1.0) is None, "much later"
+    assert not linger.keep(KEY, LEASE, 1.0)
+    assert not linger
+
+
+def test_who_came_back_at_once_gets_the_same_lease_again() -> None:
+    linger = trained()
+    for step in range(1, 4):
+        assert linger.keep(KEY, LEASE, float(step))
+        assert linger.take(KEY, step + SOON) is LEASE
+    assert linger.again(LEASE) == 3
+    assert linger.again(LEASE) == 0
+
+
+def test_what_lingered_in_vain_is_due_and_trusted_no_more() -> None:
+    linger = trained()
+    assert linger.keep(KEY, LEASE, 1.0)
+    assert linger.due(1.0 + SOON) == []
+    assert linger.due(1.0 + 2 * LINGER_S) == [LEASE]
+    assert not linger
+    assert linger.take(KEY, 1.0 + 3 * LINGER_S) is None
+    assert not linger.keep(KEY, LEASE, 2.0)
+
+
+def test_a_second_lease_on_the_same_is_not_kept_beside_the_first() -> None:
+    linger = trained()
+    assert linger.keep(KEY, LEASE, 1.0)
+    assert not linger.keep(KEY, Granted(8, ()), 1.0)
+
+
+def test_only_the_agent_and_the_names_that_are_meant() -> None:
+    linger = trained()
+    assert linger.keep(KEY, LEASE, 1.0)
+    assert linger.take(OTHER, 1.0) is None
+    assert linger.of(2) == []
+    assert linger.with_names({"b"}) == []
+    assert linger.with_names({"a", "b"}) == [LEASE]
+    assert linger.keep(KEY, LEASE, 2.0)
+    assert linger.of(1) == [LEASE]
+
+
+def test_those_that_never_come_back_are_forgotten() -> None:
+    linger = Linger()
+    for agent in range(10_000):
+        linger.keep((agent, ("a",)), LEASE, float(agent))
+        linger.take((agent, ("b",)), float(agent))
+    assert len(linger._gave) < 1000
+    assert len(linger._returns) < 1000
+
+
+class Daemon:
+    """Hears which leases end."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+        self.wanted: set[str] = set()
+        self._came = threading.Semaphore(0)
+
+    def give_back(self, granted: Granted, again: int) -> None:
+        self.heard.append((granted.id, again))
+        self._came.release()
+
+    def forget(self) -> None:
+        self.heard.clear()
+        self._came = threading.Semaphore(0)
+
+    def await_one(self) -> None:
+        self._came.acquire()
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture
+def keeper(daemon: Daemon) -> Iterator[Keeper]:
+    """One whose KEY comes back at once."""
+    with closing(Keeper(lambda: daemon.wanted, daemon.give_back)) as keeper:
+        for _ in range(1000):  # should the machine be so busy that a return is not at once
+            if keeper.keep(KEY, LEASE):
+                break
+            if keeper.take(KEY):
+                break
+        keeper.flush_all()
+        daemon.forget()
+        yield keeper
+
+
+def keep(keeper: Keeper) -> None:
+    while not keeper.keep(KEY, LEASE):
+        keeper.take(KEY)
+
+
+def test_it_is_given_back_when_nobody_comes_back(keeper: Keeper, daemon: Daemon) -> None:
+    keep(keeper)
+    daemon.await_one()
+    assert daemon.heard[-1][0] == LEASE.id
+
+
+def test_it_is_given_back_when_somebody_waits_for_it(keeper: Keeper, daemon: Daemon) -> None:
+    keep(keeper)
+    daemon.wanted = {"a"}
+    keeper.hurry()
+    daemon.await_one()
+    assert not keeper.keep(KEY, LEASE), "wanted: the daemon is to be told now"
+
+
+def test_it_is_given_back_before_its_agent_asks_for_more(keeper: Keeper, daemon: Daemon) -> None:
+    keep(keeper)
+    keeper.flush(KEY[0])
+    assert [lease for lease, _ in daemon.heard] == [LEASE.id]
+
+
+def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
+    keeper = Keeper(lambda: daemon.wanted, daemon.give_back)
+    keep(keeper)
+    keeper.close()
+    keeper.close()
+    assert daemon.heard[-1][0] == LEASE.id
+    assert not keeper.keep(KEY, LEASE)
