@@ -315,6 +315,12 @@ class Driver:
             flags |= self.api.CU_MEMHOSTREGISTER_READ_ONLY
         self.call(self.api.cuMemHostRegister, address, nbytes, flags)
 
+    def pin_for_flags(self, address: int, nbytes: int) -> int:
+        """Page-lock memory of this process that streams wait on; its address for the GPU."""
+        flags = self.api.CU_MEMHOSTREGISTER_PORTABLE | self.api.CU_MEMHOSTREGISTER_DEVICEMAP
+        self.call(self.api.cuMemHostRegister, address, nbytes, flags)
+        return int(self.call(self.api.cuMemHostGetDevicePointer, address, 0))
+
     def unpin(self, address: int) -> None:
         self.call(self.api.cuMemHostUnregister, address)
 
@@ -355,6 +361,40 @@ class Driver:
     def synchronize(self, event: Any) -> None:
         """Block until what was on the stream when the event was recorded is done."""
         self.call(self.api.cuEventSynchronize, event)
+
+    def query(self, event: Any) -> bool:
+        """Whether `synchronize` would return at once. Does not block."""
+        try:
+            self.call(self.api.cuEventQuery, event)
+        except CudaError as exc:
+            if exc.name != "CUDA_ERROR_NOT_READY":
+                raise
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Block until everything on every stream of the current context is done."""
+        self.call(self.api.cuCtxSynchronize)
+
+    def is_capturing(self, stream: Any) -> bool:
+        """Whether what is put on the stream goes into a graph instead of being done."""
+        return int(self.call(self.api.cuStreamIsCapturing, stream)) != 0
+
+    def wait_value(self, stream: Any, address: int, value: int) -> None:
+        """Have the stream wait until the 64-bit word there is at least `value`.
+
+        `address` is the GPU's, aligned, and stays good until the stream has gone on.
+        """
+        kind = self.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self.call(self.api.cuStreamWaitValue64, stream, address, value, kind)
+
+    def leave_captures_alone(self) -> None:
+        """Allow this thread calls that would spoil a graph another thread is capturing.
+
+        For threads of one's own, which have no part in any capture.
+        """
+        mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self.call(self.api.cuThreadExchangeStreamCaptureMode, mode)
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         """Enqueue a copy from host memory, which stays as it is until it is done."""
