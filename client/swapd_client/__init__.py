@@ -2,6 +2,7 @@
 
 from swapd_client.aio import AsyncClient, AsyncLease, connect_async
 from swapd_client.client import Client, Lease, connect
+from swapd_client.component import Component
 from swapd_client.errors import (
     AcquireTimeout,
     BadRequest,
@@ -12,6 +13,8 @@ from swapd_client.errors import (
     DaemonGone,
     DaemonStopping,
     DeviceFailed,
+    DeviceMemoryExhausted,
+    DeviceUnavailable,
     DuplicateName,
     ForkedClient,
     HostMemoryExhausted,
@@ -25,7 +28,6 @@ from swapd_client.errors import (
     VersionMismatch,
     WouldDeadlock,
 )
-from swapd_client.session import Component
 
 __all__ = [
     "AcquireTimeout",
@@ -41,6 +43,8 @@ __all__ = [
     "DaemonGone",
     "DaemonStopping",
     "DeviceFailed",
+    "DeviceMemoryExhausted",
+    "DeviceUnavailable",
     "DuplicateName",
     "ForkedClient",
     "HostMemoryExhausted",

@@ -2,19 +2,30 @@
 
 import asyncio
 import os
-import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import nullcontext, suppress
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from swapd import protocol
 from swapd.units import parse_size
 from swapd_client.channel import AsyncChannel, ChannelFactory
 from swapd_client.client import Source
-from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced
+from swapd_client.component import Component
+from swapd_client.endpoint import default_label, resolve
+from swapd_client.errors import (
+    ComponentInUse,
+    DaemonGone,
+    DeviceFailed,
+    DeviceMemoryExhausted,
+    SwapdError,
+)
 from swapd_client.layout import Segments
-from swapd_client.session import Component, Session, default_label, resolve
+from swapd_client.lease import HeldLease
+from swapd_client.session import Session
+
+T = TypeVar("T")
 
 
 async def connect_async(
@@ -29,42 +40,37 @@ async def connect_async(
     return AsyncClient(session)
 
 
-class AsyncLease:
+class AsyncLease(HeldLease):
     """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
 
     def __init__(
-        self, client: "AsyncClient", granted: protocol.Granted, names: tuple[str, ...]
+        self,
+        client: "AsyncClient",
+        granted: protocol.Granted,
+        names: tuple[str, ...],
+        *,
+        workspace: bool = False,
     ) -> None:
-        self.names = names
-        self.waited_s = granted.waited_s
-        self.loaded = granted.loaded
+        super().__init__(client.session, granted, names, workspace=workspace)
         self._client = client
-        self._granted = granted
-        self._held = True
 
-    def __repr__(self) -> str:
-        return f"<AsyncLease {' + '.join(self.names)} {'held' if self._held else 'released'}>"
-
-    def __del__(self) -> None:
-        if self._held and self._client.session.error is None:
-            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
-
-    @property
-    def wanted(self) -> bool:
-        """Somebody waits for this memory, and its quantum is over: give way soon."""
-        wanted = self._client.session.wanted
-        return bool(wanted) and not wanted.isdisjoint(self.names)
-
-    async def wait(self, segment: int | None = None, *, name: str | None = None) -> None:
+    async def wait(
+        self, segment: int | None = None, *, name: str | None = None, stream: Any = None
+    ) -> None:
         """As `Lease.wait`; in a thread if it must wait."""
-        session = self._client.session
-        await asyncio.to_thread(session.wait, self._granted, name or self.names[0], segment)
+        if stream is None:
+            name = name or self.names[0]
+            await asyncio.to_thread(self._session.wait, self._granted, name, segment)
+        else:
+            self._wait_on_stream(stream, name or self.names[0], segment)
 
     def release(self) -> None:
-        """Give the components back. Raises: ForkedClient, SessionFenced, as `Lease.release`."""
+        """Give the components back. Raises what `Lease.release` raises."""
         if self._held:
-            self._held = False
-            self._client._release(self._granted)
+            problem = self._close()
+            self._client._release(self._granted, self._all_streams())
+            if problem is not None:
+                raise problem
 
 
 class Acquiring:
@@ -75,17 +81,24 @@ class Acquiring:
         client: "AsyncClient",
         ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
         names: tuple[str, ...],
+        timeout: float | None,
+        *,
+        workspace: bool = False,
     ) -> None:
         """`ask(id, agent)` makes the request, for the task that awaits it."""
         self._client = client
         self._ask = ask
         self._names = names
+        self._timeout = timeout
+        self._workspace = workspace
         self._lease: AsyncLease | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncLease]:
-        agent = id(asyncio.current_task())
-        request = self._ask(self._client.session.next_id(), agent)
-        return self._client._acquire(request, self._names).__await__()
+        return self._acquire().__await__()
+
+    async def _acquire(self) -> AsyncLease:
+        granted = await self._client._acquire(self._ask, self._timeout)
+        return AsyncLease(self._client, granted, self._names, workspace=self._workspace)
 
     async def __aenter__(self) -> AsyncLease:
         self._lease = await self
@@ -95,7 +108,7 @@ class Acquiring:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         assert self._lease is not None
-        with suppress(SessionFenced) if exc is not None else nullcontext():
+        with suppress(DaemonGone, DeviceFailed) if exc is not None else nullcontext():
             self._lease.release()
 
 
@@ -106,6 +119,7 @@ class AsyncClient:
         self.session = session
         self._factory = ChannelFactory(session)
         self._channel = AsyncChannel(self._factory)
+        self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -130,12 +144,13 @@ class AsyncClient:
     ) -> Component:
         """As `Client.register`; the copy runs in a thread."""
         session = self.session
-        part = session.prepare(name, source, mutable=mutable, segments=segments)
+        prepare = partial(session.prepare, name, source, mutable=mutable, segments=segments)
+        part = prepare() if session.gpu is None else await _in_thread(prepare)
         registered = False
         try:
             await self._call(session.register_request(part, policy, group))
             registered = True
-            await self._fill(part)
+            await _in_thread(session.fill, part)
             await self._call(protocol.Commit(session.next_id(), name))
         except BaseException:
             if registered and session.error is None:
@@ -144,15 +159,6 @@ class AsyncClient:
             raise
         session.bind(part)
         return part
-
-    async def _fill(self, part: Component) -> None:
-        """Fill in a thread; it has ended when this does, also when this is cancelled."""
-        filling = asyncio.get_running_loop().run_in_executor(None, self.session.fill, part)
-        try:
-            await asyncio.shield(filling)
-        except asyncio.CancelledError:
-            await asyncio.gather(filling, return_exceptions=True)
-            raise
 
     def acquire(
         self,
@@ -167,7 +173,7 @@ class AsyncClient:
         def ask(request: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
 
-        return Acquiring(self, ask, names)
+        return Acquiring(self, ask, names, timeout)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -178,7 +184,7 @@ class AsyncClient:
         def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
             return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
 
-        return Acquiring(self, ask, (f"workspace of {size}",))
+        return Acquiring(self, ask, (f"workspace of {size}",), timeout, workspace=True)
 
     async def prefetch(self, *names: str) -> None:
         """As `Client.prefetch`."""
@@ -186,9 +192,16 @@ class AsyncClient:
 
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""
-        part = self.session.own(name)
-        await self._call(protocol.Unregister(self.session.next_id(), name))
-        self.session.unbind(part)
+        session = self.session
+        part = session.own(name)
+        session.check()
+        session.before_unbind(part)
+        try:
+            await self._call(protocol.Unregister(session.next_id(), name))
+        except BaseException:
+            part._range.give_memory_back()
+            raise
+        await _in_thread(session.unbind, part)
 
     async def status(self) -> protocol.StatusReply:
         """As `Client.status`."""
@@ -199,6 +212,7 @@ class AsyncClient:
     async def close(self) -> None:
         """As `Client.close`."""
         session = self.session
+        await asyncio.to_thread(session.drain)
         with suppress(DaemonGone):  # then their last bytes are where they were
             await self._take_back_mutable()
         await self._channel.close()
@@ -211,24 +225,62 @@ class AsyncClient:
         if session.error is not None or not mutable:
             return
         for granted in list(session.leases.values()):
-            self._release(granted)
+            self._release(granted, session.current_streams())
+        await asyncio.to_thread(session.drain)
         for part in mutable:
-            with suppress(ComponentInUse):  # by another session: then copied from the device
+            # in use by another session, or no room: then its bytes stay where they are
+            with suppress(ComponentInUse, DeviceMemoryExhausted):
                 await self.unregister(part.name)
 
     async def _acquire(
-        self, request: protocol.Acquire | protocol.AcquireWorkspace, names: tuple[str, ...]
-    ) -> AsyncLease:
-        granted = await self._call(request, request.timeout_s)
+        self,
+        ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        timeout: float | None,
+    ) -> protocol.Granted:
+        """As `Client._acquire`; what blocks is done in a thread."""
+        session, task = self.session, id(asyncio.current_task())
+        if session.must_wait(task):
+            agent = await _in_thread(session.enter, task, timeout)
+        else:
+            agent = session.enter(task)
+        granted = await self._call(ask(session.next_id(), agent.number), timeout)
         assert isinstance(granted, protocol.Granted)
-        self.session.granted(granted)
-        return AsyncLease(self, granted, names)
+        try:
+            if session.must_map(granted):
+                await _in_thread(session.granted, granted, agent)
+            else:
+                session.granted(granted, agent)
+        except BaseException:
+            with suppress(SwapdError):
+                self._release(granted, session.current_streams())
+            raise
+        return granted
 
-    def _release(self, granted: protocol.Granted) -> None:
+    def _release(self, granted: protocol.Granted, streams: Iterable[int]) -> None:
+        session = self.session
+        if session.ends_later(granted, streams, self._give_back_later):
+            return
+        if session.give_back(granted):
+            self._channel.send(protocol.Release(session.next_id(), granted.id))
+
+    def _give_back_later(self, granted: protocol.Granted, ack: bool) -> None:
+        """In a thread of the session's; all that the loop sends comes in order, so no `ack`."""
         if self.session.give_back(granted):
-            self._channel.send(protocol.Release(self.session.next_id(), granted.id))
+            release = protocol.Release(self.session.next_id(), granted.id)
+            with suppress(RuntimeError):  # the loop is closed, and the session will be
+                self._loop.call_soon_threadsafe(self._channel.send, release)
 
     async def _call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         return self.session.unwrap(await self._channel.call(request, timeout_s))
+
+
+async def _in_thread(call: Callable[..., T], *arguments: Any) -> T:
+    """Call in a thread; it has ended when this does, also when this is cancelled."""
+    calling = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.gather(calling, return_exceptions=True)
+        raise

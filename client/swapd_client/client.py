@@ -2,19 +2,28 @@
 
 import os
 import threading
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swapd import protocol
 from swapd.units import parse_size
 from swapd_client.channel import Channel, ChannelFactory
-from swapd_client.errors import ComponentInUse, DaemonGone, SessionFenced, SwapdError
+from swapd_client.component import Component
+from swapd_client.endpoint import default_label, resolve
+from swapd_client.errors import (
+    ComponentInUse,
+    DaemonGone,
+    DeviceFailed,
+    DeviceMemoryExhausted,
+    SwapdError,
+)
 from swapd_client.keeper import Keeper
 from swapd_client.layout import Buffer, Segments
-from swapd_client.session import Component, Session, default_label, resolve
+from swapd_client.lease import HeldLease
+from swapd_client.linger import Held, Key
+from swapd_client.session import Session
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +47,7 @@ def connect(
     return Client(Session(resolve(endpoint, device), label or default_label()))
 
 
-class Lease:
+class Lease(HeldLease):
     """The right to use components; while it is held their bytes neither move nor change.
 
     Ends with `release` or with the `with` block, exceptions included. Released twice is
@@ -46,19 +55,19 @@ class Lease:
     another acquire, the daemon assumes that it releases nothing.
     """
 
-    def __init__(self, client: "Client", granted: protocol.Granted, names: tuple[str, ...]) -> None:
-        self.names = names
-        #: Seconds from the request's arrival at the daemon to the grant.
-        self.waited_s = granted.waited_s
-        #: Whether a copy had to be made, or waited for.
-        self.loaded = granted.loaded
+    def __init__(
+        self,
+        client: "Client",
+        held: Held,
+        names: tuple[str, ...],
+        *,
+        workspace: bool = False,
+    ) -> None:
+        super().__init__(
+            client.session, held.granted, names, streams=held.streams, workspace=workspace
+        )
         self._client = client
-        self._granted = granted
         self._thread = threading.get_ident()
-        self._held = True
-
-    def __repr__(self) -> str:
-        return f"<Lease {' + '.join(self.names)} {'held' if self._held else 'released'}>"
 
     def __enter__(self) -> "Lease":
         return self
@@ -66,43 +75,48 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with suppress(SessionFenced) if exc is not None else nullcontext():
+        with suppress(DaemonGone, DeviceFailed) if exc is not None else nullcontext():
             self.release()
 
-    def __del__(self) -> None:
-        if self._held and self._client.session.error is None:
-            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
-
-    @property
-    def wanted(self) -> bool:
-        """Somebody waits for this memory, and its quantum is over: give way soon.
-
-        Costs no message. A busy holder keeps its lease over many steps and looks here at
-        the end of each.
-        """
-        wanted = self._client.session.wanted
-        return bool(wanted) and not wanted.isdisjoint(self.names)
-
-    def wait(self, segment: int | None = None, *, name: str | None = None) -> None:
+    def wait(
+        self, segment: int | None = None, *, name: str | None = None, stream: Any = None
+    ) -> None:
         """Wait until a segment, and those before it, are on the device; None: all of them.
 
         Returns at once unless the lease was acquired `early`. `name` says of which component,
         if the lease has several. Raises: DeviceFailed if it will never come (release the lease,
         then acquire anew); DaemonGone and its kind if the session ended meanwhile.
+
+        With `stream` (as for `uses`) it is that stream that waits, and this returns at once:
+        work that is put on it afterwards starts when the segment is there. If it will never
+        come, or the daemon dies, the stream goes on all the same; the next `wait`, `check` or
+        the `release` then says so, and what was computed is void. On the host device, and on
+        GPUs whose streams cannot wait for flags, the caller waits instead.
         """
-        self._client.session.wait(self._granted, name or self.names[0], segment)
+        if stream is None:
+            self._session.wait(self._granted, name or self.names[0], segment)
+        else:
+            self._wait_on_stream(stream, name or self.names[0], segment)
 
     def release(self) -> None:
         """Give the components back. Does not block, from the thread that acquired.
 
+        On a GPU it takes effect when the work is done that was put on the current stream by
+        now, and on the streams named to `uses` and `wait`; a thread of the client waits for it.
+
         Does nothing if the daemon is gone. Raises: ForkedClient; SessionFenced if the daemon
         ended the session while this was held (see its log): then discard what was computed
-        since, for others may have had the memory for a moment.
+        since, for others may have had the memory for a moment. If streams were told to wait,
+        also what `check` raises.
         """
         if self._held:
-            self._held = False
+            problem = self._close()
             same = self._thread == threading.get_ident()
-            self._client._release(self._granted, self.names, same=same)
+            key = (self._thread, self.names) if same and not self._workspace else None
+            held = Held(self._granted, self._all_streams())
+            self._client._release(held, key, same=same)
+            if problem is not None:
+                raise problem
 
 
 class Client:
@@ -115,9 +129,9 @@ class Client:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._factory = ChannelFactory(session)
-        self._local = threading.local()
-        self._keeper = Keeper(lambda: session.wanted, self._tell_released)
+        self._keeper = Keeper(lambda: session.wanted, self._end)
         session.when_wanted(self._keeper.hurry)
+        self._local = threading.local()
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -154,8 +168,11 @@ class Client:
         which they are needed: `lease.wait(i)` waits for the first i + 1. What no list names is
         in the first.
 
+        On a GPU the tensors may be there or on the CPU, and are there afterwards; a module's
+        buffers go there too, and stay private. The memory they had is the driver's again.
+
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
-        InvalidSource, DaemonGone; after any of them the source is as it was.
+        InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
         """
         session = self.session
         part = session.prepare(name, source, mutable=mutable, segments=segments)
@@ -192,37 +209,31 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
-        session = self.session
-        agent = threading.get_ident()
-        if session.error is None and (kept := self._keeper.take((agent, names))):
-            session.check()
-            return Lease(self, kept, names)
-        request = protocol.Acquire(session.next_id(), names, agent, timeout, priority, wait, early)
-        granted = self._call(request, timeout)
-        assert isinstance(granted, protocol.Granted)
-        session.granted(granted)
-        return Lease(self, granted, names)
+
+        def ask(request: int, agent: int) -> protocol.Acquire:
+            return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
+
+        kept = self._keeper.take((threading.get_ident(), names))
+        return Lease(self, kept or self._acquire(ask, timeout), names)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Lease:
         """Have `size` bytes ("6GiB") of device memory given to this process's own allocator.
 
-        For loading a model, capturing graphs, a VAE decode. Idle components make room; on
-        release the memory is swapd's again as soon as the driver has it back, so free it (and
-        empty the allocator's cache) before. Rounded up to whole chunks.
+        For loading a model, capturing graphs, a VAE decode. Idle components make room. On release
+        torch's cache is emptied, and the memory is swapd's again as soon as the driver has it
+        back: so drop your tensors before. Rounded up to whole chunks.
 
         Blocks as `acquire`, and raises what it raises.
         """
-        session = self.session
         nbytes = parse_size(size) if isinstance(size, str) else size
-        request = protocol.AcquireWorkspace(
-            session.next_id(), nbytes, threading.get_ident(), timeout, priority
-        )
-        granted = self._call(request, timeout)
-        assert isinstance(granted, protocol.Granted)
-        session.granted(granted)
-        return Lease(self, granted, (f"workspace of {size}",))
+
+        def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
+            return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
+
+        held = self._acquire(ask, timeout)
+        return Lease(self, held, (f"workspace of {size}",), workspace=True)
 
     def prefetch(self, *names: str) -> None:
         """Ask for components to be brought in when there is room nobody waits for.
@@ -234,12 +245,21 @@ class Client:
     def unregister(self, name: str) -> None:
         """Take a component back: its tensors become private memory, addresses and values kept.
 
-        Raises: ComponentInUse if anybody leases it, UnknownComponent, DaemonGone.
+        On a GPU that is memory beside swapd's; it blocks for the copy. Raises: ComponentInUse if
+        anybody leases it, DeviceMemoryExhausted if the GPU has no room for it (then it stays
+        registered), UnknownComponent, DaemonGone.
         """
-        part = self.session.own(name)
+        session = self.session
+        part = session.own(name)
+        session.check()
         self._keeper.flush_all()
-        self._call(protocol.Unregister(self.session.next_id(), name))
-        self.session.unbind(part)
+        session.before_unbind(part)
+        try:
+            self._call(protocol.Unregister(session.next_id(), name))
+        except BaseException:
+            part._range.give_memory_back()
+            raise
+        session.unbind(part)
 
     def status(self) -> protocol.StatusReply:
         """What is on the device, who holds it, and how much was moved."""
@@ -248,10 +268,16 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """End the session. Registered tensors become private memory; leases are over."""
+        """End the session. Registered tensors become private memory; leases are over.
+
+        On a GPU it waits for the work under leases that were released. If the GPU has no room
+        for private copies, it warns of the components whose tensors are nowhere any more.
+        """
         session = self.session
         with suppress(DaemonGone):  # then their last bytes are where they were
             self._keeper.close()
+        session.drain()
+        with suppress(DaemonGone):
             self._take_back_mutable()
         session.close()
         self._factory.close()
@@ -262,9 +288,11 @@ class Client:
         if session.error is not None or not mutable:
             return
         for granted in list(session.leases.values()):
-            self._tell_released(granted, self._keeper.again(granted))
+            self._end(Held(granted, session.current_streams()), ack=True)
+        session.drain()
         for part in mutable:
-            with suppress(ComponentInUse):  # by another session: then copied from the device
+            # in use by another session, or no room: then its bytes stay where they are
+            with suppress(ComponentInUse, DeviceMemoryExhausted):
                 self.unregister(part.name)
 
     def _channel(self) -> Channel:
@@ -280,21 +308,44 @@ class Client:
         self._keeper.flush(threading.get_ident())
         return self.session.unwrap(self._channel().call(request, timeout_s))
 
-    def _release(self, granted: protocol.Granted, names: tuple[str, ...], *, same: bool) -> None:
+    def _acquire(
+        self,
+        ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        timeout: float | None,
+    ) -> Held:
+        """Have `ask(id, agent)` granted, and what was granted mapped."""
         session = self.session
-        key = (threading.get_ident(), names)
-        if same and session.may_linger(granted) and self._keeper.keep(key, granted):
-            return
-        again = self._keeper.again(granted)
-        if not same:
-            self._tell_released(granted, again)  # another channel: wait, or it may come late
-        elif session.give_back(granted):
-            with suppress(DaemonGone):
-                self._channel().send(protocol.Release(session.next_id(), granted.id, False, again))
+        session.check()
+        self._keeper.flush(threading.get_ident())
+        agent = session.enter(threading.get_ident(), timeout)
+        granted = self._call(ask(session.next_id(), agent.number), timeout)
+        assert isinstance(granted, protocol.Granted)
+        try:
+            session.granted(granted, agent)
+        except BaseException:
+            with suppress(SwapdError):
+                self._end(Held(granted), ack=False)
+            raise
+        return Held(granted)
 
-    def _tell_released(self, granted: protocol.Granted, again: int) -> None:
-        """End a lease from any thread; return when the daemon knows."""
+    def _release(self, held: Held, key: Key | None, *, same: bool) -> None:
+        if key and self.session.may_linger(held.granted) and self._keeper.keep(key, held):
+            return
+        self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
+
+    def _end(self, held: Held, ack: bool = True) -> None:
+        """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""
+        if not self.session.ends_later(held.granted, held.streams, self._give_back):
+            self._give_back(held.granted, ack)
+
+    def _give_back(self, granted: protocol.Granted, ack: bool) -> None:
         session = self.session
-        if session.give_back(granted):
-            with suppress(DaemonGone):
-                self._channel().call(protocol.Release(session.next_id(), granted.id, True, again))
+        again = self._keeper.again(granted)
+        if not session.give_back(granted):
+            return
+        release = protocol.Release(session.next_id(), granted.id, ack, again)
+        with suppress(DaemonGone):
+            if ack:
+                self._channel().call(release)
+            else:
+                self._channel().send(release)

@@ -69,6 +69,14 @@ class HostMemoryExhausted(SwapdError):
     """The host has no room for another master."""
 
 
+class DeviceUnavailable(SwapdError):
+    """This process cannot use the daemon's GPU; the message says what is missing."""
+
+
+class DeviceMemoryExhausted(SwapdError):
+    """The GPU has no room for a private copy; the component is still registered, and well."""
+
+
 class WouldDeadlock(SwapdError):
     """Who waits holds what the others wait for: nobody could ever go on."""
 
@@ -82,7 +90,7 @@ class ComponentGone(SwapdError):
 
 
 class DeviceFailed(SwapdError):
-    """A copy failed. The bytes are safe where they were."""
+    """A copy failed, or a call of this process's GPU. The bytes are safe where they were."""
 
 
 class DaemonStopping(DaemonGone):

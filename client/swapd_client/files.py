@@ -1,7 +1,7 @@
 """Descriptors of the device's memory, as the daemon sends them to this process."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from swapd.fds import OwnedFd
 from swapd.protocol import Files as Message
@@ -38,12 +38,27 @@ class Files:
 
     def get(self, number: int, *, writable: bool) -> OwnedFd:
         """The descriptor, still owned here. Blocks until it has come. Raises: DaemonGone."""
-        key = (number, writable)
         with self._came:
-            self._came.wait_for(lambda: key in self._fds or self._ended, FILE_S)
-            if key not in self._fds:
-                raise DaemonGone(f"the daemon did not send file {number} of its memory")
-            return self._fds[key]
+            return self._fds[self._await(number, writable)]
+
+    def take(self, number: int, *, writable: bool) -> OwnedFd:
+        """The descriptor, from now on the caller's. Blocks and raises as `get`."""
+        with self._came:
+            return self._fds.pop(self._await(number, writable))
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Close what has come of these: if they are needed again, they come anew."""
+        with self._came:
+            for key in [(n, writable) for n in numbers for writable in (False, True)]:
+                if fd := self._fds.pop(key, None):
+                    fd.close()
+
+    def _await(self, number: int, writable: bool) -> tuple[int, bool]:
+        key = (number, writable)
+        self._came.wait_for(lambda: key in self._fds or self._ended, FILE_S)
+        if key not in self._fds:
+            raise DaemonGone(f"the daemon did not send file {number} of its memory")
+        return key
 
     def end(self) -> None:
         """No more will come."""

@@ -12,42 +12,41 @@ import msgspec
 
 from swapd.protocol import Granted
 from swapd.system import Alarm
-from swapd_client.linger import LINGER_S, Key, Linger
+from swapd_client.linger import LINGER_S, Held, Key, Linger
 
 
 class Keeper:
     """Thread-safe. The thread starts with the first lease that lingers."""
 
-    def __init__(
-        self, wanted: Callable[[], set[str]], give_back: Callable[[Granted, int], None]
-    ) -> None:
-        """`wanted()`: names that others wait for. `give_back(granted, again)` tells the daemon,
-        and that the lease was handed out `again` times; it returns when the daemon knows.
+    def __init__(self, wanted: Callable[[], set[str]], give_back: Callable[[Held], None]) -> None:
+        """`wanted()`: names that others wait for. `give_back(held)` ends a lease, from any
+        thread; when it returns the daemon knows, or will be told when the GPU's work is done.
         """
         self._wanted = wanted
         self._give_back = give_back
         self._linger = Linger()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # ending a lease asks for `again`
         self._alarm = Alarm(LINGER_S)
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def take(self, key: Key) -> Granted | None:
+    def take(self, key: Key) -> Held | None:
         """The lease that `key` gave back a moment ago, held again; None if there is none."""
         with self._lock:
-            granted = self._linger.take(key, time.monotonic())
-            if granted is None:
+            held = self._linger.take(key, time.monotonic())
+            if held is None:
                 return None
             if not self._linger:
                 self._alarm.clear()
-        return msgspec.structs.replace(granted, waited_s=0.0, loaded=False)
+        granted = msgspec.structs.replace(held.granted, waited_s=0.0, loaded=False)
+        return Held(granted, held.streams)
 
-    def keep(self, key: Key, granted: Granted) -> bool:
+    def keep(self, key: Key, held: Held) -> bool:
         """Keep a lease that is given back; False if the daemon is to be told now."""
         with self._lock:
             if self._closed or not self._wanted().isdisjoint(key[1]):
                 return False
-            if not self._linger.keep(key, granted, time.monotonic()):
+            if not self._linger.keep(key, held, time.monotonic()):
                 return False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
@@ -60,11 +59,11 @@ class Keeper:
         with self._lock:
             return self._linger.again(granted)
 
-    def flush(self, agent: int) -> None:
-        """Give back what an agent kept: it is about to ask for something else."""
+    def flush(self, thread: int) -> None:
+        """Give back what a thread kept: it is about to ask for something else."""
         if self._linger:
             with self._lock:
-                self._end(self._linger.of(agent))
+                self._end(self._linger.of(thread))
 
     def flush_all(self) -> None:
         with self._lock:
@@ -96,7 +95,7 @@ class Keeper:
                 if self._linger:
                     self._alarm.set()
 
-    def _end(self, leases: Iterable[Granted]) -> None:
+    def _end(self, leases: Iterable[Held]) -> None:
         # under the lock, so that whoever asks next asks after it
-        for granted in leases:
-            self._give_back(granted, self._linger.again(granted))
+        for held in leases:
+            self._give_back(held)

@@ -10,6 +10,7 @@ somebody waits for its memory.
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from swapd.protocol import Granted
 
@@ -19,7 +20,15 @@ LINGER_S = 0.002
 #: Past this many, those that did not come back are forgotten.
 _GAVE_MAX = 256
 
-#: The agent that took the lease, and what it asked for.
+
+class Held(NamedTuple):
+    """A lease, and the streams of a GPU whose work under it must be done before it ends."""
+
+    granted: Granted
+    streams: tuple[int, ...] = ()
+
+
+#: The thread that took the lease, and what it asked for.
 Key = tuple[int, tuple[str, ...]]
 
 
@@ -28,7 +37,7 @@ class Linger:
 
     def __init__(self) -> None:
         #: What the daemon still counts as held, and since when it is kept.
-        self._kept: dict[Key, tuple[Granted, float]] = {}
+        self._kept: dict[Key, tuple[Held, float]] = {}
         #: When each last gave back what it may come back for.
         self._gave: dict[Key, float] = {}
         #: Those that came back within LINGER_S the last time.
@@ -39,7 +48,7 @@ class Linger:
     def __bool__(self) -> bool:
         return bool(self._kept)
 
-    def take(self, key: Key, now: float) -> Granted | None:
+    def take(self, key: Key, now: float) -> Held | None:
         """`key` asks again: its kept lease, which is then held again; or None."""
         gave = self._gave.pop(key, None)
         if gave is None or now - gave > LINGER_S:
@@ -49,11 +58,11 @@ class Linger:
         kept = self._kept.pop(key, None)
         if kept is None:
             return None
-        granted, _ = kept
-        self._again[granted.id] = self._again.get(granted.id, 0) + 1
-        return granted
+        held, _ = kept
+        self._again[held.granted.id] = self._again.get(held.granted.id, 0) + 1
+        return held
 
-    def keep(self, key: Key, granted: Granted, now: float) -> bool:
+    def keep(self, key: Key, held: Held, now: float) -> bool:
         """`key` gives back: whether its lease is kept. If not, the daemon is to be told now."""
         if len(self._gave) >= _GAVE_MAX:
             self._gave = {k: at for k, at in self._gave.items() if now - at <= LINGER_S}
@@ -61,29 +70,29 @@ class Linger:
         self._gave[key] = now
         if key not in self._returns or key in self._kept:
             return False
-        self._kept[key] = granted, now
+        self._kept[key] = held, now
         return True
 
     def again(self, granted: Granted) -> int:
         """How often a lease that now ends was handed out without a message."""
         return self._again.pop(granted.id, 0)
 
-    def of(self, agent: int) -> list[Granted]:
-        """What an agent kept: to be given back before it asks for anything else."""
-        return self._pop([key for key in self._kept if key[0] == agent])
+    def of(self, thread: int) -> list[Held]:
+        """What a thread kept: to be given back before it asks for anything else."""
+        return self._pop([key for key in self._kept if key[0] == thread])
 
-    def with_names(self, names: Collection[str]) -> list[Granted]:
+    def with_names(self, names: Collection[str]) -> list[Held]:
         """What is kept and wanted by others."""
         return self._pop([key for key in self._kept if not set(key[1]).isdisjoint(names)])
 
-    def all(self) -> list[Granted]:
+    def all(self) -> list[Held]:
         return self._pop(list(self._kept))
 
-    def due(self, now: float) -> list[Granted]:
+    def due(self, now: float) -> list[Held]:
         """What was kept long enough, in vain."""
         late = [key for key, (_, since) in self._kept.items() if now - since >= LINGER_S]
         self._returns.difference_update(late)
         return self._pop(late)
 
-    def _pop(self, keys: list[Key]) -> list[Granted]:
+    def _pop(self, keys: list[Key]) -> list[Held]:
         return [self._kept.pop(key)[0] for key in keys]

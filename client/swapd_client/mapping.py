@@ -20,6 +20,9 @@ class Range:
     long as they like.
     """
 
+    #: Whether the CPU can touch the bytes.
+    addressable = True
+
     def __init__(self, nbytes: int, chunk_bytes: int, files: Files, *, writable: bool) -> None:
         self._chunk_bytes = chunk_bytes
         self._span = vm.round_up(max(nbytes, 1), chunk_bytes)
@@ -49,6 +52,10 @@ class Range:
         """Whether the bytes can be touched."""
         return self._shown
 
+    def is_shown(self, generation: int) -> bool:
+        """Whether `show` would find nothing to do."""
+        return self._shown and generation == self._generation
+
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range."""
         with self._lock:
@@ -70,11 +77,24 @@ class Range:
                 vm.revoke(self.address, self._span)
                 self._runs = ()
 
+    def revoke(self, generation: int | None = None) -> None:
+        """As `hide`: what is on the shelf stands in nobody's way."""
+        self.hide(generation)
+
+    def drop(self, numbers: tuple[int, ...]) -> None:
+        """Nothing: files of the host's memory are lent as holes in them, not as a whole."""
+
     def saved(self, generation: int) -> None:
         """The master has the latest bytes now; the chunks of `generation` are others' to use."""
         with self._lock:
             if generation == self._generation:
                 self._latest = None
+
+    def set_memory_aside(self) -> None:
+        """Nothing: private pages are copied when they are written to."""
+
+    def give_memory_back(self) -> None:
+        """Nothing."""
 
     def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.

@@ -5,33 +5,36 @@ common is here. One background thread per session reads the lifeline: revocation
 `wanted`, the descriptors of masters, and EOF, which ends every wait.
 """
 
+import logging
 import os
 import socket
-import struct
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from swapd import config, protocol, runtime_dir
+from swapd import protocol, runtime_dir
 from swapd.board import ArrivalFailed, Board, word
 from swapd.device import vm
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.system import open_pidfd
+from swapd_client.agents import Agent
+from swapd_client.component import Component, Place
+from swapd_client.endpoint import open_lifeline
 from swapd_client.errors import (
     BadRequest,
     ClientClosed,
     DaemonGone,
     DeviceFailed,
+    DeviceMemoryExhausted,
     DuplicateName,
     ForkedClient,
-    InvalidSource,
-    NotRunning,
     SessionFenced,
     SwapdError,
     UnknownComponent,
@@ -39,45 +42,16 @@ from swapd_client.errors import (
     from_refusal,
 )
 from swapd_client.files import Files
+from swapd_client.gpu import Gpu, GpuRange
 from swapd_client.layout import BufferLayout, Layout, Segments
 from swapd_client.mapping import Range
 
+log = logging.getLogger("swapd_client")
+
 #: How long a daemon may take to answer the hello, or to send a master it has promised.
 ANSWER_S = 30.0
-
-
-class Component:
-    """A registered component: where it is, and how much it is.
-
-    `address` never changes. The bytes may be touched under a lease only.
-    """
-
-    def __init__(self, name: str, layout: Layout, where: Range, *, mutable: bool) -> None:
-        self.name = name
-        self.nbytes = layout.nbytes
-        self.address = where.address
-        self.mutable = mutable
-        self._layout = layout
-        self._range = where
-        #: How many segments it arrives in.
-        self.segments = len(layout.segments)
-        self._master: OwnedFd | None = None
-        self._slot = 0
-        self._holders = 0
-
-    def __repr__(self) -> str:
-        return f"<Component {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
-
-    def view(self, key: str) -> memoryview:
-        """One of the buffers it was registered from, at its stable address."""
-        if not isinstance(self._layout, BufferLayout):
-            raise InvalidSource("this component was made from tensors; use those")
-        view = self._layout.view(key, self.address)
-        return view if self.mutable else view.toreadonly()
-
-    def _close(self) -> None:
-        if self._master is not None:
-            self._master.close()
+#: How long a client that closes waits for GPU work under leases that were released.
+DRAIN_S = 60.0
 
 
 class Session:
@@ -96,13 +70,19 @@ class Session:
         self._masters: dict[str, tuple[OwnedFd, int]] = {}
         #: Why a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
+        #: By lease: slots and words that streams of this process wait for.
+        self._awaited: dict[int, list[tuple[int, int]]] = {}
+        #: Leases whose streams went on without what they waited for, as the session ended.
+        self._cut: set[int] = set()
+        #: Leases that were released, and wait for the GPU.
+        self._ending: set[int] = set()
         self._master_came = threading.Condition(self._lock)
         self._error: SwapdError | None = None
         self._listeners: list[Callable[[SwapdError], None]] = []
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
-        self._sock, self._daemon_pid = _connect(endpoint / runtime_dir.LIFELINE)
+        self._sock, self._daemon_pid = open_lifeline(endpoint / runtime_dir.LIFELINE)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
@@ -112,6 +92,10 @@ class Session:
             self.ended.close()
             raise
         self._files = Files(self.welcome.chunks_per_file)
+        #: None on the host device.
+        self.gpu: Gpu | None = None
+        if self.welcome.device.startswith("cuda"):
+            self.gpu = Gpu(self.welcome, self._files, self._board)
         self._thread = threading.Thread(target=self._listen, name="swapd-lifeline", daemon=True)
         self._thread.start()
         _alive.add(self)
@@ -175,14 +159,22 @@ class Session:
     def prepare(
         self, name: str, source: object, *, mutable: bool, segments: Segments = ()
     ) -> Component:
-        """Reserve a range for `source`. Nothing is copied or rebound yet."""
+        """Reserve a range for `source`. Nothing is copied or rebound yet.
+
+        On a GPU it blocks for a moment the first time. Raises: DeviceUnavailable there.
+        """
         self.check()
         with self._lock:
             if name in self.components:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
-        layout = _layout(source, segments)
-        where = Range(layout.nbytes, self.welcome.chunk_bytes, self._files, writable=mutable)
+        layout = _layout(source, segments, self.gpu.card.index if self.gpu else None)
+        where = self._reserve(layout.nbytes, writable=mutable)
         return Component(name, layout, where, mutable=mutable)
+
+    def _reserve(self, nbytes: int, *, writable: bool) -> Place:
+        if self.gpu is not None:
+            return GpuRange(nbytes, self.gpu.card, writable=writable)
+        return Range(nbytes, self.welcome.chunk_bytes, self._files, writable=writable)
 
     def register_request(
         self, part: Component, policy: protocol.Policy, group: str | None
@@ -230,45 +222,168 @@ class Session:
             raise UnknownComponent(f"{name!r} is not registered by this process")
         return part
 
-    def unbind(self, part: Component, *, keep_shown: bool = False) -> None:
-        """Make a component's tensors ordinary private memory, values and addresses kept."""
-        assert part._master is not None
-        part._range.make_private(part._master, keep_shown=keep_shown)
-        part._close()
-        with self._lock:
-            self.components.pop(part.name, None)
-            self.wanted.discard(part.name)
+    def before_unbind(self, part: Component) -> None:
+        """Make sure that `unbind` will have the memory. Raises: DeviceMemoryExhausted."""
+        try:
+            part._range.set_memory_aside()
+        except DeviceMemoryExhausted as exc:
+            raise DeviceMemoryExhausted(f"{part.name!r} stays registered: {exc}") from exc
 
-    def granted(self, granted: protocol.Granted) -> None:
-        """Put the chunks of what was granted behind its ranges."""
-        self.leases[granted.id] = granted
-        for place in granted.placements:
-            part = self.components[place.name]
+    def unbind(self, part: Component, *, keep_shown: bool = False) -> None:
+        """Make a component's tensors ordinary private memory, values and addresses kept.
+
+        On a GPU it blocks for the copy. Raises: DeviceMemoryExhausted, DeviceFailed there; then
+        the range is unmapped.
+        """
+        assert part._master is not None
+        try:
+            part._range.make_private(part._master, keep_shown=keep_shown)
+        finally:
+            part._close()
             with self._lock:
+                self.components.pop(part.name, None)
+                self.wanted.discard(part.name)
+
+    # --- leases --------------------------------------------------------------------------
+
+    def enter(self, who: int, timeout_s: float | None = None) -> Agent:
+        """Who the thread or task `who` is in its next acquire; see `agents.Agents.enter`."""
+        if self.gpu is None:
+            return Agent(who, who)
+        return self.gpu.agents.enter(who, timeout_s)
+
+    def must_wait(self, who: int) -> bool:
+        """Whether `enter` would block."""
+        return self.gpu is not None and self.gpu.agents.must_wait(who)
+
+    def must_map(self, granted: protocol.Granted) -> bool:
+        """Whether `granted` would make calls of the GPU's driver."""
+        return self.gpu is not None and not all(
+            self.components[place.name]._range.is_shown(place.generation)
+            for place in granted.placements
+        )
+
+    def granted(self, granted: protocol.Granted, agent: Agent) -> None:
+        """Put the chunks of what was granted behind its ranges.
+
+        Raises: DaemonGone, DeviceFailed; then the lease is still to be given back.
+        """
+        self.leases[granted.id] = granted
+        if self.gpu is not None:
+            self.gpu.agents.took(agent, granted.id)
+        parts = [self.components[place.name] for place in granted.placements]
+        with self._lock:
+            for part in parts:
                 part._holders += 1
+        for part, place in zip(parts, granted.placements, strict=True):
             part._range.show(place.generation, place.runs)
 
-    def wait(self, granted: protocol.Granted, name: str, segment: int | None) -> None:
+    def wait(
+        self,
+        granted: protocol.Granted,
+        name: str,
+        segment: int | None,
+        stream: int | None = None,
+    ) -> None:
         """Block until a segment of a granted component, or all of it, is on the device.
 
-        Raises: DeviceFailed if it never will be; what ended the session.
+        With `stream` it is the stream that waits, if the GPU can. Raises: DeviceFailed if it
+        never will be; what ended the session.
         """
         for place in granted.placements:
             if place.name == name:
                 part = self.components[name]
                 arrived = part.segments if segment is None else segment + 1
-                self._wait(part, place.generation, arrived)
+                target = word(place.generation, arrived)
+                try:
+                    if stream is None or not self._wait_on(stream, granted.id, part, target):
+                        self._board.wait(part._slot, target)
+                except ArrivalFailed:
+                    raise self._not_arrived(part.name, place.generation) from None
                 return
         # whatever is not this session's was complete when it was granted
 
-    def _wait(self, part: Component, generation: int, arrived: int) -> None:
-        try:
-            self._board.wait(part._slot, word(generation, arrived))
-        except ArrivalFailed:
-            if self._error is not None:
-                raise self._error from None
-            why = self._broken.get((part.name, generation), "this lease is over")
-            raise DeviceFailed(f"{part.name!r} did not come in: {why}") from None
+    def _wait_on(self, stream: int, lease: int, part: Component, target: int) -> bool:
+        """Have the stream wait, unless there is nothing to wait for; False if it cannot."""
+        if self.gpu is None:
+            return False
+        with self._lock:  # before the word is looked at: who ends the session sees it
+            self._awaited.setdefault(lease, []).append((part._slot, target))
+        return self._board.has(part._slot, target) or self.gpu.doorbell.wait(
+            stream, part._slot, target
+        )
+
+    def _not_arrived(self, name: str, generation: int) -> SwapdError:
+        if self._error is not None:
+            return self._error
+        why = self._broken.get((name, generation), "this lease is over")
+        return DeviceFailed(f"{name!r} did not come in: {why}")
+
+    def problem_with(self, granted: protocol.Granted) -> SwapdError | None:
+        """Why what was computed under a lease is not to be used; None if nothing is known."""
+        for place in granted.placements:
+            if (place.name, place.generation) in self._broken:
+                return self._not_arrived(place.name, place.generation)
+        if granted.id in self._cut or isinstance(self._error, SessionFenced):
+            return self._error
+        return None
+
+    def current_streams(self) -> tuple[int, ...]:
+        """The stream of a GPU on which this thread works; none on the host."""
+        if self.gpu is None or not self.gpu.card.opened:
+            return ()
+        return (self.gpu.current_stream(),)
+
+    def ends_later(
+        self,
+        granted: protocol.Granted,
+        streams: Iterable[int],
+        give_back: Callable[[protocol.Granted, bool], None],
+    ) -> bool:
+        """Have a lease given back once its GPU work is done; False if that is now, or is over.
+
+        The work is what is on `streams`. `give_back(granted, ack)`
+        is called in a thread of the session's. Does not block.
+        """
+        gpu = self.gpu
+        if gpu is None or self._forked:
+            return False
+        if self._error is not None or not gpu.card.opened:
+            gpu.agents.released(granted.id, ended=True)
+            return False
+        with self._lock:
+            if granted.id in self._ending:
+                return True
+            self._ending.add(granted.id)
+        nested = gpu.agents.released(granted.id, ended=False)
+
+        def end() -> None:
+            try:
+                if problem := self.problem_with(granted):
+                    log.warning(
+                        "a lease ended, and what was computed under it is void: %s", problem
+                    )
+                give_back(granted, nested)
+            except SwapdError as exc:
+                log.warning("a lease ended late: %s", exc)
+            finally:
+                self._has_ended(granted.id)
+
+        later = gpu.releases.after_work(streams, end)
+        if not later:
+            self._has_ended(granted.id)
+        return later
+
+    def _has_ended(self, lease: int) -> None:
+        with self._lock:
+            self._ending.discard(lease)
+        if self.gpu is not None:
+            self.gpu.agents.ended(lease)
+
+    def drain(self) -> None:
+        """Wait until the GPU work of released leases is done, but not for ever."""
+        if self.gpu is not None and not self.gpu.releases.drain(DRAIN_S):
+            log.warning("GPU work under leases that were released does not end: %s", self.gpu)
 
     def give_back(self, granted: protocol.Granted) -> bool:
         """A lease ends here; whether the daemon is still there to be told.
@@ -287,6 +402,8 @@ class Session:
     def _released(self, granted: protocol.Granted) -> None:
         """Under strict isolation, what nobody in this process holds may not be touched."""
         self.leases.pop(granted.id, None)
+        with self._lock:
+            self._awaited.pop(granted.id, None)
         for place in granted.placements:
             part = self.components.get(place.name)
             if part is None:
@@ -295,7 +412,7 @@ class Session:
                 part._holders -= 1
                 hide = self.welcome.strict and not part._holders and self._error is None
                 if hide:
-                    part._range.hide(place.generation)
+                    self._try(part._range.hide, place.generation)
 
     def close(self) -> None:
         """End the session: every component becomes private memory, with its weights.
@@ -310,14 +427,68 @@ class Session:
         self._sock.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for part in list(self.components.values()):
-            self.unbind(part, keep_shown=part.mutable)
+        without_memory = self._make_all_private()
         for master, _ in self._masters.values():
             master.close()
         self._sock.close()
         self._files.close()
+        if self.gpu is not None:
+            self.gpu.close()
         self.ended.close()
         _alive.discard(self)
+        if without_memory:
+            names = ", ".join(map(repr, without_memory))
+            warnings.warn(
+                f"the GPU has no room for private copies of {names}: their tensors must not be "
+                "touched any more. Free GPU memory before close(), or keep the client open",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _make_all_private(self) -> list[str]:
+        """Unbind every component; return the names of those that have no memory now."""
+        parts = list(self.components.values())
+        if self.gpu is not None and any(part._holders for part in parts):
+            self.gpu.card.settle()
+        staying = [part for part in parts if self._stays(part)]
+        leaving = [part for part in parts if not self._stays(part)]
+        bare = [part.name for part in staying if not self._try_unbind(part, keep_shown=True)]
+        if self.gpu is not None:  # first of all: the memory of a dead daemon comes free so
+            for part in leaving:
+                self._try(part._range.revoke)
+            self._try(self.gpu.card.drop_all)
+        bare += [part.name for part in leaving if not self._try_unbind(part, keep_shown=False)]
+        return bare
+
+    def _stays(self, part: Component) -> bool:
+        """Whether its chunks may have later bytes than its master, or are as good.
+
+        On a GPU there may be no room for a copy of what is in use, and there need be none when
+        the daemon is dead: nobody else will use its memory.
+        """
+        died = isinstance(self._error, DaemonGone) and not isinstance(self._error, SessionFenced)
+        return part.mutable or (self.gpu is not None and died and part._holders > 0)
+
+    def _try_unbind(self, part: Component, *, keep_shown: bool) -> bool:
+        try:
+            self.unbind(part, keep_shown=keep_shown)
+        except DeviceMemoryExhausted:
+            return False
+        except DeviceFailed as exc:
+            assert self.gpu is not None
+            self.gpu.card.complain(exc)
+            return False
+        return True
+
+    def _try(self, call: Callable[..., None], *arguments: Any) -> bool:
+        """Make a call that only a GPU's driver can refuse; whether it did not."""
+        try:
+            call(*arguments)
+        except DeviceFailed as exc:
+            assert self.gpu is not None
+            self.gpu.card.complain(exc)
+            return False
+        return True
 
     # --- the lifeline --------------------------------------------------------------------
 
@@ -360,7 +531,7 @@ class Session:
     def _receive(self) -> bool:
         data, fds = self._recv()
         if not data:
-            self._end(self._lost())
+            self._on_eof()
             return False
         match protocol.decode_from_daemon(data):
             case protocol.Revoke() as revoke:
@@ -378,23 +549,38 @@ class Session:
             case protocol.Files() as files:
                 self._files.add(files, fds)
             case protocol.Drop() as drop:
-                self._send(protocol.Dropped(drop.ticket))
+                self._drop(drop)
             case protocol.Broken() as broken:
                 self._on_broken(broken)
             case protocol.Goodbye() as goodbye:
-                if goodbye.code != "stopping":
-                    self._let_go()
-                self._end(from_refusal(goodbye))
+                if goodbye.code == "stopping":
+                    self._end(from_refusal(goodbye))
+                else:
+                    self._cut_off(from_refusal(goodbye))
             case protocol.Welcome():
                 raise ValueError("a second welcome")
         return True
 
     def _revoke(self, revoke: protocol.Revoke) -> None:
         part = self.components.get(revoke.name)
-        if part is not None:
-            part._range.hide(revoke.generation)
-        if revoke.ack:
+        hidden = part is None or self._take_away(part, revoke.generation)
+        if revoke.ack and hidden:
             self._send(protocol.Revoked(revoke.name, revoke.generation))
+
+    def _take_away(self, part: Component, generation: int) -> bool:
+        """Have the chunks of this generation no longer behind the range; whether they are not."""
+        if self.gpu is not None and part._holders and part._range.is_shown(generation):
+            self.gpu.card.settle()  # it did not come in, but work on it may be under way
+        return self._try(part._range.revoke, generation)
+
+    def _drop(self, drop: protocol.Drop) -> None:
+        """Said only if it is true: else the daemon ends the session when its time is up."""
+        parts = list(self.components.values())
+        dropped = all([self._try(part._range.drop, drop.numbers) for part in parts])
+        if self.gpu is not None:
+            dropped &= self._try(self.gpu.card.drop, drop.numbers)
+        if dropped:
+            self._send(protocol.Dropped(drop.ticket))
 
     def _send(self, message: protocol.FromClient) -> None:
         with suppress(OSError):  # too late: what ended the session comes next
@@ -406,31 +592,42 @@ class Session:
         if part := self.components.get(broken.name):
             self._board.fail(part._slot, broken.generation)
 
-    def _lost(self) -> SwapdError:
+    def _on_eof(self) -> None:
         """The lifeline ended without a word: the daemon died, or goes on without us."""
         watch = open_pidfd(self._daemon_pid)
         if watch is None:
-            return DaemonGone(
+            gone = DaemonGone(
                 f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
                 "makes all tensors private memory. Start swapd again, then reconnect"
             )
+            return self._end(gone)
         os.close(watch)
-        self._let_go()
-        return SessionFenced(
-            f"{self.endpoint}: the daemon has ended this session, and its log says why. What you "
-            "hold is private memory now; close() makes all tensors that. Then connect again"
+        now = "private memory now" if self.gpu is None else "no longer there"
+        self._cut_off(
+            SessionFenced(
+                f"{self.endpoint}: the daemon has ended this session, and its log says why. What "
+                f"you hold is {now}; close() makes all tensors private memory. Then connect again"
+            )
         )
 
-    def _let_go(self) -> None:
+    def _cut_off(self, error: SwapdError) -> None:
         """The daemon goes on without this session: others will use the chunks it holds.
 
-        Whoever computes on a clean component finds the same bytes there, in the master. The
-        chunks of a mutable one are kept for this process by the daemon.
+        Whoever computes on a clean component of the host's finds the same bytes there, in the
+        master; on a GPU, once what is under way has ended, nothing is there. The chunks of a
+        mutable one are kept for this process by the daemon.
         """
-        for part in list(self.components.values()):
-            if not part.mutable and part._range.shown:
-                assert part._master is not None
-                part._range.make_private(part._master, keep_shown=False)
+        clean = [part for part in list(self.components.values()) if not part.mutable]
+        if self.gpu is None:
+            for part in clean:
+                if part._range.shown:
+                    assert part._master is not None
+                    part._range.make_private(part._master, keep_shown=False)
+            return self._end(error)
+        self._end(error)  # first: then streams that wait go on, and the work ends
+        self.gpu.card.settle()
+        for part in clean:
+            self._try(part._range.revoke)
 
     def _set_wanted(self, wanted: protocol.Wanted) -> None:
         if wanted.wanted:
@@ -457,6 +654,9 @@ class Session:
             if self._error is not None:
                 return
             self._error = error
+            self._cut.update(
+                lease for lease, words in self._awaited.items() if not self._all_there(words)
+            )
             self._master_came.notify_all()
         self._files.end()
         self._board.fail_all([part._slot for part in list(self.components.values())])
@@ -464,25 +664,16 @@ class Session:
         for listener in self._listeners:
             listener(error)
 
+    def _all_there(self, words: list[tuple[int, int]]) -> bool:
+        try:
+            return all(self._board.has(slot, target) for slot, target in words)
+        except ArrivalFailed:
+            return False
+
     def _after_fork(self) -> None:
         """In the child: let go of the lifeline, or the parent's death would go unseen."""
         self._forked = True
         os.close(self._sock.detach())
-
-
-def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path:
-    """The runtime folder to connect to: as given, `$SWAPD_ENDPOINT`, or the device's."""
-    if endpoint is not None:
-        return Path(endpoint)
-    if named := config.endpoint_from_environment():
-        return Path(named)
-    return config.default_folder(device or "host")
-
-
-def default_label() -> str:
-    """What the log calls this process unless it says otherwise."""
-    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return f"{program}:{os.getpid()}"
 
 
 _alive: "weakref.WeakSet[Session]" = weakref.WeakSet()
@@ -496,34 +687,7 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _connect(path: Path) -> tuple[socket.socket, int]:
-    """A lifeline to the daemon, and the daemon's process id."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        sock.connect(str(path))
-    except PermissionError as exc:
-        sock.close()
-        raise NotRunning(
-            f"{path.parent} belongs to another user, whose swapd serves nobody else "
-            f"({exc.strerror}); start one as this user"
-        ) from exc
-    except OSError as exc:
-        sock.close()
-        raise NotRunning(
-            f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: swapd serve --device "
-            f"host --budget 1GiB; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
-        ) from exc
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid != os.getuid():
-        sock.close()
-        raise NotRunning(
-            f"what listens at {path.parent} runs as user {uid}, not as this one: it gets no "
-            "weights. Start a swapd as this user, or connect(path) to the right folder"
-        )
-    return sock, pid
-
-
-def _layout(source: object, segments: Segments) -> Layout:
+def _layout(source: object, segments: Segments, gpu: int | None) -> Layout:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         tensors = isinstance(source, torch.nn.Module) or (
@@ -533,7 +697,7 @@ def _layout(source: object, segments: Segments) -> Layout:
         if tensors:
             from swapd_client.tensors import TensorLayout
 
-            return TensorLayout(source, segments)  # type: ignore[arg-type]
+            return TensorLayout(source, segments, gpu=gpu)  # type: ignore[arg-type]
     if isinstance(source, Mapping):
         return BufferLayout(source, segments)
     raise BadRequest(

@@ -10,7 +10,7 @@ from rich.text import Text
 from swapd import doctor as checks
 from swapd.cli.common import Endpoint, Json, console
 from swapd.doctor import Check
-from swapd_client.session import resolve
+from swapd_client.endpoint import resolve
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 

@@ -21,7 +21,7 @@ from swapd.cli.common import Endpoint, Json, ask, console, say_error
 from swapd.cli.render import line
 from swapd.history import Line, Seen, last_run, parsed, read
 from swapd_client import Client, DaemonStopping, NotRunning
-from swapd_client.session import resolve
+from swapd_client.endpoint import resolve
 
 #: How long a subscription may take, and the last records of a daemon that ends.
 _WIRE_MS = 5000

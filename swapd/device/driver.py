@@ -364,8 +364,15 @@ class Driver:
 
     def query(self, event: Any) -> bool:
         """Whether `synchronize` would return at once. Does not block."""
+        return self._is_done(self.api.cuEventQuery, event)
+
+    def is_idle(self, stream: Any) -> bool:
+        """Whether everything on the stream is done. Does not block."""
+        return self._is_done(self.api.cuStreamQuery, stream)
+
+    def _is_done(self, query: Callable[..., Any], what: Any) -> bool:
         try:
-            self.call(self.api.cuEventQuery, event)
+            self.call(query, what)
         except CudaError as exc:
             if exc.name != "CUDA_ERROR_NOT_READY":
                 raise

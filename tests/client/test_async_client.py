@@ -7,7 +7,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client.session import Component
+from swapd_client import Component
 
 
 async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(

@@ -8,11 +8,11 @@ import pytest
 
 from swapd.protocol import Granted
 from swapd_client.keeper import Keeper
-from swapd_client.linger import LINGER_S, Linger
+from swapd_client.linger import LINGER_S, Held, Linger
 
 KEY = (1, ("a",))
 OTHER = (2, ("b",))
-LEASE = Granted(7, (), 0.5, True)
+LEASE = Held(Granted(7, (), 0.5, True))
 SOON = LINGER_S / 2
 
 
@@ -38,8 +38,8 @@ def test_who_came_back_at_once_gets_the_same_lease_again() -> None:
     for step in range(1, 4):
         assert linger.keep(KEY, LEASE, float(step))
         assert linger.take(KEY, step + SOON) is LEASE
-    assert linger.again(LEASE) == 3
-    assert linger.again(LEASE) == 0
+    assert linger.again(LEASE.granted) == 3
+    assert linger.again(LEASE.granted) == 0
 
 
 def test_what_lingered_in_vain_is_due_and_trusted_no_more() -> None:
@@ -55,7 +55,7 @@ def test_what_lingered_in_vain_is_due_and_trusted_no_more() -> None:
 def test_a_second_lease_on_the_same_is_not_kept_beside_the_first() -> None:
     linger = trained()
     assert linger.keep(KEY, LEASE, 1.0)
-    assert not linger.keep(KEY, Granted(8, ()), 1.0)
+    assert not linger.keep(KEY, Held(Granted(8, ())), 1.0)
 
 
 def test_only_the_agent_and_the_names_that_are_meant() -> None:
@@ -82,12 +82,12 @@ class Daemon:
     """Hears which leases end."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[int, int]] = []
+        self.heard: list[int] = []
         self.wanted: set[str] = set()
         self._came = threading.Semaphore(0)
 
-    def give_back(self, granted: Granted, again: int) -> None:
-        self.heard.append((granted.id, again))
+    def give_back(self, held: Held) -> None:
+        self.heard.append(held.granted.id)
         self._came.release()
 
     def forget(self) -> None:
@@ -125,7 +125,7 @@ def keep(keeper: Keeper) -> None:
 def test_it_is_given_back_when_nobody_comes_back(keeper: Keeper, daemon: Daemon) -> None:
     keep(keeper)
     daemon.await_one()
-    assert daemon.heard[-1][0] == LEASE.id
+    assert daemon.heard[-1] == LEASE.granted.id
 
 
 def test_it_is_given_back_when_somebody_waits_for_it(keeper: Keeper, daemon: Daemon) -> None:
@@ -139,7 +139,7 @@ def test_it_is_given_back_when_somebody_waits_for_it(keeper: Keeper, daemon: Dae
 def test_it_is_given_back_before_its_agent_asks_for_more(keeper: Keeper, daemon: Daemon) -> None:
     keep(keeper)
     keeper.flush(KEY[0])
-    assert [lease for lease, _ in daemon.heard] == [LEASE.id]
+    assert daemon.heard == [LEASE.granted.id]
 
 
 def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
@@ -147,5 +147,5 @@ def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
     keep(keeper)
     keeper.close()
     keeper.close()
-    assert daemon.heard[-1][0] == LEASE.id
+    assert daemon.heard[-1] == LEASE.granted.id
     assert not keeper.keep(KEY, LEASE)

@@ -30,6 +30,7 @@ from swapd.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
 from swapd_client import Client, connect
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("worker.py")
 MIB = 1 << 20
 PATIENCE_S = 60.0
 
@@ -315,13 +316,12 @@ class Worker:
     `worker.start("acquire", "a", lane="x")` does not wait for the answer.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, program: Path) -> None:
         self.label = "spare"
         self._log = log
-        program = str(Path(__file__).with_name("worker.py"))
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, program],
+                [sys.executable, str(program)],
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -524,8 +524,9 @@ class RawSession:
 class World:
     """The daemons and workers of one test, and their folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Path) -> None:
         self.folder = folder
+        self._program = program
         self._daemons: list[Daemon] = []
         self._workers: list[Worker] = []
         #: Started early: they import while the daemon does.
@@ -545,7 +546,7 @@ class World:
         return worker
 
     def _hire(self) -> Worker:
-        worker = Worker(self.folder / f"worker{len(self._workers)}.log")
+        worker = Worker(self.folder / f"worker{len(self._workers)}.log", self._program)
         self._workers.append(worker)
         return worker
 
@@ -567,9 +568,10 @@ class World:
 
 
 @contextmanager
-def world() -> Iterator[World]:
+def world(program: Path = PROGRAM) -> Iterator[World]:
+    """`program` is what the workers run: worker.py, or what does more than that."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
-    made = World(folder)
+    made = World(folder, program)
     try:
         yield made
         made.close()

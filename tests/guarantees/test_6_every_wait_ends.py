@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from swapd import protocol
 from swapd_client import (
     AcquireTimeout,
     AsyncClient,
+    AsyncLease,
     TooLarge,
     UnknownComponent,
     WouldDeadlock,
@@ -281,14 +281,17 @@ async def test_an_awaited_acquire_that_is_cancelled_is_forgotten(world: World) -
         assert (await client.status()).waiting == 0
 
 
+async def acquire(client: AsyncClient, name: str) -> AsyncLease:
+    return await client.acquire(name)
+
+
 async def test_an_acquire_cancelled_as_it_is_granted_holds_nothing(world: World) -> None:
     daemon = world.daemon()
     async with connected(daemon, "client") as client:
         await client.register("a", {"data": bytearray(2 * MIB)})
         loop = asyncio.get_running_loop()
         for turns in range(40):
-            request = protocol.Acquire(client.session.next_id(), ("a",))
-            task = loop.create_task(client._acquire(request, ("a",)))
+            task = loop.create_task(acquire(client, "a"))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()

@@ -1,0 +1,94 @@
+"""A component as the process that registered it sees it."""
+
+from typing import Protocol
+
+from swapd.fds import OwnedFd
+from swapd.protocol import Runs
+from swapd_client.errors import InvalidSource
+from swapd_client.layout import BufferLayout, Layout
+
+
+class Place(Protocol):
+    """An address range; see `mapping.Range` on the host, `gpu.GpuRange` on a GPU."""
+
+    #: Whether the CPU can touch the bytes.
+    addressable: bool
+    nbytes: int
+    #: Stable until the end of the process.
+    address: int
+
+    @property
+    def shown(self) -> bool:
+        """Whether the bytes can be touched."""
+
+    def is_shown(self, generation: int) -> bool:
+        """Whether `show` would find nothing to do."""
+
+    def show(self, generation: int, runs: Runs) -> None:
+        """Put the chunks of this generation behind the range."""
+
+    def hide(self, generation: int | None = None) -> None:
+        """Any access faults from now on; the chunks may be shown again cheaply."""
+
+    def revoke(self, generation: int | None = None) -> None:
+        """As `hide`; and the chunks are others' to use, or to lend away."""
+
+    def drop(self, numbers: tuple[int, ...]) -> None:
+        """The memory of these files goes away: be on none of it."""
+
+    def saved(self, generation: int) -> None:
+        """The master has the latest bytes now."""
+
+    def set_memory_aside(self) -> None:
+        """Have memory for `make_private`, or raise DeviceMemoryExhausted."""
+
+    def give_memory_back(self) -> None:
+        """It was set aside, and is not needed."""
+
+    def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
+        """Make the range memory of this process's own, with the component's bytes in it."""
+
+    def discard(self) -> None:
+        """Free the range: only before any tensor was made over it."""
+
+
+class Component:
+    """A registered component: where it is, and how much it is.
+
+    `address` never changes. The bytes may be touched under a lease only.
+    """
+
+    def __init__(self, name: str, layout: Layout, where: Place, *, mutable: bool) -> None:
+        self.name = name
+        self.nbytes = layout.nbytes
+        self.address = where.address
+        self.mutable = mutable
+        self._layout = layout
+        self._range = where
+        #: How many segments it arrives in.
+        self.segments = len(layout.segments)
+        self._master: OwnedFd | None = None
+        self._slot = 0
+        self._holders = 0
+
+    def __repr__(self) -> str:
+        return f"<Component {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
+
+    def view(self, key: str) -> memoryview:
+        """One of the buffers it was registered from, at its stable address.
+
+        On the host device only: what is on a GPU is reached by `address`.
+        """
+        if not isinstance(self._layout, BufferLayout):
+            raise InvalidSource("this component was made from tensors; use those")
+        if not self._range.addressable:
+            raise InvalidSource(
+                f"{self.name!r} is in GPU memory, which the CPU cannot read: give "
+                "component.address to what runs on the GPU"
+            )
+        view = self._layout.view(key, self.address)
+        return view if self.mutable else view.toreadonly()
+
+    def _close(self) -> None:
+        if self._master is not None:
+            self._master.close()

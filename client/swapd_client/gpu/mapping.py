@@ -1,0 +1,207 @@
+"""A component's address range on the GPU; the counterpart of `swapd_client.mapping.Range`.
+
+Lives here: which chunks are mapped there, with what access, and when the range is memory of
+this process's own. No messages, no torch, no waiting for the GPU's work.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from swapd.device import vm
+from swapd.device.driver import Access
+from swapd.fds import OwnedFd
+from swapd.protocol import Runs
+from swapd_client.errors import DeviceFailed
+from swapd_client.gpu.card import Card
+
+
+class GpuRange:
+    """Reserved once for a component of `nbytes`; chunks come and go behind it.
+
+    Thread-safe. Mapping costs some calls of the driver for each chunk, hiding and showing the
+    same chunks again one call for all. No work that uses the range may be on the GPU when it
+    is hidden. The range is never freed: tensors may live as long as they like.
+
+    After an error that this process's GPU context does not survive, nothing can be unmapped, and
+    nothing need be: no work of this process runs there any more. So hiding then succeeds.
+    """
+
+    #: Whether the CPU can touch the bytes.
+    addressable = False
+
+    def __init__(self, nbytes: int, card: Card, *, writable: bool) -> None:
+        """Raises: DeviceUnavailable, DeviceFailed."""
+        self._card = card
+        self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
+        self._writable = writable
+        self._lock = threading.Lock()
+        self.nbytes = nbytes
+        #: Stable from now until the end of the process.
+        with card.using() as driver:
+            self.address = driver.reserve(self._span)
+        #: The chunks that are mapped there, whether or not they may be touched.
+        self._mapped: tuple[int, ...] = ()
+        self._shown = False
+        self._private = False
+        self._generation = 0
+        #: The chunks of this generation, while they have the latest bytes; else the master has.
+        self._latest: tuple[int, ...] | None = None
+        #: Memory set aside for `make_private`: handle, and size.
+        self._own: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        where = "in" if self._shown else "out"
+        return f"<GpuRange {self.address:#x} {self.nbytes} B {where} gen={self._generation}>"
+
+    @property
+    def shown(self) -> bool:
+        """Whether the bytes can be touched."""
+        return self._shown
+
+    def is_shown(self, generation: int) -> bool:
+        """Whether `show` would find nothing to do."""
+        return self._shown and generation == self._generation
+
+    def show(self, generation: int, runs: Runs) -> None:
+        """Put the chunks of this generation behind the range.
+
+        Blocks until the daemon has sent them. Raises: DeviceFailed, DaemonGone; then it is
+        hidden, or as it was.
+        """
+        if self.is_shown(generation):
+            return
+        chunks = _numbers(runs)
+        handles = self._card.imports(chunks, writable=self._writable)
+        with self._lock:
+            self._put(chunks, handles, writable=self._writable)
+            self._generation = generation
+            self._latest = chunks
+
+    def hide(self, generation: int | None = None) -> None:
+        """Any access faults from now on; the chunks may be shown again cheaply.
+
+        With `generation`, only if it is not a newer one that is shown. Raises: DeviceFailed.
+        """
+        with self._lock:
+            if self._private or not self._shown or self._is_newer_than(generation):
+                return
+            self._shown = False
+            with self._unless_lost():
+                if self._mapped and not self._card.forbid(self.address, len(self._mapped)):
+                    self._unmap()
+
+    def revoke(self, generation: int | None = None) -> None:
+        """As `hide`; and the chunks are others' to use, or to lend away."""
+        with self._lock:
+            if self._private or self._is_newer_than(generation):
+                return
+            with self._unless_lost():
+                self._unmap()
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """The memory of these chunks goes away: be on none of it."""
+        with self._lock:
+            gone = set(numbers)
+            if not self._private and not gone.isdisjoint(self._mapped):
+                self._unmap()
+            if self._latest is not None and not gone.isdisjoint(self._latest):
+                self._latest = None
+
+    def saved(self, generation: int) -> None:
+        """The master has the latest bytes now; the chunks of `generation` are others' to use."""
+        with self._lock:
+            if generation == self._generation:
+                self._latest = None
+
+    def set_memory_aside(self) -> None:
+        """Have memory for `make_private`. Raises: DeviceMemoryExhausted; nothing has changed."""
+        with self._lock:
+            if self._own is None and self.nbytes:
+                self._own = self._card.allocate(self.nbytes)
+
+    def give_memory_back(self) -> None:
+        """It was set aside, and is not needed."""
+        with self._lock:
+            if self._own is not None:
+                handle, _ = self._own
+                self._own = None
+                with self._unless_lost(), self._card.using() as driver:
+                    driver.release(handle)
+
+    def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
+        """Make the range memory of this process's own, with the component's bytes in it.
+
+        The bytes are those of `master`, copied; or, with `keep_shown`, those of the chunks if
+        they are later, and then it stays on them, which the daemon must have given up. Raises:
+        DeviceMemoryExhausted if there is no room, DeviceFailed; then nothing is mapped.
+        """
+        with self._lock:
+            if self._private:
+                return
+            if keep_shown and self._latest is not None:
+                handles = self._card.imports(self._latest, writable=self._writable)
+                self._put(self._latest, handles, writable=True)
+            else:
+                self._unmap()
+                if self.nbytes:
+                    self._move_in(master)
+            self._shown = self._private = True
+            self._card.has_private |= self.nbytes > 0
+
+    def discard(self) -> None:
+        """Free the range: only before any tensor was made over it."""
+        try:
+            self.give_memory_back()
+            with self._card.using() as driver:
+                self._unmap()
+                driver.free(self.address, self._span)
+        except DeviceFailed as exc:
+            self._card.complain(exc)  # addresses are many; what went wrong before is told
+
+    # --- under the lock ------------------------------------------------------------------
+
+    def _is_newer_than(self, generation: int | None) -> bool:
+        return generation is not None and generation < self._generation
+
+    def _put(self, chunks: tuple[int, ...], handles: list[int], *, writable: bool) -> None:
+        if chunks != self._mapped:
+            self._unmap()
+            self._card.map(self.address, handles)
+            self._mapped = chunks
+        elif self._shown and writable == self._writable:
+            return
+        if chunks:
+            self._card.allow(self.address, len(chunks), writable=writable)
+        self._shown = True
+
+    def _unmap(self) -> None:
+        self._shown = False
+        if self._mapped:
+            self._card.unmap(self.address, len(self._mapped))
+            self._mapped = ()
+
+    def _move_in(self, master: OwnedFd) -> None:
+        handle, nbytes = self._own or self._card.allocate(self.nbytes)
+        self._own = None
+        with self._card.using() as driver:
+            try:
+                driver.map(self.address, nbytes, handle)
+            finally:
+                driver.release(handle)  # mapped it lives on
+            driver.set_access(self.address, nbytes, Access.READ_WRITE)
+        self._card.fill(self.address, master, self.nbytes)
+
+    @contextmanager
+    def _unless_lost(self) -> Iterator[None]:
+        """Errors do not count any more once the GPU is lost for this process."""
+        try:
+            yield
+        except DeviceFailed as exc:
+            if not self._card.lost:
+                raise
+            self._card.complain(exc)
+
+
+def _numbers(runs: Runs) -> tuple[int, ...]:
+    return tuple(chunk for first, n in runs for chunk in range(first, first + n))

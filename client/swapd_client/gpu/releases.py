@@ -1,0 +1,177 @@
+"""A lease ends when the GPU has done what it was asked to under it, and nobody waits for that.
+
+Lives here: events, and the threads that block on them. May not live here: what a lease is.
+
+Work on one stream ends in the order in which it was asked for, so one thread for each stream
+that is used is enough, and none holds up another. They start with the first release that has
+to wait, and end when they have had nothing to do for a while.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from swapd.device.base import DeviceError
+from swapd.device.driver import CudaError, Driver
+from swapd_client.errors import DeviceFailed
+from swapd_client.gpu.card import Card
+
+#: How long a thread stays that has nothing to wait for.
+IDLE_S = 5.0
+#: Events that are kept for the next release.
+POOL = 64
+
+
+class _Mark:
+    """A place in a stream. Without an event (a stream that is gone): all there is on the GPU."""
+
+    def __init__(self, stream: int, event: Any | None) -> None:
+        self.stream = stream
+        self.event = event
+
+
+class _Ending:
+    """A lease that ends when all its marks were passed."""
+
+    def __init__(self, marks: int, then: Callable[[], None]) -> None:
+        self.left = marks
+        self.then = then
+
+
+class Releases:
+    """Calls what ends a lease when its work is done, in a thread. Thread-safe."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._lock = threading.Lock()
+        #: A thread waits for work, or somebody waits for all of them.
+        self._changed = threading.Condition(self._lock)
+        self._lanes: dict[int, deque[tuple[_Mark, _Ending]]] = {}
+        self._pending = 0
+        self._events: list[Any] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Releases {self._pending} pending on {len(self._lanes)} streams>"
+
+    def after_work(self, streams: Iterable[int], then: Callable[[], None]) -> bool:
+        """Call `then` in a thread when what is on `streams` now is done.
+
+        False if it is done: then nothing is called. Does not block, and raises nothing: if the
+        GPU is lost for this process, its work is over.
+        """
+        try:
+            with self._card.using() as driver:
+                marks = self._marks(driver, streams)
+        except DeviceFailed as exc:
+            self._card.complain(exc)
+            return False
+        if marks:
+            self._add(marks, _Ending(len(marks), then))
+        return bool(marks)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is pending; whether that came about."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout_s)
+
+    def close(self) -> bool:
+        """End the threads as soon as they have nothing to wait for; whether that is now."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            events, self._events = self._events, []
+            done = not self._pending
+        if events:
+            with suppress(DeviceFailed), self._card.using() as driver:
+                for event in events:
+                    driver.destroy_event(event)
+        return done
+
+    # --- marks ---------------------------------------------------------------------------
+
+    def _marks(self, driver: Driver, streams: Iterable[int]) -> list[_Mark]:
+        """Where each stream is now, but for those that are idle."""
+        marks = []
+        for stream in dict.fromkeys(streams):
+            try:
+                # what a stream that records a graph is given is not done now
+                if driver.is_capturing(stream) or driver.is_idle(stream):
+                    continue
+                event = self._take(driver)
+                driver.record(event, stream)
+            except CudaError as exc:
+                if "CAPTURE" in exc.name:
+                    continue
+                event = None  # not a stream any more; what was on it may still be under way
+            marks.append(_Mark(stream, event))
+        return marks
+
+    def _take(self, driver: Driver) -> Any:
+        with self._lock:
+            if self._events:
+                return self._events.pop()
+        return driver.event()
+
+    def _give(self, driver: Driver, event: Any) -> None:
+        with self._lock:
+            if not self._closed and len(self._events) < POOL:
+                self._events.append(event)
+                return
+        driver.destroy_event(event)
+
+    # --- threads -------------------------------------------------------------------------
+
+    def _add(self, marks: list[_Mark], ending: _Ending) -> None:
+        with self._changed:
+            self._pending += 1
+            for mark in marks:
+                lane = self._lanes.get(mark.stream)
+                if lane is None:
+                    lane = self._lanes[mark.stream] = deque()
+                    name = f"swapd-release-{mark.stream:#x}"
+                    threading.Thread(
+                        target=self._run, args=(mark.stream,), name=name, daemon=True
+                    ).start()
+                lane.append((mark, ending))
+            self._changed.notify_all()
+
+    def _run(self, stream: int) -> None:
+        with suppress(DeviceFailed), self._card.using() as driver, suppress(DeviceError):
+            driver.leave_captures_alone()
+        while (item := self._next(stream)) is not None:
+            mark, ending = item
+            self._await(mark)
+            with self._lock:
+                ending.left -= 1
+                last = not ending.left
+            if last:
+                try:
+                    ending.then()
+                finally:
+                    with self._changed:
+                        self._pending -= 1
+                        self._changed.notify_all()
+
+    def _next(self, stream: int) -> tuple[_Mark, _Ending] | None:
+        """What to wait for; None if the thread is to end."""
+        with self._changed:
+            lane = self._lanes[stream]
+            self._changed.wait_for(lambda: lane or self._closed, IDLE_S)
+            if lane:
+                return lane.popleft()
+            del self._lanes[stream]
+            return None
+
+    def _await(self, mark: _Mark) -> None:
+        try:
+            with self._card.using() as driver:
+                if mark.event is None:
+                    driver.settle()
+                else:
+                    driver.synchronize(mark.event)
+                    self._give(driver, mark.event)
+        except DeviceFailed as exc:
+            self._card.complain(exc)  # then no work of this process is left

@@ -1,0 +1,107 @@
+"""The process's streams: which is current, and how one waits for a component to arrive."""
+
+import sys
+import threading
+import time
+from typing import Any
+
+from swapd.board import BOARD_BYTES, Board
+from swapd.device.driver import CudaError
+from swapd_client.errors import DeviceFailed
+from swapd_client.gpu.card import SETTLE_S, Card
+
+#: The default stream, which others wait for unless they were made not to.
+LEGACY_DEFAULT = 0
+
+
+def handle_of(stream: Any) -> int:
+    """The driver's handle of a `torch.cuda.Stream`, of what has `cuda_stream`, or of an int."""
+    return int(getattr(stream, "cuda_stream", stream))
+
+
+def current_stream(index: int) -> int:
+    """The stream on which this thread's torch works, if torch uses the GPU; else the default."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return LEGACY_DEFAULT
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def empty_cache() -> None:
+    """Have torch give memory back to the driver that it keeps for later, if it keeps any."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+class Doorbell:
+    """The session's board as the GPU sees it, so that streams wait for words on it."""
+
+    def __init__(self, card: Card, board: Board) -> None:
+        """Does not touch the GPU."""
+        self._card = card
+        self._board = board
+        self._lock = threading.Lock()
+        #: Where the board is for the GPU; None before the first wait.
+        self._address: int | None = None
+        self._refused = False
+        #: By stream, what tells that its last wait is over: a stream may be gone by then.
+        self._passed: dict[int, Any] = {}
+
+    def wait(self, stream: int, slot: int, target: int) -> bool:
+        """Have the stream wait until the word in `slot` is at least `target`. Does not block.
+
+        False if this GPU or driver cannot: then the host is to wait. Raises: DeviceFailed.
+        """
+        with self._lock, self._card.using() as driver:
+            if self._refused or not self._open():
+                return False
+            assert self._address is not None
+            try:
+                driver.wait_value(stream, self._address + 8 * slot, target)
+            except CudaError as exc:
+                if exc.name != "CUDA_ERROR_NOT_SUPPORTED":
+                    raise
+                self._refused = True
+                return False
+            if not driver.is_capturing(stream):
+                if stream not in self._passed:
+                    self._passed[stream] = driver.event()
+                driver.record(self._passed[stream], stream)
+            return True
+
+    def close(self, timeout_s: float = SETTLE_S) -> None:
+        """Unpin the board, once no stream waits on it. All words must have been raised before.
+
+        If streams do not get past their waits in time it stays pinned, until the process ends.
+        """
+        with self._lock:
+            if self._address is None:
+                return
+            deadline = time.monotonic() + timeout_s
+            try:
+                with self._card.using() as driver:
+                    while not all(driver.query(event) for event in self._passed.values()):
+                        if time.monotonic() > deadline:
+                            return
+                        time.sleep(0.001)
+                    for event in self._passed.values():
+                        driver.destroy_event(event)
+                    driver.unpin(self._board.address)
+            except DeviceFailed as exc:
+                self._card.complain(exc)
+            self._address = None
+            self._passed.clear()
+
+    def _open(self) -> bool:
+        if self._address is not None:
+            return True
+        with self._card.using() as driver:
+            able = driver.attribute("CAN_USE_64_BIT_STREAM_MEM_OPS")
+            try:
+                if able:
+                    self._address = driver.pin_for_flags(self._board.address, BOARD_BYTES)
+            except CudaError:
+                able = 0
+        self._refused = not able
+        return bool(able)
