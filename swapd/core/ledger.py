@@ -189,7 +189,9 @@ class Ledger:
             session.owns.pop(c.name, None)
         self.idle.pop(c.name, None)
         self.leased.pop(c.name, None)
-        self.prefetches.pop(c.name, None)
+        if c.name in self.prefetches:
+            del self.prefetches[c.name]
+            self.replan = True  # others may have been held back for it
         self.unwant(c.name)
         if c.group is not None and (mates := self.groups.get(c.group)):
             mates.pop(c.name, None)

@@ -390,6 +390,12 @@ BUGS = [
         "",
     ),
     Bug(
+        "a prefetch of what is gone holds back others",
+        ledger,
+        "            self.replan = True  # others may have been held back for it\n",
+        "",
+    ),
+    Bug(
         "who waits for a name is not woken",
         residency,
         "        self.admission.unpark(c.name)\n",

@@ -1964,6 +1964,17 @@ def test_a_prefetch_does_not_take_the_room_that_was_made_for_another(make: Make)
     assert outcome(w) == ["copy in c"]
 
 
+def test_a_prefetch_of_what_goes_holds_back_no_other(make: Make) -> None:
+    w, _, t = mutable_pair(make)
+    w.register(t, "c", 10)
+    w.register(t, "d", 4)
+    w.prefetch(t, "c")
+    w.prefetch(t, "d")
+    assert w.moves == {}, "the room that is coming is meant for c"
+    w.unregister(t, "c")
+    assert outcome(w)[-1] == "copy in d"
+
+
 def test_a_prefetch_that_finds_no_room_does_not_hold_up_another(make: Make) -> None:
     w = make(10)
     s = w.open()
