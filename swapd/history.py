@@ -102,8 +102,8 @@ class Seen:
                 | events.Lent()
                 | events.Reclaimed()
             ):
-                order = self.copies.get(item.generation)
-                return (order[0].name,) if order else ()
+                order = self.order(item.generation)
+                return (order.name,) if order else ()
             case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
                 name = self.masters.get(item.uid)
                 return (name,) if name else ()
@@ -132,6 +132,10 @@ class Seen:
                 return ()
             case _:
                 return (item.name,)
+
+    def order(self, generation: int) -> Slow | None:
+        """What was ordered, and has not ended."""
+        return self.copies[generation][0] if generation in self.copies else None
 
     def room_for(self, evict: actions.Evict) -> tuple[str, ...]:
         """What the waiter asked for that an eviction makes room for."""
@@ -179,7 +183,7 @@ class Seen:
                 self.copies[a.generation] = (a, record.time)
             case actions.Evict() as a:
                 self.evictions[a.generation] = (record.cause, record.time)
-            case actions.Evicted() as a:
+            case actions.Evicted() | actions.Lost() as a:
                 self.evictions.pop(a.generation, None)
             case _:
                 pass

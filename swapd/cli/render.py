@@ -150,7 +150,9 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
         case actions.DropMaster():
             return Said("drop", names, "the master")
         case actions.CopyIn():
-            return Said("load", names, f"{size(a.nbytes):>9}")
+            behind = _joined(tuple(o.name for g in a.behind if (o := seen.order(g))))
+            follows = f"  behind the write-back of {behind}" if behind else ""
+            return Said("load", names, f"{size(a.nbytes):>9}{follows}")
         case actions.CopyOut():
             return Said("write", names, f"{size(a.nbytes):>9}  back to its master")
         case actions.Lend():

@@ -76,6 +76,8 @@ class Admission:
         ledger = self._ledger
         asked = [ledger.components[n] for n in w.names]
         for c in asked:
+            if c.damaged:
+                return self.refuse(w.key, "device_failed", explain.damaged(c))
             if c.released_at is not None:
                 c.gap_s = ledger.now - c.released_at
                 c.released_at = None
@@ -139,7 +141,7 @@ class Admission:
                 ledger.load(c)
             if c.state is State.LOADING:
                 w.loaded = not c.workspace
-                if not (w.early and c.session == w.session):
+                if not self._may_watch(w, c):
                     w.pending.add(name)
             else:
                 c.hits += 1
@@ -147,14 +149,26 @@ class Admission:
         if not w.pending:
             self._grant(w)
 
-    def came_in(self, c: Component) -> None:
-        """Grant those to whom `c` was promised, if it was the last they waited for."""
+    def _may_watch(self, w: Waiter, c: Component) -> bool:
+        """Whether `w` may have `c` while it is loading.
+
+        Not on chunks that hold what another wrote and are not saved yet, if the worker could
+        write there too, or if it must be waited for before they are used otherwise.
+        """
+        if not w.early or c.session != w.session:
+            return False
+        ledger = self._ledger
+        return not (ledger.moves[c.generation].inherited and (c.mutable or ledger.rules.strict))
+
+    def let_in(self, c: Component) -> None:
+        """`c` came in, or may be watched: grant those that waited for nothing else."""
         for key in list(c.promised):
             w = self.queue.get(key)
             assert w is not None
-            w.pending.discard(c.name)
-            if not w.pending:
-                self._grant(w)
+            if c.state is State.RESIDENT or self._may_watch(w, c):
+                w.pending.discard(c.name)
+                if not w.pending:
+                    self._grant(w)
 
     def _grant(self, w: Waiter) -> None:
         ledger = self._ledger

@@ -6,6 +6,7 @@ from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Lease, State
 from swapd.core.residency import Residency
+from swapd.protocol import Runs
 
 
 def check(core: Residency) -> None:
@@ -15,15 +16,17 @@ def check(core: Residency) -> None:
         _check_component(core, c)
     for key, lease in core.ledger.leases.items():
         _check_lease(core.ledger, key, lease)
+    _check_moves(core.ledger)
     _check_totals(core.ledger)
     _check_waiters(core)
     _check_groups(core.ledger)
 
 
 def _check_chunks(ledger: Ledger) -> None:
-    occupied = [c.runs for c in ledger.components.values() if c.on_device]
-    current = set(map(id, ledger.components.values()))
-    occupied += [m.runs for m in ledger.moves.values() if id(m.component) not in current]
+    on_device = (c for c in ledger.components.values() if c.on_device)
+    occupied = [c.runs for c in on_device if c.generation not in ledger.moves]
+    for move in ledger.moves.values():
+        occupied += [move.runs, *move.inherited.values()]
     occupied += [runs for held in ledger.quarantined.values() for runs in held]
     numbers = [i for runs in occupied for first, n in runs for i in range(first, first + n)]
     numbers += [i for first, n in ledger.pool.runs() for i in range(first, first + n)]
@@ -44,6 +47,13 @@ def _check_component(core: Residency, c: Component) -> None:
     assert (c.name in ledger.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"
     moving = c.state in (State.LOADING, State.WRITING_BACK, State.RECLAIMING)
     assert (c.generation in ledger.moves) == moving, f"{c}: copy and state differ"
+    if c.state is State.LOADING:
+        move = ledger.moves[c.generation]
+        parts = sorted(_numbers(move.runs, *move.inherited.values()))
+        assert sorted(_numbers(c.runs)) == parts, f"{c}: chunks and copy differ"
+        writable = c.mutable or ledger.rules.strict
+        assert not (c.leases and writable and move.inherited), f"{c} is lent on unsaved chunks"
+    assert not c.damaged or c.state is State.ABSENT, f"{c} is damaged"
     if c.workspace:
         assert not c.mapped, f"{c}: a workspace has no place"
         assert c.leases or c.promised or c.waiting or c.evicting, f"{c} is nobody's"
@@ -56,14 +66,32 @@ def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
         assert c is None or key in c.leases, f"{lease} does not hold {name}"
 
 
+def _check_moves(ledger: Ledger) -> None:
+    for move in ledger.moves.values():
+        for generation, runs in move.inherited.items():
+            save = ledger.moves[generation]
+            assert _numbers(runs) <= _numbers(save.component.runs), "not the heir's to inherit"
+        if move.heritable:
+            assert move.component.state is State.WRITING_BACK, f"{move} is not saved"
+            assert ledger.is_current(move.component), f"{move} is of one that is gone"
+    heritable = sum(count(m.runs) for m in ledger.moves.values() if m.heritable)
+    assert ledger.inheritable == heritable, "inheritable is wrong"
+
+
+def _numbers(*parts: Runs) -> set[int]:
+    return {i for runs in parts for first, n in runs for i in range(first, first + n)}
+
+
 def _check_totals(ledger: Ledger) -> None:
     components = ledger.components.values()
     on_their_way = [m.component for m in ledger.moves.values() if m.component.workspace]
-    leaving = {id(c): c for c in (*components, *on_their_way) if c.evicting}
-    assert ledger.leaving == sum(c.chunks for c in leaving.values()), "leaving is wrong"
+    evicting = {id(c): c for c in (*components, *on_their_way) if c.evicting}.values()
+    moves = ledger.moves
+    held = (moves[c.generation].runs if c.generation in moves else c.runs for c in evicting)
+    assert ledger.leaving == sum(map(count, held)), "leaving is wrong"
     assert set(ledger.leased) == {c.name for c in components if c.leases}, "leased is wrong"
-    held = Counter(lease.owner for lease in ledger.leases.values())
-    assert ledger.held == held, "who holds how many leases is wrong"
+    agents = Counter(lease.owner for lease in ledger.leases.values())
+    assert ledger.held == agents, "who holds how many leases is wrong"
     known = {(s, n) for s, session in ledger.sessions.items() for n in session.leases}
     assert set(ledger.leases) == known
 

@@ -14,6 +14,28 @@ def count(runs: Runs) -> int:
     return sum(n for _, n in runs)
 
 
+def split(runs: Runs, n: int) -> tuple[Runs, Runs]:
+    """The first `n` chunks of `runs`, and the rest."""
+    head: list[tuple[int, int]] = []
+    for i, (first, length) in enumerate(runs):
+        if n < length:
+            rest = ((first + n, length - n), *runs[i + 1 :])
+            return (*head, (first, n)) if n else tuple(head), rest
+        head.append((first, length))
+        n -= length
+    return tuple(head), ()
+
+
+def join(*parts: Runs) -> Runs:
+    """All chunks of `parts` in their order, neighbours as one run."""
+    joined: list[tuple[int, int]] = []
+    for first, n in (run for runs in parts for run in runs):
+        if joined and sum(joined[-1]) == first:
+            first, n = joined[-1][0], joined.pop()[1] + n
+        joined.append((first, n))
+    return tuple(joined)
+
+
 class ChunkPool:
     """The free chunks of an arena of `total` chunks."""
 

@@ -176,13 +176,22 @@ def deadlock(ledger: Ledger, w: Waiter, stuck: list[Waiter]) -> str:
     )
 
 
-def copy_failed(c: Component, why: str) -> str:
+def copy_failed(c: Component, why: str, *, damaged: bool = False) -> str:
+    if damaged:
+        return (
+            f"saving {c.name!r} failed ({why}), and part of it had been overwritten already: "
+            "what its worker wrote is lost"
+        )
     where = (
         "device: it is still in host memory"
         if c.state is State.LOADING
         else ("host: it is still on the device")
     )
     return f"copying {c.name!r} failed ({why}), and it did not reach the {where}; try again"
+
+
+def damaged(c: Component) -> str:
+    return f"{c.name!r} is damaged: {c.damaged}. Unregister it, and register it anew"
 
 
 def lend_failed(c: Component, why: str) -> str:
@@ -230,6 +239,8 @@ def _state(ledger: Ledger, c: Component) -> str:
         return _OF_A_WORKSPACE.get(c.state, c.state.value)
     if c.state is State.RESIDENT and c.leases:
         return "leased"
+    if c.damaged:
+        return "damaged"
     return "idle" if c.name in ledger.idle else c.state.value
 
 

@@ -10,8 +10,6 @@ Free chunks are those counted here (`ChunkPool`), never asked of the device.
 
 from collections.abc import Set as AbstractSet
 
-import msgspec
-
 from swapd.core.actions import (
     Accept,
     AnyAction,
@@ -22,6 +20,7 @@ from swapd.core.actions import (
     Evict,
     Evicted,
     Lend,
+    Lost,
     MakeMaster,
     Reason,
     Reclaim,
@@ -29,7 +28,7 @@ from swapd.core.actions import (
     Revoke,
     Want,
 )
-from swapd.core.chunks import ChunkPool, count
+from swapd.core.chunks import ChunkPool, count, join, split
 from swapd.core.events import Register
 from swapd.core.policy import Rules
 from swapd.core.records import (
@@ -37,24 +36,13 @@ from swapd.core.records import (
     Component,
     Key,
     Lease,
+    Move,
     Session,
     State,
     Waiter,
     workspace_name,
 )
 from swapd.protocol import Code, Placement, Runs
-
-
-class Move(msgspec.Struct):
-    """A copy in flight, or memory that is being lent or reclaimed.
-
-    `component` may be gone by the time it ends; the chunks are not.
-    """
-
-    component: Component
-    runs: Runs
-    #: The session that is gone and whose process may still write to the chunks.
-    writer: int | None = None
 
 
 class Ledger:
@@ -81,6 +69,8 @@ class Ledger:
         self.acks: dict[int, tuple[float, Component]] = {}
         #: Chunks of components being evicted and workspaces given back: soon to be free.
         self.leaving = 0
+        #: Those of them that are being saved: a load may follow.
+        self.inheritable = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
         #: Components that have a master, by uid; kept until DropMaster is ordered.
@@ -207,23 +197,26 @@ class Ledger:
                 self.remove(c)
             return
         self.acks.pop(c.generation, None)
+        move = self.moves.get(c.generation)
         if c.evicting:
-            self.leaving -= c.chunks
-        copying = c.generation in self.moves
+            self.leaving -= count(move.runs if move else c.runs)
+        if move:
+            self._bar_heirs(move)
         writer = c.session if alive and c.mutable and c.mapped else None
         if writer is not None:
             self.quarantined.setdefault(writer, [])  # perhaps to be added when a copy ends
-        if copying:
-            self.moves[c.generation].writer = writer
+        if move:
+            move.writer = writer
         elif c.on_device:
             self._free(c.runs, writer)
         being_made = c.state is State.FILLING and c.answer is not None
         self.remove(c)
-        if not copying and not being_made:
+        if not move and not being_made:
             self.drop_master(c)
 
     def abandon(self, move: Move) -> None:
         """A copy ended that nobody wants any more."""
+        self._hand_back(move)
         self._free(move.runs, move.writer)
         self.drop_master(move.component)
         self.replan = True
@@ -305,16 +298,30 @@ class Ledger:
         c.state = State.LOADING
         c.load_started = self.now
         c.used = False
-        c.runs = self.pool.take(c.chunks, prefer=c.runs)
+        move = self.moves[c.generation] = self._take_chunks(c)
+        c.runs = join(move.runs, *move.inherited.values()) if move.inherited else move.runs
         self.peak_chunks = max(self.peak_chunks, self.pool.total - self.pool.free)
-        self.moves[c.generation] = Move(c, c.runs)
         self.prefetches.pop(c.name, None)
         if c.policy == "resident":
             self.room_shrank = self.replan = True
         if c.workspace:
             self.out.append(Lend(c.session, c.name, c.generation, c.runs))
         else:
-            self.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs))
+            behind = tuple(move.inherited)
+            self.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, behind))
+
+    def _take_chunks(self, c: Component) -> Move:
+        """Free chunks; if they are too few, also those that are saved first."""
+        free = min(c.chunks, self.pool.free)
+        load = Move(c, self.pool.take(free, prefer=c.runs))
+        short = c.chunks - free
+        for generation, save in self.moves.items() if short else ():
+            if save.heritable and (n := min(short, count(save.runs))):
+                load.inherited[generation], save.runs = split(save.runs, n)
+                self.inheritable -= n
+                self.leaving -= n
+                short -= n
+        return load
 
     def loaded(self, c: Component) -> None:
         c.state = State.RESIDENT
@@ -324,8 +331,11 @@ class Ledger:
             c.loads += 1
             self.loads += 1
 
-    def load_failed(self, c: Component) -> None:
+    def load_failed(self, c: Component, move: Move) -> None:
         """It is absent again; once its worker has let go of it, if that knew the chunks."""
+        if move.inherited:
+            self._hand_back(move)
+            c.runs = move.runs
         c.dirty = False  # what was written beside the copy is not worth keeping
         if c.mapped:
             return self.evict(c, "failed", None)
@@ -364,7 +374,7 @@ class Ledger:
         self.idle.pop(c.name, None)
         self.unwant(c.name)
         c.reason, c.evicting_for = reason, key
-        self.leaving += c.chunks
+        self.leaving += count(c.runs)
         self.replan = True
         c.state = State.REVOKING
         self.out.append(Evict(c.name, c.generation, reason, key))
@@ -381,14 +391,17 @@ class Ledger:
         c.mapped = False
         if c.dirty:
             c.state = State.WRITING_BACK
-            self.moves[c.generation] = Move(c, c.runs)
+            self.moves[c.generation] = Move(c, c.runs, heritable=True)
+            self.inheritable += c.chunks
+            self.replan = True
             self.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs))
         else:
-            self.vacate(c, bytes_back=0)
+            self.vacate(c, c.runs, bytes_back=0)
 
-    def vacate(self, c: Component, bytes_back: int) -> None:
-        self.leaving -= c.chunks
-        self.pool.give(c.runs)
+    def vacate(self, c: Component, runs: Runs, bytes_back: int) -> None:
+        """It has left, and `runs` are free: all it had, but what was inherited."""
+        self.leaving -= count(runs)
+        self.pool.give(runs)
         c.state = State.ABSENT
         c.evicting_for = None
         c.evictions += 1
@@ -398,11 +411,57 @@ class Ledger:
             self.finish_unregister(c)
         self.replan = True
 
-    def write_back_failed(self, c: Component) -> None:
+    def write_back_failed(self, c: Component, move: Move) -> None:
         """It stays, with what its worker wrote."""
+        assert count(move.runs) == c.chunks, f"{c} has heirs that were not told before"
         self.leaving -= c.chunks
         c.state = State.RESIDENT
         c.evicting_for = None
+
+    def lose(self, c: Component, move: Move, why: str) -> None:
+        """Its bytes are nowhere any more: part of them were overwritten, part not saved."""
+        self.leaving -= count(move.runs)
+        self.pool.give(move.runs)
+        c.state = State.ABSENT
+        c.evicting_for = None
+        c.dirty = False
+        c.damaged = why
+        self.prefetches.pop(c.name, None)
+        self.out.append(Lost(c.name, c.generation, why))
+
+    # --- chunks that are inherited: overwritten as soon as each is saved -----------------
+
+    def end_move(self, generation: int) -> tuple[Move, list[Component]]:
+        """A copy has ended; return also the components whose chunks are all their own now.
+
+        What was inherited from a write-back that ended stays with the heirs.
+        """
+        move = self.moves.pop(generation)
+        self._bar_heirs(move)
+        heirs = [m for m in self.moves.values() if generation in m.inherited]
+        for heir in heirs:
+            heir.runs += heir.inherited.pop(generation)
+        on_their_own = [m.component for m in heirs if not m.inherited]
+        return move, [c for c in on_their_own if self.is_current(c)]
+
+    def _hand_back(self, load: Move) -> None:
+        """A load came to nothing: what it inherited is to be saved first, as if it had not.
+
+        The save may be failing too. So nobody inherits from it again; else one after the
+        other would, and fail with it.
+        """
+        for generation, runs in load.inherited.items():
+            save = self.moves[generation]
+            self._bar_heirs(save)
+            save.runs += runs
+            if self.is_current(save.component):
+                self.leaving += count(runs)
+        load.inherited.clear()
+
+    def _bar_heirs(self, save: Move) -> None:
+        if save.heritable:
+            save.heritable = False
+            self.inheritable -= count(save.runs)
 
     def unwant(self, name: str) -> None:
         """Nobody waits for `name` any more: tell the holders that were told."""

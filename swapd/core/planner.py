@@ -69,7 +69,7 @@ class Planner:
         self._tell_wanted(wanted)  # 4
 
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
-        """Evict what `w` needs evicted; return whether its chunks are free now.
+        """Evict what `w` needs evicted; return whether its chunks may be taken now.
 
         Evicts nothing unless all that is needed can go: 1. what it asks for has finished
         leaving; 2. its rivals (other members of an alternating group) are idle or leaving;
@@ -83,7 +83,7 @@ class Planner:
             return False
         rivals = ledger.rivals(asked)
         missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
-        if missing <= ledger.pool.free and not rivals:
+        if missing <= self._at_hand(asked) and not rivals:
             return True
         leaving = [r for r in rivals if r.evicting]
         idle_rivals = [r for r in rivals if r.name in ledger.idle and self._may_evict(r)]
@@ -107,7 +107,14 @@ class Planner:
             ledger.evict(r, "alternating", key)
         for name in chosen:
             ledger.evict(ledger.components[name], "room", key)
-        return not any(r.evicting for r in rivals) and missing <= ledger.pool.free
+        return not any(r.evicting for r in rivals) and missing <= self._at_hand(asked)
+
+    def _at_hand(self, asked: list[Component]) -> int:
+        """Chunks that may be taken now. Those being saved are, but by a copy that follows."""
+        ledger = self._ledger
+        if asked and asked[0].workspace:  # then it is asked for alone
+            return ledger.pool.free
+        return ledger.pool.free + ledger.inheritable
 
     # --- how long a component stays ------------------------------------------------------
 

@@ -65,6 +65,8 @@ class Component:
     #: The register, commit or unregister request to answer when the step it began ends.
     answer: int | None = None
     unregistering: bool = False
+    #: Why its bytes are lost for good though it is registered; None if they are not.
+    damaged: str | None = None
     #: Granted at least once in this residency.
     used: bool = False
 
@@ -94,6 +96,26 @@ class Component:
     @property
     def evicting(self) -> bool:
         return self.state in (State.REVOKING, State.WRITING_BACK, State.RECLAIMING)
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A copy in flight, or memory that is being lent or reclaimed.
+
+    `component` may be gone by the time it ends; the chunks are not.
+    """
+
+    component: Component
+    #: The chunks that are free when it ends and nobody needs the component: of a load, those
+    #: it did not inherit; of a write-back, those that nobody inherited, first saved first.
+    runs: Runs
+    #: Of a load: chunks that are saved before they are overwritten, by generation of the
+    #: write-back, which is still in flight.
+    inherited: dict[int, Runs] = field(default_factory=dict)
+    #: Of a write-back: a load may inherit what it saves.
+    heritable: bool = False
+    #: The session that is gone and whose process may still write to the chunks.
+    writer: int | None = None
 
 
 @dataclass(slots=True, eq=False)

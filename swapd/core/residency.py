@@ -43,7 +43,7 @@ from swapd.core.events import (
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
-from swapd.core.records import WORKSPACE, Component, Key, Session, State, workspace_name
+from swapd.core.records import WORKSPACE, Component, Key, Move, Session, State, workspace_name
 from swapd.protocol import Code
 from swapd.units import size
 
@@ -232,6 +232,8 @@ class Residency:
         for name in event.names:
             if not ledger.may_be_acquired(name):
                 return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
+            if (c := ledger.components[name]).damaged:
+                return ledger.refuse(key, "device_failed", explain.damaged(c))
         ledger.prefetches.update(dict.fromkeys(event.names))
         ledger.accept(key)
         ledger.replan = True
@@ -253,54 +255,73 @@ class Residency:
         if not ledger.is_current(c):
             return ledger.abandon(move)
         ledger.loaded(c)
-        self.admission.came_in(c)
+        self.admission.let_in(c)
         ledger.settle(c)
         self.admission.share(c)
         ledger.replan = True
 
     def _on_copied_out(self, event: CopiedOut) -> None:
         ledger = self.ledger
-        move = ledger.moves.pop(event.generation)
+        move, heirs = ledger.end_move(event.generation)
         c = move.component
         ledger.bytes_out += c.nbytes
-        if not ledger.is_current(c):
-            return ledger.abandon(move)
-        c.dirty = False
-        ledger.vacate(c, bytes_back=c.nbytes)
+        if ledger.is_current(c):
+            c.dirty = False
+            ledger.vacate(c, move.runs, bytes_back=c.nbytes)
+        else:
+            ledger.abandon(move)
+        for heir in heirs:
+            self.admission.let_in(heir)
 
     def _on_copy_failed(self, event: CopyFailed) -> None:
         """A load that failed leaves the component absent, a write-back leaves it resident.
 
-        Nothing is lost either way; who waited for the copy is refused, and who was let in
-        before it ended is told.
+        Nothing is lost either way, unless the write-back is `damaged`; who waited for the
+        copy is refused, and who was let in before it ended is told.
         """
-        ledger, admission = self.ledger, self.admission
-        move = ledger.moves.pop(event.generation)
+        ledger = self.ledger
+        move, _ = ledger.end_move(event.generation)
         c = move.component
         if c.workspace:
             return self._lend_failed(c, event.why)
         if not ledger.is_current(c):
             return ledger.abandon(move)
-        why = explain.copy_failed(c, event.why)
         if c.state is State.LOADING:
-            ledger.break_leases(c, why)
-            ledger.load_failed(c)
-            for key in list(c.promised):
-                admission.refuse(key, "device_failed", why)
+            self._load_failed(c, move, explain.copy_failed(c, event.why))
         else:
-            evicting_for = c.evicting_for
-            ledger.write_back_failed(c)
-            if evicting_for is not None:
-                admission.refuse(evicting_for, "device_failed", why)
-            else:
-                ledger.prefetches.clear()  # it may have been for one: do not try forever
-            if c.unregistering:
-                assert c.answer is not None
-                ledger.refuse((c.session, c.answer), "device_failed", why)
-                c.answer, c.unregistering = None, False
+            self._write_back_failed(c, move, event)
+        ledger.replan = True
+
+    def _load_failed(self, c: Component, move: Move, why: str) -> None:
+        self.ledger.break_leases(c, why)
+        self.ledger.load_failed(c, move)
+        for key in list(c.promised):
+            self.admission.refuse(key, "device_failed", why)
+
+    def _write_back_failed(self, c: Component, move: Move, event: CopyFailed) -> None:
+        """Loads that inherited from it have failed before."""
+        ledger, admission = self.ledger, self.admission
+        if c.evicting_for is None:
+            ledger.prefetches.clear()  # it may have been for one: do not try forever
+        waiter = c.evicting_for and admission.queue.get(c.evicting_for)
+        why = explain.copy_failed(c, event.why, damaged=event.damaged)
+        if event.damaged:
+            ledger.lose(c, move, why)
+        else:
+            ledger.write_back_failed(c, move)
+        if waiter and waiter.queued:  # else it found room without this
+            admission.refuse(waiter.key, "device_failed", why)
+        if c.unregistering:
+            assert c.answer is not None
+            ledger.refuse((c.session, c.answer), "device_failed", why)
+            c.answer, c.unregistering = None, False
+        if event.damaged:
+            for key in list(c.waiting):
+                admission.refuse(key, "device_failed", explain.damaged(c))
+        else:
             ledger.make_idle(c)
             admission.share(c)
-        ledger.replan = True
+        admission.unpark(c.name)
 
     def _lend_failed(self, c: Component, why: str) -> None:
         self.ledger.came_back(c)
@@ -313,7 +334,7 @@ class Residency:
         if c.state is State.RECLAIMING:
             return ledger.reclaim(c)
         ledger.loaded(c)
-        self.admission.came_in(c)
+        self.admission.let_in(c)
         ledger.replan = True
 
     def _on_reclaimed(self, event: Reclaimed) -> None:

@@ -191,8 +191,14 @@ def end_master(w: World, choose: Choices) -> bool:
 def end_move(w: World, choose: Choices) -> bool:
     if not w.moves:
         return False
-    w.end_move(choose.pick(sorted(w.moves)), "injected" if choose.chance(6) else None)
+    fail = "injected" if choose.chance(6) else None
+    w.end_move(choose.pick(sorted(w.moves)), fail, damaged=choose.chance(2))
     return True
+
+
+def step(w: World, choose: Choices) -> bool:
+    """A copy goes on a little."""
+    return bool(w.moves) and w.step(choose.pick(sorted(w.moves)))
 
 
 def end_ack(w: World, choose: Choices) -> bool:
@@ -234,6 +240,7 @@ MOVES: dict[Move, int] = {
     prefetch: 2,
     end_master: 2,
     end_move: 10,
+    step: 6,
     end_ack: 6,
     fenced_leave: 1,
     sleep: 4,

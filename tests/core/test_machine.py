@@ -82,6 +82,7 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.cancel: lambda w: w.waiting or w.leases,
     driver.end_master: lambda w: w.making,
     driver.end_move: lambda w: w.moves,
+    driver.step: lambda w: w.moves,
     driver.end_ack: lambda w: w.acks,
     driver.fenced_leave: lambda w: set(w.fenced) & w.sessions,
 }

@@ -127,8 +127,8 @@ BUGS = [
     Bug(
         "a master is dropped before it is made, and again when it is",
         ledger,
-        "        if not copying and not being_made:\n",
-        "        if not copying:\n",
+        "        if not move and not being_made:\n",
+        "        if not move:\n",
     ),
     Bug(
         "a session that goes keeps its leases",
@@ -271,20 +271,21 @@ BUGS = [
     Bug(
         "who comes to be let in early waits for the copy",
         admission,
-        "if not (w.early and c.session == w.session):",
+        "if not self._may_watch(w, c):",
         "if True:",
     ),
     Bug(
         "everybody is let in before the copy has ended",
         admission,
-        "if not (w.early and c.session == w.session):",
-        "if c.session != w.session:",
+        "        if not w.early or c.session != w.session:\n",
+        "        if c.session != w.session:\n",
     ),
     Bug(
         "another's component is lent before it is in",
         admission,
-        "if not (w.early and c.session == w.session):",
-        "if not w.early:",
+        "        if not w.early or c.session != w.session:\n"
+        "            return False\n        ledger",
+        "        if not w.early:\n            return False\n        ledger",
     ),
     Bug(
         "who was let in early is not told that the load failed",
@@ -313,7 +314,7 @@ BUGS = [
     Bug(
         "what a living process may write is reused when the copy ends",
         ledger,
-        "            self.moves[c.generation].writer = writer\n",
+        "            move.writer = writer\n",
         "            pass\n",
     ),
     Bug(
@@ -393,6 +394,127 @@ BUGS = [
         "a prefetch of what is gone holds back others",
         ledger,
         "            self.replan = True  # others may have been held back for it\n",
+        "",
+    ),
+    Bug(
+        "a mate is loaded while its rival is still being saved",
+        planner,
+        "return not any(r.evicting for r in rivals) and missing",
+        "return missing",
+    ),
+    Bug(
+        "a workspace takes what is not saved yet",
+        planner,
+        "if asked and asked[0].workspace:",
+        "if False:",
+    ),
+    Bug(
+        "who needs what is being saved waits until it is",
+        planner,
+        "return ledger.pool.free + ledger.inheritable",
+        "return ledger.pool.free",
+    ),
+    Bug(
+        "nobody looks who waits when a write-back begins",
+        ledger,
+        "            self.inheritable += c.chunks\n            self.replan = True\n",
+        "            self.inheritable += c.chunks\n",
+    ),
+    Bug(
+        "a load does not wait for what it is behind",
+        ledger,
+        "behind = tuple(move.inherited)",
+        "behind = ()",
+    ),
+    Bug(
+        "what is not saved yet is preferred to what is free",
+        ledger,
+        "free = min(c.chunks, self.pool.free)",
+        "free = max(0, min(c.chunks, self.pool.free) - self.inheritable)",
+    ),
+    Bug(
+        "what is saved last is inherited first",
+        ledger,
+        "load.inherited[generation], save.runs = split(save.runs, n)",
+        "save.runs, load.inherited[generation] = split(save.runs, count(save.runs) - n)",
+    ),
+    Bug(
+        "what a load that failed had inherited is free though it is not saved",
+        ledger,
+        "        if move.inherited:\n",
+        "        if False:\n",
+    ),
+    Bug(
+        "what an abandoned load had inherited is lost",
+        ledger,
+        "        self._hand_back(move)\n        self._free",
+        "        self._free",
+    ),
+    Bug(
+        "one heir after the other fails with a write-back",
+        ledger,
+        "            self._bar_heirs(save)\n            save.runs += runs",
+        "            save.runs += runs",
+    ),
+    Bug(
+        "what was inherited is lost when its load fails after the write-back",
+        ledger,
+        "            heir.runs += heir.inherited.pop(generation)\n",
+        "            heir.inherited.pop(generation)\n",
+    ),
+    Bug(
+        "what was inherited is free when the write-back ends",
+        ledger,
+        "        self.leaving -= count(runs)\n        self.pool.give(runs)\n",
+        "        self.leaving -= count(runs)\n        self.pool.give(c.runs)\n",
+    ),
+    Bug(
+        "a session that goes leaves its write-back to be inherited from",
+        ledger,
+        "        if move:\n            self._bar_heirs(move)\n",
+        "",
+    ),
+    Bug(
+        "what is damaged is lent",
+        admission,
+        "            if c.damaged:\n                return self.refuse",
+        "            if False:\n                return self.refuse",
+    ),
+    Bug(
+        "who waits for what was damaged gets it",
+        residency,
+        "            for key in list(c.waiting):\n"
+        '                admission.refuse(key, "device_failed", explain.damaged(c))\n',
+        "            pass\n",
+    ),
+    Bug(
+        "what was damaged is prefetched",
+        ledger,
+        "        self.prefetches.pop(c.name, None)\n        self.out.append(Lost(",
+        "        self.out.append(Lost(",
+    ),
+    Bug(
+        "a worker may write where the bytes of another are not saved",
+        admission,
+        "        return not (ledger.moves[c.generation].inherited and",
+        "        return not (False and",
+    ),
+    Bug(
+        "who could be let in early when all is saved waits for the copy",
+        residency,
+        "        for heir in heirs:\n            self.admission.let_in(heir)\n",
+        "",
+    ),
+    Bug(
+        "who found room elsewhere is refused when a write-back fails",
+        residency,
+        "        if waiter and waiter.queued:",
+        "        if waiter:",
+    ),
+    Bug(
+        "who was parked is not woken when the write-back fails",
+        residency,
+        "        admission.unpark(c.name)\n",
         "",
     ),
     Bug(

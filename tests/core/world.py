@@ -61,6 +61,7 @@ from swapd.core.events import (
 )
 from swapd.core.records import Key, State, workspace_name
 from swapd.protocol import Code, Policy, Runs
+from tests.core.arena import Arena, numbers
 
 #: Sessions are numbered from here, so that a number found in a snapshot is one of them.
 FIRST_SESSION = 7001
@@ -75,8 +76,20 @@ class Placed(msgspec.Struct):
     name: str
     session: int
     runs: Runs
+    uid: int = 0
     mapped: bool = False
     workspace: bool = False
+    #: The chunks it has, less those that were inherited from it.
+    held: set[int] = msgspec.field(default_factory=set)
+    #: What it has from others that are still being saved, by their generation.
+    inherited: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    #: A load that inherited from it has failed: no other may.
+    barred: bool = False
+    #: Its load failed, and its worker has still to let go of it.
+    broken: bool = False
+
+    def __post_init__(self) -> None:
+        self.held = set(numbers(self.runs))
 
 
 class World:
@@ -111,7 +124,9 @@ class World:
         self.wanted: set[tuple[int, str]] = set()
         #: By generation.
         self.placed: dict[int, Placed] = {}
-        #: The workspaces among them whose memory the driver has.
+        #: What is in the chunks and in the masters.
+        self.arena = Arena(chunks)
+        #: The workspaces placed whose memory the driver has.
         self.lent: set[int] = set()
         #: Registered names; who owns them; which of them the owner may write.
         self.owner: dict[str, int] = {}
@@ -286,32 +301,80 @@ class World:
         else:
             self.send(MasterSealed(self.now, uid))
 
-    def move(self, name: str, fail: str | None = None) -> None:
+    def move(self, name: str, fail: str | None = None, damaged: bool = False) -> None:
         """The copy of `name` ends, or its lending, or its way back."""
-        self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail)
+        self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail, damaged)
 
-    def end_move(self, generation: int, fail: str | None = None) -> None:
-        order = self.moves.pop(generation)
-        if isinstance(order, Lend | Reclaim):
-            return self._end_lending(order, fail)
-        placed = self.placed[generation]
-        left = placed.session in self.gone
-        load_failed = fail is not None and isinstance(order, CopyIn)
-        if load_failed and not left:
-            self.dirty.discard(order.name)
-        if (left or load_failed) and not placed.mapped:
-            del self.placed[generation]
-        if fail is not None:
-            self.send(CopyFailed(self.now, generation, fail))
-        elif isinstance(order, CopyIn):
-            self.send(CopiedIn(self.now, generation))
+    def end_move(self, generation: int, fail: str | None = None, damaged: bool = False) -> None:
+        """`damaged`: of a copy out that fails, if there is anything to be damaged."""
+        order = self.moves[generation]
+        if isinstance(order, CopyIn):
+            self._end_load(order, fail)
+        elif isinstance(order, CopyOut):
+            self._end_save(order, fail, damaged)
         else:
+            self._end_lending(order, fail)
+
+    def step(self, generation: int) -> bool:
+        """A copy goes on by one byte, if it can."""
+        return isinstance(self.moves[generation], CopyIn | CopyOut) and self.arena.step(generation)
+
+    def _end_load(self, order: CopyIn, fail: str | None) -> None:
+        del self.moves[order.generation]
+        placed = self.placed[order.generation]
+        left = placed.session in self.gone
+        if left or fail is not None:
+            for generation, chunks in placed.inherited.items():
+                placed.held -= chunks
+                self.placed[generation].held |= chunks
+                self.placed[generation].barred = True
+        placed.inherited.clear()
+        if fail is not None:
+            self.arena.fail(order.generation, restore=False)
+            placed.broken = True
             if not left:
                 self.dirty.discard(order.name)
-            self.send(CopiedOut(self.now, generation))
+        else:
+            self.arena.finish(order.generation)
+        if (left or fail is not None) and not placed.mapped:
+            del self.placed[order.generation]
+        if fail is not None:
+            self.send(CopyFailed(self.now, order.generation, fail))
+            return
+        if any(s == placed.session and placed.name in n for (s, _), n in self.leases.items()):
+            self._write(placed)
+        self.send(CopiedIn(self.now, order.generation))
+
+    def _end_save(self, order: CopyOut, fail: str | None, damaged: bool) -> None:
+        if fail is None:
+            self.arena.finish(order.generation)
+        else:
+            for behind in [m for m in self.moves.values() if isinstance(m, CopyIn)]:
+                if order.generation in behind.behind:
+                    self._end_load(behind, fail)
+            damaged = self.arena.fail(order.generation, restore=not damaged)
+        del self.moves[order.generation]
+        for placed in self.placed.values():
+            placed.inherited.pop(order.generation, None)
+        self.placed[order.generation].barred = False
+        left = self.placed[order.generation].session in self.gone
+        if left or (fail is not None and damaged):
+            del self.placed[order.generation]
+        if not left and (fail is None or damaged):
+            self.dirty.discard(order.name)
+        if fail is not None:
+            self.send(CopyFailed(self.now, order.generation, fail, damaged))
+        else:
+            self.send(CopiedOut(self.now, order.generation))
+
+    def _write(self, placed: Placed) -> None:
+        """A worker that holds what it may write does so."""
+        if placed.name in self.mutable:
+            self.arena.write(placed.uid, placed.runs)
 
     def _end_lending(self, order: Lend | Reclaim, fail: str | None) -> None:
         """A lending may fail; a way back may take as long as it likes."""
+        del self.moves[order.generation]
         if fail is not None and isinstance(order, Lend):
             del self.placed[order.generation]
             self.send(CopyFailed(self.now, order.generation, fail))
@@ -355,8 +418,9 @@ class World:
         """Hand one event to the core, and check all it must keep."""
         self.out = self.core.handle(event)
         self.log += self.out
-        for i, action in enumerate(self.out):
+        for action in self.out:
             self._note(action)
+        for i, action in enumerate(self.out):
             if isinstance(action, Evict):
                 self._check_minimal(i, action)
         if isinstance(event, SessionGone | Tick):
@@ -418,6 +482,7 @@ class World:
                 self.owner[action.name] = action.session
                 self.making[action.uid] = action
                 self.masters.add(action.uid)
+                self.arena.make_master(action.uid, action.nbytes)
             case SealMaster():
                 assert action.uid in self.masters - self.dropped
                 self.making[action.uid] = action
@@ -427,16 +492,19 @@ class World:
                 assert all(m.uid != action.uid for m in self.copies()), f"{action}: copying"
                 self.dropped.add(action.uid)
             case CopyIn():
-                self._check_chunks_are_free(action)
+                self._check_chunks(action)
                 self._start(action)
                 owner = self.owner[action.name]
-                self.placed[action.generation] = Placed(action.name, owner, action.runs)
+                placed = Placed(action.name, owner, action.runs, action.uid)
+                placed.inherited = self._inherit(action)
+                self.placed[action.generation] = placed
             case CopyOut():
                 assert not self.placed[action.generation].mapped, f"{action}: still mapped"
                 self._check_unheld(action)
                 self._start(action)
             case Lend():
-                self._check_chunks_are_free(action)
+                self._check_chunks(action)
+                assert self._inherit(action) == {}
                 self.moves[action.generation] = action
                 self.placed[action.generation] = Placed(
                     action.name, action.session, action.runs, workspace=True
@@ -475,6 +543,7 @@ class World:
                 assert not placed.mapped, f"{action}: still mapped"
                 assert action.generation not in self.moves, f"{action}: still copied"
                 assert action.name not in self.dirty, f"{action}: what was written is lost"
+                assert self.arena.is_saved(placed.uid), f"{action}: not what was written"
             case Lost():
                 pass
             case Waiting():
@@ -498,6 +567,10 @@ class World:
                 placed.mapped = True
                 if placement.name in self.mutable:
                     self.dirty.add(placement.name)
+                if self.core.rules.strict or placement.name in self.mutable:
+                    assert not placed.inherited, f"{action}: others' bytes are there, unsaved"
+                if placement.generation not in self.moves:
+                    self._write(placed)
         elif isinstance(action, Accept) and (name := self._unregistering.pop(key, None)):
             self._forget_name(name)
 
@@ -505,16 +578,41 @@ class World:
         assert all(m.uid != order.uid for m in self.copies()), f"{order}: one is under way"
         assert order.uid in self.masters - self.dropped, f"{order}: no master"
         self.moves[order.generation] = order
+        self.arena.start(order)
 
-    def _check_chunks_are_free(self, order: CopyIn | Lend) -> None:
+    def _check_chunks(self, order: CopyIn | Lend) -> None:
         if isinstance(order, CopyIn):
             assert count(order.runs) == order.nbytes
-        numbers = {i for first, n in order.runs for i in range(first, first + n)}
-        assert len(numbers) == count(order.runs), f"{order}: a chunk twice"
-        assert numbers <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
-        for placed in self.placed.values():
-            for first, n in placed.runs:
-                assert numbers.isdisjoint(range(first, first + n)), f"{order} over {placed}"
+        chunks = set(numbers(order.runs))
+        assert len(chunks) == count(order.runs), f"{order}: a chunk twice"
+        assert chunks <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
+
+    def _inherit(self, order: CopyIn | Lend) -> dict[int, set[int]]:
+        """Take from others what the order takes from them; nobody may have the rest.
+
+        Free chunks come first, and only if they are too few those that are saved first.
+        """
+        chunks, inherited = numbers(order.runs), {}
+        taken: list[int] = []
+        in_order = [g for g in self.moves if g in self.placed]  # copies out: as they save
+        for generation in in_order + [g for g in self.placed if g not in self.moves]:
+            placed = self.placed[generation]
+            if not (overlap := placed.held & set(chunks)):
+                continue
+            assert isinstance(self.moves.get(generation), CopyOut), f"{order} over {placed}"
+            assert not placed.barred, f"{order}: {placed} may be failing"
+            held = [i for i in numbers(placed.runs) if i in placed.held]
+            assert set(held[: len(overlap)]) == overlap, f"{order}: not what is saved first"
+            taken += held[: len(overlap)]
+            placed.held -= overlap
+            inherited[generation] = overlap
+        assert not inherited or isinstance(order, CopyIn), f"{order}: not saved yet"
+        assert isinstance(order, Lend) or set(order.behind) == set(inherited), order
+        assert chunks[len(chunks) - len(taken) :] == taken, f"{order}: in the wrong order"
+        if inherited:
+            held_by_all = sum(len(placed.held) for placed in self.placed.values())
+            assert held_by_all + len(chunks) == self.ledger.pool.total, f"{order}: some are free"
+        return inherited
 
     def _check_unheld(self, action: Evict | Revoke | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]
@@ -522,8 +620,12 @@ class World:
 
     def _check(self) -> None:
         check(self.core)
-        occupied = {i for p in self.placed.values() for f, n in p.runs for i in range(f, f + n)}
+        occupied = [i for p in self.placed.values() for i in p.held]
+        assert len(set(occupied)) == len(occupied), "a chunk has two owners"
         assert len(occupied) == self.ledger.pool.total - self.ledger.pool.free, "chunks unaccounted"
+        for generation, placed in self.placed.items():
+            if not (placed.workspace or placed.broken or generation in self.moves):
+                assert self.arena.holds(placed.uid, placed.runs), f"{placed}: bytes are wrong"
         assert {w.key for w in self.core.admission.queue} == set(self.waiting), (
             "a waiter is forgotten"
         )
@@ -547,7 +649,8 @@ class World:
         copied_in = {a.name: count(a.runs) for a in later if isinstance(a, CopyIn | Lend)}
         evicted = [a for a in later if isinstance(a, Evict)]
         components = self.ledger.components
-        leaving = sum(c.chunks for c in components.values() if c.evicting)
+        evicting = [c for c in components.values() if c.evicting]
+        leaving = sum(len(self.placed[c.generation].held) for c in evicting)
         orphans = [p for p in self.placed.values() if p.workspace and p.session in self.gone]
         leaving += sum(count(p.runs) for p in orphans)
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
