@@ -195,6 +195,7 @@ class AsyncClient:
         session = self.session
         part = session.own(name)
         session.check()
+        await asyncio.to_thread(session.drain)
         session.before_unbind(part)
         try:
             await self._call(protocol.Unregister(session.next_id(), name))

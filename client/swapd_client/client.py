@@ -253,6 +253,7 @@ class Client:
         part = session.own(name)
         session.check()
         self._keeper.flush_all()
+        session.drain()
         session.before_unbind(part)
         try:
             self._call(protocol.Unregister(session.next_id(), name))

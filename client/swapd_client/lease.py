@@ -92,4 +92,5 @@ class HeldLease:
 
     def _all_streams(self) -> tuple[int, ...]:
         """Those whose work must be done before a lease that is released now ends."""
-        return (*self._session.current_streams(), *self._streams)
+        # once each: a lease that lingers takes these over, step after step
+        return tuple(dict.fromkeys((*self._session.current_streams(), *self._streams)))

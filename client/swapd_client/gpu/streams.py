@@ -34,6 +34,10 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
+#: Boards that are pinned: they must stay mapped, also if a session is lost track of.
+_pinned: set[Board] = set()
+
+
 class Doorbell:
     """The session's board as the GPU sees it, so that streams wait for words on it."""
 
@@ -88,6 +92,7 @@ class Doorbell:
                     for event in self._passed.values():
                         driver.destroy_event(event)
                     driver.unpin(self._board.address)
+                    _pinned.discard(self._board)
             except DeviceFailed as exc:
                 self._card.complain(exc)
             self._address = None
@@ -101,6 +106,7 @@ class Doorbell:
             try:
                 if able:
                     self._address = driver.pin_for_flags(self._board.address, BOARD_BYTES)
+                    _pinned.add(self._board)
             except CudaError:
                 able = 0
         self._refused = not able

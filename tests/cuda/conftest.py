@@ -1,0 +1,28 @@
+"""Daemons and workers on a machine of their own with a fake GPU, all in processes of their own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import fakecuda
+from tests.cuda.gpu_world import MIB, PROGRAM, World
+from tests.guarantees import harness
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
+    """A card of 128 MiB for the processes that the test starts; in the end nothing is left on it.
+
+    It unmaps one chunk a call, as a driver may.
+    """
+    with fakecuda.machine(total=128 * MIB, unmap_one=True) as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        yield fake
+        assert fake.held_bytes() == 0
+
+
+@pytest.fixture
+def world(fake: fakecuda.Fake) -> Iterator[World]:
+    with harness.world(PROGRAM) as made:
+        yield World(made, fake)

@@ -1,0 +1,217 @@
+"""A release takes effect when the work is done, off the caller's thread, and never before."""
+
+import pytest
+
+from tests.cuda.gpu_world import MIB, Daemon, WorkerError, World
+
+WORK = "cuMemcpyDtoDAsync"
+
+
+def leases(daemon: Daemon, name: str) -> int:
+    return daemon.component(name).leases
+
+
+def test_a_release_is_not_sent_before_the_work_is_done(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register("a", 10 * MIB, seed=1)
+    other.register("b", 10 * MIB, seed=2)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    assert leases(daemon, "a") == 1
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting")
+    assert not worker.is_done()
+    world.go_on()
+    waiting.result()
+    assert worker.result() == expected
+
+
+def test_without_work_it_is_sent_at_once_and_no_thread_is_started(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 2 * MIB)
+    for _ in range(3):
+        worker.acquire("a")
+        worker.release("a")
+    assert leases(daemon, "a") == 0
+    assert not [name for name in worker.threads() if name.startswith("swapd-release")]
+
+
+def test_the_default_stream_counts_without_being_named(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 2 * MIB)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a", stream="default", use=False)
+    worker.release("a")
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    daemon.await_record("Release")
+    assert leases(daemon, "a") == 0
+
+
+def test_a_slow_stream_holds_up_no_other_s_release(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("slow", 2 * MIB)
+    worker.register("quick", 4 * MIB)
+    worker.acquire("slow")
+    worker.acquire("quick", lane="other")
+    world.fake.faults(f"{WORK} hold times=1 async")
+    worker.work("slow", stream="s1")
+    worker.work("quick", stream="s2")
+    worker.release("slow")
+    worker.release("quick")
+    daemon.await_record("Release")
+    assert (leases(daemon, "slow"), leases(daemon, "quick")) == (1, 0)
+    world.go_on()
+    daemon.await_record("Release")
+    assert leases(daemon, "slow") == 0
+
+
+def test_a_lease_waits_for_all_its_streams(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 2 * MIB)
+    worker.acquire("a")
+    world.fake.faults(f"{WORK} hold times=1 async")
+    worker.work("a", stream="s1")
+    worker.work("a", stream="s2")
+    worker.result(stream="s2")
+    worker.release("a")
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    daemon.await_record("Release")
+
+
+def test_a_thread_may_go_on_to_what_does_not_fit_beside_what_is_ending(world: World) -> None:
+    """It waits for nobody but the GPU, and that is no deadlock."""
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 10 * MIB)
+    expected = worker.register("b", 10 * MIB, seed=2)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    going_on = worker.start("acquire", "b")
+    daemon.await_record("Waiting")
+    world.go_on()
+    going_on.result()
+    assert worker.look("b")[1] == expected
+
+
+def test_who_holds_another_lease_waits_for_what_is_ending_and_then_asks(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("kept", 2 * MIB)
+    worker.register("a", 10 * MIB)
+    expected = worker.register("b", 10 * MIB, seed=2)
+    worker.acquire("kept")
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    with pytest.raises(WorkerError, match="does not end"):
+        worker.acquire("b", timeout=0.0)
+    going_on = worker.start("acquire", "b")
+    world.go_on()
+    going_on.result()
+    assert worker.look("b")[1] == expected
+
+
+def test_two_that_wait_for_each_other_s_work_are_not_deadlocked(world: World) -> None:
+    daemon = world.daemon()
+    one, two = world.workers(daemon, "one", "two")
+    expected = [w.register(n, 6 * MIB, seed=s) for w, n, s in ((one, "a", 1), (two, "b", 2))]
+    expected += [w.register(n, 8 * MIB, seed=s) for w, n, s in ((one, "c", 3), (two, "d", 4))]
+    world.hold(WORK)
+    for worker, name in ((one, "a"), (two, "b")):
+        worker.acquire(name)
+        worker.work(name)
+        worker.release(name)
+    waiting = [one.start("acquire", "c"), two.start("acquire", "d")]
+    daemon.await_record("Waiting")
+    world.go_on()
+    waiting[0].result()
+    assert one.look("c")[1] == expected[2]
+    one.release("c")
+    waiting[1].result()
+    assert two.look("d")[1] == expected[3]
+
+
+def test_close_waits_for_the_work_of_released_leases(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 10 * MIB, seed=1)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    closing = worker.start("disconnect", lane="closing")
+    worker.is_done()
+    assert not closing.done
+    world.go_on()
+    closing.result()
+    assert worker.result() == expected
+    assert worker.look("a")[1] == expected
+
+
+def test_close_waits_for_the_work_of_leases_nobody_released(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 10 * MIB, seed=1)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    closing = worker.start("disconnect", lane="closing")
+    world.go_on()
+    closing.result()
+    assert worker.result() == expected
+
+
+def test_a_thread_that_waits_for_work_ends_with_the_session(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 2 * MIB)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    world.go_on()
+    worker.disconnect()
+    worker.join_threads("swapd-")
+
+
+def test_work_that_faults_gives_the_lease_back_all_the_same(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("a", 10 * MIB)
+    expected = other.register("b", 10 * MIB, seed=2)
+    world.fake.faults(f"{WORK} 719 async pid={worker.pid}")
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    assert other.use("b")[1] == expected
+    assert "CUDA_ERROR_LAUNCH_FAILED (719)" in worker.log
+    assert worker.log.count("is lost") == 1
+
+
+def test_the_daemon_dies_while_a_release_waits(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 10 * MIB, seed=1)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    daemon.kill()
+    assert worker.await_end().startswith("DaemonGone")
+    world.go_on()
+    assert worker.result() == expected
+    worker.disconnect()
+    assert worker.look("a")[1] == expected

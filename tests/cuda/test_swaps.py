@@ -1,0 +1,124 @@
+"""Components come and go on the GPU: the same addresses, the right bytes, nothing left over."""
+
+import pytest
+
+from tests.cuda.gpu_world import MIB, Worker, WorkerError, World
+
+
+def test_it_comes_back_on_other_chunks_at_the_same_address(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register("a", 6 * MIB, seed=1)
+    for i, name in enumerate(("b", "c")):
+        other.register(name, (8 - 2 * i) * MIB, seed=i)
+    address = worker.address("a")
+    for _ in range(10):
+        other.swap("b", 1)
+        other.swap("c", 1)
+        assert worker.use("a") == [address, expected]
+    placed = {copy.runs for copy in daemon.watch.seen("CopyIn") if copy.name == "a"}
+    assert len(placed) > 1, "it always came back to the same chunks: that proves little"
+
+
+@pytest.mark.parametrize("isolation", ["strict", "relaxed"])
+def test_workers_take_turns_and_each_finds_its_own_bytes(world: World, isolation: str) -> None:
+    daemon = world.daemon(isolation=isolation)
+    workers = world.workers(daemon, "one", "two")
+    expected = [w.register("mine", 10 * MIB + 4096, seed=i) for i, w in enumerate(workers[:1])]
+    expected.append(workers[1].register("theirs", 12 * MIB, seed=7))
+    for _ in range(5):
+        for worker, name, digest in zip(workers, ("mine", "theirs"), expected, strict=True):
+            assert worker.use(name)[1] == digest
+    assert daemon.status().evictions >= 9
+
+
+def test_what_a_mutable_component_was_given_is_there_when_it_comes_back(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("state", 6 * MIB, mutable=True)
+    other.register("big", 14 * MIB)
+    for seed in range(1, 4):
+        worker.acquire("state")
+        written = worker.write("state", seed)
+        worker.release("state")
+        other.use("big")
+        assert daemon.component("state").state == "absent"
+        assert worker.use("state")[1] == written
+
+
+def test_cuda_is_left_alone_until_something_is_registered(world: World) -> None:
+    daemon = world.daemon()
+    owner, user = world.workers(daemon, "owner", "user")
+    owner.register("a", MIB)
+    user.acquire("a")
+    user.release("a")
+    assert not user.uses_cuda(), "a child that it forks could not use the GPU any more"
+    assert owner.uses_cuda()
+
+
+def test_a_stray_access_faults_in_the_offender_alone(world: World) -> None:
+    daemon = world.daemon()
+    good, bad = world.workers(daemon, "good", "bad")
+    expected = good.register("good", 2 * MIB, seed=3)
+    bad.register("bad", 2 * MIB)
+    bad.use("bad")
+    with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+        bad.peek("bad")
+    assert good.use("good")[1] == expected
+    bad.kill()
+    assert good.use("good")[1] == expected
+
+
+def test_what_is_clean_cannot_be_written_to(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register("a", 2 * MIB)
+    worker.acquire("a")
+    with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+        worker.write("a", 5)
+    worker.kill()
+    assert other.register("b", 2 * MIB) == expected == other.use("b")[1]
+
+
+def test_a_worker_that_lost_its_gpu_gives_back_what_it_holds(world: World) -> None:
+    daemon = world.daemon()
+    bad, other = world.workers(daemon, "bad", "other")
+    bad.register("a", 12 * MIB)
+    expected = other.register("b", 12 * MIB, seed=1)
+    bad.acquire("a")
+    with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+        bad.write("a", 1)
+    bad.release("a")
+    assert other.use("b")[1] == expected
+    with pytest.raises(WorkerError, match="start it anew") as caught:
+        bad.acquire("a")
+    assert caught.value.kind == "DeviceFailed"
+    assert other.use("b")[1] == expected
+    assert "is lost" in bad.log
+
+
+def test_descriptors_and_memory_stay_constant_over_five_hundred_swaps(world: World) -> None:
+    daemon = world.daemon(isolation="relaxed", journal_size="64MiB")
+    worker = world.worker(daemon)
+    worker.register("a", 8 * MIB)
+    worker.register("b", 10 * MIB)
+    _swap(worker, 20)
+    before = worker.count_descriptors(), world.fake.held_bytes()
+    _swap(worker, 500)
+    assert (worker.count_descriptors(), world.fake.held_bytes()) == before
+
+
+def _swap(worker: Worker, times: int) -> None:
+    for _ in range(times // 20):
+        worker.swap_both("a", "b", 10)
+
+
+def test_a_component_of_nothing(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("empty", 0)
+    worker.acquire("empty")
+    worker.release("empty")
+    worker.unregister("empty")
+    worker.register("empty", 0)
+    worker.disconnect()

@@ -1,0 +1,166 @@
+"""A worker process on a GPU: what `tests.guarantees.worker` does, with bytes the CPU cannot read.
+
+Its "compute" is copies within GPU memory, on streams it has by name: they can be held back
+(`cuMemcpyDtoDAsync hold async`), and fault like kernels where they may not read or write.
+"""
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from swapd.device.driver import Driver
+from tests.guarantees import worker
+from tests.guarantees.worker import digest, pattern
+
+
+class GpuWorker(worker.Worker):
+    """A method for each command, beside those of the base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._driver: Driver | None = None
+        self._streams: dict[str, Any] = {}
+        #: What work has copied: address and size, by stream.
+        self._results: dict[str, tuple[int, int]] = {}
+
+    @property
+    def driver(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver.by_uuid(self.client.session.welcome.uuid)
+        return self._driver
+
+    def _register(self, name: str, data: bytearray | memoryview, options: dict[str, Any]) -> None:
+        self._parts[name] = self.client.register(name, {"data": data}, **options)
+
+    def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
+        """As the base; its tensor is the CPU's, which can reach the memory of the fake GPU."""
+        from swapd_client import dlpack
+
+        dlpack.gpu = lambda index: dlpack.HOST
+        return super().register_tensor(name, nbytes, seed=seed, **options)
+
+    def arrive(self, lease: str, segment: int) -> str:
+        """Wait for a segment, all of a size; return its digest."""
+        part = self._parts[lease]
+        self._leases[lease].wait(segment)
+        nbytes = part.nbytes // part.segments
+        return digest(self._fetch(part.address + segment * nbytes, nbytes))
+
+    def look(self, name: str) -> tuple[int, str]:
+        """Where the bytes are, and their digest: to be asked under a lease, or in the end."""
+        part = self._parts[name]
+        return part.address, digest(self._fetch(part.address, part.nbytes))
+
+    def peek(self, name: str) -> int:
+        """Have the GPU read one byte, lease or not."""
+        return self._fetch(self._parts[name].address, 1)[0]
+
+    def write(self, name: str, seed: int) -> str:
+        part = self._parts[name]
+        data = pattern(seed, part.nbytes)
+        self._store(part.address, data)
+        return digest(data)
+
+    def swap_both(self, one: str, other: str, times: int) -> None:
+        """Use both in turn, many times."""
+        for _ in range(times):
+            self.client.acquire(one).release()
+            self.client.acquire(other).release()
+
+    def work(self, name: str, *, stream: str = "s", lease: str = "", use: bool = True) -> None:
+        """Put a copy of the component on a stream, which its lease is told of if `use`."""
+        part = self._parts[name]
+        self._copy(stream, part.address, part.nbytes)
+        if use:
+            self._leases[lease or name].uses(int(self._stream(stream)))
+
+    def work_on_segment(self, name: str, segment: int, *, stream: str = "s") -> None:
+        """The same with one segment, of segments of a size; the stream waits for it."""
+        part = self._parts[name]
+        nbytes = part.nbytes // part.segments
+        self._leases[name].wait(segment, stream=int(self._stream(stream)))
+        self._copy(stream, part.address + segment * nbytes, nbytes)
+
+    def result(self, *, stream: str = "s") -> str:
+        """The digest of what was copied on the stream, when that is done. Blocks."""
+        address, nbytes = self._results[stream]
+        with self.driver.current():
+            self.driver.finish(self._stream(stream))
+        return digest(self._fetch(address, nbytes))
+
+    def is_done(self, *, stream: str = "s") -> bool:
+        with self.driver.current():
+            return self.driver.is_idle(self._stream(stream))
+
+    def check(self, lease: str) -> None:
+        self._leases[lease].check()
+
+    def wait_for(self, lease: str, segment: int | None = None) -> None:
+        self._leases[lease].wait(segment)
+
+    def allocate(self, nbytes: int) -> None:
+        """Take GPU memory by an allocator of one's own, and keep it."""
+        with self.driver.current():
+            self.driver.call(self.driver.api.cuMemAlloc, nbytes)
+
+    def count_descriptors(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def uses_cuda(self) -> bool:
+        """Whether the driver is loaded here at all."""
+        return "cuda.bindings.driver" in sys.modules
+
+    def threads(self) -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate())
+
+    def count_boards(self) -> int:
+        """How many sessions' boards this process still has mapped."""
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("swapd-board")
+
+    def join_threads(self, prefix: str) -> None:
+        """Until no thread with such a name is left."""
+        for thread in threading.enumerate():
+            if thread.name.startswith(prefix):
+                thread.join()
+
+    # --- the GPU -------------------------------------------------------------------------
+
+    def _stream(self, name: str) -> Any:
+        if name == "default":
+            return 0
+        if name not in self._streams:
+            with self.driver.current():
+                self._streams[name] = self.driver.stream()
+        return self._streams[name]
+
+    def _copy(self, stream: str, address: int, nbytes: int) -> None:
+        driver = self.driver
+        with driver.current():
+            target = int(driver.call(driver.api.cuMemAlloc, nbytes))
+            self._results[stream] = target, nbytes
+            driver.call(driver.api.cuMemcpyDtoDAsync, target, address, nbytes, self._stream(stream))
+
+    def _fetch(self, address: int, nbytes: int) -> bytearray:
+        data = bytearray(nbytes)
+        memory = (ctypes.c_char * nbytes).from_buffer(data)
+        with self.driver.current():
+            stream = self._stream("looking")
+            self.driver.copy_to_host(ctypes.addressof(memory), address, nbytes, stream)
+            self.driver.finish(stream)
+        return data
+
+    def _store(self, address: int, data: bytearray) -> None:
+        memory = (ctypes.c_char * len(data)).from_buffer(data)
+        with self.driver.current():
+            stream = self._stream("looking")
+            self.driver.copy_to_device(address, ctypes.addressof(memory), len(data), stream)
+            self.driver.finish(stream)
+
+
+if __name__ == "__main__":
+    GpuWorker().serve()
