@@ -1,10 +1,10 @@
 # Two commands are all there is to know: `make demo` and `make test`.
-# Each makes .venv first, with pip; CI runs the same lines.
+# Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint check unit bench clean
+.PHONY: demo test lint check unit bench gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -24,6 +24,11 @@ unit: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/swapd bench
+
+# Everything that only a GPU can show, with the Python that is named: no .venv, no network.
+# make gpu-check PYTHON=python3 CHECK='--only probe --out /tmp/results'
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(CHECK)
 
 # torch first and by its exact version, so that nothing below picks another build of it
 .venv/ready: pyproject.toml

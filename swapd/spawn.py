@@ -4,13 +4,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 #: A daemon that does not stop by then is killed.
 STOP_S = 20.0
+
+#: What Python is told to run; settings follow as flags.
+SERVE = ("-m", "swapd", "serve")
 
 
 class SpawnError(Exception):
@@ -30,14 +33,14 @@ class Spawned:
 
 
 @contextmanager
-def daemon(**settings: object) -> Iterator[Spawned]:
-    """Run `swapd serve` with `settings` until the block ends.
+def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Spawned]:
+    """Run `swapd serve`, or another `program` that takes its flags, until the block ends.
 
-    Blocks until it serves. Raises: SpawnError with the daemon's own words.
+    Blocks until it serves, which it says in a line. Raises: SpawnError with the daemon's own words.
     """
     with tempfile.TemporaryDirectory(prefix="swapd-") as folder:
         settings = {"runtime_dir": folder, "device": "host", **settings}
-        command = [sys.executable, "-m", "swapd", "serve"]
+        command = [sys.executable, *program]
         for name, value in settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         process = subprocess.Popen(

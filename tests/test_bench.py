@@ -21,6 +21,7 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
         "fd_growth",
         "rss_growth_bytes",
         "raw",
+        "device",
     }
     assert report["raw"]["swap_in"].keys() >= {"swap_s", "copy_s"}
     assert report["raw"]["hit"].keys() >= {"hit_s", "two_round_trips_s"}

@@ -28,7 +28,7 @@ SECTIONS = (
     Section("guarantees", "lending", "Memory lent to a worker's own allocator", 45, TORCH),
     Section("guarantees", "leaking", "Many swap cycles", 60, SERVING),
     Section("bounds", "computing", "Compute that starts early; a decode loop", 60, TORCH),
-    Section("bounds", "rivals", "swapd beside sleep and wake, and module.to()", 60, TORCH),
+    Section("bounds", "rivals", "swapd beside sleep and wake, and module.to()", 90, TORCH),
     Section("contract", "contract", "The device contract, on this GPU", 90, (*SERVING, "pytest")),
     Section("probe", "calls", "What the driver's calls cost", 45, CUDA),
     Section("probe", "pinning", "Pinned host memory", 45, CUDA),

@@ -29,23 +29,33 @@ class Row:
 class Check:
     """Where a section puts its rows; they are on their way at once."""
 
-    def __init__(self, section: str, out: TextIO) -> None:
+    def __init__(self, section: str, out: TextIO, *, judges_times: bool = True) -> None:
+        """Where nothing is learnt from times, on the stub, bounds on them are not judged."""
         self._section = section
         self._out = out
+        self._judges_times = judges_times
 
     def row(self, name: str, value: Value, unit: str = "", note: str = "") -> None:
         """A figure that is to be known, and has no bound."""
         self._put(Row(self._section, name, value, unit, note=note))
 
+    def faster(
+        self, name: str, value: float, at_least: float, unit: str = "", note: str = ""
+    ) -> None:
+        """A bound on a ratio of times, the larger the better."""
+        self._timed(name, value, unit, f"at least {at_least:g}", value >= at_least, note)
+
+    def slower(
+        self, name: str, value: float, at_most: float, unit: str = "", note: str = ""
+    ) -> None:
+        """A bound on a time or a ratio of times, the smaller the better."""
+        self._timed(name, value, unit, f"at most {at_most:g}", value <= at_most, note)
+
     def at_most(
         self, name: str, value: float, bound: float, unit: str = "", note: str = ""
     ) -> None:
+        """A bound on what is counted, which holds anywhere."""
         self._bounded(name, value, unit, f"at most {bound:g}", value <= bound, note)
-
-    def at_least(
-        self, name: str, value: float, bound: float, unit: str = "", note: str = ""
-    ) -> None:
-        self._bounded(name, value, unit, f"at least {bound:g}", value >= bound, note)
 
     def holds(self, name: str, held: bool, note: str = "") -> None:
         """A guarantee: it holds, or it does not."""
@@ -66,6 +76,12 @@ class Check:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other rows are wanted
             why = f"{type(exc).__name__}: {exc}"
             (self.failed if guarantee else self.missing)(name, why)
+
+    def _timed(self, name: str, value: float, unit: str, bound: str, held: bool, note: str) -> None:
+        if self._judges_times:
+            self._bounded(name, value, unit, bound, held, note)
+        else:
+            self._put(Row(self._section, name, value, unit, bound, note=note))
 
     def _bounded(
         self, name: str, value: Value, unit: str, bound: str, held: bool, note: str

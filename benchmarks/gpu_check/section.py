@@ -15,7 +15,8 @@ def main(module: str, settings: str, fd: str) -> None:
     os.set_inheritable(int(fd), False)  # workers and daemons are not to hold it
     section = importlib.import_module(f"benchmarks.gpu_check.{module}")
     with open(int(fd), "w", encoding="utf-8") as out:
-        section.measure(Check(module, out), Settings.decode(settings))
+        told = Settings.decode(settings)
+        section.measure(Check(module, out, judges_times=not told.stub), told)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ SMALL = Settings(
     chunk_bytes=2 * MIB,
     step_s=0.002,
     steps=10,
-    contract="very_bytes and 3-runs0",
+    contract="test_no_bytes_are_a_copy_too",
 )
 
 

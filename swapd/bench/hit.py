@@ -31,12 +31,12 @@ class Hit(msgspec.Struct, frozen=True):
     calls: int
 
 
-def measure() -> Hit:
+def measure(device: str = "host") -> Hit:
     """Blocks of either side in turn."""
     hits, bare = [], []
     with (
         tempfile.TemporaryDirectory(prefix="swapd-") as folder,
-        spawn.daemon(budget="32MiB") as daemon,
+        spawn.daemon(device=device, budget="64MiB") as daemon,
     ):
         echo = _Echo(f"ipc://{folder}/echo")
         try:

@@ -29,10 +29,10 @@ class Leaks(msgspec.Struct, frozen=True):
     idle_wakeups_per_s: float
 
 
-def measure() -> Leaks:
+def measure(device: str = "host") -> Leaks:
     """Two components that do not fit together, in turn; figures after a warm-up."""
     with (
-        spawn.daemon(budget=NBYTES + (2 << 20)) as daemon,
+        spawn.daemon(device=device, budget=NBYTES + (2 << 20), chunk="2MiB") as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
         for name in ("a", "b"):

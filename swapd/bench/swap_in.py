@@ -7,21 +7,30 @@ torch's threads spin on every core, and whatever is measured then is measured be
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
 import swapd_client
 from swapd import spawn
+from swapd.bench import plain
 
 NBYTES = 256 << 20
+#: A GPU's copies are so fast that less would measure the messages.
+GPU_NBYTES = 1 << 30
 ROUNDS = 51
 WARM_UP = 3
+#: Masters are pinned in the background; a GPU's copies are not at their speed before.
+PIN_S_PER_GIB = 0.8
 
 
 class SwapIn(msgspec.Struct, frozen=True):
-    """Seconds are medians of `rounds`; `first_touch_s` is the first full read after a grant."""
+    """Seconds are medians of `rounds`; `first_touch_s` is the first full read after a grant.
+
+    On a GPU nothing is read, and the touches are 0.
+    """
 
     ratio: float
     nbytes: int
@@ -35,52 +44,78 @@ class SwapIn(msgspec.Struct, frozen=True):
     bytes_back: int
 
 
-def measure() -> SwapIn:
+def measure(
+    device: str = "host",
+    nbytes: int = NBYTES,
+    rounds: int = ROUNDS,
+    program: Sequence[str] = spawn.SERVE,
+    **settings: object,
+) -> SwapIn:
     """Two workers take turns; each swap is followed by a plain copy of as many bytes."""
-    import torch
-
-    source = torch.ones(NBYTES, dtype=torch.uint8)
-    target = torch.zeros(NBYTES, dtype=torch.uint8)
     swaps, copies, first, later = [], [], [], []
     with (
-        spawn.daemon(budget=NBYTES + (32 << 20)) as daemon,
-        _Rival(str(daemon.folder)) as rival,
+        plain.copier(device, nbytes) as copier,
+        spawn.daemon(program, device=device, budget=nbytes + nbytes // 8, **settings) as daemon,
+        _Rival(str(daemon.folder), nbytes) as rival,
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
-        weights = torch.full((NBYTES // 8,), 3, dtype=torch.int64)
+        weights, touch = _weights(device, nbytes)
         client.register("mine", {"weights": weights})
-        for _ in range(ROUNDS + WARM_UP):
+        _warm_up(client, rival, device, nbytes)
+        for _ in range(rounds):
             rival.take_turn()
             started = time.perf_counter()
             with client.acquire("mine") as lease:
                 swaps.append(time.perf_counter() - started)
                 assert lease.loaded
-                first.append(_seconds(weights.sum))
-                later.append(_seconds(weights.sum))
-            copies.append(_seconds(lambda: target.copy_(source)))
+                first.append(_seconds(touch))
+                later.append(_seconds(touch))
+            copies.append(_seconds(copier.copy))
         status = client.status()
-    swap_s, copy_s = _median(swaps), _median(copies)
+    swap_s, copy_s = statistics.median(swaps), statistics.median(copies)
+    on_host = device == "host"
     return SwapIn(
         ratio=copy_s / swap_s,
-        nbytes=NBYTES,
-        rounds=ROUNDS,
+        nbytes=nbytes,
+        rounds=rounds,
         swap_s=swap_s,
         copy_s=copy_s,
-        first_touch_s=_median(first),
-        later_touch_s=_median(later),
-        copy_threads=torch.get_num_threads(),
+        first_touch_s=statistics.median(first) if on_host else 0.0,
+        later_touch_s=statistics.median(later) if on_host else 0.0,
+        copy_threads=copier.threads,
         bytes_in=status.bytes_in,
         bytes_back=status.bytes_out,
     )
 
 
+def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
+    """What is registered, and how all of it is read: on the host alone, where torch does it."""
+    if device != "host":
+        return bytearray(nbytes), lambda: None
+    import torch
+
+    weights = torch.full((nbytes // 8,), 3, dtype=torch.int64)
+    return weights, weights.sum
+
+
+def _warm_up(client: swapd_client.Client, rival: "_Rival", device: str, nbytes: int) -> None:
+    """Some rounds; on a GPU until the masters must have been pinned, which is not told."""
+    wait_s = 0.0 if device == "host" else 2 * nbytes / (1 << 30) * PIN_S_PER_GIB
+    until = time.monotonic() + wait_s
+    rounds = 0
+    while rounds < WARM_UP or time.monotonic() < until:
+        rival.take_turn()
+        client.acquire("mine").release()
+        rounds += 1
+
+
 class _Rival:
     """Another process with a component of the same size, which evicts ours at each turn."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, nbytes: int) -> None:
         spawned = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawned.Pipe()
-        self._process = spawned.Process(target=_rival_main, args=(theirs, endpoint))
+        self._process = spawned.Process(target=_rival_main, args=(theirs, endpoint, nbytes))
 
     def __enter__(self) -> "_Rival":
         self._process.start()
@@ -95,9 +130,9 @@ class _Rival:
         self._pipe.recv_bytes()
 
 
-def _rival_main(pipe: Connection, endpoint: str) -> None:
+def _rival_main(pipe: Connection, endpoint: str, nbytes: int) -> None:
     with swapd_client.connect(endpoint, label="rival") as client:
-        client.register("theirs", {"weights": bytearray(NBYTES)})
+        client.register("theirs", {"weights": bytearray(nbytes)})
         while True:
             try:
                 pipe.recv_bytes()
@@ -112,7 +147,3 @@ def _seconds(what: Callable[[], object]) -> float:
     started = time.perf_counter()
     what()
     return time.perf_counter() - started
-
-
-def _median(values: list[float]) -> float:
-    return statistics.median(values[WARM_UP:])

@@ -1,8 +1,10 @@
 """`swapd bench`: measure, and show the figures beside the project's bounds."""
 
 import sys
+from typing import Annotated
 
 import msgspec
+import typer
 from rich.table import Table
 
 from swapd import bench as suite
@@ -10,15 +12,17 @@ from swapd.bench import Raw, Report
 from swapd.cli.common import Json, console, errors, say_error
 from swapd.units import seconds, size
 
+Device = Annotated[str, typer.Option(help="What to swap onto: host, or a GPU, as in cuda:0")]
 
-def bench(json: Json = False) -> None:
+
+def bench(device: Device = "host", json: Json = False) -> None:
     """Measure what swapd costs on this machine, beside what it is compared with.
 
-    Takes about 20 seconds and 1.5 GiB of memory. Needs torch.
+    Takes about 20 seconds and 1.5 GiB of memory. On the host it needs torch.
     """
     try:
         with errors.status("Measuring") as status:
-            report = suite.run(lambda what: status.update(what))
+            report = suite.run(lambda what: status.update(what), device)
     except ModuleNotFoundError as exc:
         say_error(f"{exc.name} is missing; pip install 'swapd[daemon,torch]'")
         sys.exit(1)
@@ -29,11 +33,13 @@ def bench(json: Json = False) -> None:
 
 
 def _table(report: Report) -> Table:
-    table = Table(title="swapd bench", title_justify="left")
+    table = Table(title=f"swapd bench on {report.device}", title_justify="left")
     for heading in ("what", "figure", "bound", "both sides"):
         table.add_column(heading, justify="right" if heading in ("figure", "bound") else "left")
     sides = _sides(report.raw)
     for key, side, bound in suite.BOUNDS:
+        if key == "swap_in_ratio" and report.device != "host":
+            bound = suite.GPU_SWAP_IN
         value = getattr(report, key)
         holds = value >= bound if side == "at least" else value <= bound
         figure = f"[{'green' if holds else 'red'}]{value:.4g}[/]"

@@ -1,0 +1,99 @@
+"""SIGKILL, of a worker under load and of the daemon: what the others notice of it."""
+
+import os
+import signal
+
+from benchmarks.gpu_check.rig import (
+    Worker,
+    chunks_of,
+    comes_true,
+    room_for,
+    serving,
+    watching,
+    workers,
+)
+from benchmarks.gpu_check.rows import Check
+from benchmarks.gpu_check.settings import MIB, Settings
+
+LAYERS = 4
+#: A context's own memory: what differs by less is noise.
+CONTEXT_BYTES = 64 * MIB
+
+
+def measure(check: Check, settings: Settings) -> None:
+    """The rows of this section."""
+    nbytes = room_for(settings, settings.model_bytes, of=4, host_copies=4)
+    with check.part("a worker is killed", guarantee=True):
+        _worker(check, settings, nbytes)
+    with check.part("the daemon is killed", guarantee=True):
+        _daemon(check, settings, nbytes)
+
+
+def _worker(check: Check, settings: Settings, nbytes: int) -> None:
+    span = chunks_of(nbytes, settings)
+    with (
+        serving(settings, 2 * span) as daemon,
+        watching(daemon) as watch,
+        workers(settings, daemon.folder, "one", "two", "doomed") as (one, two, doomed),
+    ):
+        expected = [
+            worker.ask("build", name, nbytes, LAYERS, seed)
+            for seed, (worker, name) in enumerate(((one, "a"), (two, "b"), (doomed, "d")))
+        ]
+        for worker, name in ((one, "a"), (two, "b"), (doomed, "d")):
+            worker.ask("register", name)
+        free = watch.status().device_free_bytes
+        for worker, name, right in ((one, "a", expected[0]), (doomed, "d", expected[2])):
+            worker.tell("work", name, right)
+            worker.answer()  # that it has begun
+        two.tell("turn", "b")  # waits for one of the two
+        doomed.process.send_signal(signal.SIGKILL)
+        turn = two.answer()
+        check.holds("who waited is granted the memory of the dead", turn["digest"] == expected[1])
+        one.tell("footprint")  # any command ends the work
+        worked = one.answer()
+        one.answer()
+        right_all = worked["steps"] > 0 and not worked["wrong"]
+        note = f"{worked['steps']} steps, {worked['wrong']} wrong"
+        check.holds("who computed meanwhile computed the same", right_all, note)
+        gone = comes_true(lambda: not any(c.name == "d" for c in watch.status().components))
+        check.holds("nothing of the dead is left in the daemon", gone)
+        back = comes_true(lambda: watch.status().device_free_bytes >= free - CONTEXT_BYTES)
+        check.holds("the driver has the dead worker's memory back", back)
+
+
+def _daemon(check: Check, settings: Settings, nbytes: int) -> None:
+    span = chunks_of(nbytes, settings)
+    with (
+        serving(settings, 2 * span) as daemon,
+        workers(settings, daemon.folder, "one", "two") as (one, two),
+    ):
+        expected = {}
+        for seed, (worker, name) in enumerate(((one, "a"), (two, "b"))):
+            expected[name] = worker.ask("build", name, nbytes, LAYERS, seed)
+            worker.ask("register", name)
+        one.ask("capture", "a")
+        one.ask("hold", "a")
+        two.tell("work", "b", expected["b"])
+        two.answer()  # that it has begun
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.process.wait()
+        _after_the_daemon(check, one, two, expected)
+
+
+def _after_the_daemon(check: Check, one: Worker, two: Worker, expected: dict[str, str]) -> None:
+    held = one.ask("compute", "a") == expected["a"] and one.ask("replay_held", "a") == expected["a"]
+    check.holds("a lease that was held computes on, and its graph replays", held)
+    two.tell("footprint")
+    worked = two.answer()
+    two.answer()
+    note = f"{worked['steps']} steps, {worked['wrong']} wrong"
+    right = worked["steps"] > 0 and not worked["wrong"]
+    check.holds("who computed meanwhile computed the same", right, note)
+    error = one.ask("acquire_fails", "a")
+    check.holds("a new acquire fails at once", error == "DaemonGone", error)
+    for worker, name in ((one, "a"), (two, "b")):
+        addresses = worker.ask("addresses", name)
+        private = worker.ask("close") == [expected[name]]
+        private = private and worker.ask("addresses", name) == addresses
+        check.holds(f"close() leaves {name} in private memory, where it was", private)

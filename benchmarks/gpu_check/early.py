@@ -1,0 +1,74 @@
+"""Leases that are granted early: compute waits for its own segment, on host or stream."""
+
+from benchmarks.gpu_check.rig import Worker, chunks_of, room_for, serving, workers
+from benchmarks.gpu_check.rows import Check
+from benchmarks.gpu_check.settings import Settings
+
+ROUNDS = 5
+SEGMENTS = 8
+#: Of the kill: so many times larger, so that the copy lasts until the kill.
+LARGER = 8
+
+
+def measure(check: Check, settings: Settings) -> None:
+    """The rows of this section."""
+    with check.part("segments in order", guarantee=True):
+        _in_order(check, settings)
+    with check.part("the daemon dies while a stream waits", guarantee=True):
+        _killed(check, settings)
+
+
+def _in_order(check: Check, settings: Settings) -> None:
+    nbytes = room_for(settings, settings.model_bytes, of=4, host_copies=4)
+    with (
+        serving(settings, chunks_of(nbytes, settings)) as daemon,
+        workers(settings, daemon.folder, "one", "two") as (one, two),
+    ):
+        expected = one.ask("build", "a", nbytes, SEGMENTS, 1)
+        one.ask("register", "a", segmented=True)
+        two.ask("build", "b", nbytes, SEGMENTS, 2)
+        two.ask("register", "b")
+        for where in ("stream", "host"):
+            turns = []
+            for _ in range(ROUNDS):
+                two.ask("turn", "b")
+                turns.append(one.ask("early", "a", on_host=where == "host"))
+            right = all(turn["digest"] == expected for turn in turns)
+            loaded = all(turn["loaded"] for turn in turns)
+            name = f"an early lease, each segment waited for on the {where}: same bits"
+            check.holds(name, right and loaded)
+
+
+def _killed(check: Check, settings: Settings) -> None:
+    wanted = LARGER * settings.model_bytes
+    nbytes = room_for(settings, wanted, of=2.5, host_copies=3)
+    with (
+        serving(settings, chunks_of(nbytes, settings)) as daemon,
+        workers(settings, daemon.folder, "one", "two") as (one, two),
+    ):
+        expected = one.ask("build", "a", nbytes, SEGMENTS, 1)
+        one.ask("register", "a", segmented=True)
+        two.ask("build", "b", nbytes, SEGMENTS, 2)
+        two.ask("register", "b")
+        two.ask("turn", "b")
+        said = one.ask("early_then_kill", "a", daemon.pid)
+        daemon.process.wait()
+        _what_came_of_it(check, said)
+        _close(check, one, expected)
+
+
+def _what_came_of_it(check: Check, said: dict[str, object]) -> None:
+    name = "the daemon killed during a wait: an error, and no hang"
+    errors = said["errors"]
+    assert isinstance(errors, list)
+    if said["arrived"]:
+        check.missing(name, "everything had arrived before the kill")
+    else:
+        check.holds(name, bool(errors), "; ".join(errors))
+
+
+def _close(check: Check, one: Worker, expected: str) -> None:
+    """Whatever was in flight: the master has the weights."""
+    outputs = one.ask("close")
+    name = "and close() makes the weights private memory, complete"
+    check.holds(name, outputs == [expected])

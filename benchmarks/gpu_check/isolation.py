@@ -1,0 +1,62 @@
+"""Access outside a lease: a fault of the offender, and of nobody else."""
+
+from benchmarks.gpu_check.rig import (
+    Worker,
+    WorkerError,
+    chunks_of,
+    room_for,
+    serving,
+    workers,
+)
+from benchmarks.gpu_check.rows import Check
+from benchmarks.gpu_check.settings import Settings
+
+LAYERS = 2
+
+#: Under which isolation, after what, which access: (isolation, state, access).
+OFFENCES = (
+    ("strict", "released", "read"),
+    ("relaxed", "evicted", "read"),
+    ("relaxed", "released", "write"),
+)
+
+
+def measure(check: Check, settings: Settings) -> None:
+    """The rows of this section."""
+    nbytes = room_for(settings, settings.model_bytes, of=4, host_copies=4)
+    span = chunks_of(nbytes, settings)
+    for isolation in ("strict", "relaxed"):
+        offences = [offence for offence in OFFENCES if offence[0] == isolation]
+        labels = [f"offender {number}" for number in range(len(offences))]
+        with (
+            check.part(f"{isolation} isolation", guarantee=True),
+            serving(settings, span, isolation=isolation) as daemon,
+            workers(settings, daemon.folder, "bystander", *labels) as (bystander, *offenders),
+        ):
+            expected = bystander.ask("build", "a", nbytes, LAYERS, 1)
+            bystander.ask("register", "a")
+            for offender, (_, state, access) in zip(offenders, offences, strict=True):
+                name = f"{isolation}: {access} of a component that is {state}"
+                with check.part(name, guarantee=True):
+                    said = _offend(offender, bystander, nbytes, state, access)
+                    check.holds(f"{name}: a fault", said.startswith("fault"), said)
+                    turn = bystander.ask("turn", "a")
+                    check.holds(f"{name}: others go on", turn["digest"] == expected)
+                offender.kill()
+            turn = bystander.ask("turn", "a")
+            name = f"{isolation}: the daemon serves on when the offenders are gone"
+            check.holds(name, turn["digest"] == expected)
+
+
+def _offend(offender: Worker, other: Worker, nbytes: int, state: str, access: str) -> str:
+    """What comes of the access; a process that dies of it has had its fault."""
+    offender.ask("build", "o", nbytes, LAYERS, 2)
+    offender.ask("register", "o")
+    offender.ask("turn", "o")
+    if state == "evicted":
+        other.ask("turn", "a")
+        offender.ask("settle")
+    try:
+        return str(offender.ask("stray", "o", access))
+    except WorkerError as exc:
+        return f"fault: {exc}"

@@ -1,0 +1,59 @@
+"""Many swap cycles: what they leave of descriptors, host memory and device memory."""
+
+import os
+from functools import partial
+
+import swapd_client
+from benchmarks.gpu_check.footprint import footprint
+from benchmarks.gpu_check.rig import comes_true, serving
+from benchmarks.gpu_check.rows import Check
+from benchmarks.gpu_check.settings import MIB, Settings
+from swapd_client import Client
+
+WARM_UP = 50
+RSS_BYTES = 4 * MIB
+
+
+def measure(check: Check, settings: Settings) -> None:
+    """The rows of this section."""
+    with check.part("swap cycles", guarantee=True):
+        _cycles(check, settings)
+
+
+def _cycles(check: Check, settings: Settings) -> None:
+    nbytes = 2 * settings.chunk_bytes
+    with (
+        serving(settings, nbytes) as daemon,
+        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+    ):
+        for name in ("a", "b"):
+            client.register(name, {"weights": bytearray(nbytes)})
+        _cycle(client, min(WARM_UP, settings.cycles))
+        look = partial(_look, daemon.pid, client)
+        before, loads = look(), client.status().loads
+        _cycle(client, settings.cycles)
+        swaps = client.status().loads - loads
+        after = look()
+        check.row("swaps", swaps)
+        for who in ("daemon", "worker"):
+            grown = after[f"{who} fds"] - before[f"{who} fds"]
+            check.at_most(f"descriptors more in the {who}", grown, 0)
+            grown = after[f"{who} rss"] - before[f"{who} rss"]
+            check.at_most(f"resident memory more in the {who}", grown / MIB, RSS_BYTES / MIB, "MiB")
+        kept = comes_true(lambda: look()["device"] >= before["device"])
+        lost = (before["device"] - look()["device"]) / MIB
+        check.holds("the driver's free memory is what it was", kept, f"{lost:.0f} MiB less")
+
+
+def _cycle(client: Client, times: int) -> None:
+    for _ in range(times):
+        for name in ("a", "b"):
+            client.acquire(name).release()
+
+
+def _look(daemon: int, client: Client) -> dict[str, int]:
+    found = {"device": client.status().device_free_bytes}
+    for who, pid in (("daemon", daemon), ("worker", os.getpid())):
+        for what, value in footprint(pid).items():
+            found[f"{who} {what}"] = value
+    return found

@@ -1,0 +1,37 @@
+"""`swapd serve` where uvloop, typer or rich is missing: the same daemon on asyncio's own loop.
+
+Takes the same flags, but only as `--name value`.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from swapd import runtime_dir
+from swapd.config import load
+from swapd.daemon import Daemon
+from swapd.device import open_device
+
+
+def main(arguments: Sequence[str]) -> None:
+    flags = zip(arguments[::2], arguments[1::2], strict=True)
+    config = load(None, {flag[2:].replace("-", "_"): value for flag, value in flags})
+    logging.basicConfig(level=logging.WARNING)
+    with runtime_dir.claim(config.folder):
+        device = open_device(
+            config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
+        )
+        try:
+            asyncio.run(Daemon(config, device).run(lambda: _say(str(config.folder))))
+        finally:
+            device.close()
+
+
+def _say(folder: str) -> None:
+    sys.stdout.write(f"serving {folder}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

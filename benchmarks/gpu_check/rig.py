@@ -1,0 +1,160 @@
+"""A daemon on the GPU, and worker processes that do what they are told.
+
+Everything here ends with its block; whatever survives that is ended with the section.
+"""
+
+import importlib.util
+import itertools
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import swapd_client
+from benchmarks.gpu_check.settings import ROOT, Settings, fitting
+from swapd import spawn
+from swapd.spawn import Spawned
+from swapd_client import Client
+
+#: No answer takes that long, unless it never comes.
+PATIENCE_S = 40.0
+#: What is freed by a process's death comes back in this time, or it does not.
+SETTLE_S = 10.0
+
+_SERVES_AS_USUAL = all(importlib.util.find_spec(name) for name in ("uvloop", "typer", "rich"))
+PROGRAM = spawn.SERVE if _SERVES_AS_USUAL else ("-m", "benchmarks.gpu_check.plain_daemon")
+
+
+@contextmanager
+def serving(settings: Settings, budget: int, **flags: object) -> Iterator[Spawned]:
+    """A daemon with `budget` bytes of the GPU. Quick to evict, unless the flags say otherwise."""
+    quick: dict[str, object] = {"residency_factor": 0, "residency_bound": 0}
+    chunk = settings.chunk_bytes
+    flags = {"device": settings.device, "budget": budget, "chunk": chunk, **quick, **flags}
+    with spawn.daemon(PROGRAM, **flags) as daemon:
+        yield daemon
+
+
+def chunks_of(nbytes: int, settings: Settings) -> int:
+    """`nbytes` in whole chunks, bytes."""
+    return -(-nbytes // settings.chunk_bytes) * settings.chunk_bytes
+
+
+def room_for(settings: Settings, wanted: int, *, of: float, host_copies: float) -> int:
+    """Bytes of one component, of which `of` fit on the card, beside the processes' contexts."""
+    free = free_bytes(settings)
+    return fitting(wanted, settings.chunk_bytes, device_free=free, host_copies=host_copies, of=of)
+
+
+def free_bytes(settings: Settings) -> int:
+    """What the driver has free; asked in another process, so that none keeps a context."""
+    code = (
+        "import sys; from swapd.device.driver import Driver\n"
+        "driver = Driver(int(sys.argv[1]))\n"
+        "with driver.current(): print(driver.memory()[0])"
+    )
+    command = [sys.executable, "-c", code, str(settings.index)]
+    return int(subprocess.check_output(command, text=True, timeout=PATIENCE_S))
+
+
+def comes_true(what: Callable[[], bool], within_s: float = SETTLE_S) -> bool:
+    """Whether it does, asked again and again."""
+    until = time.monotonic() + within_s
+    while not what():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+#: What a worker is started with.
+WORKER = (sys.executable, "-m", "benchmarks.gpu_check.worker")
+
+
+class WorkerError(Exception):
+    """A worker answered with an error, or was gone. The message names it."""
+
+
+class Worker:
+    """A process with a client and torch. `ask("turn", ...)` runs that method of its `Work`."""
+
+    def __init__(self, settings: Settings, endpoint: Path, label: str) -> None:
+        self._numbers = itertools.count(1)
+        self._label = label
+        self.process = subprocess.Popen(
+            [*WORKER, settings.encode(), str(endpoint), label],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def tell(self, do: str, *arguments: object, **options: object) -> None:
+        """Have it do something; `answer` is what comes of it, in order."""
+        assert self.process.stdin is not None
+        command = {"do": do, "arguments": arguments, "options": options}
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, within_s: float = PATIENCE_S) -> Any:
+        """Raises: WorkerError, also if there is none in time."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], within_s)[0]:
+            raise WorkerError(f"{self._label} did not answer within {within_s:.0f} s")
+        said = self.process.stdout.readline()
+        if not said:
+            raise WorkerError(f"{self._label} has ended: {self.ending()}")
+        answer: dict[str, Any] = json.loads(said)
+        if "event" in answer:
+            return answer["event"]
+        if "error" in answer:
+            raise WorkerError(f"{self._label}: {answer['error']}")
+        return answer["ok"]
+
+    def ask(self, do: str, *arguments: object, **options: object) -> Any:
+        self.tell(do, *arguments, **options)
+        return self.answer()
+
+    def ending(self, within_s: float = PATIENCE_S) -> str:
+        """How the process ended; waits for it."""
+        code = self.process.wait(within_s)
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def workers(settings: Settings, endpoint: Path, *labels: str) -> Iterator[list[Worker]]:
+    """Some workers at once: each takes seconds to have torch and a context."""
+    started = [Worker(settings, endpoint, label) for label in labels]
+    try:
+        for worker in started:
+            worker.ask("start")
+        yield started
+    finally:
+        for worker in started:
+            worker.__exit__()
+
+
+@contextmanager
+def watching(daemon: Spawned) -> Iterator[Client]:
+    """A client without components, to ask for the status."""
+    with swapd_client.connect(daemon.folder, label="gpu-check") as client:
+        yield client

@@ -1,0 +1,130 @@
+"""The bounds of a swap: into the device, out of it, and both at once."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import swapd_client
+from benchmarks.gpu_check.rig import PROGRAM, chunks_of, comes_true, room_for, serving
+from benchmarks.gpu_check.rows import Check, spread
+from benchmarks.gpu_check.settings import GIB, MIB, Settings
+from swapd import history
+from swapd.bench import swap_in
+from swapd.core.actions import Evict, Evicted
+from swapd_client import Client
+
+SWAP_IN_AT_LEAST = 0.95
+BOTH_AT_MOST = 1.15
+#: Seconds for 8 GiB; in proportion for less, but never less than the floor.
+EVICTION_S, EVICTION_OF, EVICTION_FLOOR_S = 5e-3, 8 * GIB, 1e-3
+
+
+def measure(check: Check, settings: Settings) -> None:
+    """The rows of this section."""
+    with check.part("swap-in over a pinned copy"):
+        _swap_in(check, settings)
+    with check.part("mutable out and clean in at once"):
+        _both_ways(check, settings)
+    with check.part("eviction of a clean component"):
+        _eviction(check, settings)
+
+
+def _swap_in(check: Check, settings: Settings) -> None:
+    nbytes = room_for(settings, settings.swap_bytes, of=2.2, host_copies=3.2)
+    chunk = settings.chunk_bytes
+    found = swap_in.measure(settings.device, nbytes, settings.rounds, PROGRAM, chunk=chunk)
+    note = (
+        f"{nbytes / GIB:.3g} GiB: swap {found.swap_s * 1e3:.4g} ms, "
+        f"{nbytes / 1e9 / found.swap_s:.3g} GB/s; one copy from pinned memory "
+        f"{found.copy_s * 1e3:.4g} ms, {nbytes / 1e9 / found.copy_s:.3g} GB/s"
+    )
+    name = "speed of a swap-in, call to grant, over that of a pinned copy"
+    check.faster(name, found.ratio, SWAP_IN_AT_LEAST, "", note)
+    check.at_most("bytes copied back for clean components", found.bytes_back, 0)
+
+
+# --- out and in --------------------------------------------------------------------------
+
+
+def _both_ways(check: Check, settings: Settings) -> None:
+    """A mutable component leaves while a clean one of its size comes; and each alone."""
+    nbytes = room_for(settings, settings.swap_bytes, of=1.2, host_copies=2.2)
+    inward, outward, both = [], [], []
+    with (
+        serving(settings, nbytes) as daemon,
+        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+    ):
+        client.register("mutable", {"weights": bytearray(nbytes)}, mutable=True)
+        client.register("clean", {"weights": bytearray(nbytes)})
+        client.register("small", {"weights": bytearray(settings.chunk_bytes // 2)})
+        _settle(client, "mutable", "clean", nbytes=nbytes)
+        for _ in range(settings.rounds):
+            _granted_s(client, "mutable")
+            both.append(_granted_s(client, "clean"))
+            inward.append(_granted_s(client, "mutable"))  # what is clean is dropped
+            outward.append(_granted_s(client, "small"))  # granted when all is saved
+    slower = max(statistics.median(inward), statistics.median(outward))
+    note = "ms: " + "; ".join(
+        f"{what} {spread(times, 1e3)}"
+        for what, times in (("in", inward), ("out", outward), ("both", both))
+    )
+    name = "mutable out and clean in at once, over the slower alone"
+    check.slower(name, statistics.median(both) / slower, BOTH_AT_MOST, "", note)
+
+
+def _granted_s(client: Client, name: str) -> float:
+    """Seconds from the call to the grant."""
+    started = time.perf_counter()
+    with client.acquire(name):
+        return time.perf_counter() - started
+
+
+def _settle(client: Client, *names: str, nbytes: int) -> None:
+    """Swap until the masters must have been pinned."""
+    until = time.monotonic() + len(names) * nbytes / GIB * swap_in.PIN_S_PER_GIB
+    for _ in range(swap_in.WARM_UP):
+        for name in names:
+            _granted_s(client, name)
+    while time.monotonic() < until:
+        for name in names:
+            _granted_s(client, name)
+
+
+# --- out ---------------------------------------------------------------------------------
+
+
+def _eviction(check: Check, settings: Settings) -> None:
+    """By the swap log, from the decision until the worker has unmapped it (strict)."""
+    nbytes = room_for(settings, settings.evict_bytes, of=1.1, host_copies=1.3)
+    times = settings.rounds // 2 + 1
+    with (
+        serving(settings, nbytes, isolation="strict") as daemon,
+        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+    ):
+        client.register("large", {"weights": bytearray(nbytes)})
+        client.register("small", {"weights": bytearray(MIB)})
+        for _ in range(times):
+            _granted_s(client, "large")
+            _granted_s(client, "small")
+        status = client.status()
+        path = Path(status.journal)
+        comes_true(lambda: len(list(_evictions(path, "large"))) == times)
+        took = list(_evictions(path, "large"))
+    chunks = chunks_of(nbytes, settings) // settings.chunk_bytes
+    note = f"strict isolation, {chunks} chunks; ms: {spread(took, 1e3)}"
+    bound_s = max(EVICTION_S * nbytes / EVICTION_OF, EVICTION_FLOOR_S)
+    name = f"eviction of a clean component of {nbytes / GIB:.3g} GiB"
+    check.slower(name, statistics.median(took) * 1e3, bound_s * 1e3, "ms", note)
+    check.at_most(f"{name}: bytes copied", status.bytes_out, 0)
+
+
+def _evictions(journal: Path, name: str) -> Iterator[float]:
+    """Seconds from each decision to evict `name` until it had left."""
+    decided: dict[int, float] = {}
+    for _, record in history.read(journal):
+        match record.action:
+            case Evict() as evict if evict.name == name:
+                decided[evict.generation] = record.time
+            case Evicted() as evicted if evicted.name == name:
+                yield record.time - decided[evicted.generation]

@@ -1,0 +1,276 @@
+"""A worker process: `python -m benchmarks.gpu_check.worker SETTINGS ENDPOINT LABEL`.
+
+One JSON command a line on stdin, `{"do", "arguments", "options"}`; for each one answer on
+stdout, `{"ok"}` or `{"error"}`. Commands run in order, in the main thread. What a command
+is, is a method of `Work`.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import swapd_client
+from benchmarks.gpu_check import torchish
+from benchmarks.gpu_check.footprint import footprint
+from benchmarks.gpu_check.settings import Settings
+from benchmarks.gpu_check.torchish import Stack
+from swapd_client import Client, Lease, SwapdError
+
+#: Far longer than a message takes to a process that runs.
+SETTLE_S = 0.2
+
+
+class Work:
+    """A client, its models, leases and graphs by name."""
+
+    def __init__(self, settings: Settings, endpoint: Path, label: str) -> None:
+        self._settings = settings
+        self._endpoint = endpoint
+        self._label = label
+        self._models: dict[str, Stack] = {}
+        self._kept: dict[str, list[torch.Tensor]] = {}
+        self._leases: dict[str, Lease] = {}
+        self._graphs: dict[str, tuple[Callable[[], None], torch.Tensor]] = {}
+
+    # --- to begin with -------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Have a context and a session."""
+        torchish.start(self._settings)
+        self.client: Client = swapd_client.connect(self._endpoint, label=self._label)
+        return torch.__version__
+
+    def build(self, name: str, nbytes: int, layers: int, seed: int) -> str:
+        """Make a model in ordinary memory; the digest of what it computes there."""
+        model = self._models[name] = Stack(self._settings, nbytes, layers, seed)
+        return torchish.digest(model())
+
+    def register(self, name: str, *, segmented: bool = False, **options: Any) -> int:
+        """Give its weights to swapd; their bytes."""
+        model = self._models[name]
+        if segmented:
+            options["segments"] = model.segments()
+        torchish.register(self.client, self._settings, name, model, **options)
+        return model.nbytes
+
+    def keep(self, name: str) -> None:
+        """Remember the weights as they are, in private memory; to be done under a lease."""
+        with self.client.acquire(name):
+            self._kept[name] = [p.detach().clone() for p in self._models[name].parameters()]
+            torchish.synchronize(self._settings)
+
+    # --- turns ---------------------------------------------------------------------------
+
+    def turn(self, name: str) -> dict[str, Any]:
+        """Acquire, compute, release."""
+        with self.client.acquire(name) as lease:
+            out = self._run(name)
+        return {"digest": out, "loaded": lease.loaded, **self._where(name)}
+
+    def hold(self, name: str) -> dict[str, Any]:
+        """Acquire and keep the lease."""
+        self._leases[name] = self.client.acquire(name)
+        return self._where(name)
+
+    def drop(self, name: str) -> None:
+        self._leases.pop(name).release()
+
+    def compute(self, name: str) -> str:
+        """Under a lease that is held."""
+        return self._run(name)
+
+    def _run(self, name: str) -> str:
+        return torchish.digest(self._models[name]())
+
+    def _where(self, name: str) -> dict[str, Any]:
+        """Addresses, and the chunks behind them as far as a lease tells."""
+        lease = self._leases.get(name)
+        runs = [p.runs for p in lease._granted.placements] if lease else []
+        return {"addresses": self._models[name].addresses(), "runs": runs}
+
+    def work(self, name: str, expected: str) -> dict[str, int]:
+        """Compute under one lease until there is another command; count what was wrong."""
+        steps = wrong = 0
+        with self.client.acquire(name):
+            self.say({"event": "working"})
+            while not select.select([sys.stdin], [], [], 0)[0]:
+                wrong += self._run(name) != expected
+                steps += 1
+        return {"steps": steps, "wrong": wrong}
+
+    def cycle(self, names: list[str], times: int) -> None:
+        for _ in range(times):
+            for name in names:
+                self.client.acquire(name).release()
+
+    # --- graphs --------------------------------------------------------------------------
+
+    def capture(self, name: str) -> str:
+        """Capture the model's work under a lease; the digest of one replay."""
+        model = self._models[name]
+        with self.client.acquire(name):
+            out = model()
+            torchish.synchronize(self._settings)
+            replay = torchish.graph_of(self._settings, lambda: out.copy_(model()))
+            self._graphs[name] = replay, out
+            return self._replay(name)
+
+    def replay(self, name: str) -> dict[str, Any]:
+        """Replay under a new lease."""
+        self._leases[name] = self.client.acquire(name)
+        try:
+            return {"digest": self._replay(name), **self._where(name)}
+        finally:
+            self._leases.pop(name).release()
+
+    def replay_held(self, name: str) -> str:
+        """Replay under the lease that is held, or was when the daemon died."""
+        return self._replay(name)
+
+    def _replay(self, name: str) -> str:
+        replay, out = self._graphs[name]
+        out.zero_()
+        replay()
+        torchish.synchronize(self._settings)
+        return torchish.digest(out)
+
+    # --- mutable components --------------------------------------------------------------
+
+    def add(self, name: str, what: float) -> None:
+        """Change every weight under a lease, and remember what it should be."""
+        with self.client.acquire(name):
+            for weight, kept in zip(self._models[name].parameters(), self._kept[name], strict=True):
+                weight.add_(what)
+                kept.add_(what)
+            torchish.synchronize(self._settings)
+
+    def is_as_kept(self, name: str) -> bool:
+        with self.client.acquire(name):
+            same = torchish.same_bits(list(self._models[name].parameters()), self._kept[name])
+        return same
+
+    # --- segments ------------------------------------------------------------------------
+
+    def early(self, name: str, *, on_host: bool = False) -> dict[str, Any]:
+        """Acquire early, and compute each layer when its segment has arrived."""
+        model = self._models[name]
+        with self.client.acquire(name, early=True) as lease:
+            y = model.x
+            for number in range(len(model.layers)):
+                if on_host:
+                    self._wait_on_host(lease, name, number)
+                else:
+                    lease.wait(number)
+                y = model.step(number, y)
+            return {"digest": torchish.digest(y), "loaded": lease.loaded}
+
+    def _wait_on_host(self, lease: Lease, name: str, segment: int) -> None:
+        """Block this thread, and no stream."""
+        self.client.session.wait(lease._granted, name, segment)
+
+    def early_then_kill(self, name: str, daemon: int) -> dict[str, Any]:
+        """Have the stream wait for all segments, kill the daemon, and see what comes of it."""
+        model = self._models[name]
+        lease = self.client.acquire(name, early=True)
+        os.kill(daemon, signal.SIGKILL)
+        errors = []
+        for last in (lease.wait, model, partial(torchish.synchronize, self._settings)):
+            errors += self._error_of(last)
+        arrived = not errors
+        errors += self._error_of(partial(self._wait_on_host, lease, name, len(model.layers) - 1))
+        arrived = arrived and not errors
+        errors += self._error_of(lease.release)
+        return {"arrived": arrived, "errors": errors}
+
+    def _error_of(self, what: Callable[[], object]) -> list[str]:
+        try:
+            what()
+        except (SwapdError, RuntimeError) as exc:
+            return [f"{type(exc).__name__}: {str(exc).splitlines()[0]}"]
+        return []
+
+    # --- memory --------------------------------------------------------------------------
+
+    def borrow(self, nbytes: int) -> dict[str, Any]:
+        """Have memory lent, use it by torch's own allocator, and give it back."""
+        free = self.client.status().device_free_bytes
+        with self.client.acquire_workspace(nbytes):
+            granted = self.client.status().device_free_bytes
+            where = torchish.device_of(self._settings)
+            own = torch.full((nbytes * 7 // 8,), 7, dtype=torch.uint8, device=where)
+            right = bool((own == 7).all())
+            taken = self.client.status().device_free_bytes
+            del own
+            gc.collect()
+            if not self._settings.stub:
+                torch.cuda.empty_cache()
+        return {"free": free, "granted": granted, "taken": taken, "right": right}
+
+    def settle(self) -> None:
+        """Let the lifeline's thread hear what the daemon has said."""
+        time.sleep(SETTLE_S)
+
+    def footprint(self) -> dict[str, int]:
+        return footprint(os.getpid())
+
+    # --- what must not be done -----------------------------------------------------------
+
+    def stray(self, name: str, access: str) -> str:
+        """Touch a component without a lease; what came of it, if this process survives it."""
+        weight = next(iter(self._models[name].parameters()))
+        try:
+            if access == "write":
+                weight.add_(1)
+            found = float(weight.float().sum())
+            torchish.synchronize(self._settings)
+        except RuntimeError as exc:
+            return f"fault: {str(exc).splitlines()[0]}"
+        return f"no fault: {found}"
+
+    # --- the end -------------------------------------------------------------------------
+
+    def acquire_fails(self, name: str) -> str:
+        """The error that an acquire ends in."""
+        try:
+            self.client.acquire(name, timeout=20).release()
+        except SwapdError as exc:
+            return type(exc).__name__
+        return ""
+
+    def close(self) -> list[str]:
+        """Close the client; what each model computes from private memory afterwards."""
+        self._leases.clear()
+        self.client.close()
+        return [self._run(name) for name in self._models]
+
+    def addresses(self, name: str) -> list[int]:
+        return self._models[name].addresses()
+
+    # --- the loop ------------------------------------------------------------------------
+
+    def say(self, message: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+    def serve(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            try:
+                method = getattr(self, command["do"])
+                self.say({"ok": method(*command["arguments"], **command["options"])})
+            except Exception as exc:  # noqa: BLE001 - the section judges
+                self.say({"error": f"{type(exc).__name__}: {exc}"})
+
+
+if __name__ == "__main__":
+    Work(Settings.decode(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]).serve()

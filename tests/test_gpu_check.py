@@ -1,0 +1,148 @@
+"""`make gpu-check` cannot rot: all of it runs on the fake driver, with tiny sizes.
+
+What it says there of times is meaningless, and it says so; what it counts is not.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_check import plan, runner
+from benchmarks.gpu_check.plan import Section
+from benchmarks.gpu_check.rows import Row
+from benchmarks.gpu_check.settings import SMALL
+from tests import fakecuda
+from tests.processes import PYTHONPATH, ROOT
+
+COMMAND = [sys.executable, "-m", "benchmarks.gpu_check"]
+#: What needs no worker with torch on the fake driver's memory.
+WITHOUT_TORCH = ["facts", "swapping", "leaking", "contract", "probe"]
+#: Finds no driver, wherever the tests run.
+NO_DRIVER = {"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"}
+
+
+def gpu_check(
+    *arguments: object, env: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=ROOT,
+        env=env or NO_DRIVER,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def on_the_stub() -> Any:
+    with fakecuda.machine(total=512 << 20, gbps=4) as fake:
+        inherited = {**os.environ, "PYTHONPATH": PYTHONPATH}  # noqa: TID251
+        yield {**inherited, **fake.environment()}
+        assert fake.allocations() == [], "left on the device"
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so_with_a_code_of_its_own() -> None:
+    done = gpu_check("--only", "facts")
+    assert done.returncode == 3
+    assert done.stdout.startswith("No GPU to check: ")
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_section_that_is_none_is_refused() -> None:
+    done = gpu_check("--only", "fact")
+    assert done.returncode == 2
+    assert "fact is no section; there are: bounds, calls" in done.stdout
+
+
+def test_nothing_of_the_stub_goes_to_the_results(on_the_stub: dict[str, str]) -> None:
+    done = gpu_check("--only", "facts", env=on_the_stub)
+    assert done.returncode == 2
+    assert "name a folder with --out" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_section_runs_on_the_stub(on_the_stub: dict[str, str], tmp_path: Path) -> None:
+    done = gpu_check("--small", "--only", *WITHOUT_TORCH, "--out", tmp_path, env=on_the_stub)
+    said = done.stdout + done.stderr
+    (path,) = tmp_path.glob("*.json")
+    report = json.loads(path.read_text())
+    assert report["stub"]
+    assert report["complete"]
+    wrong = [row for row in report["rows"] if row["verdict"] in ("failed", "missing")]
+    assert wrong == [], said
+    assert done.returncode == 0, said
+    sections = plan.chosen(WITHOUT_TORCH)
+    assert {row["section"] for row in report["rows"]} == {s.module for s in sections}
+    table = path.with_suffix(".md").read_text()
+    assert "On the stub driver" in table
+    assert all(f"## {section.title}" in table for section in sections)
+
+
+def run_section(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, body: str, limit_s: float
+) -> tuple[list[Row], runner.Ended]:
+    """Run a section whose module has `body` after the row "first"."""
+    package = folder / "benchmarks" / "gpu_check"
+    package.mkdir(parents=True)
+    for name in ("section", "rows", "settings"):
+        source = ROOT / "benchmarks" / "gpu_check" / f"{name}.py"
+        (package / f"{name}.py").write_text(source.read_text())
+    lines = ["import os, signal, subprocess, sys, threading", "def measure(check, settings):"]
+    lines += [f"    {line}" for line in ("check.row('first', 1)", *body.splitlines())]
+    (package / "tried.py").write_text("\n".join(lines))
+    monkeypatch.setattr(runner, "ROOT", folder)
+    rows: list[Row] = []
+    ended = runner.run(Section("try", "tried", "Tried", limit_s), SMALL, limit_s, rows.append)
+    return rows, ended
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("check.row('second', 2)", ""),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+        ("raise RuntimeError('spoilt')", "exit code 1"),
+        ("sys.exit(3)", "exit code 3"),
+    ],
+)
+def test_a_section_that_ends_badly_keeps_the_rows_it_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, how: str
+) -> None:
+    rows, ended = run_section(monkeypatch, tmp_path, body, 60)
+    assert ended.how == how
+    assert rows[0] == Row("tried", "first", 1)
+    assert len(rows) == (1 if how else 2)
+    assert ("spoilt" in ended.said) == ("spoilt" in body)
+
+
+def test_a_section_that_hangs_is_ended_with_all_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    # the child holds the pipe open for as long as it lives
+    hang = (
+        f"child = subprocess.Popen(['sleep', '1000'], pass_fds=[{writing}])\n"
+        "check.row('child', child.pid)\n"
+        "threading.Event().wait()"
+    )
+    popen = subprocess.Popen
+
+    def inheriting(*args: Any, **options: Any) -> Any:
+        return popen(*args, **{**options, "pass_fds": (*options["pass_fds"], writing)})
+
+    monkeypatch.setattr(subprocess, "Popen", inheriting)
+    rows, ended = run_section(monkeypatch, tmp_path, hang, 5)
+    os.close(writing)
+    assert ended.how == "did not end within 5 s"
+    assert [row.name for row in rows] == ["first", "child"]
+    assert os.read(reading, 1) == b""  # EOF: nobody has it any more
+    os.close(reading)
