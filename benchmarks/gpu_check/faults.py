@@ -10,7 +10,7 @@ from benchmarks.gpu_check import raw
 from benchmarks.gpu_check.raw import Child, Gpu, Mapped, adopted
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import Settings
-from benchmarks.gpu_check.torchish import bytes_at, synchronize
+from benchmarks.gpu_check.torchish import bytes_at, start, synchronize
 from swapd.device.driver import Access
 
 #: What the offender does, and how its chunk is mapped when it does it.
@@ -65,6 +65,7 @@ def main(text: str, number: str, role: str, mapped: str, access: str) -> None:
     settings = Settings.decode(text)
     nbytes = settings.chunk_bytes
     gpu = Gpu(settings)
+    start(settings)
     with socket.socket(fileno=int(number)) as sock:
         _, (fd,) = raw.receive(sock)
         address = adopted(gpu, fd, nbytes, Access.READ)

@@ -13,7 +13,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from benchmarks.gpu_check.settings import Settings
-from swapd_client import Client, Component
+from swapd.device.driver import Driver
+from swapd_client import Client, Component, Lease
 
 _KEPT: list[object] = []
 
@@ -46,6 +47,27 @@ def graph_of(settings: Settings, what: Callable[[], None]) -> Callable[[], None]
     with torch.cuda.graph(graph):
         what()
     return graph.replay
+
+
+class StreamWaits:
+    """Has torch's stream wait for segments; on the stub a stream of the driver's, and torch
+    on the CPU waits for that one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._driver = Driver(settings.index) if settings.stub else None
+        if self._driver is not None:
+            with self._driver.current():
+                self._stream = self._driver.stream()
+
+    def wait(self, lease: Lease, segment: int | None = None) -> None:
+        """What is computed from here on comes after the segment. Does not block on a GPU."""
+        if self._driver is None:
+            lease.wait(segment, stream=torch.cuda.current_stream())
+            return
+        with self._driver.current():
+            lease.wait(segment, stream=int(self._stream))
+            self._driver.finish(self._stream)
 
 
 class _Managed(ctypes.Structure):

@@ -47,6 +47,7 @@ class Work:
     def start(self) -> str:
         """Have a context and a session."""
         torchish.start(self._settings)
+        self._streams = torchish.StreamWaits(self._settings)
         self.client: Client = swapd_client.connect(self._endpoint, label=self._label)
         return torch.__version__
 
@@ -168,15 +169,11 @@ class Work:
             y = model.x
             for number in range(len(model.layers)):
                 if on_host:
-                    self._wait_on_host(lease, name, number)
-                else:
                     lease.wait(number)
+                else:
+                    self._streams.wait(lease, number)
                 y = model.step(number, y)
             return {"digest": torchish.digest(y), "loaded": lease.loaded}
-
-    def _wait_on_host(self, lease: Lease, name: str, segment: int) -> None:
-        """Block this thread, and no stream."""
-        self.client.session.wait(lease._granted, name, segment)
 
     def early_then_kill(self, name: str, daemon: int) -> dict[str, Any]:
         """Have the stream wait for all segments, kill the daemon, and see what comes of it."""
@@ -184,11 +181,13 @@ class Work:
         lease = self.client.acquire(name, early=True)
         os.kill(daemon, signal.SIGKILL)
         errors = []
-        for last in (lease.wait, model, partial(torchish.synchronize, self._settings)):
-            errors += self._error_of(last)
-        arrived = not errors
-        errors += self._error_of(partial(self._wait_on_host, lease, name, len(model.layers) - 1))
-        arrived = arrived and not errors
+        for step in (
+            partial(self._streams.wait, lease),
+            partial(torchish.synchronize, self._settings),
+            lease.wait,
+        ):
+            errors += self._error_of(step)
+        arrived = not errors and torchish.digest(model())
         errors += self._error_of(lease.release)
         return {"arrived": arrived, "errors": errors}
 
