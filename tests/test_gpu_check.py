@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_check import __main__ as gpu_check_main
 from benchmarks.gpu_check import plan, runner
 from benchmarks.gpu_check.plan import Section
+from benchmarks.gpu_check.report import Report
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.settings import SMALL
+from swapd import spawn
+from swapd_client import connect
 from tests import fakecuda
 from tests.processes import PYTHONPATH, ROOT
 
@@ -86,13 +90,36 @@ def test_every_section_runs_on_the_stub(on_the_stub: dict[str, str], tmp_path: P
     assert all(f"## {section.title}" in table for section in sections)
 
 
+def test_what_is_missing_is_said_and_costs_that_section_alone(tmp_path: Path) -> None:
+    sections = (
+        Section("try", "first", "First", 60, ("no_such_package", "no_such.bindings", "json")),
+        Section("try", "second", "Second", 60),
+    )
+    report = Report({"gpu": "none"}, {}, sections, stub=True)
+    gpu_check_main.run_all(report, tmp_path / "report", SMALL, limit_s=0)
+    first, second = report.rows
+    lacks = "needs no_such_package, no_such.bindings, which this Python lacks"
+    assert (first.verdict, first.note) == ("missing", lacks)
+    assert (second.verdict, second.note) == ("missing", "the 0 s of the whole run were over")
+    assert json.loads((tmp_path / "report.json").read_text())["complete"]
+
+
+def test_without_uvloop_and_typer_the_daemon_serves_on_another_loop() -> None:
+    program = ("-m", "benchmarks.gpu_check.plain_daemon")
+    with spawn.daemon(program, budget="4MiB") as daemon, connect(daemon.folder) as client:
+        client.register("a", {"weights": bytearray(1 << 20)})
+        with client.acquire("a") as lease:
+            assert lease.loaded
+    assert daemon.process.returncode == 0
+
+
 def run_section(
     monkeypatch: pytest.MonkeyPatch, folder: Path, body: str, limit_s: float
 ) -> tuple[list[Row], runner.Ended]:
     """Run a section whose module has `body` after the row "first"."""
     package = folder / "benchmarks" / "gpu_check"
     package.mkdir(parents=True)
-    for name in ("section", "rows", "settings"):
+    for name in ("__init__", "section", "rows", "settings"):
         source = ROOT / "benchmarks" / "gpu_check" / f"{name}.py"
         (package / f"{name}.py").write_text(source.read_text())
     lines = ["import os, signal, subprocess, sys, threading", "def measure(check, settings):"]

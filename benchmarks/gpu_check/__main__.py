@@ -53,7 +53,7 @@ def main() -> int:
     report = Report(machine, dataclasses.asdict(settings), sections, stub)
     base = _base(arguments.out, machine)
     _say(f"{machine['gpu']}, driver {machine['driver']}, into {base}.json and .md")
-    _run_all(report, base, settings, arguments.limit)
+    run_all(report, base, settings, arguments.limit)
     _say(f"\n{report.summary()}\n{base}.json\n{base}.md")
     return 1 if report.count("failed") else 0
 
@@ -68,7 +68,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> None:
+def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> None:
+    """Run the report's sections for `limit_s` seconds at most, and write what they say."""
     until = time.monotonic() + limit_s
 
     def heard(row: Row) -> None:
