@@ -77,7 +77,7 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.early,
             )
         case protocol.Release():
-            return events.Release(now, session, request.lease)
+            return events.Release(now, session, request.lease, max(request.again, 0))
         case protocol.Cancel():
             return events.Cancel(now, session, request.acquire)
         case protocol.Prefetch():

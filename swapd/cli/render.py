@@ -116,7 +116,8 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             what = f"{size(e.nbytes)} for {_who(seen, e.session)}{_terms(e)}"
             return Said("ask", names, what)
         case events.Release():
-            return Said("release", names, f"by {_who(seen, e.session)}")
+            again = f", used {e.again} times more" if e.again else ""
+            return Said("release", names, f"by {_who(seen, e.session)}{again}")
         case events.Cancel():
             return Said("cancel", names, f"by {_who(seen, e.session)}")
         case events.Prefetch():

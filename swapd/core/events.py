@@ -100,6 +100,7 @@ class AcquireWorkspace(Event, frozen=True, tag="acquire_workspace"):
 class Release(Event, frozen=True, tag="release"):
     session: int
     lease: int
+    again: int = 0  # uses that were not told, since the lease was kept between them
 
 
 class Cancel(Event, frozen=True, tag="cancel"):

@@ -253,8 +253,8 @@ class Ledger:
                 placements.append(Placement(name, c.generation, c.runs))
         return tuple(placements)
 
-    def take_back(self, key: Key) -> bool:
-        """End a lease; return whether there was one."""
+    def take_back(self, key: Key, again: int = 0) -> bool:
+        """End a lease that was used `again` times more; return whether there was one."""
         lease = self.leases.pop(key, None)
         if lease is None:
             return False
@@ -267,6 +267,8 @@ class Ledger:
         for name in lease.names:
             c = self.components[name]
             c.leases.discard(key)
+            c.hits += again
+            self.hits += again
             if not c.leases:
                 del self.leased[name]
                 c.last_used = self.now

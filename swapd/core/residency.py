@@ -216,7 +216,7 @@ class Residency:
 
     def _on_release(self, event: Release) -> None:
         # Released before, or its session is gone: nothing to do.
-        if self.ledger.take_back((event.session, event.lease)):
+        if self.ledger.take_back((event.session, event.lease), again=event.again):
             self.ledger.replan |= self.admission.somebody_waits
 
     def _on_cancel(self, event: Cancel) -> None:

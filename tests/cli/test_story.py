@@ -20,6 +20,7 @@ def journal(folder: Path) -> Path:
     for _ in range(5):
         with talker.acquire("talker"):
             pass
+        talker.status()  # before it asks for anything else it says that it is done
     thinker.close()
     talker.close()
     daemon.stop()
