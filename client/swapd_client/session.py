@@ -593,7 +593,9 @@ class Session:
             self._board.fail(part._slot, broken.generation)
 
     def _on_eof(self) -> None:
-        """The lifeline ended without a word: the daemon died, or goes on without us."""
+        """The lifeline ended; if without a word, the daemon died, or goes on without us."""
+        if self._error is not None:
+            return
         watch = open_pidfd(self._daemon_pid)
         if watch is None:
             gone = DaemonGone(

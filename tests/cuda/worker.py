@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class GpuWorker(worker.Worker):
         self._streams: dict[str, Any] = {}
         #: What work has copied: address and size, by stream.
         self._results: dict[str, tuple[int, int]] = {}
+        self._taken: list[Any] = []
 
     @property
     def driver(self) -> Driver:
@@ -105,7 +107,24 @@ class GpuWorker(worker.Worker):
     def allocate(self, nbytes: int) -> None:
         """Take GPU memory by an allocator of one's own, and keep it."""
         with self.driver.current():
-            self.driver.call(self.driver.api.cuMemAlloc, nbytes)
+            self._taken.append(self.driver.call(self.driver.api.cuMemAlloc, nbytes))
+
+    def free(self) -> None:
+        """Give back what was allocated."""
+        with self.driver.current():
+            for address in self._taken:
+                self.driver.call(self.driver.api.cuMemFree, address)
+        self._taken.clear()
+
+    def view(self, name: str) -> None:
+        self._parts[name].view("data")
+
+    def close_and_tell(self) -> list[str]:
+        """Close the client; return what it warned of."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.disconnect()
+        return [str(one.message) for one in caught if one.category is RuntimeWarning]
 
     def count_descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,178 @@
+"""Whoever dies, the others go on: workers and daemons by SIGKILL, sessions by a fence."""
+
+import pytest
+
+from tests.cuda.gpu_world import MIB, WorkerError, World
+
+WORK = "cuMemcpyDtoDAsync"
+
+
+def test_a_killed_worker_costs_the_others_nothing(world: World) -> None:
+    daemon = world.daemon()
+    dying, other = world.workers(daemon, "dying", "other")
+    dying.register("a", 10 * MIB)
+    expected = other.register("b", 10 * MIB, seed=2)
+    dying.acquire("a")
+    world.hold(WORK, dying)
+    dying.work("a")
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting")
+    dying.kill()
+    waiting.result()
+    assert other.look("b")[1] == expected
+    arena = daemon.status().budget_bytes
+    other.release("b")
+    assert world.fake.held_bytes() == arena
+
+
+def test_a_worker_killed_in_the_middle_of_swaps_leaves_nothing(world: World) -> None:
+    daemon = world.daemon(isolation="relaxed")
+    dying, other = world.workers(daemon, "dying", "other")
+    for name in ("a", "b"):
+        dying.register(name, 10 * MIB)
+    expected = other.register("c", 6 * MIB, seed=3)
+    dying.start("swap_both", "a", "b", 10_000)
+    for _ in range(5):
+        assert other.use("c")[1] == expected
+    dying.kill()
+    daemon.await_gone(dying)
+    assert other.use("c")[1] == expected
+    assert world.fake.held_bytes() == daemon.status().budget_bytes
+
+
+@pytest.mark.parametrize("isolation", ["strict", "relaxed"])
+def test_the_daemon_dies_and_what_is_held_stays(world: World, isolation: str) -> None:
+    daemon = world.daemon(isolation=isolation)
+    worker = world.worker(daemon)
+    expected = [worker.register("held", 6 * MIB, seed=1), worker.register("idle", 6 * MIB, seed=2)]
+    worker.use("idle")
+    worker.acquire("held")
+    address, _ = worker.look("held")
+    daemon.kill()
+    assert worker.await_end().startswith("DaemonGone")
+    assert worker.look("held") == [address, expected[0]]
+    worker.work("held")
+    assert worker.result() == expected[0]
+    worker.disconnect()
+    assert worker.look("held") == [address, expected[0]]
+    assert worker.look("idle")[1] == expected[1]
+    worker.write("held", 5)  # it is its own now
+    assert worker.look("held")[1] != expected[0]
+
+
+def test_a_dead_daemon_s_memory_comes_free_for_the_next(world: World) -> None:
+    daemon = world.daemon(budget="80MiB")
+    worker = world.worker(daemon)
+    expected = worker.register("a", 30 * MIB, seed=1)
+    worker.use("a")
+    daemon.kill()
+    worker.await_end()
+    worker.disconnect()
+    assert worker.look("a")[1] == expected
+    assert world.fake.held_bytes() == 30 * MIB
+    world.daemon(budget="80MiB")
+
+
+def test_what_is_mutable_survives_the_daemon(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    for name in ("shown", "hidden", "out"):
+        worker.register(name, 4 * MIB, mutable=True)
+    written = {}
+    for seed, name in enumerate(("out", "hidden", "shown"), 1):
+        worker.acquire(name)
+        written[name] = worker.write(name, seed)
+        if name != "shown":
+            worker.release(name)
+    worker.register("big", 8 * MIB)
+    worker.use("big")
+    assert daemon.component("out").state == "absent"
+    daemon.kill()
+    worker.await_end()
+    worker.disconnect()
+    assert {name: worker.look(name)[1] for name in written} == written
+
+
+def test_a_worker_that_is_fenced_is_on_none_of_the_others_chunks(world: World) -> None:
+    daemon = world.daemon(ack_timeout=0.2)
+    slow, other = world.workers(daemon, "slow", "other")
+    expected = slow.register("a", 10 * MIB, seed=1)
+    theirs = other.register("b", 10 * MIB, seed=2)
+    slow.use("a")
+    slow.stop()
+    assert other.use("b")[1] == theirs  # once the time for the acknowledgement was up
+    slow.go_on()
+    assert slow.await_end().startswith("SessionFenced")
+    with pytest.raises(WorkerError) as said:
+        slow.acquire("a")
+    assert said.value.kind == "SessionFenced"
+    slow.disconnect()
+    assert slow.look("a")[1] == expected
+    assert other.use("b")[1] == theirs
+
+
+def test_a_fence_waits_for_the_work_that_is_under_way(world: World) -> None:
+    daemon = world.daemon(ack_timeout=0.2)
+    slow, other = world.workers(daemon, "slow", "other")
+    slow.register("idle", 8 * MIB)
+    slow.register("held", 4 * MIB)
+    other.register("b", 10 * MIB)
+    slow.use("idle")
+    slow.acquire("held")
+    world.hold(WORK, slow)
+    slow.work("held")
+    slow.stop()
+    other.use("b")
+    slow.go_on()
+    assert slow.await_end().startswith("SessionFenced")
+    world.go_on()
+    slow.result()  # it may have read others' bytes, and has not faulted
+    with pytest.raises(WorkerError) as said:
+        slow.release("held")
+    assert said.value.kind == "SessionFenced"
+
+
+def test_a_daemon_that_stops_lets_the_workers_keep_what_they_hold(world: World) -> None:
+    daemon = world.daemon(stop_timeout=0.1)
+    worker = world.worker(daemon)
+    expected = worker.register("a", 6 * MIB, seed=1)
+    worker.acquire("a")
+    daemon.terminate()
+    assert worker.await_end().startswith("DaemonStopping")
+    daemon.wait()
+    assert worker.look("a")[1] == expected
+    worker.disconnect()
+    assert worker.look("a")[1] == expected
+
+
+def test_a_revocation_leaves_no_import_s_memory_mapped(world: World) -> None:
+    """The memory of an evicted component can be given to somebody else's allocator."""
+    daemon = world.daemon(budget="16MiB")
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register("a", 12 * MIB, seed=1)
+    worker.use("a")
+    other.acquire_workspace(14 * MIB)
+    assert world.fake.held_bytes() == 2 * MIB
+    other.allocate(14 * MIB)
+    waiting = worker.start("use", "a")
+    daemon.await_record("Waiting")
+    other.free()
+    other.release("workspace")
+    assert waiting.result()[1] == expected
+
+
+def test_after_many_workspaces_the_same_memory_is_there(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 12 * MIB, seed=1)
+    for _ in range(5):
+        assert worker.use("a")[1] == expected
+        worker.acquire_workspace(10 * MIB)
+        worker.release("workspace")
+    assert worker.use("a")[1] == expected
+    before = worker.count_descriptors()
+    for _ in range(5):
+        worker.acquire_workspace(10 * MIB)
+        worker.release("workspace")
+        worker.use("a")
+    assert worker.count_descriptors() == before
