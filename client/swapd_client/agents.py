@@ -67,17 +67,16 @@ class Agents:
             agent.held += 1
             self._holding[agent.who] = self._of[lease] = agent
 
-    def released(self, lease: int, *, ended: bool) -> bool:
-        """The lease was released, and has `ended`, or will; whether its agent holds others."""
+    def released(self, lease: int, *, ended: bool) -> None:
+        """The lease was released, and has `ended`, or will. Said of an unknown one is not said."""
         with self._changed:
             agent = self._of.pop(lease, None) if ended else self._of.get(lease)
             if agent is None:
-                return False
+                return
             agent.held -= 1
             agent.ending += not ended
             if not agent.held and self._holding.get(agent.who) is agent:
                 del self._holding[agent.who]
-            return agent.held > 0
 
     def ended(self, lease: int) -> None:
         """What a released lease waited for on the GPU is done."""

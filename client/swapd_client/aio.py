@@ -264,8 +264,8 @@ class AsyncClient:
         if session.give_back(granted):
             self._channel.send(protocol.Release(session.next_id(), granted.id))
 
-    def _give_back_later(self, granted: protocol.Granted, ack: bool) -> None:
-        """In a thread of the session's; all that the loop sends comes in order, so no `ack`."""
+    def _give_back_later(self, granted: protocol.Granted) -> None:
+        """In a thread of the session's; what the loop sends comes in order."""
         if self.session.give_back(granted):
             release = protocol.Release(self.session.next_id(), granted.id)
             with suppress(RuntimeError):  # the loop is closed, and the session will be

@@ -339,7 +339,7 @@ class Client:
         if not self.session.ends_later(held.granted, held.streams, self._give_back):
             self._give_back(held.granted, ack)
 
-    def _give_back(self, granted: protocol.Granted, ack: bool) -> None:
+    def _give_back(self, granted: protocol.Granted, ack: bool = True) -> None:
         session = self.session
         again = self._keeper.again(granted)
         if not session.give_back(granted):

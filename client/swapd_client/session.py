@@ -338,12 +338,13 @@ class Session:
         self,
         granted: protocol.Granted,
         streams: Iterable[int],
-        give_back: Callable[[protocol.Granted, bool], None],
+        give_back: Callable[[protocol.Granted], None],
     ) -> bool:
         """Have a lease given back once its GPU work is done; False if that is now, or is over.
 
-        The work is what is on `streams`. `give_back(granted, ack)`
-        is called in a thread of the session's. Does not block.
+        The work is what is on `streams`. `give_back(granted)` is called in a thread of the
+        session's, and returns when the daemon knows it before anything this process asks later.
+        Does not block.
         """
         gpu = self.gpu
         if gpu is None or self._forked:
@@ -355,7 +356,7 @@ class Session:
             if granted.id in self._ending:
                 return True
             self._ending.add(granted.id)
-        nested = gpu.agents.released(granted.id, ended=False)
+        gpu.agents.released(granted.id, ended=False)
 
         def end() -> None:
             try:
@@ -363,7 +364,7 @@ class Session:
                     log.warning(
                         "a lease ended, and what was computed under it is void: %s", problem
                     )
-                give_back(granted, nested)
+                give_back(granted)
             except SwapdError as exc:
                 log.warning("a lease ended late: %s", exc)
             finally:

@@ -150,6 +150,7 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
         raise InvalidSource(f"{name!r} is not initialised; run the module once, then register")
     if tensor.is_meta:
         raise InvalidSource(f"{name!r} is on the meta device and has no bytes; load it first")
+    _check_device(name, tensor, target)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise InvalidSource(
             f"{name!r} is a {type(tensor).__name__}: tensor subclasses cannot be moved yet; "
@@ -161,7 +162,6 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
             f"{name!r} is {kind} ({tensor.layout}, {tensor.dtype}); only plain dense tensors can "
             "be moved"
         )
-    _check_device(name, tensor, target)
     if not tensor.is_leaf:
         raise InvalidSource(f"{name!r} is the result of a computation; detach() it first")
     if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():

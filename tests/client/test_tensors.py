@@ -11,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swapd.device import vm
+from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import ALIGN_BYTES
-from swapd_client.tensors import Source, TensorLayout
+from swapd_client.tensors import Source, TensorLayout, _Buffers
 
 DTYPES = [
     torch.float32,
@@ -31,6 +33,16 @@ DTYPES = [
     torch.int64,
     torch.complex64,
     torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    *(
+        getattr(torch, name)
+        for name in ("float8_e8m0fnu", "float4_e2m1fn_x2", "int4", "uint4", "int1", "bits8")
+        if hasattr(torch, name)  # newer than the oldest torch that is supported
+    ),
 ]
 
 
@@ -445,3 +457,80 @@ def test_the_hash_tells_layouts_apart_and_not_their_values() -> None:
         )
     ]
     assert len(set(digests)) == len(digests)
+
+
+# --- for a GPU ---------------------------------------------------------------------------
+
+
+def on_gpu(device: str) -> torch.Tensor:
+    """What says that it is on a GPU; nothing is there."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.empty(4, device=device)
+
+
+def test_the_bytes_are_of_the_device_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def capsule(address: int, name: bytes, _: None) -> torch.Tensor:
+        managed = dlpack._ManagedTensor.from_address(address)
+        seen.append((managed.device_type, managed.device_id))
+        return torch.empty(0)
+
+    monkeypatch.setattr(dlpack, "_new_capsule", capsule)
+    monkeypatch.setattr(dlpack, "from_dlpack", lambda tensor: tensor)
+    dlpack.bytes_at(4096, 1, dlpack.HOST)
+    dlpack.bytes_at(4096, 1, dlpack.gpu(3))
+    assert seen == [(1, 0), (2, 3)]
+    assert str(dlpack.gpu(3).device) == "cuda:3"
+
+
+def test_tensors_may_lie_over_bytes_that_are_not_there() -> None:
+    address = vm.reserve(1 << 20)
+    tensor = dlpack.bytes_at(address, 1 << 20, dlpack.HOST)
+    assert tensor.data_ptr() == address
+    vm.map_anonymous(1 << 20, at=address)
+    tensor.fill_(7)
+    assert vm.view(address, 1 << 20)[12345] == 7
+    vm.revoke(address, 1 << 20)
+
+
+def test_a_tensor_on_another_gpu_is_refused_by_name() -> None:
+    with pytest.raises(InvalidSource, match=r"'weight' is on cuda:1.*is cuda:0.*\.to\('cuda:0'\)"):
+        TensorLayout({"weight": on_gpu("cuda:1")}, gpu=0)
+
+
+def test_a_buffer_on_another_gpu_is_refused_by_name() -> None:
+    module = nn.Module()
+    module.inner = nn.BatchNorm1d(4)
+    module.inner.running_mean = on_gpu("cuda:1")
+    with pytest.raises(InvalidSource, match=r"'inner\.running_mean' is on cuda:1"):
+        TensorLayout(module, gpu=0)
+
+
+def test_on_the_host_a_gpu_s_tensor_is_refused() -> None:
+    with pytest.raises(InvalidSource, match=r"'weight' is on cuda:1; the host device takes CPU"):
+        TensorLayout({"weight": on_gpu("cuda:1")})
+
+
+def test_the_same_source_has_the_same_digest_on_either_device() -> None:
+    tensors = {"a": torch.arange(10), "b": torch.zeros(3)}
+    assert TensorLayout(tensors).digest() == TensorLayout(tensors, gpu=0).digest()
+
+
+def test_buffers_are_copied_once_and_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To another device of which there is one everywhere, as there is no GPU."""
+    monkeypatch.setattr(dlpack.Target, "device", property(lambda _: torch.device("meta")))
+    module = nn.Module()
+    module.a, module.b = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    module.b.running_mean = module.a.running_mean
+    module.a.register_buffer("nothing", None)
+    moved = _Buffers(module, dlpack.gpu(0))
+    before = module.a.running_mean
+    moved.copy()
+    assert module.a.running_mean is before, "until it is certain"
+    moved.replace()
+    assert module.a.running_mean is module.b.running_mean
+    moved_too = module.a.running_var, module.a.num_batches_tracked
+    assert {t.device.type for t in moved_too if t is not None} == {"meta"}
+    assert module.a.nothing is None
+    assert module.a.weight.device.type == "cpu", "a parameter"

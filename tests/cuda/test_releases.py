@@ -215,3 +215,37 @@ def test_the_daemon_dies_while_a_release_waits(world: World) -> None:
     assert worker.result() == expected
     worker.disconnect()
     assert worker.look("a")[1] == expected
+
+
+def test_a_lease_that_lingers_waits_for_the_work_of_every_step(world: World) -> None:
+    daemon = world.daemon(isolation="relaxed")
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register("a", 10 * MIB, seed=1)
+    other.register("b", 10 * MIB)
+    worker.acquire("a")
+    worker.release("a")
+    world.fake.faults(f"{WORK} hold times=1 async pid={worker.pid}")
+    assert worker.step_with_work("a", 20) <= 2, "its streams are named once each"
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting")
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    waiting.result()
+    assert worker.result() == expected
+
+
+def test_what_was_just_used_may_be_unregistered_at_once(world: World) -> None:
+    for isolation in ("strict", "relaxed"):
+        daemon = world.daemon(isolation, isolation=isolation)
+        worker = world.worker(daemon, isolation)
+        expected = worker.register("a", 10 * MIB, seed=1)
+        world.hold(WORK, worker)
+        worker.acquire("a")
+        worker.work("a")
+        worker.release("a")
+        unregistering = worker.start("unregister", "a")
+        world.go_on()
+        unregistering.result()
+        assert worker.look("a")[1] == expected
+        worker.kill()
+        daemon.close()

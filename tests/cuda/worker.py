@@ -87,6 +87,17 @@ class GpuWorker(worker.Worker):
         self._leases[name].wait(segment, stream=int(self._stream(stream)))
         self._copy(stream, part.address + segment * nbytes, nbytes)
 
+    def step_with_work(self, name: str, steps: int) -> int:
+        """A loop that acquires at every step, with work in the first; how many streams it names."""
+        for step in range(steps):
+            held = self.client.acquire(name)
+            if not step:
+                part = self._parts[name]
+                self._copy("s", part.address, part.nbytes)
+                held.uses(int(self._stream("s")))
+            held.release()
+        return len(held._all_streams())
+
     def result(self, *, stream: str = "s") -> str:
         """The digest of what was copied on the stream, when that is done. Blocks."""
         address, nbytes = self._results[stream]

@@ -1,0 +1,83 @@
+"""Descriptors of the device's memory: kept, handed over, dropped; a grant may be seen first."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from swapd.fds import OwnedFd
+from swapd.protocol import Files as Message
+from swapd_client.errors import DaemonGone
+from swapd_client.files import Files
+
+
+@pytest.fixture
+def files() -> Iterator[Files]:
+    before = os.listdir("/proc/self/fd")
+    with closing(Files(1)) as files:
+        yield files
+    assert os.listdir("/proc/self/fd") == before
+
+
+def send(files: Files, *numbers: int, writable: bool = False) -> list[OwnedFd]:
+    fds = [OwnedFd(os.memfd_create(f"file{n}")) for n in numbers]
+    files.add(Message(numbers, writable), fds)
+    return fds
+
+
+def test_what_is_got_stays_and_what_is_taken_goes(files: Files) -> None:
+    first, second = send(files, 1, 2)
+    assert files.get(1, writable=False) is first
+    assert files.get(1, writable=False) is first
+    with files.take(2, writable=False) as taken:
+        assert taken is second
+    assert "(2, False)" not in repr(files)
+
+
+def test_read_only_and_writable_are_two(files: Files) -> None:
+    (readable,) = send(files, 1)
+    (writable,) = send(files, 1, writable=True)
+    assert files.get(1, writable=False) is readable
+    assert files.get(1, writable=True) is writable
+
+
+def test_what_comes_twice_is_kept_once(files: Files) -> None:
+    (first,) = send(files, 1)
+    send(files, 1)
+    assert files.get(1, writable=False) is first
+
+
+def test_what_is_dropped_comes_anew(files: Files) -> None:
+    send(files, 1, 2)
+    send(files, 1, writable=True)
+    files.drop((1, 7))
+    assert repr(files) == "<Files [(2, False)]>"
+    (again,) = send(files, 1)
+    assert files.get(1, writable=False) is again
+
+
+def test_who_is_early_waits(files: Files) -> None:
+    taken: list[OwnedFd] = []
+    waiting = threading.Thread(target=lambda: taken.append(files.take(3, writable=True)))
+    waiting.start()
+    send(files, 3, writable=True)
+    waiting.join()
+    taken[0].close()
+
+
+def test_no_wait_outlasts_the_session(files: Files) -> None:
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            files.get(3, writable=False)
+        except DaemonGone as exc:
+            errors.append(exc)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    files.end()
+    waiting.join()
+    assert "did not send file 3" in str(errors[0])
