@@ -4,8 +4,8 @@ Everything here ends with its block; whatever survives that is ended with the se
 """
 
 import importlib.util
-import itertools
 import json
+import os
 import select
 import signal
 import subprocess
@@ -85,16 +85,14 @@ class Worker:
     """A process with a client and torch. `ask("turn", ...)` runs that method of its `Work`."""
 
     def __init__(self, settings: Settings, endpoint: Path, label: str) -> None:
-        self._numbers = itertools.count(1)
         self._label = label
         self.process = subprocess.Popen(
             [*WORKER, settings.encode(), str(endpoint), label],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
         )
+        self._heard = b""
 
     def __enter__(self) -> Self:
         return self
@@ -108,23 +106,31 @@ class Worker:
         """Have it do something; `answer` is what comes of it, in order."""
         assert self.process.stdin is not None
         command = {"do": do, "arguments": arguments, "options": options}
-        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
         self.process.stdin.flush()
 
     def answer(self, within_s: float = PATIENCE_S) -> Any:
         """Raises: WorkerError, also if there is none in time."""
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], within_s)[0]:
-            raise WorkerError(f"{self._label} did not answer within {within_s:.0f} s")
-        said = self.process.stdout.readline()
-        if not said:
-            raise WorkerError(f"{self._label} has ended: {self.ending()}")
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(self._line(time.monotonic() + within_s))
         if "event" in answer:
             return answer["event"]
         if "error" in answer:
             raise WorkerError(f"{self._label}: {answer['error']}")
         return answer["ok"]
+
+    def _line(self, until: float) -> bytes:
+        """The next line it says; the pipe is read by hand, for `select` sees no buffers."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._heard:
+            left = max(until - time.monotonic(), 0)
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                raise WorkerError(f"{self._label} did not answer in time")
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not data:
+                raise WorkerError(f"{self._label} has ended: {self.ending()}")
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
 
     def ask(self, do: str, *arguments: object, **options: object) -> Any:
         self.tell(do, *arguments, **options)

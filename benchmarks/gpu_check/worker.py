@@ -104,6 +104,7 @@ class Work:
         steps = wrong = 0
         with self.client.acquire(name):
             self.say({"event": "working"})
+            # a command is sent only when this one has said that it works: so none is buffered
             while not select.select([sys.stdin], [], [], 0)[0]:
                 wrong += self._run(name) != expected
                 steps += 1
