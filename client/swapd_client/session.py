@@ -74,6 +74,10 @@ class Session:
         self._awaited: dict[int, list[tuple[int, int]]] = {}
         #: Leases whose streams went on without what they waited for, as the session ended.
         self._cut: set[int] = set()
+        #: By component: where it was when it was granted last.
+        self._placed: dict[str, protocol.Placement] = {}
+        #: Those of which not every byte had come in there when the session ended.
+        self._incomplete: set[str] = set()
         #: Leases that were released, and wait for the GPU.
         self._ending: set[int] = set()
         self._master_came = threading.Condition(self._lock)
@@ -149,6 +153,12 @@ class Session:
     def _has_arrived(self, place: protocol.Placement) -> bool:
         part = self.components[place.name]
         return self._board.has(part._slot, word(place.generation, part.segments))
+
+    def _is_complete(self, place: protocol.Placement) -> bool:
+        try:
+            return self._has_arrived(place)
+        except ArrivalFailed:
+            return False
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the one that is."""
@@ -243,6 +253,7 @@ class Session:
             with self._lock:
                 self.components.pop(part.name, None)
                 self.wanted.discard(part.name)
+            self._placed.pop(part.name, None)
 
     # --- leases --------------------------------------------------------------------------
 
@@ -269,6 +280,7 @@ class Session:
         Raises: DaemonGone, DeviceFailed; then the lease is still to be given back.
         """
         self.leases[granted.id] = granted
+        self._placed.update((place.name, place) for place in granted.placements)
         if self.gpu is not None:
             self.gpu.agents.took(agent, granted.id)
         parts = [self.components[place.name] for place in granted.placements]
@@ -465,8 +477,11 @@ class Session:
         """Whether its chunks may have later bytes than its master, or are as good.
 
         On a GPU there may be no room for a copy of what is in use, and there need be none when
-        the daemon is dead: nobody else will use its memory.
+        the daemon is dead: nobody else will use its memory. What was still coming in when the
+        session ended is in the master alone.
         """
+        if part.name in self._incomplete:
+            return False
         died = isinstance(self._error, DaemonGone) and not isinstance(self._error, SessionFenced)
         return part.mutable or (self.gpu is not None and died and part._holders > 0)
 
@@ -657,6 +672,11 @@ class Session:
             if self._error is not None:
                 return
             self._error = error
+            self._incomplete = {
+                name
+                for name, place in self._placed.items()
+                if name in self.components and not self._is_complete(place)
+            }
             self._cut.update(
                 lease for lease, words in self._awaited.items() if not self._all_there(words)
             )

@@ -50,6 +50,21 @@ def test_6_a_wait_for_a_segment_ends_when_the_daemon_dies(world: World) -> None:
     assert gone.value.kind == "DaemonGone"
 
 
+def test_7_what_was_still_coming_in_is_whole_after_close(world: World) -> None:
+    daemon = world.daemon(bandwidth=SLOW)
+    (one,) = world.workers(daemon, "one")
+    held = one.register_in_segments("a", 2 * MIB, 3, mutable=True)
+    released = one.register_in_segments("b", 2 * MIB, 3, mutable=True)
+    one.acquire("a", early=True)
+    one.acquire("b", early=True)
+    one.release("b")
+    daemon.kill()
+    one.await_end()
+    one.disconnect()
+    assert one.see("a", 3) == held
+    assert one.see("b", 3) == released
+
+
 def test_6_another_session_s_component_is_waited_for_as_a_whole(world: World) -> None:
     daemon = world.daemon(bandwidth="400MB/s")
     one, two = world.workers(daemon, "one", "two")
