@@ -64,6 +64,7 @@ def _both_ways(check: Check, settings: Settings) -> None:
             both.append(_granted_s(client, "clean"))
             inward.append(_granted_s(client, "mutable"))  # what is clean is dropped
             outward.append(_granted_s(client, "small"))  # granted when all is saved
+        check.row("notes of the daemon on the GPU", "; ".join(client.status().notes) or "none")
     slower = max(statistics.median(inward), statistics.median(outward))
     note = "ms: " + "; ".join(
         f"{what} {spread(times, 1e3)}"
