@@ -16,6 +16,7 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
         "swap_in_ratio",
         "bytes_back",
         "hit_rtt_ratio",
+        "decode_share",
         "handle_us",
         "handle_busy_us",
         "fd_growth",

@@ -306,7 +306,7 @@ class Client:
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         self.session.check()
-        self._keeper.flush(threading.get_ident())
+        self._end_kept()
         return self.session.unwrap(self._channel().call(request, timeout_s))
 
     def _acquire(
@@ -317,7 +317,7 @@ class Client:
         """Have `ask(id, agent)` granted, and what was granted mapped."""
         session = self.session
         session.check()
-        self._keeper.flush(threading.get_ident())
+        self._end_kept()
         agent = session.enter(threading.get_ident(), timeout)
         granted = self._call(ask(session.next_id(), agent.number), timeout)
         assert isinstance(granted, protocol.Granted)
@@ -333,6 +333,11 @@ class Client:
         if key and self.session.may_linger(held.granted) and self._keeper.keep(key, held):
             return
         self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
+
+    def _end_kept(self) -> None:
+        """End what this thread kept; the daemon hears of it before what is sent next."""
+        for held in self._keeper.pop(threading.get_ident()):
+            self._end(held, ack=False)
 
     def _end(self, held: Held, ack: bool = True) -> None:
         """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""

@@ -59,11 +59,10 @@ class Keeper:
         with self._lock:
             return self._linger.again(granted)
 
-    def flush(self, thread: int) -> None:
-        """Give back what a thread kept: it is about to ask for something else."""
-        if self._linger:
-            with self._lock:
-                self._end(self._linger.of(thread))
+    def pop(self, thread: int) -> list[Held]:
+        """What a thread kept, for itself to end: it is about to ask for something else."""
+        with self._lock:  # what another thread just ends has ended when this returns
+            return self._linger.of(thread)
 
     def flush_all(self) -> None:
         with self._lock:

@@ -17,9 +17,6 @@ from swapd.protocol import Granted
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
 
-#: Past this many, those that did not come back are forgotten.
-_GAVE_MAX = 256
-
 
 class Held(NamedTuple):
     """A lease, and the streams of a GPU whose work under it must be done before it ends."""
@@ -38,9 +35,9 @@ class Linger:
     def __init__(self) -> None:
         #: What the daemon still counts as held, and since when it is kept.
         self._kept: dict[Key, tuple[Held, float]] = {}
-        #: When each last gave back what it may come back for.
-        self._gave: dict[Key, float] = {}
-        #: Those that came back within LINGER_S the last time.
+        #: By thread: what it gave back since it last asked the daemon for anything, and when.
+        self._gave: dict[int, dict[tuple[str, ...], float]] = {}
+        #: Those that came back within LINGER_S the last time, and asked for nothing in between.
         self._returns: set[Key] = set()
         #: Handed out again, by the lease's id: how often.
         self._again: dict[int, int] = {}
@@ -50,7 +47,7 @@ class Linger:
 
     def take(self, key: Key, now: float) -> Held | None:
         """`key` asks again: its kept lease, which is then held again; or None."""
-        gave = self._gave.pop(key, None)
+        gave = self._gave.get(key[0], {}).pop(key[1], None)
         if gave is None or now - gave > LINGER_S:
             self._returns.discard(key)
         else:
@@ -64,10 +61,7 @@ class Linger:
 
     def keep(self, key: Key, held: Held, now: float) -> bool:
         """`key` gives back: whether its lease is kept. If not, the daemon is to be told now."""
-        if len(self._gave) >= _GAVE_MAX:
-            self._gave = {k: at for k, at in self._gave.items() if now - at <= LINGER_S}
-            self._returns &= self._gave.keys()
-        self._gave[key] = now
+        self._gave.setdefault(key[0], {})[key[1]] = now
         if key not in self._returns or key in self._kept:
             return False
         self._kept[key] = held, now
@@ -79,7 +73,10 @@ class Linger:
 
     def of(self, thread: int) -> list[Held]:
         """What a thread kept: to be given back before it asks for anything else."""
-        return self._pop([key for key in self._kept if key[0] == thread])
+        self._gave.pop(thread, None)
+        kept = [key for key in self._kept if key[0] == thread]
+        self._returns.difference_update(kept)
+        return self._pop(kept)
 
     def with_names(self, names: Collection[str]) -> list[Held]:
         """What is kept and wanted by others."""

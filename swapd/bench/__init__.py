@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from swapd.bench import core, hit, leaks, swap_in
+from swapd.bench import core, decode, hit, leaks, swap_in
 from swapd.units import size
 
 
@@ -17,6 +17,7 @@ class Raw(msgspec.Struct, frozen=True):
 
     swap_in: swap_in.SwapIn
     hit: hit.Hit
+    decode: decode.Decode
     handle: core.Handle
     handle_busy: core.Handle
     leaks: leaks.Leaks
@@ -32,6 +33,8 @@ class Report(msgspec.Struct, frozen=True):
     bytes_back: int
     #: Acquire and release of a resident component over two bare round trips.
     hit_rtt_ratio: float
+    #: What acquire and release at every step add to a loop of 5 ms a step.
+    decode_share: float
     #: Mean microseconds of `Residency.handle`: 10 components and 10 waiters; 100 and 1,000.
     handle_us: float
     handle_busy_us: float
@@ -47,6 +50,7 @@ BOUNDS: tuple[tuple[str, str, float], ...] = (
     ("swap_in_ratio", "at least", 0.80),  # GPU_SWAP_IN there
     ("bytes_back", "at most", 0),
     ("hit_rtt_ratio", "at most", 1.5),
+    ("decode_share", "at most", 0.01),
     ("handle_us", "at most", 30),
     ("handle_busy_us", "at most", 100),
     ("fd_growth", "at most", 0),
@@ -64,6 +68,8 @@ def run(say: Callable[[str], None], device: str = "host") -> Report:
     swap = swap_in.measure(device, nbytes)
     say("A resident component against bare round trips")
     rtt = hit.measure(device)
+    say("A decode loop")
+    loop = decode.measure(device)
     say("The core alone")
     quiet, busy = core.measure(10, 10), core.measure(100, 1000)
     say("1,000 swap cycles: descriptors, memory; then an idle daemon")
@@ -72,10 +78,11 @@ def run(say: Callable[[str], None], device: str = "host") -> Report:
         swap_in_ratio=swap.ratio,
         bytes_back=swap.bytes_back,
         hit_rtt_ratio=rtt.ratio,
+        decode_share=loop.share,
         handle_us=quiet.mean_us,
         handle_busy_us=busy.mean_us,
         fd_growth=max(leak.daemon_fds, leak.worker_fds),
         rss_growth_bytes=max(leak.daemon_rss_bytes, leak.worker_rss_bytes),
-        raw=Raw(swap, rtt, quiet, busy, leak),
+        raw=Raw(swap, rtt, loop, quiet, busy, leak),
         device=device,
     )

@@ -1,5 +1,8 @@
 """Acquire and release of a resident component against two bare round trips.
 
+Two components in turn, so that each use is asked for: who takes the same again at once sends no
+message (`decode.py`).
+
 The bare side is the same stack with nothing in it: a DEALER here, a ROUTER under zmq.asyncio
 and uvloop there, the same messages encoded and decoded by msgspec on both sides.
 """
@@ -19,6 +22,7 @@ from swapd import protocol, spawn
 BLOCKS = 40
 CALLS = 50
 WARM_UP = 5
+NAMES = ("small", "other")
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -41,7 +45,8 @@ def measure(device: str = "host") -> Hit:
         echo = _Echo(f"ipc://{folder}/echo")
         try:
             with swapd_client.connect(daemon.folder, label="bench") as client:
-                client.register("small", {"weights": bytearray(1 << 20)})
+                for name in NAMES:
+                    client.register(name, {"weights": bytearray(1 << 20)})
                 for _ in range(BLOCKS + WARM_UP):
                     bare.append(echo.two_round_trips())
                     hits.append(_hit(client))
@@ -54,8 +59,9 @@ def measure(device: str = "host") -> Hit:
 
 def _hit(client: swapd_client.Client) -> float:
     started = time.perf_counter()
-    for _ in range(CALLS):
-        client.acquire("small").release()
+    for _ in range(CALLS // len(NAMES)):
+        for name in NAMES:
+            client.acquire(name).release()
     return (time.perf_counter() - started) / CALLS
 
 

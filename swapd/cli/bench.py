@@ -56,6 +56,8 @@ def _sides(raw: Raw) -> dict[str, str]:
         "bytes_back": f"{size(swap.bytes_in)} in",
         "hit_rtt_ratio": f"hit {seconds(raw.hit.hit_s)}, two round trips "
         f"{seconds(raw.hit.two_round_trips_s)}",
+        "decode_share": f"acquire {seconds(raw.decode.acquire_s)}, release "
+        f"{seconds(raw.decode.release_s)} in a step of {seconds(raw.decode.step_s)}",
         "handle_us": f"{raw.handle.components} components, {raw.handle.waiters} waiters",
         "handle_busy_us": f"{raw.handle_busy.components} components, "
         f"{raw.handle_busy.waiters} waiters",
