@@ -79,7 +79,7 @@ def register(w: World, choose: Choices) -> bool:
         return False
     session, name = choose.pick(sorted(w.sessions)), choose.pick(list(KINDS))
     nbytes, policy, group = KINDS[name]
-    mutable = choose.chance(3)
+    mutable = choose.chance(w.mutable_one_in)
     made = w.ask_register(session, name, nbytes, policy, group, mutable)
     if made not in w.answers and not choose.chance(5):
         w.make_master(max(w.making))
@@ -120,6 +120,15 @@ def acquire(w: World, choose: Choices) -> bool:
         wait=choose.chance(3),
         early=choose.chance(2),
     )
+    return True
+
+
+def acquire_own(w: World, choose: Choices) -> bool:
+    """An owner acquires what it registered, and may have written when it releases it."""
+    if not w.owner:
+        return False
+    name = choose.pick(sorted(w.owner))
+    w.acquire(w.owner[name], name, agent=choose.pick((0, 1, 2)), early=choose.chance(3))
     return True
 
 
@@ -247,11 +256,37 @@ MOVES: dict[Move, int] = {
 }
 
 
-def drive(core: Callable[..., Residency], seed: int, steps: int, *, strict: bool = False) -> World:
+#: Those among them that have most to do with write-backs, and loads behind them.
+BOTH_WAYS: dict[Move, int] = {
+    leave: 1,
+    open_session: 1,
+    register: 4,
+    unregister: 1,
+    acquire_own: 30,
+    acquire_workspace: 1,
+    release: 30,
+    cancel: 3,
+    prefetch: 2,
+    end_move: 16,
+    step: 20,
+    end_ack: 20,
+    sleep: 2,
+}
+
+
+def drive(
+    core: Callable[..., Residency],
+    seed: int,
+    steps: int,
+    *,
+    strict: bool = False,
+    moves: dict[Move, int] = MOVES,
+) -> World:
     """Play `steps` random moves over a new world, and end it."""
-    w = World(10, core, strict=strict, residency_bound_s=0.5)
+    one_in = 1 + seed % 2 if moves is BOTH_WAYS else 3
+    w = World(10, core, one_in, strict=strict, residency_bound_s=0.5)
     choose = RandomChoices(seed)
-    bag = [move for move, often in MOVES.items() for _ in range(often)]
+    bag = [move for move, often in moves.items() for _ in range(often)]
     for _ in range(2):
         w.open()
     for _ in range(6):

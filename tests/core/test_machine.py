@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from swapd.core import Residency
+from swapd.core.actions import CopyIn, Lost
 from tests.core import driver
 from tests.core.driver import Choices, Move
 from tests.core.world import World
@@ -51,10 +52,14 @@ class Machine(RuleBasedStateMachine):
         factor=st.sampled_from((8.0, 0.0)),
         patience_s=st.sampled_from((30.0, 1.0)),
         sessions=st.integers(1, 3),
+        mutable_one_in=st.sampled_from((3, 1)),
     )
-    def start(self, strict: bool, factor: float, patience_s: float, sessions: int) -> None:
+    def start(
+        self, strict: bool, factor: float, patience_s: float, sessions: int, mutable_one_in: int
+    ) -> None:
         self.w = World(
             10,
+            mutable_one_in=mutable_one_in,
             strict=strict,
             residency_factor=factor,
             patience_s=patience_s,
@@ -111,3 +116,15 @@ def test_the_guarantees_hold_whatever_happens_in_whatever_order() -> None:
 def test_the_guarantees_hold_over_long_runs(strict: bool) -> None:
     for seed in range(20):
         driver.drive(Residency, seed, steps=300, strict=strict)
+
+
+@pytest.mark.timeout(110)
+def test_no_byte_is_lost_while_copies_go_both_ways() -> None:
+    behind = damaged = 0
+    for seed in range(60):
+        strict = seed % 4 == 1
+        w = driver.drive(Residency, seed, steps=400, strict=strict, moves=driver.BOTH_WAYS)
+        behind += sum(isinstance(a, CopyIn) and bool(a.behind) for a in w.log)
+        damaged += sum(isinstance(a, Lost) and "overwritten" in a.why for a in w.log)
+    assert behind > 100
+    assert damaged > 0

@@ -24,7 +24,7 @@ from swapd.core import (
     residency,
 )
 from tests.core import test_residency
-from tests.core.driver import drive
+from tests.core.driver import BOTH_WAYS, drive
 from tests.core.test_residency import Make
 from tests.core.world import World
 
@@ -598,6 +598,7 @@ def play(core: Callable[..., Residency]) -> None:
         scenario(make)
     for seed in range(10):
         drive(core, seed, steps=150, strict=bool(seed % 2))
+        drive(core, seed, steps=150, strict=bool(seed % 2), moves=BOTH_WAYS)
 
 
 def test_the_core_as_it_is_passes() -> None:

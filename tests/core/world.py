@@ -96,8 +96,14 @@ class World:
     """One Residency of `chunks` chunks of one byte, and everybody it talks to."""
 
     def __init__(
-        self, chunks: int = 10, core: Callable[..., Residency] = Residency, **rules: Any
+        self,
+        chunks: int = 10,
+        core: Callable[..., Residency] = Residency,
+        mutable_one_in: int = 3,
+        **rules: Any,
     ) -> None:
+        #: How often what is registered at random is mutable.
+        self.mutable_one_in = mutable_one_in
         self.core = core(chunks, 1, Rules(**rules))
         self.ledger = self.core.ledger
         self.now = 0.0
