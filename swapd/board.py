@@ -1,7 +1,8 @@
 """The board: one small shared page set for each session, where the daemon says what has arrived.
 
-Each component has a slot, a 64-bit word: its generation and how many of its segments are on
-the device. A word only ever grows, so a GPU stream can wait for it as well as a thread can.
+Each component has a slot with two 64-bit words: which generation it is and how many of its
+segments are on the device; and how far it is saved. The first only ever grows, so a GPU stream
+can wait for it as well as a thread can. The second is read when the daemon is gone.
 Lives here: the words, and waiting for one. May not live here: what a segment is, messages.
 
 The daemon writes progress. A failure is written by the worker's own lifeline thread, when
@@ -20,15 +21,18 @@ from swapd.device import vm
 from swapd.fds import OwnedFd
 
 BOARD_BYTES = 64 << 10
-SLOTS = BOARD_BYTES // 8
+SLOT_BYTES = 16
+SLOTS = BOARD_BYTES // SLOT_BYTES
 #: Segments of one component; one more means that it failed.
 SEGMENTS_MAX = 0xFFFE
 _FAILED = 0xFFFF
-#: Larger than the word of any residency.
-_NEVER = 1 << 62
+#: Larger than the word of any residency; its lower half is that of none that is not failed.
+_NEVER = 1 << 62 | 0xFFFFFFFF
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+#: A futex compares the lower half only: should two words ever be alike there, look again.
+_LOOK_AGAIN = (ctypes.c_long * 2)(1, 0)
 _EVERYBODY = (1 << 31) - 1
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
@@ -43,6 +47,11 @@ def word(generation: int, segments: int) -> int:
     return generation << 16 | segments
 
 
+def place(slot: int) -> int:
+    """Where the first word of a slot is, in bytes from the board's begin."""
+    return SLOT_BYTES * slot
+
+
 class ArrivalFailed(Exception):
     """What is waited for will never arrive, in this generation."""
 
@@ -54,17 +63,18 @@ class Board:
         """Map the board behind `fd`, which stays the caller's."""
         #: Where slot 0 is in this process.
         self.address = vm.map_shared(fd.fileno(), 0, BOARD_BYTES, writable=True)
-        self._words = (ctypes.c_uint64 * SLOTS).from_address(self.address)
+        self._words = (ctypes.c_uint64 * (2 * SLOTS)).from_address(self.address)
         weakref.finalize(self, vm.free, self.address, BOARD_BYTES)
 
     def set(self, slot: int, value: int) -> None:
         """Raise a word to `value`, and wake who waits for it."""
-        self._words[slot] = value
-        _syscall(_SYS_FUTEX, self.address + 8 * slot, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
+        self._words[2 * slot] = value
+        at = self.address + place(slot)
+        _syscall(_SYS_FUTEX, at, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
 
     def fail(self, slot: int, generation: int) -> None:
         """This generation will never be complete: end every wait for it."""
-        self.set(slot, max(self._words[slot], word(generation, _FAILED)))
+        self.set(slot, max(self._words[2 * slot], word(generation, _FAILED)))
 
     def fail_all(self, slots: Iterable[int]) -> None:
         """Nothing will arrive any more in these slots."""
@@ -73,7 +83,7 @@ class Board:
 
     def has(self, slot: int, target: int) -> bool:
         """Whether a word has reached `target`. Raises: ArrivalFailed."""
-        value = self._words[slot]
+        value = self._words[2 * slot]
         if value < target:
             return False
         if value >> 16 != target >> 16 or value & _FAILED == _FAILED:
@@ -83,14 +93,23 @@ class Board:
     def wait(self, slot: int, target: int) -> None:
         """Block until a word has reached `target`. Raises: ArrivalFailed."""
         while not self.has(slot, target):
-            seen = self._words[slot]
+            seen = self._words[2 * slot]
             if seen < target:
                 low = seen & 0xFFFFFFFF  # the half that changes; little-endian, so it is first
-                at = self.address + 8 * slot
-                failed = _syscall(_SYS_FUTEX, at, _FUTEX_WAIT, low, None, None, 0)
+                at = self.address + place(slot)
+                failed = _syscall(_SYS_FUTEX, at, _FUTEX_WAIT, low, _LOOK_AGAIN, None, 0)
                 code = ctypes.get_errno() if failed else 0
-                if code not in (0, errno.EAGAIN, errno.EINTR):
+                if code not in (0, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
                     raise OSError(code, os.strerror(code))
+
+    def set_saved(self, slot: int, generation: int, chunks: int) -> None:
+        """So many chunks of this generation are in the master, and may be overwritten."""
+        self._words[2 * slot + 1] = generation << 24 | chunks
+
+    def saved(self, slot: int, generation: int) -> int:
+        """How many chunks of this generation are in the master, and perhaps nowhere else."""
+        value = self._words[2 * slot + 1]
+        return value & 0xFFFFFF if value >> 24 == generation else 0
 
 
 class Boards:
@@ -118,8 +137,8 @@ class Boards:
         self.fd.close()
 
 
-class Arrivals:
-    """Writes how much of one component has landed into its slot, in any thread."""
+class Progress:
+    """Writes how far a component's copies are into its slot, in any thread."""
 
     def __init__(self, boards: Boards, slot: int, ends: tuple[int, ...]) -> None:
         """`ends`: where each segment ends, in bytes, ascending. `slot` is given back by `close`."""
@@ -131,6 +150,10 @@ class Arrivals:
         """The first `nbytes` bytes of this generation are on the device."""
         arrived = sum(1 for end in self._ends if end <= nbytes)
         self._boards.board.set(self._slot, word(generation, arrived))
+
+    def saved(self, generation: int, chunks: int) -> None:
+        """The first `chunks` chunks of this generation are in the master."""
+        self._boards.board.set_saved(self._slot, generation, chunks)
 
     def close(self) -> None:
         """The component is gone, and no copy of it is in flight."""

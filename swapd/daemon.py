@@ -20,7 +20,7 @@ import zmq
 import zmq.asyncio
 
 from swapd import __version__, protocol, runtime_dir
-from swapd.board import SLOTS, Arrivals
+from swapd.board import SLOTS, Progress
 from swapd.config import Config
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
@@ -66,8 +66,8 @@ class Daemon:
         #: The clock of all events: the loop's own counts whole milliseconds under uvloop.
         self._clock = time.monotonic
         self._workers: dict[int, Worker] = {}
-        #: Where it is said what has arrived of each component, by uid.
-        self._arrivals: dict[int, Arrivals] = {}
+        #: Where it is said how far each component's copies are, by uid.
+        self._progress: dict[int, Progress] = {}
         self._last_session = 0
         #: Where to send the reply to (session, request).
         self._peers: dict[tuple[int, int], bytes] = {}
@@ -360,12 +360,13 @@ class Daemon:
 
     def _do_copy_in(self, a: actions.CopyIn, seq: int) -> None:
         self._causes["copy", a.generation] = seq
-        landed = partial(self._arrivals[a.uid].landed, a.generation)
+        landed = partial(self._progress[a.uid].landed, a.generation)
         self._mover.copy_in(a, self._masters.address(a.uid), landed)
 
     def _do_copy_out(self, a: actions.CopyOut, seq: int) -> None:
         self._causes["copy", a.generation] = seq
-        self._mover.copy_out(a, self._masters.address(a.uid))
+        saved = partial(self._progress[a.uid].saved, a.generation)
+        self._mover.copy_out(a, self._masters.address(a.uid), saved)
 
     def _do_lend(self, a: actions.Lend, seq: int) -> None:
         self._causes["copy", a.generation] = seq
@@ -416,7 +417,7 @@ class Daemon:
             why = f"this session has {SLOTS} components, and no room for another on its board"
             return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
         ends = a.segments or (a.nbytes,)
-        self._arrivals[a.uid] = Arrivals(worker.boards, slot, ends)
+        self._progress[a.uid] = Progress(worker.boards, slot, ends)
         worker.lifeline.send(protocol.Master(a.name, a.nbytes, slot), [master])
         return events.MasterMade(self._clock(), a.uid)
 
@@ -446,8 +447,8 @@ class Daemon:
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
 
     def _do_drop_master(self, a: actions.DropMaster, seq: int) -> None:
-        if arrivals := self._arrivals.pop(a.uid, None):
-            arrivals.close()
+        if progress := self._progress.pop(a.uid, None):
+            progress.close()
         self._host.submit(self._masters.drop, a.uid)  # unmapping gigabytes takes a while
 
     def _do_fence(self, a: actions.Fence, seq: int) -> None:

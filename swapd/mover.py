@@ -54,9 +54,14 @@ class Mover:
         future = self._in.submit(load.run, source, landed)
         future.add_done_callback(lambda f: self._on_loop(self._loaded, load, f))
 
-    def copy_out(self, order: CopyOut, target: int) -> None:
-        """Queue a copy to the master at `target`, which stays mapped until it ends."""
-        save = self._saves[order.generation] = _Save(order, target, self._device.chunk_bytes)
+    def copy_out(self, order: CopyOut, target: int, saved: Callable[[int], None]) -> None:
+        """Queue a copy to the master at `target`, which stays mapped until it ends.
+
+        `saved(n)`: the first n chunks are in the master; called in another thread, before any
+        of them is overwritten.
+        """
+        save = _Save(order, target, self._device.chunk_bytes, saved)
+        self._saves[order.generation] = save
         future = self._out.submit(save.run, self._device)
         future.add_done_callback(lambda f: self._on_loop(self._saved, save, f))
 
@@ -123,6 +128,7 @@ class _Save:
     order: CopyOut
     target: int
     chunk_bytes: int
+    saved: Callable[[int], None]
     #: On the loop: copies in that follow and have not been reported, what this ended in,
     #: and who waits for that to be reported.
     followers: int = 0
@@ -171,6 +177,8 @@ class _Save:
         device.copy_in(((chunk, 1),), self.target + at, nbytes)
 
     def _landed(self, nbytes: int) -> None:
+        whole = nbytes if nbytes < self.order.nbytes else nbytes + self.chunk_bytes - 1
+        self.saved(whole // self.chunk_bytes)  # first: who waits may overwrite them
         with self._change:
             self._bytes = nbytes
             self._change.notify_all()

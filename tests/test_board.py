@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from swapd.board import SLOTS, ArrivalFailed, Arrivals, Board, Boards, word
+from swapd.board import SLOTS, ArrivalFailed, Board, Boards, Progress, word
 from swapd.fds import OwnedFd
 from tests.processes import output_of
 
@@ -36,16 +36,26 @@ def waits(board: Board, slot: int, target: int) -> tuple[threading.Thread, list[
 
 
 def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
-    arrivals = Arrivals(boards, boards.take(), (10, 10, 30))
+    progress = Progress(boards, boards.take(), (10, 10, 30))
     for nbytes, segments in ((0, 0), (9, 0), (10, 2), (29, 2), (30, 3)):
-        arrivals.landed(5, nbytes)
+        progress.landed(5, nbytes)
         assert boards.board.has(0, word(5, segments))
         assert not boards.board.has(0, word(5, segments + 1))
 
 
 def test_a_component_of_no_bytes_arrives(boards: Boards) -> None:
-    Arrivals(boards, boards.take(), (0,)).landed(1, 0)
+    Progress(boards, boards.take(), (0,)).landed(1, 0)
     assert boards.board.has(0, word(1, 1))
+
+
+def test_how_much_is_saved_is_said_of_one_generation(boards: Boards) -> None:
+    progress = Progress(boards, boards.take(), (30,))
+    progress.landed(6, 30)
+    assert boards.board.saved(0, 6) == 0
+    progress.saved(6, 17)
+    assert (boards.board.saved(0, 6), boards.board.saved(0, 7)) == (17, 0)
+    assert boards.board.has(0, word(6, 1)), "the two words are not in each other's way"
+    assert boards.board.saved(1, 6) == 0
 
 
 def test_a_wait_ends_when_the_word_is_there(boards: Boards) -> None:
@@ -110,7 +120,7 @@ def test_the_end_ends_every_wait(boards: Boards) -> None:
 
 
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
-    taken = [Arrivals(boards, boards.take(), (1,)) for _ in range(SLOTS)]
+    taken = [Progress(boards, boards.take(), (1,)) for _ in range(SLOTS)]
     with pytest.raises(IndexError):
         boards.take()
     taken[17].close()

@@ -55,7 +55,7 @@ def start(mover: Mover, order: CopyIn | CopyOut, address: int) -> None:
     if isinstance(order, CopyIn):
         mover.copy_in(order, address, lambda nbytes: None)
     else:
-        mover.copy_out(order, address)
+        mover.copy_out(order, address, lambda chunks: None)
 
 
 @pytest.fixture
@@ -249,6 +249,7 @@ class Ledger:
     def __init__(self, device: HostDevice) -> None:
         self.device = device
         self.nbytes = 4 * CHUNK
+        self.saved: list[int] = []
         self.old, self.new = (vm.map_anonymous(self.nbytes) for _ in range(2))
         for i in range(4):
             vm.view(self.old + i * CHUNK, CHUNK)[:] = bytes([i + 1]) * CHUNK
@@ -315,7 +316,7 @@ class StepwiseDevice(HostDevice):
 
 
 def swap(mover: Mover, ledger: Ledger, follow: int = 4) -> None:
-    mover.copy_out(CopyOut(1, "old", 7, ledger.nbytes, ((0, 4),)), ledger.old)
+    mover.copy_out(CopyOut(1, "old", 7, ledger.nbytes, ((0, 4),)), ledger.old, ledger.saved.append)
     order = CopyIn(2, "new", 8, follow * CHUNK, ((0, follow),), (7,))
     mover.copy_in(order, ledger.new, lambda nbytes: None)
 
@@ -329,13 +330,16 @@ async def test_no_chunk_is_overwritten_before_it_is_saved(mover_of: MoverOf, tol
         await told.wait_for(2)
         assert told.events == [CopiedOut(NOW, 7), CopiedIn(NOW, 8)]
         assert ledger.chunks(ledger.old) == [1, 2, 3, 4]
+        assert ledger.saved == [1, 2, 3, 4]
         assert ledger.on_device() == [101, 102, 103, 104]
 
 
 async def test_what_follows_does_not_wait_for_the_whole(mover_of: MoverOf, told: Told) -> None:
     with closing(StepwiseDevice()) as device, closing(Ledger(device)) as ledger:
         mover = mover_of(device)
-        mover.copy_out(CopyOut(1, "old", 7, ledger.nbytes, ((0, 4),)), ledger.old)
+        mover.copy_out(
+            CopyOut(1, "old", 7, ledger.nbytes, ((0, 4),)), ledger.old, ledger.saved.append
+        )
         arrived: list[int] = []
         order = CopyIn(2, "new", 8, ledger.nbytes, ((0, 4),), (7,))
         mover.copy_in(order, ledger.new, arrived.append)

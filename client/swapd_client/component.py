@@ -16,6 +16,8 @@ class Place(Protocol):
     nbytes: int
     #: Stable until the end of the process.
     address: int
+    #: Of the residency that was last shown; 0 before the first.
+    generation: int
 
     @property
     def shown(self) -> bool:
@@ -45,7 +47,7 @@ class Place(Protocol):
     def give_memory_back(self) -> None:
         """It was set aside, and is not needed."""
 
-    def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
+    def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range memory of this process's own, with the component's bytes in it."""
 
     def discard(self) -> None:

@@ -39,13 +39,13 @@ class Range:
         self._runs: Runs = ()
         self._shown = False
         self._private = False
-        self._generation = 0
+        self.generation = 0
         #: The chunks of this generation, while they have the latest bytes; else the master has.
         self._latest: Runs | None = None
 
     def __repr__(self) -> str:
         where = "in" if self._shown else "out"
-        return f"<Range {self.address:#x} {self.nbytes} B {where} gen={self._generation}>"
+        return f"<Range {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
 
     @property
     def shown(self) -> bool:
@@ -54,14 +54,14 @@ class Range:
 
     def is_shown(self, generation: int) -> bool:
         """Whether `show` would find nothing to do."""
-        return self._shown and generation == self._generation
+        return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range."""
         with self._lock:
-            if self._shown and generation == self._generation:
+            if self._shown and generation == self.generation:
                 return
-            self._generation = generation
+            self.generation = generation
             self._latest = runs
             self._put(runs)
 
@@ -70,7 +70,7 @@ class Range:
         with self._lock:
             if self._private or not self._shown:
                 return
-            if generation is not None and generation < self._generation:
+            if generation is not None and generation < self.generation:
                 return
             self._shown = False
             if not self._shelve():
@@ -87,7 +87,7 @@ class Range:
     def saved(self, generation: int) -> None:
         """The master has the latest bytes now; the chunks of `generation` are others' to use."""
         with self._lock:
-            if generation == self._generation:
+            if generation == self.generation:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
@@ -96,12 +96,13 @@ class Range:
     def give_memory_back(self) -> None:
         """Nothing."""
 
-    def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
+    def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
         The bytes are those of `master`, copied page by page only when written to; or, with
-        `keep_shown`, those of the chunks if they are later. Nothing is shared any more, and
-        a revocation that comes late finds nothing to hide.
+        `keep_shown`, those of the chunks if they are later, but for the first `saved` chunks,
+        which may be others' by now. Nothing is shared any more, and a revocation that comes late
+        finds nothing to hide.
         """
         with self._lock:
             if self._private:
@@ -111,6 +112,7 @@ class Range:
                 if keep_shown and self._latest is not None:
                     self._put(self._latest)
                     self._copy_in_place()
+                    self._copy_from(master, min(saved * self._chunk_bytes, self.nbytes))
                 else:
                     vm.map_private(master.fileno(), nbytes, at=self.address)
             if nbytes < self._span:  # the rest of the last chunk would keep the arena alive
@@ -145,6 +147,13 @@ class Range:
         vm.copy(copy, self.address, self.nbytes)
         vm.move_pages(copy, self.address, nbytes)
         vm.free(copy, nbytes)
+
+    def _copy_from(self, master: OwnedFd, nbytes: int) -> None:
+        if nbytes:
+            span = vm.round_up(nbytes)
+            source = vm.map_shared(master.fileno(), 0, span, writable=False)
+            vm.copy(self.address, source, nbytes)
+            vm.free(source, span)
 
     def _shelve(self) -> bool:
         if not self._can_shelve:

@@ -247,7 +247,8 @@ class Session:
         """
         assert part._master is not None
         try:
-            part._range.make_private(part._master, keep_shown=keep_shown)
+            saved = self._board.saved(part._slot, part._range.generation)
+            part._range.make_private(part._master, keep_shown=keep_shown, saved=saved)
         finally:
             part._close()
             with self._lock:

@@ -179,3 +179,21 @@ def test_a_client_that_is_closed_in_a_lease_gives_it_back_and_keeps_its_bytes(
     waiting.result()
     assert other.look("b")[1] == b
     assert worker.look("a")[1] == expected
+
+
+def test_a_daemon_killed_while_it_saves_and_loads_at_once(world: World) -> None:
+    daemon = world.daemon(isolation="relaxed", bandwidth="40MB/s")
+    one, two = world.workers(daemon, "one", "two")
+    one.register("m", 12 * MIB, mutable=True)
+    digests = two.register_in_segments("a", 2 * MIB, 6)
+    one.acquire("m")
+    written = one.write("m", 5)
+    one.release("m")
+    two.acquire("a", early=True)
+    assert two.arrive("a", 2) == digests[2]  # where "m" was, what of it is saved is in its master
+    daemon.kill()
+    for worker in (one, two):
+        worker.await_end()
+        worker.disconnect()
+    assert one.look("m")[1] == written
+    assert two.look_at("a", 5) == digests[5]

@@ -120,6 +120,10 @@ class Worker:
         """The digests of its segments, lease or not."""
         return [digest(self._parts[name].view(str(i))) for i in range(count)]
 
+    def look_at(self, name: str, key: str | int) -> str:
+        """The digest of one of its buffers: to be asked when it is private."""
+        return digest(self._parts[name].view(str(key)))
+
     def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
         """The same with a torch tensor, named "data"."""
         import torch

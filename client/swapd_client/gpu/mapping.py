@@ -44,7 +44,7 @@ class GpuRange:
         self._mapped: tuple[int, ...] = ()
         self._shown = False
         self._private = False
-        self._generation = 0
+        self.generation = 0
         #: The chunks of this generation, while they have the latest bytes; else the master has.
         self._latest: tuple[int, ...] | None = None
         #: Memory set aside for `make_private`: handle, and size.
@@ -52,7 +52,7 @@ class GpuRange:
 
     def __repr__(self) -> str:
         where = "in" if self._shown else "out"
-        return f"<GpuRange {self.address:#x} {self.nbytes} B {where} gen={self._generation}>"
+        return f"<GpuRange {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
 
     @property
     def shown(self) -> bool:
@@ -61,7 +61,7 @@ class GpuRange:
 
     def is_shown(self, generation: int) -> bool:
         """Whether `show` would find nothing to do."""
-        return self._shown and generation == self._generation
+        return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range.
@@ -75,7 +75,7 @@ class GpuRange:
         handles = self._card.imports(chunks, writable=self._writable)
         with self._lock:
             self._put(chunks, handles, writable=self._writable)
-            self._generation = generation
+            self.generation = generation
             self._latest = chunks
 
     def hide(self, generation: int | None = None) -> None:
@@ -111,7 +111,7 @@ class GpuRange:
     def saved(self, generation: int) -> None:
         """The master has the latest bytes now; the chunks of `generation` are others' to use."""
         with self._lock:
-            if generation == self._generation:
+            if generation == self.generation:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
@@ -129,11 +129,12 @@ class GpuRange:
                 with self._unless_lost(), self._card.using() as driver:
                     driver.release(handle)
 
-    def make_private(self, master: OwnedFd, *, keep_shown: bool) -> None:
+    def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range memory of this process's own, with the component's bytes in it.
 
         The bytes are those of `master`, copied; or, with `keep_shown`, those of the chunks if
-        they are later, and then it stays on them, which the daemon must have given up. Raises:
+        they are later, and then it stays on them, which the daemon must have given up; but the
+        first `saved` chunks, which it may have overwritten, are copied. Raises:
         DeviceMemoryExhausted if there is no room, DeviceFailed; then nothing is mapped.
         """
         with self._lock:
@@ -142,6 +143,9 @@ class GpuRange:
             if keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
                 self._put(self._latest, handles, writable=True)
+                if saved:
+                    overwritten = min(saved * self._card.chunk_bytes, self.nbytes)
+                    self._card.fill(self.address, master, overwritten)
             else:
                 self._unmap()
                 if self.nbytes:
@@ -162,7 +166,7 @@ class GpuRange:
     # --- under the lock ------------------------------------------------------------------
 
     def _is_newer_than(self, generation: int | None) -> bool:
-        return generation is not None and generation < self._generation
+        return generation is not None and generation < self.generation
 
     def _put(self, chunks: tuple[int, ...], handles: list[int], *, writable: bool) -> None:
         if chunks != self._mapped:

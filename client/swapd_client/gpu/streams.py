@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any
 
-from swapd.board import BOARD_BYTES, Board
+from swapd.board import BOARD_BYTES, Board, place
 from swapd.device.driver import CudaError
 from swapd_client.errors import DeviceFailed
 from swapd_client.gpu.card import SETTLE_S, Card
@@ -62,7 +62,7 @@ class Doorbell:
                 return False
             assert self._address is not None
             try:
-                driver.wait_value(stream, self._address + 8 * slot, target)
+                driver.wait_value(stream, self._address + place(slot), target)
             except CudaError as exc:
                 if exc.name != "CUDA_ERROR_NOT_SUPPORTED":
                     raise
