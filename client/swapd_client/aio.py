@@ -23,6 +23,7 @@ from swapd_client.errors import (
 )
 from swapd_client.layout import Segments
 from swapd_client.lease import HeldLease
+from swapd_client.linger import Held
 from swapd_client.session import Session
 
 T = TypeVar("T")
@@ -51,7 +52,9 @@ class AsyncLease(HeldLease):
         *,
         workspace: bool = False,
     ) -> None:
-        super().__init__(client.session, granted, names, workspace=workspace)
+        super().__init__(client.session, Held(granted), names)
+        if workspace:
+            self._workspace = True
         self._client = client
 
     async def wait(
@@ -67,8 +70,8 @@ class AsyncLease(HeldLease):
     def release(self) -> None:
         """Give the components back. Raises what `Lease.release` raises."""
         if self._held:
-            problem = self._close()
-            self._client._release(self._granted, self._all_streams())
+            held, problem = self._end()
+            self._client._release(held.granted, held.streams)
             if problem is not None:
                 raise problem
 

@@ -63,9 +63,11 @@ class Lease(HeldLease):
         *,
         workspace: bool = False,
     ) -> None:
-        super().__init__(
-            client.session, held.granted, names, streams=held.streams, workspace=workspace
-        )
+        super().__init__(client.session, held, names)
+        if held.streams:
+            self._streams = held.streams
+        if workspace:
+            self._workspace = True
         self._client = client
         self._thread = threading.get_ident()
 
@@ -110,10 +112,9 @@ class Lease(HeldLease):
         also what `check` raises.
         """
         if self._held:
-            problem = self._close()
+            held, problem = self._end()
             same = self._thread == threading.get_ident()
             key = (self._thread, self.names) if same and not self._workspace else None
-            held = Held(self._granted, self._all_streams())
             self._client._release(held, key, same=same)
             if problem is not None:
                 raise problem
@@ -209,12 +210,14 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
+        if kept := self._keeper.take((threading.get_ident(), names)):
+            self.session.check()
+            return Lease(self, kept, names)
 
         def ask(request: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
 
-        kept = self._keeper.take((threading.get_ident(), names))
-        return Lease(self, kept or self._acquire(ask, timeout), names)
+        return Lease(self, self._acquire(ask, timeout), names)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -317,9 +320,10 @@ class Client:
         """Have `ask(id, agent)` granted, and what was granted mapped."""
         session = self.session
         session.check()
-        self._end_kept()
+        self._end_kept()  # first: whoever still holds something is the same agent
         agent = session.enter(threading.get_ident(), timeout)
-        granted = self._call(ask(session.next_id(), agent.number), timeout)
+        request = ask(session.next_id(), agent.number)
+        granted = session.unwrap(self._channel().call(request, timeout))
         assert isinstance(granted, protocol.Granted)
         try:
             session.granted(granted, agent)

@@ -38,8 +38,10 @@ class Keeper:
                 return None
             if not self._linger:
                 self._alarm.clear()
-        granted = msgspec.structs.replace(held.granted, waited_s=0.0, loaded=False)
-        return Held(granted, held.streams)
+        if held.granted.waited_s or held.granted.loaded:  # so it was the first time
+            granted = msgspec.structs.replace(held.granted, waited_s=0.0, loaded=False)
+            return Held(granted, held.streams)
+        return held
 
     def keep(self, key: Key, held: Held) -> bool:
         """Keep a lease that is given back; False if the daemon is to be told now."""

@@ -1,12 +1,11 @@
 """What the leases of both clients have in common."""
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
-from swapd import protocol
 from swapd_client.errors import SwapdError
 from swapd_client.gpu import empty_cache, handle_of
+from swapd_client.linger import Held
 from swapd_client.session import Session
 
 
@@ -17,27 +16,20 @@ class HeldLease:
     then, and on the streams named to `uses` or waited with; nobody waits for that.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        granted: protocol.Granted,
-        names: tuple[str, ...],
-        *,
-        streams: Iterable[int] = (),
-        workspace: bool = False,
-    ) -> None:
+    #: Beside the current one: those whose work is to be waited for.
+    _streams: tuple[int, ...] = ()
+    #: Whether a stream was told to wait: then nobody has seen how that ended.
+    _streams_wait = False
+    #: It is memory for the process's own allocator.
+    _workspace = False
+
+    # made at every step of a decode loop: what is not usual is set afterwards
+    def __init__(self, session: Session, held: Held, names: tuple[str, ...]) -> None:
         self.names = names
-        #: Seconds from the request's arrival at the daemon to the grant.
-        self.waited_s = granted.waited_s
-        #: Whether a copy had to be made, or waited for.
-        self.loaded = granted.loaded
         self._session = session
-        self._granted = granted
-        self._workspace = workspace
+        self._granted = held.granted
+        self._taken = held
         self._held = True
-        self._streams = list(streams)
-        #: Whether a stream was told to wait: then nobody has seen how that ended.
-        self._streams_wait = False
 
     def __repr__(self) -> str:
         state = "held" if self._held else "released"
@@ -46,6 +38,16 @@ class HeldLease:
     def __del__(self) -> None:
         if self._held and self._session.error is None:
             warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from the request's arrival at the daemon to the grant."""
+        return self._granted.waited_s
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a copy had to be made, or waited for."""
+        return self._granted.loaded
 
     @property
     def wanted(self) -> bool:
@@ -63,7 +65,7 @@ class HeldLease:
         A `torch.cuda.Stream`, anything that has `cuda_stream`, or the driver's handle. Nothing
         on the host device.
         """
-        self._streams.append(handle_of(stream))
+        self._streams += (handle_of(stream),)
 
     def check(self) -> None:
         """Raise if what was computed under this lease is known to be void. Costs no message.
@@ -80,17 +82,18 @@ class HeldLease:
         self.check()
         handle = handle_of(stream)
         self._session.wait(self._granted, name, segment, handle)
-        self._streams.append(handle)
+        self._streams += (handle,)
         self._streams_wait = True
 
-    def _close(self) -> SwapdError | None:
-        """It is being released; what is to be raised when it is."""
+    def _end(self) -> tuple[Held, SwapdError | None]:
+        """It is being released: what ends, and what is to be raised when that is done."""
         self._held = False
         if self._workspace:
             empty_cache()
-        return self._session.problem_with(self._granted) if self._streams_wait else None
-
-    def _all_streams(self) -> tuple[int, ...]:
-        """Those whose work must be done before a lease that is released now ends."""
+        session = self._session
+        if session.gpu is None:
+            return self._taken, None
         # once each: a lease that lingers takes these over, step after step
-        return tuple(dict.fromkeys((*self._session.current_streams(), *self._streams)))
+        streams = dict.fromkeys((*session.current_streams(), *self._streams))
+        problem = session.problem_with(self._granted) if self._streams_wait else None
+        return Held(self._granted, tuple(streams)), problem

@@ -416,8 +416,9 @@ class Session:
     def _released(self, granted: protocol.Granted) -> None:
         """Under strict isolation, what nobody in this process holds may not be touched."""
         self.leases.pop(granted.id, None)
-        with self._lock:
-            self._awaited.pop(granted.id, None)
+        if self._awaited:
+            with self._lock:
+                self._awaited.pop(granted.id, None)
         for place in granted.placements:
             part = self.components.get(place.name)
             if part is None:
@@ -586,8 +587,10 @@ class Session:
 
     def _take_away(self, part: Component, generation: int) -> bool:
         """Have the chunks of this generation no longer behind the range; whether they are not."""
-        if self.gpu is not None and part._holders and part._range.is_shown(generation):
-            self.gpu.card.settle()  # it did not come in, but work on it may be under way
+        if self.gpu is not None:
+            self.gpu.card.leave_captures_alone()
+            if part._holders and part._range.is_shown(generation):
+                self.gpu.card.settle()  # it did not come in, but work on it may be under way
         return self._try(part._range.revoke, generation)
 
     def _drop(self, drop: protocol.Drop) -> None:
@@ -595,6 +598,7 @@ class Session:
         parts = list(self.components.values())
         dropped = all([self._try(part._range.drop, drop.numbers) for part in parts])
         if self.gpu is not None:
+            self.gpu.card.leave_captures_alone()
             dropped &= self._try(self.gpu.card.drop, drop.numbers)
         if dropped:
             self._send(protocol.Dropped(drop.ticket))

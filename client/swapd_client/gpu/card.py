@@ -35,6 +35,7 @@ class Card:
         self._files = files
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._threads = threading.local()
         self._driver: Driver | None = None
         #: Handles of chunks, by number and whether it was sent for writing.
         self._imports: dict[tuple[int, bool], int] = {}
@@ -79,6 +80,14 @@ class Card:
             ) from exc
         except DeviceError as exc:
             raise DeviceFailed(str(exc)) from exc
+
+    def leave_captures_alone(self) -> None:
+        """Allow this thread, which is the client's own, what would spoil a graph's capture."""
+        if self._driver is None or getattr(self._threads, "relaxed", False):
+            return
+        self._threads.relaxed = True
+        with suppress(DeviceFailed), self.using() as driver:
+            driver.leave_captures_alone()
 
     def complain(self, error: Exception) -> None:
         """Say what broke the GPU for this process, once."""
@@ -241,7 +250,6 @@ class Card:
             return self._driver
 
     def _settle(self) -> None:
+        self.leave_captures_alone()
         with suppress(DeviceFailed), self.using() as driver:
-            with suppress(DeviceError):
-                driver.leave_captures_alone()
             driver.settle()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from swapd.device.base import DeviceError
 from swapd.device.driver import CudaError, Driver
 from swapd_client.errors import DeviceFailed
 from swapd_client.gpu.card import Card
@@ -139,8 +138,7 @@ class Releases:
             self._changed.notify_all()
 
     def _run(self, stream: int) -> None:
-        with suppress(DeviceFailed), self._card.using() as driver, suppress(DeviceError):
-            driver.leave_captures_alone()
+        self._card.leave_captures_alone()
         while (item := self._next(stream)) is not None:
             mark, ending = item
             self._await(mark)
