@@ -25,7 +25,7 @@ from swapd.config import Config
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.device import Device, DeviceError, MemoryUse
+from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
 from swapd.fds import OwnedFd
 from swapd.journal import Journal, Start
 from swapd.lending import Lender
@@ -209,6 +209,8 @@ class Daemon:
         self._note_quiet()
 
     def _step(self, event: AnyEvent) -> None:
+        if isinstance(event, events.DeviceDown) and not self._core.ledger.down:
+            log.critical("%s", explain.device_down(event.why))
         done = self._core.handle(event)
         seq = self._journal.event(event, self._cause_of(event))
         for action in done:
@@ -491,7 +493,10 @@ class Daemon:
 
     def _answer_status(self, peer: bytes, request: int, asked: "Future[MemoryUse]") -> None:
         error = asked.exception()
-        if isinstance(error, DeviceError):
+        if isinstance(error, DeviceLost):
+            self._post(events.DeviceDown(self._clock(), str(error)))
+            use = MemoryUse(0, 0, (), (explain.device_down(str(error)),))
+        elif isinstance(error, DeviceError):
             use = MemoryUse(0, 0, (), (str(error),))
         elif error is not None:
             return self._crashed(error)

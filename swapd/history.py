@@ -127,6 +127,7 @@ class Seen:
                 | events.ProcessExited()
                 | events.Tick()
                 | events.Stopping()
+                | events.DeviceDown()
                 | actions.Fence()
             ):
                 return ()

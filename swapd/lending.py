@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from swapd import protocol
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.events import AnyEvent, CopyFailed, Lent, Reclaimed
-from swapd.device import Device, DeviceError
+from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
+from swapd.device import Device, DeviceError, DeviceLost
 from swapd.worker import Worker, whole_files
 
 log = logging.getLogger("swapd.lending")
@@ -132,7 +132,11 @@ class Lender:
         error = future.exception()
         if self._closed:
             return
-        if isinstance(error, DeviceError):
+        if isinstance(error, DeviceLost):
+            # never again: and nothing will be loaded there
+            self._post(DeviceDown(self._clock(), str(error)))
+            self._post(event())
+        elif isinstance(error, DeviceError):
             longer = min(2 * after_s, RETRY_LAST_S)
             if after_s < longer == RETRY_LAST_S:
                 log.warning("%s is not back yet, and is asked for again: %s", order.name, error)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
-from swapd.device import DeviceError, vm
+from swapd.device import DeviceError, DeviceLost, vm
 from swapd.device.host import available_bytes
 from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Code
@@ -136,6 +136,8 @@ class Masters:
     def _pin(self, master: Master) -> None:
         try:
             self._device.pin(master.address, master.nbytes, writable=self._writable(master))
+        except DeviceLost as exc:
+            log.error("masters are not pinned: %s", exc)
         except DeviceError as exc:
             log.warning("%s; what is not pinned is copied in two steps, more slowly", exc)
 

@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from swapd.core.actions import CopyIn, CopyOut
-from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed
-from swapd.device import Device, DeviceError
+from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed, DeviceDown
+from swapd.device import Device, DeviceError, DeviceLost
 
 log = logging.getLogger("swapd.mover")
 
@@ -111,6 +111,8 @@ class Mover:
             return None
         now = self._clock()
         error = future.exception()
+        if isinstance(error, DeviceLost):
+            self._post(DeviceDown(now, str(error)))  # first: no other load is to be tried
         if isinstance(error, DeviceError):
             log.error("copy of %s failed: %s", order.name, error)
             return CopyFailed(now, order.generation, str(error))

@@ -135,6 +135,8 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("back", names, f"in the arena{_after(e, record, seen)}", _MOVE, True)
         case events.CopyFailed():
             return Said("failed", names, plain(e.why), _BAD, True)
+        case events.DeviceDown():
+            return Said("down", "", f"the device: {plain(e.why)}", _BAD, True)
         case events.Tick():
             return Said("tick", "", "time to look again")
         case events.Stopping():

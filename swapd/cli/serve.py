@@ -26,6 +26,8 @@ def run(config: Config) -> None:
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
         )
         try:
+            for note in device.use().notes:
+                log.warning("%s", note)
             uvloop.run(Daemon(config, device).run(lambda: _say_ready(config)))
         finally:
             device.close()

@@ -82,6 +82,8 @@ class Admission:
                 c.gap_s = ledger.now - c.released_at
                 c.released_at = None
                 ledger.replan |= self.somebody_waits  # it may be protected no longer
+        if ledger.down and (problem := self.cannot_come_in(asked)):
+            return self.refuse(w.key, *problem)
         if self._may_share(w, asked):
             ledger.replan |= self.somebody_waits  # and may have counted on one of them
             return self.admit(w)
@@ -254,6 +256,22 @@ class Admission:
             if problem := self._never_fits([self._ledger.components[n] for n in w.names]):
                 self.refuse(w.key, *problem)
         self._refuse_deadlocked()
+
+    def refuse_what_cannot_come_in(self) -> None:
+        """The device is down: who waits for what is not on it waits in vain."""
+        for w in list(self.queue.queued):
+            if problem := self.cannot_come_in([self._ledger.components[n] for n in w.names]):
+                self.refuse(w.key, *problem)
+
+    def cannot_come_in(self, asked: list[Component]) -> tuple[Code, str] | None:
+        """With the device down: why who asks for these is refused, or None if they are on it.
+
+        What is being saved is not: it will have to stay.
+        """
+        absent = [
+            c for c in asked if c.state is not State.RESIDENT and not (c.evicting and c.dirty)
+        ]
+        return ("device_failed", explain.cannot_come_in(self._ledger, absent)) if absent else None
 
     def _never_fits(self, asked: list[Component]) -> tuple[Code, str] | None:
         groups = [c.group for c in asked if c.group is not None]

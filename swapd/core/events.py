@@ -154,6 +154,12 @@ class Reclaimed(Event, frozen=True, tag="reclaimed"):
     generation: int
 
 
+class DeviceDown(Event, frozen=True, tag="device_down"):
+    """The device copies, lends and takes back nothing any more, until the daemon is restarted."""
+
+    why: str
+
+
 class Tick(Event, frozen=True, tag="tick"):
     """Time passed: `Residency.next_deadline` was reached."""
 
@@ -183,6 +189,7 @@ AnyEvent = (
     | CopyFailed
     | Lent
     | Reclaimed
+    | DeviceDown
     | Tick
     | Stopping
 )

@@ -18,6 +18,10 @@ WORKSPACE_SIZE = "a workspace has at least 1 byte"
 RESERVED = f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
 GROUP = 'policy "alternating" needs group="...", and no other policy takes one'
 _SMALLER = "register it in smaller components"
+_DOWN = (
+    "Nothing can be loaded or saved until swapd is restarted; what is on the device stays there, "
+    "and can be acquired. Clients keep their weights when they close, and connect again"
+)
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
 
 
@@ -176,7 +180,20 @@ def deadlock(ledger: Ledger, w: Waiter, stuck: list[Waiter]) -> str:
     )
 
 
-def copy_failed(c: Component, why: str, *, damaged: bool = False) -> str:
+def device_down(why: str) -> str:
+    return f"{why}. {_DOWN}"
+
+
+def cannot_come_in(ledger: Ledger, absent: Iterable[Component]) -> str:
+    names = " + ".join(map(called, absent))
+    return f"{names} cannot be granted: {device_down(ledger.down)}"
+
+
+def _next(ledger: Ledger) -> str:
+    return f". {_DOWN}" if ledger.down else "; try again"
+
+
+def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False) -> str:
     if damaged:
         return (
             f"saving {c.name!r} failed ({why}), and part of it had been overwritten already: "
@@ -187,15 +204,16 @@ def copy_failed(c: Component, why: str, *, damaged: bool = False) -> str:
         if c.state is State.LOADING
         else ("host: it is still on the device")
     )
-    return f"copying {c.name!r} failed ({why}), and it did not reach the {where}; try again"
+    return f"copying {c.name!r} failed ({why}), and it did not reach the {where}{_next(ledger)}"
 
 
 def damaged(c: Component) -> str:
     return f"{c.name!r} is damaged: {c.damaged}. Unregister it, and register it anew"
 
 
-def lend_failed(c: Component, why: str) -> str:
-    return f"the memory of the {called(c)} could not be given to the driver ({why}); try again"
+def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
+    what = f"the memory of the {called(c)}"
+    return f"{what} could not be given to the driver ({why}){_next(ledger)}"
 
 
 def fenced(c: Component, timeout_s: float) -> str:

@@ -81,6 +81,9 @@ class Ledger:
         self.wanted: dict[str, set[int]] = {}
         #: Names to bring in when nobody waits for memory.
         self.prefetches: dict[str, None] = {}
+        #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor
+        #: evicted to make room, since it could not come back.
+        self.down = ""
         #: Totals since the start, for status.
         self.loads = self.evictions = self.hits = self.bytes_in = self.bytes_out = 0
         self.peak_chunks = 0
@@ -362,7 +365,7 @@ class Ledger:
 
     def is_done_with(self, c: Component) -> bool:
         """Whether a component with no lease and no promise is to be dropped at once."""
-        return c.policy == "sequential" and c.used and not c.waiting
+        return c.policy == "sequential" and c.used and not c.waiting and not self.down
 
     def make_idle(self, c: Component) -> None:
         c.idle_since = self.now

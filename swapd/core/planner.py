@@ -33,7 +33,8 @@ class Planner:
         """Decide all that can be decided now. Run again after every event that matters, and
         after itself until it changes nothing.
 
-        0. Who is past its deadline is refused, before anything is started for it.
+        0. Who is past its deadline is refused, before anything is started for it; and who
+           needs the device to do something when it is down.
         1. Whoever's turn it is gets room, if there is or can be any, and is admitted.
         2. If it must wait, those overtake it that hold what it needs and wait themselves:
            only when they have run will its memory come free. As few as will do.
@@ -42,6 +43,8 @@ class Planner:
         """
         ledger, admission = self._ledger, self._admission
         admission.refuse_late()  # 0
+        if ledger.down:
+            admission.refuse_what_cannot_come_in()
         ledger.replan = False
         self._planned_at = ledger.now
         self._plan_again_at = None

@@ -24,6 +24,7 @@ from swapd.core.events import (
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    DeviceDown,
     Lent,
     MasterFailed,
     MasterMade,
@@ -234,6 +235,8 @@ class Residency:
                 return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
             if (c := ledger.components[name]).damaged:
                 return ledger.refuse(key, "device_failed", explain.damaged(c))
+            if ledger.down and (problem := self.admission.cannot_come_in([c])):
+                return ledger.refuse(key, *problem)
         ledger.prefetches.update(dict.fromkeys(event.names))
         ledger.accept(key)
         ledger.replan = True
@@ -287,7 +290,7 @@ class Residency:
         if not ledger.is_current(c):
             return ledger.abandon(move)
         if c.state is State.LOADING:
-            self._load_failed(c, move, explain.copy_failed(c, event.why))
+            self._load_failed(c, move, explain.copy_failed(ledger, c, event.why))
         else:
             self._write_back_failed(c, move, event)
         ledger.replan = True
@@ -304,7 +307,7 @@ class Residency:
         if c.evicting_for is None:
             ledger.prefetches.clear()  # it may have been for one: do not try forever
         waiter = c.evicting_for and admission.queue.get(c.evicting_for)
-        why = explain.copy_failed(c, event.why, damaged=event.damaged)
+        why = explain.copy_failed(ledger, c, event.why, damaged=event.damaged)
         if event.damaged:
             ledger.lose(c, move, why)
         else:
@@ -326,7 +329,7 @@ class Residency:
     def _lend_failed(self, c: Component, why: str) -> None:
         self.ledger.came_back(c)
         for key in list(c.promised):
-            self.admission.refuse(key, "device_failed", explain.lend_failed(c, why))
+            self.admission.refuse(key, "device_failed", explain.lend_failed(self.ledger, c, why))
 
     def _on_lent(self, event: Lent) -> None:
         ledger = self.ledger
@@ -339,6 +342,16 @@ class Residency:
 
     def _on_reclaimed(self, event: Reclaimed) -> None:
         self.ledger.came_back(self.ledger.moves.pop(event.generation).component)
+
+    def _on_device_down(self, event: DeviceDown) -> None:
+        """Nobody hears of it but who waits for what is not on the device, now or later.
+
+        Copies in flight still end, in events of their own. The first reason is kept.
+        """
+        ledger = self.ledger
+        ledger.down = ledger.down or event.why
+        ledger.prefetches.clear()
+        ledger.replan = True
 
     # --- time, and the end ---------------------------------------------------------------
 
@@ -398,6 +411,7 @@ class Residency:
         CopyFailed: _on_copy_failed,
         Lent: _on_lent,
         Reclaimed: _on_reclaimed,
+        DeviceDown: _on_device_down,
         Revoked: _on_revoked,
         Tick: _on_tick,
         Cancel: _on_cancel,
