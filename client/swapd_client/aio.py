@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
@@ -23,7 +23,7 @@ from swapd_client.errors import (
 )
 from swapd_client.layout import Segments
 from swapd_client.lease import HeldLease
-from swapd_client.linger import Held
+from swapd_client.linger import Held, Work
 from swapd_client.session import Session
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class AsyncLease(HeldLease):
         """Give the components back. Raises what `Lease.release` raises."""
         if self._held:
             held, problem = self._end()
-            self._client._release(held.granted, held.streams)
+            self._client._release(held.granted, held.work)
             if problem is not None:
                 raise problem
 
@@ -229,7 +229,7 @@ class AsyncClient:
         if session.error is not None or not mutable:
             return
         for granted in list(session.leases.values()):
-            self._release(granted, session.current_streams())
+            self._release(granted, session.mark(session.current_streams()))
         await asyncio.to_thread(session.drain)
         for part in mutable:
             # in use by another session, or no room: then its bytes stay where they are
@@ -256,13 +256,13 @@ class AsyncClient:
                 session.granted(granted, agent)
         except BaseException:
             with suppress(SwapdError):
-                self._release(granted, session.current_streams())
+                self._release(granted, session.mark(session.current_streams()))
             raise
         return granted
 
-    def _release(self, granted: protocol.Granted, streams: Iterable[int]) -> None:
+    def _release(self, granted: protocol.Granted, work: Work | None) -> None:
         session = self.session
-        if session.ends_later(granted, streams, self._give_back_later):
+        if session.ends_later(granted, work, self._give_back_later):
             return
         if session.give_back(granted):
             self._channel.send(protocol.Release(session.next_id(), granted.id))

@@ -212,6 +212,8 @@ class Client:
         """
         if kept := self._keeper.take((threading.get_ident(), names)):
             self.session.check()
+            if kept.work is not None:
+                self.session.taken_again(kept.work)
             return Lease(self, kept, names)
 
         def ask(request: int, agent: int) -> protocol.Acquire:
@@ -292,7 +294,8 @@ class Client:
         if session.error is not None or not mutable:
             return
         for granted in list(session.leases.values()):
-            self._end(Held(granted, session.current_streams()), ack=True)
+            work = session.mark(session.current_streams())
+            self._end(Held(granted, work=work), ack=True)
         session.drain()
         for part in mutable:
             # in use by another session, or no room: then its bytes stay where they are
@@ -345,7 +348,7 @@ class Client:
 
     def _end(self, held: Held, ack: bool = True) -> None:
         """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""
-        if not self.session.ends_later(held.granted, held.streams, self._give_back):
+        if not self.session.ends_later(held.granted, held.work, self._give_back):
             self._give_back(held.granted, ack)
 
     def _give_back(self, granted: protocol.Granted, ack: bool = True) -> None:

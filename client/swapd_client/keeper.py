@@ -40,7 +40,7 @@ class Keeper:
                 self._alarm.clear()
         if held.granted.waited_s or held.granted.loaded:  # so it was the first time
             granted = msgspec.structs.replace(held.granted, waited_s=0.0, loaded=False)
-            return Held(granted, held.streams)
+            return Held(granted, held.streams, held.work)
         return held
 
     def keep(self, key: Key, held: Held) -> bool:

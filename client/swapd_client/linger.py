@@ -5,17 +5,27 @@ came back quickly last time is trusted to do so again: its lease is kept here fo
 before the daemon is told, and handed out again without a message. Pure: no clock, no thread,
 no socket. Not thread-safe.
 
-What this costs others is bounded: a lease is kept for LINGER_S at most, and not at all once
-somebody waits for its memory.
+What this costs others is bounded: a lease is kept for LINGER_S at most (on a GPU, from when the
+work under it is done: until then nobody else could have had it), and not at all once somebody
+waits for its memory.
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from swapd.protocol import Granted
 
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
+#: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
+WORK_S = 0.1
+
+
+class Work(Protocol):
+    """What the GPU was asked to do under a lease."""
+
+    def is_pending(self) -> bool:
+        """Whether it is still at it. Does not block."""
 
 
 class Held(NamedTuple):
@@ -23,6 +33,8 @@ class Held(NamedTuple):
 
     granted: Granted
     streams: tuple[int, ...] = ()
+    #: What was not done when it was given back.
+    work: Work | None = None
 
 
 #: The thread that took the lease, and what it asked for.
@@ -35,7 +47,8 @@ class Linger:
     def __init__(self) -> None:
         #: What the daemon still counts as held, and since when it is kept.
         self._kept: dict[Key, tuple[Held, float]] = {}
-        #: By thread: what it gave back since it last asked the daemon for anything, and when.
+        #: By thread: what it gave back since it last asked the daemon for anything, and until
+        #: when a return is one at once.
         self._gave: dict[int, dict[tuple[str, ...], float]] = {}
         #: Those that came back within LINGER_S the last time, and asked for nothing in between.
         self._returns: set[Key] = set()
@@ -47,8 +60,8 @@ class Linger:
 
     def take(self, key: Key, now: float) -> Held | None:
         """`key` asks again: its kept lease, which is then held again; or None."""
-        gave = self._gave.get(key[0], {}).pop(key[1], None)
-        if gave is None or now - gave > LINGER_S:
+        until = self._gave.get(key[0], {}).pop(key[1], None)
+        if until is None or now > until:
             self._returns.discard(key)
         else:
             self._returns.add(key)
@@ -61,7 +74,8 @@ class Linger:
 
     def keep(self, key: Key, held: Held, now: float) -> bool:
         """`key` gives back: whether its lease is kept. If not, the daemon is to be told now."""
-        self._gave.setdefault(key[0], {})[key[1]] = now
+        at_once = LINGER_S if held.work is None else WORK_S
+        self._gave.setdefault(key[0], {})[key[1]] = now + at_once
         if key not in self._returns or key in self._kept:
             return False
         self._kept[key] = held, now
@@ -86,8 +100,13 @@ class Linger:
         return self._pop(list(self._kept))
 
     def due(self, now: float) -> list[Held]:
-        """What was kept long enough, in vain."""
+        """What was kept long enough, in vain: since the GPU was done with it, if it was at it."""
         late = [key for key, (_, since) in self._kept.items() if now - since >= LINGER_S]
+        for key in list(late):
+            held, _ = self._kept[key]
+            if held.work is not None and held.work.is_pending():
+                self._kept[key] = held, now
+                late.remove(key)
         self._returns.difference_update(late)
         return self._pop(late)
 

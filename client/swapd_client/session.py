@@ -42,8 +42,9 @@ from swapd_client.errors import (
     from_refusal,
 )
 from swapd_client.files import Files
-from swapd_client.gpu import Gpu, GpuRange
+from swapd_client.gpu import Gpu, GpuRange, GpuWork
 from swapd_client.layout import BufferLayout, Layout, Segments
+from swapd_client.linger import Work
 from swapd_client.mapping import Range
 
 log = logging.getLogger("swapd_client")
@@ -347,22 +348,33 @@ class Session:
             return ()
         return (self.gpu.current_stream(),)
 
+    def mark(self, streams: Iterable[int]) -> Work | None:
+        """What the GPU was asked to do on `streams` by now; None if it is done. Does not block."""
+        if self.gpu is None or self._forked or not self.gpu.card.opened:
+            return None
+        return self.gpu.releases.mark(streams)
+
+    def taken_again(self, work: Work) -> None:
+        """The lease that was to wait for it is held again."""
+        if self.gpu is not None and isinstance(work, GpuWork):
+            self.gpu.releases.forget(work)
+
     def ends_later(
         self,
         granted: protocol.Granted,
-        streams: Iterable[int],
+        work: Work | None,
         give_back: Callable[[protocol.Granted], None],
     ) -> bool:
         """Have a lease given back once its GPU work is done; False if that is now, or is over.
 
-        The work is what is on `streams`. `give_back(granted)` is called in a thread of the
-        session's, and returns when the daemon knows it before anything this process asks later.
-        Does not block.
+        `work` is what `mark` gave when it was released. `give_back(granted)` is called in a
+        thread of the session's, and returns when the daemon knows it before anything this
+        process asks later. Does not block.
         """
         gpu = self.gpu
         if gpu is None or self._forked:
             return False
-        if self._error is not None or not gpu.card.opened:
+        if self._error is not None or work is None:
             gpu.agents.released(granted.id, ended=True)
             return False
         with self._lock:
@@ -383,10 +395,9 @@ class Session:
             finally:
                 self._has_ended(granted.id)
 
-        later = gpu.releases.after_work(streams, end)
-        if not later:
-            self._has_ended(granted.id)
-        return later
+        assert isinstance(work, GpuWork)
+        gpu.releases.after(work, end)
+        return True
 
     def _has_ended(self, lease: int) -> None:
         with self._lock:

@@ -163,3 +163,25 @@ def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
     keeper.close()
     assert daemon.heard[-1] == LEASE.granted.id
     assert not keeper.keep(KEY, LEASE)
+
+
+class Work:
+    """GPU work that is done when it is said to be."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def is_pending(self) -> bool:
+        return not self.done
+
+
+def test_on_a_gpu_it_lingers_from_when_the_work_is_done() -> None:
+    linger, work = Linger(), Work()
+    busy = Held(LEASE.granted, work=work)
+    assert not linger.keep(KEY, busy, 0.0)
+    assert linger.take(KEY, 0.05) is None, "but it came back while the GPU may be at it"
+    assert linger.keep(KEY, busy, 1.0)
+    assert linger.due(1.0 + 5 * LINGER_S) == []
+    work.done = True
+    assert linger.due(1.0 + 5.5 * LINGER_S) == [], "looked at a moment ago"
+    assert linger.due(1.0 + 7 * LINGER_S) == [busy]

@@ -249,3 +249,15 @@ def test_what_was_just_used_may_be_unregistered_at_once(world: World) -> None:
         assert worker.look("a")[1] == expected
         worker.kill()
         daemon.close()
+
+
+def test_a_loop_whose_work_outlasts_its_leases_need_not_ask_at_every_step(world: World) -> None:
+    daemon = world.daemon(isolation="relaxed")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("a", 10 * MIB)
+    other.register("b", 10 * MIB, seed=2)
+    steps = 100
+    worker.decode("a", steps)
+    assert len(daemon.watch.seen("Acquire")) < steps
+    assert other.use("b")  # nothing of it is left held
+    assert daemon.component("a").hits + 1 >= steps

@@ -10,10 +10,10 @@ from swapd_client.agents import Agents
 from swapd_client.files import Files
 from swapd_client.gpu.card import Card
 from swapd_client.gpu.mapping import GpuRange
-from swapd_client.gpu.releases import Releases
+from swapd_client.gpu.releases import GpuWork, Releases
 from swapd_client.gpu.streams import Doorbell, current_stream, empty_cache, handle_of
 
-__all__ = ["Gpu", "GpuRange", "empty_cache", "handle_of"]
+__all__ = ["Gpu", "GpuRange", "GpuWork", "empty_cache", "handle_of"]
 
 
 class Gpu:

@@ -31,6 +31,18 @@ class _Mark:
         self.event = event
 
 
+class GpuWork:
+    """What the GPU was asked to do under a lease, up to its release; not all of it was done."""
+
+    def __init__(self, releases: "Releases", marks: list[_Mark]) -> None:
+        self.marks = marks
+        self._releases = releases
+
+    def is_pending(self) -> bool:
+        """Whether the GPU is still at it, as far as can be told without waiting."""
+        return self._releases.is_pending(self.marks)
+
+
 class _Ending:
     """A lease that ends when all its marks were passed."""
 
@@ -55,21 +67,37 @@ class Releases:
     def __repr__(self) -> str:
         return f"<Releases {self._pending} pending on {len(self._lanes)} streams>"
 
-    def after_work(self, streams: Iterable[int], then: Callable[[], None]) -> bool:
-        """Call `then` in a thread when what is on `streams` now is done.
+    def mark(self, streams: Iterable[int]) -> GpuWork | None:
+        """What is on `streams` now; None if it is all done.
 
-        False if it is done: then nothing is called. Does not block, and raises nothing: if the
-        GPU is lost for this process, its work is over.
+        Does not block, and raises nothing: if the GPU is lost for this process, its work is over.
         """
         try:
             with self._card.using() as driver:
                 marks = self._marks(driver, streams)
         except DeviceFailed as exc:
             self._card.complain(exc)
+            return None
+        return GpuWork(self, marks) if marks else None
+
+    def after(self, work: GpuWork, then: Callable[[], None]) -> None:
+        """Call `then` in a thread when `work` is done."""
+        self._add(work.marks, _Ending(len(work.marks), then))
+
+    def is_pending(self, marks: Iterable[_Mark]) -> bool:
+        """Whether one of the marks was not passed; of a stream that is gone nobody can tell."""
+        try:
+            with self._card.using() as driver:
+                return any(m.event is not None and not driver.query(m.event) for m in marks)
+        except DeviceFailed:
             return False
-        if marks:
-            self._add(marks, _Ending(len(marks), then))
-        return bool(marks)
+
+    def forget(self, work: GpuWork) -> None:
+        """Nobody waits for it any more."""
+        with suppress(DeviceFailed), self._card.using() as driver:
+            for mark in work.marks:
+                if mark.event is not None:
+                    self._give(driver, mark.event)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is pending; whether that came about."""
