@@ -79,7 +79,8 @@ class Board:
     def fail_all(self, slots: Iterable[int]) -> None:
         """Nothing will arrive any more in these slots."""
         for slot in slots:
-            self.set(slot, _NEVER)
+            # the half that is compared must change, or who is about to sleep would not notice
+            self.set(slot, _NEVER | ~self._words[slot] & 0xFFFFFFFF)
 
     def has(self, slot: int, target: int) -> bool:
         """Whether a word has reached `target`. Raises: ArrivalFailed."""

@@ -1,5 +1,6 @@
 """The board: words that only grow, and waits that end."""
 
+import ctypes
 import fcntl
 import os
 import threading
@@ -117,6 +118,20 @@ def test_the_end_ends_every_wait(boards: Boards) -> None:
     for thread, came in waiting:
         thread.join()
         assert came == ["failed"]
+
+
+@pytest.mark.parametrize("before", [0, word(1, 1), word(1 << 16, 0), word(0xFFFF, 0xFFFF), 1 << 62])
+def test_the_end_changes_what_a_sleeper_compares(boards: Boards, before: int) -> None:
+    """Or one that has looked, and is not asleep yet, would sleep for ever."""
+    board = boards.board
+    board.set(3, before)
+    board.fail_all([3])
+    halves = (ctypes.c_uint32 * 2).from_address(board.address + 8 * 3)
+    assert halves[0] != before & 0xFFFFFFFF
+    assert halves[1] >> 30, "still larger than any word of a residency"
+    for generation in (0, 1, 0xFFFF, 1 << 40):
+        with pytest.raises(ArrivalFailed):
+            board.has(3, word(generation, 1))
 
 
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
