@@ -65,7 +65,9 @@ class AsyncLease(HeldLease):
             name = name or self.names[0]
             await asyncio.to_thread(self._session.wait, self._granted, name, segment)
         else:
-            self._wait_on_stream(stream, name or self.names[0], segment)
+            # in a thread too: where a stream cannot wait, whoever calls does
+            name = name or self.names[0]
+            await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
 
     def release(self) -> None:
         """Give the components back. Raises what `Lease.release` raises."""
