@@ -234,8 +234,8 @@ class AsyncClient:
             self._release(granted, session.mark(session.current_streams()))
         await asyncio.to_thread(session.drain)
         for part in mutable:
-            # in use by another session, or no room: then its bytes stay where they are
-            with suppress(ComponentInUse, DeviceMemoryExhausted):
+            # in use by another session, no room, or not to be saved: its bytes stay where they are
+            with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
                 await self.unregister(part.name)
 
     async def _acquire(

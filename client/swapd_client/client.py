@@ -298,8 +298,8 @@ class Client:
             self._end(Held(granted, work=work), ack=True)
         session.drain()
         for part in mutable:
-            # in use by another session, or no room: then its bytes stay where they are
-            with suppress(ComponentInUse, DeviceMemoryExhausted):
+            # in use by another session, no room, or not to be saved: its bytes stay where they are
+            with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
                 self.unregister(part.name)
 
     def _channel(self) -> Channel:

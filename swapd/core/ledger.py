@@ -205,7 +205,9 @@ class Ledger:
             self.leaving -= count(move.runs if move else c.runs)
         if move:
             self._bar_heirs(move)
-        writer = c.session if alive and c.mutable and c.mapped else None
+        # what could not be saved is nowhere else: its process may go on with it where it is
+        unsaved = c.dirty and c.state is State.RESIDENT
+        writer = c.session if alive and c.mutable and (c.mapped or unsaved) else None
         if writer is not None:
             self.quarantined.setdefault(writer, [])  # perhaps to be added when a copy ends
         if move:

@@ -121,8 +121,14 @@ BUGS = [
     Bug(
         "what a living process may still write is reused",
         ledger,
-        "writer = c.session if alive and c.mutable and c.mapped else None",
+        "writer = c.session if alive and c.mutable and (c.mapped or unsaved) else None",
         "writer = None",
+    ),
+    Bug(
+        "what could not be saved is reused though its process may go on with it",
+        ledger,
+        "unsaved = c.dirty and c.state is State.RESIDENT",
+        "unsaved = False",
     ),
     Bug(
         "a master is dropped before it is made, and again when it is",

@@ -2763,6 +2763,21 @@ def test_stopping_refuses_a_workspace_and_takes_back_what_is_being_lent(make: Ma
     assert w.told() == ["reclaim"]
 
 
+def test_what_could_not_be_saved_is_kept_for_its_worker_when_the_session_ends(make: Make) -> None:
+    w = make(10, residency_factor=0.0)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 6, mutable=True)
+    w.register(t, "b", 6)
+    w.touch(s, "a")
+    w.acquire(t, "b")
+    w.end_ack(1)
+    w.move("a", fail="injected")
+    w.leave(s, alive=True)
+    assert w.ledger.pool.free == 4
+    w.exit(s)
+    assert w.ledger.pool.free == 10
+
+
 # --- stopping ----------------------------------------------------------------------------
 
 

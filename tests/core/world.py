@@ -85,6 +85,8 @@ class Placed(msgspec.Struct):
     inherited: dict[int, set[int]] = msgspec.field(default_factory=dict)
     #: A load that inherited from it has failed: no other may.
     barred: bool = False
+    #: A write-back of it has failed: its latest bytes are here alone.
+    unsaved: bool = False
     #: Its load failed, and its worker has still to let go of it.
     broken: bool = False
 
@@ -271,7 +273,8 @@ class World:
             self._forget_name(name)
         for generation, placed in list(self.placed.items()):
             if placed.session == session and not placed.workspace:
-                placed.mapped = placed.mapped and alive and placed.name in self.mutable
+                kept = placed.mapped or (placed.unsaved and generation not in self.moves)
+                placed.mapped = kept and alive and placed.name in self.mutable
                 if not placed.mapped and generation not in self.moves:
                     del self.placed[generation]
         self.send(SessionGone(self.now, session, alive))
@@ -366,6 +369,8 @@ class World:
         left = self.placed[order.generation].session in self.gone
         if left or (fail is not None and damaged):
             del self.placed[order.generation]
+        elif fail is not None:
+            self.placed[order.generation].unsaved = True
         if not left and (fail is None or damaged):
             self.dirty.discard(order.name)
         if fail is not None:
