@@ -1,0 +1,148 @@
+"""The daemon's own GPU work ends for good, by an error that its context does not survive.
+
+The daemon stays: it says so by the error's name, grants what is on the GPU, refuses the rest
+with what to do, loses nothing in silence, and stops when it is told to.
+"""
+
+import pytest
+
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+
+LOST = "cuda:0 is lost: CUDA_ERROR_LAUNCH_FAILED (719)"
+TODO = "until swapd is restarted"
+
+#: The copy is taken, and found to have failed when it is waited for; or is not taken.
+FAULTS = ["cuMemcpyHtoDAsync 719 times=1 async", "cuMemcpyHtoDAsync 719 times=1 sticky"]
+
+
+def failure(worker: Worker, command: str, *arguments: object) -> WorkerError:
+    with pytest.raises(WorkerError) as said:
+        worker.start(command, *arguments).result()
+    return said.value
+
+
+def lose(world: World, daemon: Daemon, worker: Worker, name: str, fault: str = FAULTS[0]) -> None:
+    """Have the daemon's GPU work end in the load of `name`."""
+    world.fake.faults(f"{fault} pid={daemon.pid}")
+    said = failure(worker, "acquire", name)
+    world.fake.faults()
+    assert said.kind == "DeviceFailed"
+    assert LOST in said.message
+    assert "it is still in host memory" in said.message
+    assert TODO in said.message
+
+
+def says_it_is_lost(daemon: Daemon) -> bool:
+    (note,) = daemon.status().notes
+    assert daemon.log.count(note) == 1, "said once, in the same words"
+    return note.startswith(LOST) and TODO in note
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_on_the_gpu_is_granted_and_the_rest_refused_by_the_errors_name(
+    world: World, fault: str
+) -> None:
+    daemon = world.daemon(budget="24MiB")
+    holder, other = world.workers(daemon, "holder", "other")
+    expected = {name: holder.register(name, 6 * MIB, seed=i) for i, name in enumerate("ab")}
+    for name in expected:
+        holder.use(name)
+    loads = other.register("c", 8 * MIB, seed=5)
+    other.register("d", 14 * MIB)
+    holder.acquire("a")
+    holder.work("a")
+    lose(world, daemon, other, "c", fault)
+    assert says_it_is_lost(daemon)
+    assert holder.result() == expected["a"], "it computes on"
+    holder.release("a")
+    for name in expected:
+        assert holder.use(name)[1] == expected[name]
+    for name in "cd":
+        said = failure(other, "acquire", name)
+        assert said.kind == "DeviceFailed"
+        assert said.message.startswith(f"{name} cannot be granted: {LOST}")
+    assert failure(other, "acquire_workspace", 2 * MIB).kind == "DeviceFailed"
+    assert failure(other, "prefetch", "c").kind == "DeviceFailed"
+    assert [daemon.component(name).state for name in "abc"] == ["idle", "idle", "absent"]
+    late = world.worker(daemon, "late")
+    late.register("e", 2 * MIB)
+    assert LOST in failure(late, "acquire", "e").message
+    other.disconnect()
+    assert other.look("c")[1] == loads, "its weights are where they were"
+    holder.disconnect()
+    assert {name: holder.look(name)[1] for name in expected} == expected
+    daemon.terminate()
+    assert daemon.wait() == 0
+
+
+def test_what_cannot_be_written_back_stays_and_is_the_workers(world: World) -> None:
+    daemon = world.daemon(budget="24MiB")
+    writer, other = world.workers(daemon, "writer", "other")
+    writer.register("written", 6 * MIB, mutable=True)
+    writer.acquire("written")
+    written = writer.write("written", 9)
+    other.register("c", 8 * MIB)
+    lose(world, daemon, other, "c")
+    writer.release("written")
+    said = failure(writer, "unregister", "written")
+    assert said.kind == "DeviceFailed"
+    assert "it is still on the device" in said.message
+    assert LOST in said.message
+    assert LOST in daemon.await_record("CopyFailed", damaged=False).why
+    writer.acquire("written")
+    assert writer.look("written")[1] == written
+    writer.release("written")
+    writer.disconnect()
+    assert writer.look("written")[1] == written
+
+
+def test_a_write_back_that_loses_the_gpu_leaves_the_bytes_to_their_worker(world: World) -> None:
+    daemon = world.daemon()
+    writer, other = world.workers(daemon, "writer", "other")
+    writer.register("written", 10 * MIB, mutable=True)
+    writer.acquire("written")
+    written = writer.write("written", 9)
+    writer.release("written")
+    other.register("c", 10 * MIB)
+    world.fake.faults(f"cuMemcpyDtoHAsync 719 async pid={daemon.pid}")
+    said = failure(other, "acquire", "c")
+    assert said.kind == "DeviceFailed"
+    world.fake.faults()
+    assert says_it_is_lost(daemon)
+    assert writer.use("written")[1] == written
+    daemon.terminate()
+    assert daemon.wait() == 0
+    writer.await_end()
+    writer.disconnect()
+    assert writer.look("written")[1] == written
+
+
+def test_after_a_restart_the_same_weights_are_served_again(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 10 * MIB, seed=1)
+    lose(world, daemon, worker, "a")
+    daemon.terminate()
+    assert daemon.wait() == 0
+    worker.await_end()
+    worker.disconnect()
+    again = world.daemon()
+    worker.register("a", 10 * MIB, seed=1)
+    worker.acquire("a")
+    assert worker.look("a")[1] == expected
+    assert again.status().notes == ()
+
+
+def test_waits_for_what_was_to_come_in_early_end(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register_in_segments("a", 2 * MIB, 4)
+    world.hold("cuMemcpyHtoDAsync", daemon)
+    worker.acquire("a", early=True)
+    worker.work_on_segment("a", 3)
+    world.fake.faults(f"cuEventSynchronize 702 sticky pid={daemon.pid}")
+    worker.result()  # whatever it is, the stream went on
+    said = failure(worker, "wait_for", "a", 3)
+    assert said.kind == "DeviceFailed"
+    assert "CUDA_ERROR_LAUNCH_TIMEOUT (702)" in said.message
+    assert TODO in said.message
