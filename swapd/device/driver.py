@@ -160,7 +160,10 @@ class Driver:
         names = device_names(api)
         if not 0 <= index < len(names):
             there = ", ".join(f"cuda:{i} ({name})" for i, name in enumerate(names))
-            raise DeviceError(f"there is no cuda:{index}; this process sees {there or 'no GPU'}")
+            raise DeviceError(
+                f"there is no cuda:{index}; this process sees {there or 'no GPU'}: use "
+                "--device cuda:0, or look at CUDA_VISIBLE_DEVICES"
+            )
         self.index = index
         self.product = names[index]
         self.device = self.call(api.cuDeviceGet, index)
