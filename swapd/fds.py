@@ -4,6 +4,7 @@ No protocol knowledge: a packet is bytes plus descriptors.
 """
 
 import os
+import resource
 import socket
 import struct
 import warnings
@@ -54,6 +55,24 @@ class OwnedFd:
             os.close(self.take())
 
 
+def allow(count: int) -> int:
+    """Let this process open `count` more descriptors than it has, as far as it may.
+
+    Returns the limit that takes (`ulimit -n`), which is more than the process may have if that
+    was not enough.
+    """
+    needed = len(os.listdir("/proc/self/fd")) + count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return needed
+
+
+def limit() -> int:
+    """How many descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def reopen_read_only(fd: int) -> OwnedFd:
     """A new open file description of the same memory that cannot be mapped for writing."""
     return OwnedFd(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
@@ -81,7 +100,12 @@ def recv_packet(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[OwnedF
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
             fd.close()
-        raise ValueError("packet too long, or too many descriptors in it")
+        if flags & socket.MSG_TRUNC:
+            raise ValueError("packet too long")
+        raise ValueError(
+            f"more descriptors in a packet than {FDS_MAX}, or than this process may still have, "
+            f"which is {limit()} in all (`ulimit -n`)"
+        )
     return data, fds
 
 

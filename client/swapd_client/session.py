@@ -548,7 +548,14 @@ class Session:
             while self._receive():
                 pass
         except (OSError, ValueError, msgspec.MsgspecError) as exc:
-            self._end(DaemonGone(f"{self.endpoint}: lost the daemon: {exc}"))
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # so that it does not count on us
+            self._cut_off(
+                SessionFenced(
+                    f"{self.endpoint}: what the daemon sent could not be taken, so this session "
+                    f"is over: {exc}. close() makes all tensors private memory. Then connect again"
+                )
+            )
 
     def _recv(self) -> tuple[bytes, list[OwnedFd]]:
         try:

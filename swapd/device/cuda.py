@@ -5,11 +5,10 @@ everything that can be wrong at the start, said with what to do. May not live he
 the driver (driver.py), decisions (the core).
 """
 
-import os
-import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
+from swapd import fds
 from swapd.device import pieces
 from swapd.device.arena import Arena
 from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse, ProcessUse
@@ -204,14 +203,10 @@ def _shares(processes: tuple[ProcessUse, ...]) -> str:
 
 def _allow_descriptors(chunks: int) -> None:
     """Make sure that this process may have a descriptor for each chunk, as far as it can."""
-    needed = len(os.listdir("/proc/self/fd")) + chunks + SPARE_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= needed:
-        return
-    if hard < needed:
+    needed = fds.allow(chunks + SPARE_DESCRIPTORS)
+    if (most := fds.limit()) < needed:
         raise DeviceError(
-            f"{chunks} chunks need {needed} open files, and this process may have {hard}: set "
+            f"{chunks} chunks need {needed} open files, and this process may have {most}: set "
             f"`ulimit -n {needed}` (LimitNOFILE={needed} in a unit) before the start, or use a "
             "larger --chunk"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

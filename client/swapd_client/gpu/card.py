@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from swapd import fds
 from swapd.device import vm
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.driver import Access, CudaError, Driver
@@ -20,6 +21,9 @@ from swapd_client.files import Files
 
 log = logging.getLogger("swapd_client")
 
+#: Descriptors for everything but chunks: the process's own, and what the driver opens.
+SPARE_DESCRIPTORS = 256
+
 #: How long work on the GPU may take before the ranges it uses are unmapped all the same.
 SETTLE_S = 60.0
 
@@ -30,6 +34,7 @@ class Card:
     def __init__(self, welcome: Welcome, files: Files) -> None:
         """Does not touch the GPU."""
         self.chunk_bytes = welcome.chunk_bytes
+        self._chunks = welcome.chunks
         self._name = welcome.device
         self._uuid = welcome.uuid
         self._files = files
@@ -247,7 +252,18 @@ class Card:
                         f"swapd serves {self._name} ({self._uuid}), which this process cannot "
                         f"use: {exc}"
                     ) from exc
+                self._allow_descriptors()
             return self._driver
+
+    def _allow_descriptors(self) -> None:
+        """A descriptor comes for each chunk, at worst for all before the first is imported."""
+        needed = fds.allow(self._chunks + SPARE_DESCRIPTORS)
+        if (most := fds.limit()) < needed:
+            log.warning(
+                "this process may have %d open files, and may need %d for the %d chunks of %s: if "
+                "they run out its session ends; set `ulimit -n %d` before the start",
+                *(most, needed, self._chunks, self._name, needed),
+            )
 
     def _settle(self) -> None:
         self.leave_captures_alone()
