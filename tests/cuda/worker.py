@@ -102,14 +102,19 @@ class GpuWorker(worker.Worker):
 
     def decode(self, name: str, steps: int) -> None:
         """A loop that gives its lease back before the work of each step is done."""
-        part, stream = self._parts[name], self._stream("s")
+        part, stream, driver = self._parts[name], self._stream("s"), self.driver
+        with driver.current():
+            target = driver.call(driver.api.cuMemAlloc, part.nbytes)
         for _ in range(steps):
             held = self.client.acquire(name)
-            self._copy("s", part.address, part.nbytes)
+            with driver.current():
+                driver.call(driver.api.cuMemcpyDtoDAsync, target, part.address, part.nbytes, stream)
             held.uses(int(stream))
             held.release()
-            with self.driver.current():
-                self.driver.finish(stream)
+            with driver.current():
+                driver.finish(stream)
+        with driver.current():
+            driver.call(driver.api.cuMemFree, target)
 
     def result(self, *, stream: str = "s") -> str:
         """The digest of what was copied on the stream, when that is done. Blocks."""
