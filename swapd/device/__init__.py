@@ -5,7 +5,8 @@ import re
 from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, ProcessUse
 from swapd.device.host import HostDevice
 
-_CUDA = re.compile(r"cuda(?::([0-9]+))?")
+#: "cuda0" is for systemd, to which a colon in a folder says something else.
+_CUDA = re.compile(r"cuda(?::?([0-9]+))?")
 
 __all__ = [
     "Device",
@@ -23,7 +24,7 @@ def open_device(
 ) -> Device:
     """Open the device called `name` with an arena of `budget` bytes.
 
-    "host" is memory, "cuda:1" a GPU by its index, "cuda" the first. `chunk` is in bytes,
+    "host" is memory, "cuda:1" or "cuda1" a GPU by its index, "cuda" the first. `chunk` is in bytes,
     `bandwidth` in bytes per second (host only; None: as fast as it goes), `pin_limit` in
     bytes of host memory (GPUs only; None: as much as the driver takes).
     Blocking: allocates and touches the whole arena. Raises: DeviceError.

@@ -49,7 +49,7 @@ def goes_in_and_out(device: CudaDevice, nbytes: int = CHUNK) -> bool:
 # --- names -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda0"])
 def test_a_gpu_is_opened_by_name(name: str) -> None:
     with closing(open_device(name, 2 * CHUNK + 1, CHUNK, None, CHUNK)) as device:
         assert (device.name, device.chunks, device.chunks_per_file) == ("cuda:0", 2, 1)
@@ -58,7 +58,7 @@ def test_a_gpu_is_opened_by_name(name: str) -> None:
         assert repr(device) == "<CudaDevice cuda:0 <Arena 4 MiB in 2 chunks, 0 lent>>"
 
 
-@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cuda:-1", "cuda0", "gpu", ""])
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cuda:-1", "cudax", "gpu", ""])
 def test_a_name_that_is_none_is_answered_with_those_that_are(name: str) -> None:
     with pytest.raises(DeviceError, match="use --device host, cuda or cuda:0"):
         open_device(name, CHUNK, CHUNK, None)
