@@ -17,6 +17,9 @@ from swapd.units import size
 CHUNK_BYTES = 64 << 20
 SPARE_FILES = 256
 
+#: To be told to whoever asks what swapd costs here.
+MEASURED = "no figure of swapd's was measured on a GPU yet: `make gpu-check` measures this one"
+
 _NEEDED = {
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": "virtual memory management",
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": "memory as a file descriptor",
@@ -60,7 +63,7 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
             f"{use.name} (process {use.pid}) has {size(use.nbytes)}" for use in nvml.processes()
         )
         notes = nvml.notes(mps=bool(_attribute(api, device, "MPS_ENABLED")))
-    advice = f"swapd serve --device {name} --budget ...; README says what was measured on which"
+    advice = f"swapd serve --device {name} --budget ...; {MEASURED}"
     checks = [Check(name, "ok", f"{found}; {used or 'nobody uses it'}", advice)]
     checks += [Check(name, "warn", note) for note in notes]
     if not _attribute(api, device, "READ_ONLY_HOST_REGISTER_SUPPORTED"):

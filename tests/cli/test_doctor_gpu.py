@@ -39,6 +39,7 @@ def test_each_gpu_is_named_with_its_memory() -> None:
     assert first["status"] == second["status"] == "ok"
     assert "256 MiB" in first["found"]
     assert "swapd serve --device cuda:1" in second["advice"]
+    assert "make gpu-check" in second["advice"]
 
 
 def test_too_few_descriptors_for_the_chunks_of_the_gpu() -> None:
