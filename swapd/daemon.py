@@ -527,7 +527,7 @@ class Daemon:
             device_bytes=use.total,
             device_free_bytes=use.free,
             processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
-            notes=use.notes,
+            notes=use.notes + self._lender.notes(),
             waiting=len(self._core.admission.queue),
             loads=ledger.loads,
             evictions=ledger.evictions,

@@ -51,6 +51,8 @@ class Lender:
         self._tickets: dict[int, tuple[int, Lend]] = {}
         self._lacking: dict[int, int] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        #: Why memory is not back yet that was asked for, by generation.
+        self._overdue: dict[int, str] = {}
 
     def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
         """Have every session let go, then give the memory to the driver."""
@@ -79,6 +81,10 @@ class Lender:
     def reclaim(self, order: Reclaim) -> None:
         """Take the memory back, as soon as the driver has it again."""
         self._take(order, lambda: Reclaimed(self._clock(), order.generation), RETRY_FIRST_S)
+
+    def notes(self) -> tuple[str, ...]:
+        """For `status`: which memory is not back yet, and why."""
+        return tuple(self._overdue.values())
 
     def close(self) -> None:
         """Wait for what the device is doing; nobody is told any more."""
@@ -132,14 +138,17 @@ class Lender:
         error = future.exception()
         if self._closed:
             return
+        self._overdue.pop(order.generation, None)
         if isinstance(error, DeviceLost):
             # never again: and nothing will be loaded there
             self._post(DeviceDown(self._clock(), str(error)))
             self._post(event())
         elif isinstance(error, DeviceError):
             longer = min(2 * after_s, RETRY_LAST_S)
+            why = f"{order.name} is not back yet, and is asked for again: {error}"
+            self._overdue[order.generation] = why
             if after_s < longer == RETRY_LAST_S:
-                log.warning("%s is not back yet, and is asked for again: %s", order.name, error)
+                log.warning("%s", why)
             self._later(after_s, self._take, order, event, longer)
         elif error is not None:
             self._crashed(error)

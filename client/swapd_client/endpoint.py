@@ -41,6 +41,7 @@ def open_lifeline(path: Path) -> tuple[socket.socket, int]:
         raise NotRunning(
             f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: swapd serve --device "
             f"host --budget 1GiB; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
+            f"{_in_a_container(path.parent)}"
         ) from exc
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
@@ -50,3 +51,13 @@ def open_lifeline(path: Path) -> tuple[socket.socket, int]:
             "weights. Start a swapd as this user, or connect(path) to the right folder"
         )
     return sock, pid
+
+
+def _in_a_container(folder: Path) -> str:
+    """What else to do where not even the folder is there."""
+    if folder.exists():
+        return ""
+    return (
+        f". In a container the daemon's folder has to be mounted (docker run -v FOLDER:{folder}, "
+        "FOLDER as `swapd serve` said it), and the user has to be the daemon's"
+    )

@@ -289,8 +289,12 @@ class Session:
         with self._lock:
             for part in parts:
                 part._holders += 1
-        for part, place in zip(parts, granted.placements, strict=True):
-            part._range.show(place.generation, place.runs)
+        try:
+            for part, place in zip(parts, granted.placements, strict=True):
+                part._range.show(place.generation, place.runs)
+        except DaemonGone:
+            self.check()  # why the session ended, rather than what did not come by it
+            raise
 
     def wait(
         self,

@@ -145,6 +145,10 @@ def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
 
 
 def _in_the_way(ledger: Ledger, most: int | None) -> str:
+    lent = [m.component for m in ledger.moves.values() if m.component.state is State.RECLAIMING]
+    if lent:
+        nbytes = sum(c.chunks for c in lent) * ledger.chunk_bytes
+        return f"{size(nbytes)} lent, and not back from the driver yet; {held(ledger, most)}"
     if ledger.idle and not ledger.leased:
         staying = ", ".join(islice(ledger.idle, most))
         return f"in use a moment ago, and kept for the minimum residency: {staying}"
