@@ -26,8 +26,8 @@ SLOTS = BOARD_BYTES // SLOT_BYTES
 #: Segments of one component; one more means that it failed.
 SEGMENTS_MAX = 0xFFFE
 _FAILED = 0xFFFF
-#: Larger than the word of any residency; its lower half is that of none that is not failed.
-_NEVER = 1 << 62 | 0xFFFFFFFF
+#: Larger than the word of any residency, whatever its lower half is.
+_NEVER = 1 << 62
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
@@ -80,7 +80,7 @@ class Board:
         """Nothing will arrive any more in these slots."""
         for slot in slots:
             # the half that is compared must change, or who is about to sleep would not notice
-            self.set(slot, _NEVER | ~self._words[slot] & 0xFFFFFFFF)
+            self.set(slot, _NEVER | ~self._words[2 * slot] & 0xFFFFFFFF)
 
     def has(self, slot: int, target: int) -> bool:
         """Whether a word has reached `target`. Raises: ArrivalFailed."""

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from swapd.board import SLOTS, ArrivalFailed, Board, Boards, Progress, word
+from swapd.board import SLOTS, ArrivalFailed, Board, Boards, Progress, place, word
 from swapd.fds import OwnedFd
 from tests.processes import output_of
 
@@ -126,7 +126,7 @@ def test_the_end_changes_what_a_sleeper_compares(boards: Boards, before: int) ->
     board = boards.board
     board.set(3, before)
     board.fail_all([3])
-    halves = (ctypes.c_uint32 * 2).from_address(board.address + 8 * 3)
+    halves = (ctypes.c_uint32 * 2).from_address(board.address + place(3))
     assert halves[0] != before & 0xFFFFFFFF
     assert halves[1] >> 30, "still larger than any word of a residency"
     for generation in (0, 1, 0xFFFF, 1 << 40):
