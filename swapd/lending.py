@@ -57,14 +57,19 @@ class Lender:
     def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
         """Have every session let go, then give the memory to the driver."""
         files = whole_files(order.runs, self._device)
+        drops: list[tuple[Worker, protocol.Drop]] = []
         for session, worker in workers.items():
             if had := worker.forget_files(files):
                 self._last_ticket += 1
                 self._tickets[self._last_ticket] = session, order
-                self._lacking[order.generation] = self._lacking.get(order.generation, 0) + 1
-                worker.lifeline.send(protocol.Drop(had, self._last_ticket))
-        if order.generation in self._lacking:
+                drops.append((worker, protocol.Drop(had, self._last_ticket)))
+        if drops:
+            self._lacking[order.generation] = len(drops)
+            # first: to send may end the session of a worker that does not read, and that is
+            # one answer less to wait for
             self._later(self._timeout_s, self._too_late, order)
+            for worker, drop in drops:
+                worker.lifeline.send(drop)
         else:
             self._give(order)
 

@@ -134,6 +134,27 @@ async def test_who_is_gone_is_not_waited_for(lender_of: LenderOf) -> None:
     assert await told.events.get() == Lent(NOW, 5)
 
 
+async def test_who_is_gone_while_others_are_asked_ends_nothing_early(lender_of: LenderOf) -> None:
+    """A worker that does not read is cut off by what it is sent, in the middle of the asking."""
+
+    class Deaf(Worker):
+        def send(self, message: protocol.FromDaemon) -> None:
+            super().send(message)
+            del workers[1]
+            lender.session_gone(1)
+
+    device, other = Device(), Worker(3)
+    lender, told = lender_of(device)
+    workers: Any = {1: Deaf(2), 2: other}
+    lender.lend(ORDER, workers)
+    (drop,) = other.heard
+    assert isinstance(drop, protocol.Drop)
+    assert device.calls == [], "the other has not let go"
+    lender.dropped(2, drop.ticket)
+    assert await told.events.get() == Lent(NOW, 5)
+    assert device.calls == ["lend"]
+
+
 async def test_who_does_not_let_go_is_fenced(lender_of: LenderOf) -> None:
     lender, told = lender_of(Device(), timeout_s=0.001)
     workers: Any = {7: Worker(2)}
