@@ -46,6 +46,10 @@ class Files:
         with self._came:
             return self._fds.pop(self._await(number, writable))
 
+    def give(self, number: int, fd: OwnedFd, *, writable: bool) -> None:
+        """Take back what was taken and could not be used."""
+        self.add(Message((number,), writable), [fd])
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Close what has come of these: if they are needed again, they come anew."""
         with self._came:

@@ -36,6 +36,13 @@ def test_what_is_got_stays_and_what_is_taken_goes(files: Files) -> None:
     assert "(2, False)" not in repr(files)
 
 
+def test_what_could_not_be_used_is_there_again(files: Files) -> None:
+    (first,) = send(files, 1)
+    taken = files.take(1, writable=False)
+    files.give(1, taken, writable=False)
+    assert files.get(1, writable=False) is first
+
+
 def test_read_only_and_writable_are_two(files: Files) -> None:
     (readable,) = send(files, 1)
     (writable,) = send(files, 1, writable=True)

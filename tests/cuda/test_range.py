@@ -11,9 +11,11 @@ from tests.processes import output_of
 PRELUDE = """
 import ctypes, os, sys, threading
 from swapd import protocol
+from swapd.device.base import DeviceError
 from swapd.device.driver import Access, Driver
 from swapd.fds import OwnedFd
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
+from swapd_client import files as files_module
 from swapd_client.files import Files
 from swapd_client.gpu import card as cards
 from swapd_client.gpu import GpuRange
@@ -134,6 +136,58 @@ assert calls["map"] == 4 * 3
 """,
         unmap_one=unmap_one,
     )
+
+
+def test_two_threads_that_are_granted_the_same_import_it_once() -> None:
+    run("""
+files_module.FILE_S = 1.0
+where = GpuRange(NBYTES, card, writable=False)
+importing, go_on, real = threading.Event(), threading.Event(), Driver.adopt
+def adopt(self, fd):
+    importing.set()
+    go_on.wait()
+    return real(self, fd)
+Driver.adopt = adopt
+asked = threading.Event()
+real_imports = Card.imports
+def imports(self, chunks, *, writable):
+    if importing.is_set():
+        asked.set()
+    return real_imports(self, chunks, writable=writable)
+Card.imports = imports
+errors = []
+def show():
+    try:
+        where.show(1, ((0, 3),))
+    except Exception as exc:
+        errors.append(exc)
+threads = [threading.Thread(target=show) for _ in range(2)]
+send(0, 1, 2)
+threads[0].start()
+importing.wait()
+threads[1].start()
+asked.wait()
+go_on.set()
+for thread in threads:
+    thread.join()
+assert not errors, errors
+assert look(where) == [0, 1, 2]
+""")
+
+
+def test_a_chunk_that_could_not_be_imported_can_be_the_next_time() -> None:
+    run("""
+where = GpuRange(NBYTES, card, writable=False)
+real = Driver.adopt
+def adopt(self, fd):
+    Driver.adopt = real
+    raise DeviceError("for once")
+Driver.adopt = adopt
+send(0, 1, 2)
+assert refused(DeviceFailed, where.show, 1, ((0, 3),)) == "for once"
+where.show(1, ((0, 3),))
+assert look(where) == [0, 1, 2]
+""")
 
 
 def test_a_chunk_is_imported_once_and_shown_again_by_one_call() -> None:

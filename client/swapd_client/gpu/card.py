@@ -40,6 +40,9 @@ class Card:
         self._files = files
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        #: Held also while a file is waited for: it comes once, for all who need it. Never taken
+        #: by the lifeline's thread, which brings it.
+        self._importing = threading.Lock()
         self._threads = threading.local()
         self._driver: Driver | None = None
         #: Handles of chunks, by number and whether it was sent for writing.
@@ -131,13 +134,24 @@ class Card:
         return [self._import(chunk, writable) for chunk in chunks]
 
     def _import(self, chunk: int, writable: bool) -> int:
-        with self._lock:
-            if known := self._imports.get((chunk, writable)):
-                return known
-        with self._files.take(chunk, writable=writable) as fd, self.using() as driver:
-            handle = driver.adopt(fd.fileno())
-        with self._lock:
-            self._imports[chunk, writable] = handle
+        with self._importing:
+            with self._lock:
+                if known := self._imports.get((chunk, writable)):
+                    return known
+            handle = self._adopt(chunk, writable)
+            with self._lock:
+                self._imports[chunk, writable] = handle
+            return handle
+
+    def _adopt(self, chunk: int, writable: bool) -> int:
+        fd = self._files.take(chunk, writable=writable)
+        try:
+            with self.using() as driver:
+                handle = driver.adopt(fd.fileno())
+        except BaseException:
+            self._files.give(chunk, fd, writable=writable)  # it is not sent twice
+            raise
+        fd.close()
         return handle
 
     def map(self, address: int, handles: Iterable[int]) -> None:
