@@ -7,7 +7,6 @@ common is here. One background thread per session reads the lifeline: revocation
 
 import logging
 import os
-import socket
 import sys
 import threading
 import warnings
@@ -17,16 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from swapd import protocol, runtime_dir
+from swapd import protocol
 from swapd.board import ArrivalFailed, Board, word
 from swapd.device import vm
-from swapd.fds import OwnedFd, recv_packet, send_packet
-from swapd.system import open_pidfd
+from swapd.fds import OwnedFd
 from swapd_client.agents import Agent
 from swapd_client.component import Component, Place
-from swapd_client.endpoint import open_lifeline
 from swapd_client.errors import (
     BadRequest,
     ClientClosed,
@@ -38,19 +33,19 @@ from swapd_client.errors import (
     SessionFenced,
     SwapdError,
     UnknownComponent,
-    VersionMismatch,
     from_refusal,
 )
 from swapd_client.files import Files
 from swapd_client.gpu import Gpu, GpuRange, GpuWork
 from swapd_client.layout import BufferLayout, Layout, Segments
+from swapd_client.lifeline import Lifeline
 from swapd_client.linger import Work
 from swapd_client.mapping import Range
 
 log = logging.getLogger("swapd_client")
 
-#: How long a daemon may take to answer the hello, or to send a master it has promised.
-ANSWER_S = 30.0
+#: How long a daemon may take to send a master it has promised.
+MASTER_S = 30.0
 #: How long a client that closes waits for GPU work under leases that were released.
 DRAIN_S = 60.0
 
@@ -87,22 +82,23 @@ class Session:
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
-        self._sock, self._daemon_pid = open_lifeline(endpoint / runtime_dir.LIFELINE)
+        self._lifeline = Lifeline(endpoint)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
-            self.welcome, self._board = self._handshake(label)
+            self.welcome, board = self._lifeline.shake_hands(label)
         except BaseException:
-            self._sock.close()
+            self._lifeline.close()
             self.ended.close()
             raise
+        with board:
+            self._board = Board(board)
         self._files = Files(self.welcome.chunks_per_file)
         #: None on the host device.
         self.gpu: Gpu | None = None
         if self.welcome.device.startswith("cuda"):
             self.gpu = Gpu(self.welcome, self._files, self._board)
-        self._thread = threading.Thread(target=self._listen, name="swapd-lifeline", daemon=True)
-        self._thread.start()
+        self._lifeline.listen(self._on_message, self._on_end)
         _alive.add(self)
 
     def __repr__(self) -> str:
@@ -454,13 +450,10 @@ class Session:
                 return
             self._closed = True
         self._end(ClientClosed("this client is closed; connect again"))
-        self._sock.shutdown(socket.SHUT_RDWR)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._lifeline.close()
         without_memory = self._make_all_private()
         for master, _ in self._masters.values():
             master.close()
-        self._sock.close()
         self._files.close()
         if self.gpu is not None:
             self.gpu.close()
@@ -525,55 +518,8 @@ class Session:
 
     # --- the lifeline --------------------------------------------------------------------
 
-    def _handshake(self, label: str) -> tuple[protocol.Welcome, Board]:
-        self._sock.settimeout(ANSWER_S)
-        with suppress(OSError):  # refused already: what it said comes next
-            send_packet(self._sock, protocol.encode(protocol.Hello(protocol.VERSION, label)))
-        try:
-            data, fds = self._recv()
-        except OSError as exc:
-            raise DaemonGone(f"{self.endpoint}: the daemon did not answer ({exc})") from exc
-        if not data:
-            raise DaemonGone(f"{self.endpoint}: the daemon closed the connection")
-        try:
-            message = protocol.decode_from_daemon(data)
-        except msgspec.MsgspecError as exc:
-            raise VersionMismatch(f"{self.endpoint}: not understood: {exc}") from exc
-        if isinstance(message, protocol.Goodbye):
-            raise from_refusal(message)
-        if not isinstance(message, protocol.Welcome) or len(fds) != 1:
-            raise VersionMismatch(f"{self.endpoint}: expected a welcome, got {message!r}")
-        self._sock.settimeout(None)
-        with fds[0] as board:
-            return message, Board(board)
-
-    def _listen(self) -> None:
-        try:
-            while self._receive():
-                pass
-        except (OSError, ValueError, msgspec.MsgspecError) as exc:
-            with suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # so that it does not count on us
-            self._cut_off(
-                SessionFenced(
-                    f"{self.endpoint}: what the daemon sent could not be taken, so this session "
-                    f"is over: {exc}. close() makes all tensors private memory. Then connect again"
-                )
-            )
-
-    def _recv(self) -> tuple[bytes, list[OwnedFd]]:
-        try:
-            return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
-        except ConnectionResetError:
-            # It closed before it read all of ours: said once, then its last words come.
-            return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
-
-    def _receive(self) -> bool:
-        data, fds = self._recv()
-        if not data:
-            self._on_eof()
-            return False
-        match protocol.decode_from_daemon(data):
+    def _on_message(self, message: protocol.FromDaemon, fds: list[OwnedFd]) -> None:
+        match message:
             case protocol.Revoke() as revoke:
                 self._revoke(revoke)
             case protocol.Saved() as saved:
@@ -599,13 +545,12 @@ class Session:
                     self._cut_off(from_refusal(goodbye))
             case protocol.Welcome():
                 raise ValueError("a second welcome")
-        return True
 
     def _revoke(self, revoke: protocol.Revoke) -> None:
         part = self.components.get(revoke.name)
         hidden = part is None or self._take_away(part, revoke.generation)
         if revoke.ack and hidden:
-            self._send(protocol.Revoked(revoke.name, revoke.generation))
+            self._lifeline.send(protocol.Revoked(revoke.name, revoke.generation))
 
     def _take_away(self, part: Component, generation: int) -> bool:
         """Have the chunks of this generation no longer behind the range; whether they are not."""
@@ -623,11 +568,7 @@ class Session:
             self.gpu.card.leave_captures_alone()
             dropped &= self._try(self.gpu.card.drop, drop.numbers)
         if dropped:
-            self._send(protocol.Dropped(drop.ticket))
-
-    def _send(self, message: protocol.FromClient) -> None:
-        with suppress(OSError):  # too late: what ended the session comes next
-            send_packet(self._sock, protocol.encode(message))
+            self._lifeline.send(protocol.Dropped(drop.ticket))
 
     def _on_broken(self, broken: protocol.Broken) -> None:
         """Say why before the word on the board ends the waits."""
@@ -635,25 +576,29 @@ class Session:
         if part := self.components.get(broken.name):
             self._board.fail(part._slot, broken.generation)
 
-    def _on_eof(self) -> None:
+    def _on_end(self, why: Exception | None) -> None:
         """The lifeline ended; if without a word, the daemon died, or goes on without us."""
-        if self._error is not None:
-            return
-        watch = open_pidfd(self._daemon_pid)
-        if watch is None:
-            gone = DaemonGone(
-                f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
-                "makes all tensors private memory. Start swapd again, then reconnect"
+        if why is not None:
+            untaken = (
+                f"{self.endpoint}: what the daemon sent could not be taken, so this session is "
+                f"over: {why}. close() makes all tensors private memory. Then connect again"
             )
-            return self._end(gone)
-        os.close(watch)
-        now = "private memory now" if self.gpu is None else "no longer there"
-        self._cut_off(
-            SessionFenced(
+            self._cut_off(SessionFenced(untaken))
+        elif self._error is not None:
+            return
+        elif self._lifeline.is_daemon_alive():
+            now = "private memory now" if self.gpu is None else "no longer there"
+            fenced = (
                 f"{self.endpoint}: the daemon has ended this session, and its log says why. What "
                 f"you hold is {now}; close() makes all tensors private memory. Then connect again"
             )
-        )
+            self._cut_off(SessionFenced(fenced))
+        else:
+            gone = (
+                f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
+                "makes all tensors private memory. Start swapd again, then reconnect"
+            )
+            self._end(DaemonGone(gone))
 
     def _cut_off(self, error: SwapdError) -> None:
         """The daemon goes on without this session: others will use the chunks it holds.
@@ -686,7 +631,7 @@ class Session:
         """The master's descriptor, from now on the caller's, and the component's slot."""
         with self._master_came:
             self._master_came.wait_for(
-                lambda: name in self._masters or self._error is not None, ANSWER_S
+                lambda: name in self._masters or self._error is not None, MASTER_S
             )
             self.check()
             if name not in self._masters:
@@ -721,9 +666,8 @@ class Session:
             return False
 
     def _after_fork(self) -> None:
-        """In the child: let go of the lifeline, or the parent's death would go unseen."""
         self._forked = True
-        os.close(self._sock.detach())
+        self._lifeline.forget()
 
 
 _alive: "weakref.WeakSet[Session]" = weakref.WeakSet()

@@ -1,0 +1,120 @@
+"""The lifeline as the worker has it: the socket, the handshake, and the thread that reads it.
+
+Knows messages by their kind only: what they mean is the session's.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from swapd import protocol, runtime_dir
+from swapd.fds import OwnedFd, recv_packet, send_packet
+from swapd.system import open_pidfd
+from swapd_client.endpoint import open_lifeline
+from swapd_client.errors import DaemonGone, VersionMismatch, from_refusal
+
+#: How long a daemon may take to answer the hello.
+ANSWER_S = 30.0
+
+
+class Lifeline:
+    """One connection to one daemon. `send` may be called in any thread."""
+
+    def __init__(self, endpoint: Path) -> None:
+        """Connect. Raises: NotRunning."""
+        self._endpoint = endpoint
+        self._sock, self._daemon_pid = open_lifeline(endpoint / runtime_dir.LIFELINE)
+        self._thread: threading.Thread | None = None
+
+    def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
+        """The daemon's welcome, and the board's descriptor, from now on the caller's.
+
+        Raises: DaemonGone, VersionMismatch, or what the daemon refuses with.
+        """
+        self._sock.settimeout(ANSWER_S)
+        self.send(protocol.Hello(protocol.VERSION, label))
+        try:
+            data, fds = self._recv()
+        except OSError as exc:
+            raise DaemonGone(f"{self._endpoint}: the daemon did not answer ({exc})") from exc
+        if not data:
+            raise DaemonGone(f"{self._endpoint}: the daemon closed the connection")
+        try:
+            message = protocol.decode_from_daemon(data)
+        except msgspec.MsgspecError as exc:
+            raise VersionMismatch(f"{self._endpoint}: not understood: {exc}") from exc
+        if isinstance(message, protocol.Goodbye):
+            raise from_refusal(message)
+        if not isinstance(message, protocol.Welcome) or len(fds) != 1:
+            raise VersionMismatch(f"{self._endpoint}: expected a welcome, got {message!r}")
+        self._sock.settimeout(None)
+        return message, fds[0]
+
+    def listen(
+        self,
+        on_message: Callable[[protocol.FromDaemon, list[OwnedFd]], None],
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        """Start the thread. It owns no descriptor: `on_message` takes over what comes with one.
+
+        `on_end(why)` is its last call: None if the daemon closed the connection, else what could
+        not be taken, be it here or in `on_message`; the connection has then been shut.
+        """
+        self._thread = threading.Thread(
+            target=self._read, args=(on_message, on_end), name="swapd-lifeline", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, message: protocol.FromClient) -> None:
+        """Send, unless it is too late: then what ended the connection comes next."""
+        with suppress(OSError):
+            send_packet(self._sock, protocol.encode(message))
+
+    def is_daemon_alive(self) -> bool:
+        watch = open_pidfd(self._daemon_pid)
+        if watch is None:
+            return False
+        os.close(watch)
+        return True
+
+    def close(self) -> None:
+        """End the connection, and the thread unless it is this one."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._sock.close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of it, or the parent's death would go unseen."""
+        os.close(self._sock.detach())
+
+    def _read(
+        self,
+        on_message: Callable[[protocol.FromDaemon, list[OwnedFd]], None],
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        try:
+            while True:
+                data, fds = self._recv()
+                if not data:
+                    break
+                on_message(protocol.decode_from_daemon(data), fds)
+        except (OSError, ValueError, msgspec.MsgspecError) as exc:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # so that the daemon does not count on us
+            on_end(exc)
+        else:
+            on_end(None)
+
+    def _recv(self) -> tuple[bytes, list[OwnedFd]]:
+        try:
+            return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
+        except ConnectionResetError:
+            # It closed before it read all of ours: said once, then its last words come.
+            return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
