@@ -7,6 +7,7 @@ Its "compute" is copies within GPU memory, on streams it has by name: they can b
 import ctypes
 import gc
 import os
+import resource
 import sys
 import threading
 import warnings
@@ -157,6 +158,15 @@ class GpuWorker(worker.Worker):
 
     def count_descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))
+
+    def allow_descriptors(self, more: int, *, at_most: int | None = None) -> None:
+        """Have the system give this process so many more than it has, and no more than that.
+
+        `at_most`: how many more it may allow itself.
+        """
+        now = self.count_descriptors()
+        hard = now + (more if at_most is None else at_most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now + more, hard))
 
     def uses_cuda(self) -> bool:
         """Whether the driver is loaded here at all."""
