@@ -193,31 +193,40 @@ def cannot_come_in(ledger: Ledger, absent: Iterable[Component]) -> str:
     return f"{names} cannot be granted: {device_down(ledger.down)}"
 
 
-def _next(ledger: Ledger) -> str:
-    return f". {_DOWN}" if ledger.down else "; try again"
+def _next(ledger: Ledger, why: str) -> str:
+    """What to do about what failed for this reason."""
+    if not ledger.down:
+        return "; try again"
+    return f". {_DOWN}" if ledger.down in why else f". {device_down(ledger.down)}"
 
 
 def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False) -> str:
     if damaged:
-        return (
-            f"saving {c.name!r} failed ({why}), and part of it had been overwritten already: "
-            "what its worker wrote is lost"
-        )
+        half = f"saving {c.name!r} failed ({why}), and part of it had been overwritten already"
+        if ledger.down:  # nothing is put in its place any more
+            return f"{half}: the rest is still on the device"
+        return f"{half}: what its worker wrote is lost"
     where = (
         "device: it is still in host memory"
         if c.state is State.LOADING
         else ("host: it is still on the device")
     )
-    return f"copying {c.name!r} failed ({why}), and it did not reach the {where}{_next(ledger)}"
+    return (
+        f"copying {c.name!r} failed ({why}), and it did not reach the {where}{_next(ledger, why)}"
+    )
 
 
 def damaged(c: Component) -> str:
-    return f"{c.name!r} is damaged: {c.damaged}. Unregister it, and register it anew"
+    if c.dirty:
+        then = "Its worker has both parts together again when it closes its client"
+    else:
+        then = "Unregister it, and register it anew"
+    return f"{c.name!r} is damaged: {c.damaged}. {then}"
 
 
 def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
     what = f"the memory of the {called(c)}"
-    return f"{what} could not be given to the driver ({why}){_next(ledger)}"
+    return f"{what} could not be given to the driver ({why}){_next(ledger, why)}"
 
 
 def fenced(c: Component, timeout_s: float) -> str:

@@ -426,12 +426,12 @@ class Ledger:
         c.evicting_for = None
 
     def lose(self, c: Component, move: Move, why: str) -> None:
-        """Its bytes are nowhere any more: part of them were overwritten, part not saved."""
+        """Its bytes are nowhere whole: part of them were overwritten, part not saved."""
         self.leaving -= count(move.runs)
         self.pool.give(move.runs)
         c.state = State.ABSENT
         c.evicting_for = None
-        c.dirty = False
+        c.dirty = bool(self.down)  # then the part that was not saved stays where it is
         c.damaged = why
         self.prefetches.pop(c.name, None)
         self.out.append(Lost(c.name, c.generation, why))

@@ -173,6 +173,8 @@ class Residency:
             return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c))
         if c.leases or c.answer is not None:
             return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
+        if c.damaged and c.dirty:  # its worker can put it together, and nobody else
+            return ledger.refuse(key, "device_failed", explain.damaged(c))
         c.answer = event.request
         c.unregistering = True
         self.admission.turn_away(c, explain.unregistered(c))
