@@ -251,7 +251,7 @@ class Session:
             with self._lock:
                 self.components.pop(part.name, None)
                 self.wanted.discard(part.name)
-            self._placed.pop(part.name, None)
+                self._placed.pop(part.name, None)
 
     # --- leases --------------------------------------------------------------------------
 
@@ -277,14 +277,16 @@ class Session:
 
         Raises: DaemonGone, DeviceFailed; then the lease is still to be given back.
         """
-        self.leases[granted.id] = granted
-        self._placed.update((place.name, place) for place in granted.placements)
-        if self.gpu is not None:
-            self.gpu.agents.took(agent, granted.id)
-        parts = [self.components[place.name] for place in granted.placements]
         with self._lock:
+            if self._error is not None:
+                raise self._error  # whether all of it had come in by then was not looked at
+            self.leases[granted.id] = granted
+            self._placed.update((place.name, place) for place in granted.placements)
+            parts = [self.components[place.name] for place in granted.placements]
             for part in parts:
                 part._holders += 1
+        if self.gpu is not None:
+            self.gpu.agents.took(agent, granted.id)
         try:
             for part, place in zip(parts, granted.placements, strict=True):
                 part._range.show(place.generation, place.runs)

@@ -63,7 +63,7 @@ def _cycle(client: swapd_client.Client, count: int) -> None:
 def _linger(client: swapd_client.Client) -> None:
     """Have what the client makes when a lease first lingers made before anything is counted."""
     for _ in range(10):
-        client.acquire("a").release()
+        client.acquire("b").release()  # it is in: nothing is swapped
     time.sleep(SETTLE_S)
 
 

@@ -1,7 +1,13 @@
 """Acquires that are early: guarantees 1 and 6 hold segment by segment."""
 
+import random
+import select
+
 import pytest
 
+from swapd.protocol import AnyReply, AnyRequest
+from swapd_client import DaemonGone, connect
+from swapd_client.channel import Channel
 from tests.guarantees.harness import MIB, WorkerError, World
 
 #: Slow enough that a test can be quicker than a copy; not waited for.
@@ -63,6 +69,28 @@ def test_7_what_was_still_coming_in_is_whole_after_close(world: World) -> None:
     one.disconnect()
     assert one.see("a", 3) == held
     assert one.see("b", 3) == released
+
+
+def test_7_a_grant_that_is_seen_after_the_daemon_died_is_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what had not come in by then would be taken for the component's latest bytes."""
+    daemon = world.daemon(bandwidth=SLOW)
+    data = random.Random(5).randbytes(6 * MIB)
+    with connect(daemon.folder, label="late") as client:
+        part = client.register("a", {"data": bytearray(data)}, mutable=True)
+        call = Channel.call
+
+        def late(self: Channel, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
+            reply = call(self, request, timeout_s)
+            daemon.kill()
+            select.select([client.session.ended.fileno()], [], [])
+            return reply
+
+        monkeypatch.setattr(Channel, "call", late)
+        with pytest.raises(DaemonGone):
+            client.acquire("a", early=True)
+    assert bytes(part.view("data")) == data
 
 
 def test_6_another_session_s_component_is_waited_for_as_a_whole(world: World) -> None:
