@@ -108,20 +108,20 @@ def test_a_load_that_fails_lets_the_stream_go_on_and_is_said(world: World) -> No
     daemon = world.daemon(budget="32MiB")
     worker = world.worker(daemon)
     digests = worker.register_in_segments("a", 6 * MIB, SEGMENTS)
-    # the first piece of the copy is held back, the next is refused
-    world.fake.faults(
-        f"{COPY_IN} hold times=1 async pid={daemon.pid}", f"{COPY_IN} 1 pid={daemon.pid}"
-    )
+    # the first piece of the copy is held back, the others are refused
+    refusal = f"{COPY_IN} 1 pid={daemon.pid}"
+    world.fake.faults(f"{COPY_IN} hold times=1 async pid={daemon.pid}", refusal)
     worker.acquire("a", early=True)
     worker.work_on_segment("a", 3)
     worker.check("a")
     assert not worker.is_done()
-    world.go_on()
+    world.fake.faults(refusal)
     worker.result()  # whatever it is: the stream went on, and has not faulted
     for use in ("check", "wait_for", "release"):
         with pytest.raises(WorkerError, match="did not come in") as said:
             worker.start(use, "a").result()
         assert said.value.kind == "DeviceFailed"
+    world.go_on()
     worker.acquire("a")
     assert worker.arrive("a", 3) == digests[3]
     worker.release("a")
