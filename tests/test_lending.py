@@ -9,8 +9,8 @@ import pytest
 
 from swapd import lending, protocol
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.events import AnyEvent, CopyFailed, Lent, Reclaimed
-from swapd.device import DeviceError
+from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
+from swapd.device import DeviceError, DeviceLost
 from swapd.lending import Lender
 from swapd.protocol import Runs
 
@@ -187,6 +187,24 @@ async def test_memory_is_asked_back_until_it_is_there(
     assert [r.message for r in caplog.records].count(
         "workspace 9.1 is not back yet, and is asked for again: injected: reclaim"
     ) == 1
+
+
+async def test_what_a_lost_device_was_lent_is_asked_for_no_more(lender_of: LenderOf) -> None:
+    class Lost(Device):
+        def lend(self, runs: Runs) -> None:
+            raise DeviceLost("lost")
+
+        def reclaim(self, runs: Runs) -> None:
+            raise DeviceLost("lost")
+
+    lender, told = lender_of(Lost())
+    lender.reclaim(BACK)
+    assert await told.events.get() == DeviceDown(NOW, "lost")
+    assert await told.events.get() == Reclaimed(NOW, 5)
+    lender.lend(ORDER, {})
+    assert await told.events.get() == DeviceDown(NOW, "lost")
+    assert await told.events.get() == CopyFailed(NOW, 5, "lost")
+    assert lender.notes() == ()
 
 
 async def test_closing_in_the_middle_tells_nobody(lender_of: LenderOf) -> None:
