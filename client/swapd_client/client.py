@@ -210,8 +210,8 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
+        self.session.check()  # first: after a fork the keeper's lock may be held for good
         if kept := self._keeper.take((threading.get_ident(), names)):
-            self.session.check()
             if kept.work is not None:
                 self.session.taken_again(kept.work)
             return Lease(self, kept, names)
@@ -280,11 +280,11 @@ class Client:
         for private copies, it warns of the components whose tensors are nowhere any more.
         """
         session = self.session
-        with suppress(DaemonGone):  # then their last bytes are where they were
+        if not session.forked:  # else all of it is the parent's, locks that somebody held too
             self._keeper.close()
-        session.drain()
-        with suppress(DaemonGone):
-            self._take_back_mutable()
+            session.drain()
+            with suppress(DaemonGone):  # then their last bytes are where they were
+                self._take_back_mutable()
         session.close()
         self._factory.close()
 
@@ -353,9 +353,9 @@ class Client:
 
     def _give_back(self, granted: protocol.Granted, ack: bool = True) -> None:
         session = self.session
-        again = self._keeper.again(granted)
         if not session.give_back(granted):
             return
+        again = self._keeper.again(granted)
         release = protocol.Release(session.next_id(), granted.id, ack, again)
         with suppress(DaemonGone):
             if ack:

@@ -7,11 +7,13 @@ once if somebody waits for it, or if its agent asks the daemon for anything else
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
 from swapd.protocol import Granted
 from swapd.system import Alarm
+from swapd_client.errors import SwapdError
 from swapd_client.linger import LINGER_S, Held, Key, Linger
 
 
@@ -99,4 +101,5 @@ class Keeper:
     def _end(self, leases: Iterable[Held]) -> None:
         # under the lock, so that whoever asks next asks after it
         for held in leases:
-            self._give_back(held)
+            with suppress(SwapdError):  # the session has ended, and it with that: not released late
+                self._give_back(held)

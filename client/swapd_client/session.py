@@ -122,6 +122,11 @@ class Session:
             raise self._error
 
     @property
+    def forked(self) -> bool:
+        """Whether this is another process than the one that connected."""
+        return self._forked
+
+    @property
     def error(self) -> SwapdError | None:
         """Why the session ended, or None."""
         return self._error

@@ -1,9 +1,16 @@
 """The synchronous client in one process, against a real daemon."""
 
+import os
+import signal
 import threading
+
+import pytest
 
 import swapd_client
 from swapd import spawn
+from swapd.protocol import AnyReply, AnyRequest
+from swapd_client import Client, ForkedClient
+from swapd_client.channel import Channel
 
 
 def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
@@ -21,3 +28,42 @@ def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
             client.register(name, {"x": name.encode()})
             waiting.join()
             assert seen == [name.encode()]
+
+
+def forked(client: Client) -> int:
+    """What a child ends with that tries to use what it has not: 0 if it is told so."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(10)
+    try:
+        client.acquire("a")
+    except ForkedClient:
+        client.close()
+        os._exit(0)
+    os._exit(1)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here: for the lock under which a lease that lingered is given back."""
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": b"a"}, mutable=True)
+        giving, go_on = threading.Event(), threading.Event()
+        call = Channel.call
+
+        def held_up(self: Channel, request: AnyRequest, *rest: float | None) -> AnyReply:
+            if threading.current_thread().name == "swapd-keeper":
+                giving.set()
+                go_on.wait()
+            return call(self, request, *rest)
+
+        monkeypatch.setattr(Channel, "call", held_up)
+        while not client._keeper._linger:  # who comes back at once is trusted to do so again
+            client.acquire("a").release()
+        giving.wait()
+        try:
+            assert forked(client) == 0
+        finally:
+            go_on.set()

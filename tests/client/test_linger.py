@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from swapd.protocol import Granted
+from swapd_client.errors import SessionFenced
 from swapd_client.keeper import Keeper
 from swapd_client.linger import LINGER_S, Held, Linger
 
@@ -162,6 +163,19 @@ def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
     keeper.close()
     keeper.close()
     assert daemon.heard[-1] == LEASE.granted.id
+    assert not keeper.keep(KEY, LEASE)
+
+
+def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
+    def refuse(held: Held) -> None:
+        daemon.give_back(held)
+        raise SessionFenced("the daemon has ended this session")
+
+    with closing(Keeper(lambda: daemon.wanted, refuse)) as keeper:
+        for _ in range(2):
+            keep(keeper)
+            daemon.await_one()
+        keep(keeper)
     assert not keeper.keep(KEY, LEASE)
 
 
