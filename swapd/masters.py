@@ -153,7 +153,11 @@ class Masters:
         if master.pinning is not None:
             if not master.pinning.cancel():
                 wait([master.pinning])
-            self._device.unpin(master.address)
+            try:
+                self._device.unpin(master.address)
+            except DeviceError as exc:
+                log.error("a master stays mapped, for it cannot be unpinned: %s", exc)
+                master.address = 0
         if master.address:
             vm.free(master.address, _pages(master))
         master.fd.close()

@@ -17,6 +17,7 @@ import zmq.asyncio
 from swapd.protocol import (
     NOT_A_MESSAGE,
     TOKEN_BYTES,
+    VERSION,
     AnyReply,
     AnyRequest,
     Refused,
@@ -82,7 +83,7 @@ class Router:
             request = decode_request(payload)
         except NOT_A_MESSAGE as exc:
             log.warning("session %d sent garbage: %s", session, exc)
-            why = f"not a request of protocol 1: {exc}"
+            why = f"not a request of protocol {VERSION}: {exc}"
             self.reply(peer, Refused(_request_id(rest), "bad_request", why))
             return
         self._on_request(session, peer, request)

@@ -13,6 +13,7 @@ from swapd_client.channel import Channel, ChannelFactory
 from swapd_client.component import Component
 from swapd_client.endpoint import default_label, resolve
 from swapd_client.errors import (
+    AcquireTimeout,
     ComponentInUse,
     DaemonGone,
     DeviceFailed,
@@ -219,7 +220,9 @@ class Client:
         def ask(request: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
 
-        return Lease(self, self._acquire(ask, timeout), names)
+        granted = self._acquire(ask, timeout)
+        may_linger = self.session.may_linger(granted, names)
+        return Lease(self, Held(granted, may_linger=may_linger), names)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -237,7 +240,7 @@ class Client:
         def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
             return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
 
-        held = self._acquire(ask, timeout)
+        held = Held(self._acquire(ask, timeout))
         return Lease(self, held, (f"workspace of {size}",), workspace=True)
 
     def prefetch(self, *names: str) -> None:
@@ -319,7 +322,7 @@ class Client:
         self,
         ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
         timeout: float | None,
-    ) -> Held:
+    ) -> protocol.Granted:
         """Have `ask(id, agent)` granted, and what was granted mapped."""
         session = self.session
         session.check()
@@ -334,10 +337,12 @@ class Client:
             with suppress(SwapdError):
                 self._end(Held(granted), ack=False)
             raise
-        return Held(granted)
+        return granted
 
     def _release(self, held: Held, key: Key | None, *, same: bool) -> None:
-        if key and self.session.may_linger(held.granted) and self._keeper.keep(key, held):
+        session = self.session
+        may_linger = held.may_linger and session.error is None and not session.forked
+        if key and may_linger and self._keeper.keep(key, held):
             return
         self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
 
@@ -357,8 +362,9 @@ class Client:
             return
         again = self._keeper.again(granted)
         release = protocol.Release(session.next_id(), granted.id, ack, again)
-        with suppress(DaemonGone):
+        # it may be waited for under a lock: a daemon that is stopped must not hold us up for ever
+        with suppress(DaemonGone, AcquireTimeout):
             if ack:
-                self._channel().call(release)
+                self._channel().call(release, 0.0)
             else:
                 self._channel().send(release)

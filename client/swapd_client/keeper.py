@@ -42,13 +42,14 @@ class Keeper:
                 self._alarm.clear()
         if held.granted.waited_s or held.granted.loaded:  # so it was the first time
             granted = msgspec.structs.replace(held.granted, waited_s=0.0, loaded=False)
-            return Held(granted, held.streams, held.work)
+            return held._replace(granted=granted)
         return held
 
     def keep(self, key: Key, held: Held) -> bool:
         """Keep a lease that is given back; False if the daemon is to be told now."""
         with self._lock:
-            if self._closed or not self._wanted().isdisjoint(key[1]):
+            wanted = self._wanted()
+            if self._closed or (wanted and not wanted.isdisjoint(key[1])):
                 return False
             if not self._linger.keep(key, held, time.monotonic()):
                 return False

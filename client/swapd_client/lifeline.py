@@ -105,7 +105,7 @@ class Lifeline:
                 if not data:
                     break
                 on_message(protocol.decode_from_daemon(data), fds)
-        except (OSError, ValueError, msgspec.MsgspecError) as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it was: nobody hears any more
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # so that the daemon does not count on us
             on_end(exc)

@@ -19,6 +19,8 @@ from swapd.protocol import Granted
 LINGER_S = 0.002
 #: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
 WORK_S = 0.1
+#: A loop asks the daemon so often all the same: it may be stopping, or have better to do.
+UNTOLD_S = 1.0
 
 
 class Work(Protocol):
@@ -35,6 +37,8 @@ class Held(NamedTuple):
     streams: tuple[int, ...] = ()
     #: What was not done when it was given back.
     work: Work | None = None
+    #: Whether it may stay held for a moment after its release.
+    may_linger: bool = False
 
 
 #: The thread that took the lease, and what it asked for.
@@ -54,6 +58,8 @@ class Linger:
         self._returns: set[Key] = set()
         #: Handed out again, by the lease's id: how often.
         self._again: dict[int, int] = {}
+        #: Since when the daemon has not heard of a lease, by its id.
+        self._untold: dict[int, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._kept)
@@ -78,11 +84,14 @@ class Linger:
         self._gave.setdefault(key[0], {})[key[1]] = now + at_once
         if key not in self._returns or key in self._kept:
             return False
+        if now - self._untold.setdefault(held.granted.id, now) > UNTOLD_S:
+            return False
         self._kept[key] = held, now
         return True
 
     def again(self, granted: Granted) -> int:
         """How often a lease that now ends was handed out without a message."""
+        self._untold.pop(granted.id, None)
         return self._again.pop(granted.id, 0)
 
     def of(self, thread: int) -> list[Held]:

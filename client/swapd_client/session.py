@@ -139,12 +139,15 @@ class Session:
         """Call `listener` in the lifeline's thread when `wanted` grows. It must not block."""
         self._wanted_listeners.append(listener)
 
-    def may_linger(self, granted: protocol.Granted) -> bool:
+    def may_linger(self, granted: protocol.Granted, names: tuple[str, ...]) -> bool:
         """Whether a lease may stay held for a moment after its release, unseen by the daemon.
 
-        Not under strict isolation, where nothing may be touched from its release on; and not
-        while something it was granted early still comes in.
+        Asked when it is granted. Not under strict isolation, where nothing may be touched from
+        its release on; not if something it was granted early still comes in; and not of what
+        other sessions own, which may be gone or another when it is taken again.
         """
+        if len(granted.placements) != len(set(names)):
+            return False
         if self._error is not None or self.welcome.strict:
             return False
         self.check()
@@ -399,6 +402,8 @@ class Session:
                 give_back(granted)
             except SwapdError as exc:
                 log.warning("a lease ended late: %s", exc)
+            except Exception:  # its thread must live: others' leases end there too
+                log.exception("a lease could not be given back")
             finally:
                 self._has_ended(granted.id)
 

@@ -9,7 +9,7 @@ import pytest
 from swapd.protocol import Granted
 from swapd_client.errors import SessionFenced
 from swapd_client.keeper import Keeper
-from swapd_client.linger import LINGER_S, Held, Linger
+from swapd_client.linger import LINGER_S, UNTOLD_S, Held, Linger
 
 KEY = (1, ("a",))
 OTHER = (2, ("b",))
@@ -36,11 +36,21 @@ def test_nobody_is_trusted_before_they_came_back_at_once() -> None:
 
 def test_who_came_back_at_once_gets_the_same_lease_again() -> None:
     linger = trained()
-    for step in range(1, 4):
-        assert linger.keep(KEY, LEASE, float(step))
+    for step in (0.1, 0.2, 0.3):
+        assert linger.keep(KEY, LEASE, step)
         assert linger.take(KEY, step + SOON) is LEASE
     assert linger.again(LEASE.granted) == 3
     assert linger.again(LEASE.granted) == 0
+
+
+def test_a_loop_tells_the_daemon_now_and_then_all_the_same() -> None:
+    linger = trained()
+    assert linger.keep(KEY, LEASE, 1.0)
+    assert linger.take(KEY, 1.0 + SOON) is LEASE
+    assert not linger.keep(KEY, LEASE, 1.1 + UNTOLD_S)
+    assert linger.again(LEASE.granted) == 1
+    assert linger.take(KEY, 1.1 + UNTOLD_S) is None
+    assert linger.keep(KEY, LEASE, 1.2 + UNTOLD_S), "still trusted, and a lease from anew"
 
 
 def test_what_lingered_in_vain_is_due_and_trusted_no_more() -> None:
