@@ -9,7 +9,7 @@ import pytest
 from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 
 LOST = "cuda:0 is lost: CUDA_ERROR_LAUNCH_FAILED (719)"
-TODO = "until swapd is restarted"
+ADVICE = "until swapd is restarted"
 
 #: The copy is taken, and found to have failed when it is waited for; or is not taken.
 FAULTS = ["cuMemcpyHtoDAsync 719 times=1 async", "cuMemcpyHtoDAsync 719 times=1 sticky"]
@@ -29,13 +29,13 @@ def lose(world: World, daemon: Daemon, worker: Worker, name: str, fault: str = F
     assert said.kind == "DeviceFailed"
     assert LOST in said.message
     assert "it is still in host memory" in said.message
-    assert TODO in said.message
+    assert ADVICE in said.message
 
 
 def says_it_is_lost(daemon: Daemon) -> bool:
     (note,) = daemon.status().notes
     assert daemon.log.count(note) == 1, "said once, in the same words"
-    return note.startswith(LOST) and TODO in note
+    return note.startswith(LOST) and ADVICE in note
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -145,7 +145,7 @@ def test_waits_for_what_was_to_come_in_early_end(world: World) -> None:
     said = failure(worker, "wait_for", "a", 3)
     assert said.kind == "DeviceFailed"
     assert "CUDA_ERROR_LAUNCH_TIMEOUT (702)" in said.message
-    assert TODO in said.message
+    assert ADVICE in said.message
 
 
 def test_what_was_half_saved_under_another_is_put_together_by_its_worker(world: World) -> None:
