@@ -40,8 +40,6 @@ class Range:
         self._shown = False
         self._private = False
         self.generation = 0
-        #: The newest generation that was taken away.
-        self._revoked = 0
         #: The chunks of this generation, while they have the latest bytes; else the master has.
         self._latest: Runs | None = None
 
@@ -63,8 +61,6 @@ class Range:
         with self._lock:
             if self._shown and generation == self.generation:
                 return
-            if generation <= self._revoked:
-                return  # taken away before it was seen: it never came in
             self.generation = generation
             self._latest = runs
             self._put(runs)
@@ -82,9 +78,7 @@ class Range:
                 self._runs = ()
 
     def revoke(self, generation: int | None = None) -> None:
-        """As `hide`: what is on the shelf stands in nobody's way. Nor is it shown again."""
-        with self._lock:
-            self._revoked = max(self._revoked, generation or 0)
+        """As `hide`: what is on the shelf stands in nobody's way."""
         self.hide(generation)
 
     def drop(self, numbers: tuple[int, ...]) -> None:

@@ -45,8 +45,6 @@ class GpuRange:
         self._shown = False
         self._private = False
         self.generation = 0
-        #: The newest generation that was taken away.
-        self._revoked = 0
         #: The chunks of this generation, while they have the latest bytes; else the master has.
         self._latest: tuple[int, ...] | None = None
         #: Memory set aside for `make_private`: handle, and size.
@@ -76,8 +74,6 @@ class GpuRange:
         chunks = _numbers(runs)
         handles = self._card.imports(chunks, writable=self._writable)
         with self._lock:
-            if generation <= self._revoked:
-                return  # taken away before it was seen: it never came in
             self._put(chunks, handles, writable=self._writable)
             self.generation = generation
             self._latest = chunks
@@ -98,7 +94,6 @@ class GpuRange:
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`; and the chunks are others' to use, or to lend away."""
         with self._lock:
-            self._revoked = max(self._revoked, generation or 0)
             if self._private or self._is_newer_than(generation):
                 return
             with self._unless_lost():
