@@ -24,8 +24,8 @@ class Decode(msgspec.Struct, frozen=True):
     release_s: float
     step_s: float
     steps: int
-    #: Uses that the daemon was told one by one.
-    messages: int
+    #: Uses that the daemon has counted, warm-up included: none goes untold for good.
+    uses: int
 
 
 def measure(device: str = "host") -> Decode:
@@ -47,8 +47,9 @@ def measure(device: str = "host") -> Decode:
                 lease.release()
                 releases.append(time.perf_counter() - stepped)
                 acquires.append(acquired - started)
-            messages = observer.status().hits - hits
+            client.status()  # before it asks for anything else it says what it used
+            uses = observer.status().hits - hits
     acquire_s = statistics.median(acquires[WARM_UP:])
     release_s = statistics.median(releases[WARM_UP:])
     share = (acquire_s + release_s) / STEP_S
-    return Decode(share, acquire_s, release_s, STEP_S, STEPS, messages)
+    return Decode(share, acquire_s, release_s, STEP_S, STEPS, uses)
