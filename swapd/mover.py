@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from swapd.core.actions import CopyIn, CopyOut
 from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed, DeviceDown
 from swapd.device import Device, DeviceError, DeviceLost
+from swapd.device.pieces import numbers
 
 log = logging.getLogger("swapd.mover")
 
@@ -144,8 +145,7 @@ class _Save:
     _failed: bool = False
 
     def __post_init__(self) -> None:
-        numbers = [first + i for first, n in self.order.runs for i in range(n)]
-        self._place = {chunk: i for i, chunk in enumerate(numbers)}
+        self._place = {chunk: i for i, chunk in enumerate(numbers(self.order.runs))}
 
     def run(self, device: Device) -> None:
         try:

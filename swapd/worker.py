@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from swapd import protocol
 from swapd.board import Boards
 from swapd.device import Device
+from swapd.device.pieces import numbers
 from swapd.fds import FDS_MAX, OwnedFd
 from swapd.lifeline import Lifeline
 from swapd.protocol import Runs
@@ -74,13 +75,13 @@ class Worker:
 def files_of(runs: Runs, device: Device) -> list[int]:
     """The files that `runs` lie on, in order."""
     per_file = device.chunks_per_file
-    return list(dict.fromkeys(c // per_file for first, n in runs for c in range(first, first + n)))
+    return list(dict.fromkeys(chunk // per_file for chunk in numbers(runs)))
 
 
 def whole_files(runs: Runs, device: Device) -> list[int]:
     """The files all of whose chunks are in `runs`."""
     per_file = device.chunks_per_file
-    chunks = {c for first, n in runs for c in range(first, first + n)}
+    chunks = set(numbers(runs))
     return [
         f
         for f in files_of(runs, device)

@@ -115,8 +115,7 @@ class Lease(HeldLease):
         if self._held:
             held, problem = self._end()
             same = self._thread == threading.get_ident()
-            key = (self._thread, self.names) if same and not self._workspace else None
-            self._client._release(held, key, same=same)
+            self._client._release(held, (self._thread, self.names), same=same)
             if problem is not None:
                 raise problem
 
@@ -339,10 +338,10 @@ class Client:
             raise
         return granted
 
-    def _release(self, held: Held, key: Key | None, *, same: bool) -> None:
+    def _release(self, held: Held, key: Key, *, same: bool) -> None:
         session = self.session
         may_linger = held.may_linger and session.error is None and not session.forked
-        if key and may_linger and self._keeper.keep(key, held):
+        if same and may_linger and self._keeper.keep(key, held):
             return
         self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
 

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
+from swapd.units import size
 
 #: may_write(chunk) blocks until the chunk may be written to; DeviceError: it never will be.
 MayWrite = Callable[[int], None]
@@ -27,6 +28,9 @@ class ProcessUse(NamedTuple):
     pid: int
     name: str
     nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (process {self.pid}) has {size(self.nbytes)}"
 
 
 class MemoryUse(NamedTuple):

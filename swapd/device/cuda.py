@@ -197,8 +197,7 @@ def _shares(processes: tuple[ProcessUse, ...]) -> str:
     """Who has how much, for the end of a sentence."""
     if not processes:
         return "NVML names no other process that uses it"
-    named = (f"{use.name} (process {use.pid}) has {size(use.nbytes)}" for use in processes)
-    return ", ".join(named)
+    return ", ".join(map(str, processes))
 
 
 def _allow_descriptors(chunks: int) -> None:

@@ -141,6 +141,11 @@ def device_names(api: Any) -> list[str]:
     ]
 
 
+def uuid_of(api: Any, device: Any) -> str:
+    """The name a GPU has in every process, as nvidia-smi shows it: "GPU-..."."""
+    return f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
+
+
 class Driver:
     """One GPU, through its primary context, which it keeps until `close`.
 
@@ -168,7 +173,7 @@ class Driver:
         self.product = names[index]
         self.device = self.call(api.cuDeviceGet, index)
         #: "GPU-..." as nvidia-smi shows it, the same in every process.
-        self.uuid = f"GPU-{uuid.UUID(bytes=self.call(api.cuDeviceGetUuid, self.device).bytes)}"
+        self.uuid = uuid_of(api, self.device)
         self._context = self.call(api.cuDevicePrimaryCtxRetain, self.device)
 
     @classmethod
@@ -180,8 +185,7 @@ class Driver:
         api = load()
         for index in range(checked(api, api.cuDeviceGetCount)):
             device = checked(api, api.cuDeviceGet, index)
-            found = uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)
-            if wanted == f"GPU-{found}":
+            if wanted == uuid_of(api, device):
                 return cls(index)
         raise DeviceError(
             f"this process does not see the GPU {wanted}; is CUDA_VISIBLE_DEVICES set?"

@@ -1,13 +1,12 @@
 """What the GPUs of this machine offer to swapd. Asks the driver; makes no context on a GPU."""
 
 import resource
-import uuid
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from swapd.device import DeviceError
-from swapd.device.driver import checked, device_names, load
+from swapd.device.driver import checked, device_names, load, uuid_of
 from swapd.device.nvml import Nvml
 from swapd.doctor.check import Check
 from swapd.doctor.host import package
@@ -57,11 +56,8 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
     if missing:
         advice = "WSL, some vGPUs and some sandboxes lack it; use --device host"
         return [Check(name, "warn", f"{found}, without {' and '.join(missing)}", advice)]
-    identity = f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
-    with closing(Nvml(identity)) as nvml:
-        used = ", ".join(
-            f"{use.name} (process {use.pid}) has {size(use.nbytes)}" for use in nvml.processes()
-        )
+    with closing(Nvml(uuid_of(api, device))) as nvml:
+        used = ", ".join(map(str, nvml.processes()))
         notes = nvml.notes(mps=bool(_attribute(api, device, "MPS_ENABLED")))
     advice = f"swapd serve --device {name} --budget ...; {MEASURED}"
     checks = [Check(name, "ok", f"{found}; {used or 'nobody uses it'}", advice)]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from swapd.device import vm
 from swapd.device.driver import Access
+from swapd.device.pieces import numbers
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
 from swapd_client.errors import DeviceFailed
@@ -71,7 +72,7 @@ class GpuRange:
         """
         if self.is_shown(generation):
             return
-        chunks = _numbers(runs)
+        chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
         with self._lock:
             self._put(chunks, handles, writable=self._writable)
@@ -205,7 +206,3 @@ class GpuRange:
             if not self._card.lost:
                 raise
             self._card.complain(exc)
-
-
-def _numbers(runs: Runs) -> tuple[int, ...]:
-    return tuple(chunk for first, n in runs for chunk in range(first, first + n))
