@@ -35,7 +35,7 @@ SECTIONS = (
     Section("probe", "copies", "Copies", 45, CUDA),
     Section("probe", "flags", "Waiting for a word in memory", 30, CUDA),
     Section("probe", "processes", "One chunk in several processes", 60, CUDA),
-    Section("probe", "faults", "Faults of one process", 60, (*CUDA, "torch")),
+    Section("probe", "faults", "Faults of one process", 60, TORCH),
 )
 
 

@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from benchmarks.gpu_check.settings import Settings
 from swapd.device.driver import Driver
-from swapd_client import Client, Component, Lease
-
-_KEPT: list[object] = []
+from swapd_client import Client, Component, Lease, dlpack
 
 
 def device_of(settings: Settings) -> torch.device:
@@ -70,39 +67,10 @@ class StreamWaits:
             self._driver.finish(self._stream)
 
 
-class _Managed(ctypes.Structure):
-    """DLManagedTensor, its nested structs flattened."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int),
-        ("device_id", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
-_CUDA, _CPU, _UINT = 2, 1, 1
-_NAME = b"dltensor"
-
-
 def bytes_at(address: int, nbytes: int, settings: Settings) -> torch.Tensor:
     """A tensor of bytes over a range that need not be mapped. It is never freed."""
-    shape, strides = (ctypes.c_int64 * 1)(nbytes), (ctypes.c_int64 * 1)(1)
-    where = (_CPU, 0) if settings.stub else (_CUDA, settings.index)
-    managed = _Managed(address, *where, 1, _UINT, 8, 1, shape, strides, 0, None, None)
-    _KEPT.append((managed, shape, strides))
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype = ctypes.py_object
-    new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return from_dlpack(new(ctypes.addressof(managed), _NAME, None))
+    target = dlpack.HOST if settings.stub else dlpack.gpu(settings.index)
+    return dlpack.bytes_at(address, nbytes, target)
 
 
 # --- models ------------------------------------------------------------------------------
