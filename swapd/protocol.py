@@ -78,6 +78,7 @@ class Register(Request, frozen=True, tag="register"):
     group: str | None = None
     mutable: bool = False
     segments: tuple[int, ...] = ()  # where each ends, bytes, ascending; () is one segment
+    part_of: str = ""  # a name that stands for all its parts; no component has it
 
 
 class Commit(Request, frozen=True, tag="commit"):

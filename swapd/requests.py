@@ -24,7 +24,8 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
         case protocol.Prefetch():
             return _names(request.names)
         case protocol.Register():
-            return _names((request.name,)) or _size(request.nbytes, request.segments)
+            names = (request.name, request.part_of) if request.part_of else (request.name,)
+            return _names(names) or _size(request.nbytes, request.segments)
         case protocol.Commit() | protocol.Unregister():
             return _names((request.name,))
         case _:
@@ -93,6 +94,7 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.group,
                 request.mutable,
                 request.segments,
+                request.part_of,
             )
         case protocol.Commit():
             return events.Commit(now, session, request.id, request.name)

@@ -146,6 +146,7 @@ class AsyncClient:
         group: str | None = None,
         mutable: bool = False,
         segments: Segments = (),
+        part_of: str = "",
     ) -> Component:
         """As `Client.register`; the copy runs in a thread."""
         session = self.session
@@ -153,7 +154,7 @@ class AsyncClient:
         part = prepare() if session.gpu is None else await _in_thread(prepare)
         registered = False
         try:
-            await self._call(session.register_request(part, policy, group))
+            await self._call(session.register_request(part, policy, group, part_of))
             registered = True
             await _in_thread(session.fill, part)
             await self._call(protocol.Commit(session.next_id(), name))

@@ -154,6 +154,7 @@ class Client:
         group: str | None = None,
         mutable: bool = False,
         segments: Segments = (),
+        part_of: str = "",
     ) -> Component:
         """Move a component's weights into swapd, and leave the tensors where they are used.
 
@@ -169,6 +170,9 @@ class Client:
         which they are needed: `lease.wait(i)` waits for the first i + 1. What no list names is
         in the first.
 
+        `part_of` names a family, which then stands for all its parts: they may be on the device
+        together though they are of one alternating group.
+
         On a GPU the tensors may be there or on the CPU, and are there afterwards; a module's
         buffers go there too, and stay private. The memory they had is the driver's again.
 
@@ -179,7 +183,7 @@ class Client:
         part = session.prepare(name, source, mutable=mutable, segments=segments)
         registered = False
         try:
-            self._call(session.register_request(part, policy, group))
+            self._call(session.register_request(part, policy, group, part_of))
             registered = True
             session.fill(part)
             self._call(protocol.Commit(session.next_id(), name))

@@ -192,7 +192,7 @@ class Session:
         return Range(nbytes, self.welcome.chunk_bytes, self._files, writable=writable)
 
     def register_request(
-        self, part: Component, policy: protocol.Policy, group: str | None
+        self, part: Component, policy: protocol.Policy, group: str | None, part_of: str = ""
     ) -> protocol.Register:
         return protocol.Register(
             self.next_id(),
@@ -203,6 +203,7 @@ class Session:
             group,
             part.mutable,
             part._layout.segments if part.segments > 1 else (),
+            part_of,
         )
 
     def fill(self, part: Component) -> None:

@@ -274,8 +274,8 @@ class Admission:
         return ("device_failed", explain.cannot_come_in(self._ledger, absent)) if absent else None
 
     def _never_fits(self, asked: list[Component]) -> tuple[Code, str] | None:
-        groups = [c.group for c in asked if c.group is not None]
-        if len(set(groups)) < len(groups):
+        sides = {(c.group, c.part_of or c.name) for c in asked if c.group is not None}
+        if len({group for group, _ in sides}) < len(sides):
             return "conflict", explain.conflict(asked)
         chunks = sum(c.chunks for c in asked)
         fixed = self._ledger.fixed_chunks({c.name for c in asked})

@@ -1,6 +1,7 @@
 """The self-check: does the state of a core contradict itself? For tests and after a fault."""
 
 from collections import Counter
+from itertools import combinations
 
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
@@ -20,6 +21,7 @@ def check(core: Residency) -> None:
     _check_totals(core.ledger)
     _check_waiters(core)
     _check_groups(core.ledger)
+    _check_families(core.ledger)
 
 
 def _check_chunks(ledger: Ledger) -> None:
@@ -107,8 +109,15 @@ def _check_waiters(core: Residency) -> None:
 
 
 def _check_groups(ledger: Ledger) -> None:
-    seen: dict[str, Component] = {}
-    for c in ledger.components.values():
-        if c.group is not None and c.on_device:
-            assert c.group not in seen, f"{c} and {seen[c.group]} exclude each other"
-            seen[c.group] = c
+    members = [c for c in ledger.components.values() if c.group is not None and c.on_device]
+    for a, b in combinations(members, 2):
+        assert not a.excludes(b), f"{a} and {b} exclude each other"
+
+
+def _check_families(ledger: Ledger) -> None:
+    parts = {c.name: c for family in ledger.families.values() for c in family.values()}
+    assert parts == {c.name: c for c in ledger.components.values() if c.part_of}
+    assert not ledger.families.keys() & ledger.components.keys(), "two meanings of a name"
+    for name, family in ledger.families.items():
+        assert {c.part_of for c in family.values()} == {name}, f"{family} are not of {name}"
+        assert len({c.session for c in family.values()}) == 1, f"{name} has several owners"

@@ -40,6 +40,7 @@ class Register(Event, frozen=True, tag="register"):
     group: str | None = None
     mutable: bool = False
     segments: tuple[int, ...] = ()  # not looked at: for who tells the worker what has arrived
+    part_of: str = ""  # the family that it is a part of
 
 
 class MasterMade(Event, frozen=True, tag="master_made"):

@@ -69,6 +69,18 @@ def duplicate(ledger: Ledger, other: Component) -> str:
     )
 
 
+def is_family(ledger: Ledger, name: str, parts: Iterable[Component]) -> str:
+    owner = next(iter(parts)).session
+    return (
+        f"{name!r} stands for parts that {who(ledger, owner)} has registered; "
+        "unregister them there, or choose another name"
+    )
+
+
+def part_of_itself(name: str) -> str:
+    return f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
+
+
 def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> str:
     names = " + ".join(map(called, asked))
     instead = "ask for less" if any(c.workspace for c in asked) else _SMALLER
@@ -169,7 +181,8 @@ def conflict(asked: Iterable[Component]) -> str:
     names = " and ".join(f"{c.name} (group {c.group})" for c in asked if c.group is not None)
     return (
         f"{names} exclude each other: members of one alternating group are never on the "
-        "device together. Acquire them one after the other, or register them in other groups"
+        "device together. Acquire them one after the other, register them in other groups, or with "
+        "one part_of"
     )
 
 

@@ -75,6 +75,8 @@ class Ledger:
         self.quarantined: dict[int, list[Runs]] = {}
         #: Components that have a master, by uid; kept until DropMaster is ordered.
         self.masters: dict[int, Component] = {}
+        #: The parts of each family, in order of registration: its name is no component's.
+        self.families: dict[str, dict[str, Component]] = {}
         #: Alternating components by group.
         self.groups: dict[str, dict[str, Component]] = {}
         #: Components kept for who waits, and the holders that were told so.
@@ -120,13 +122,13 @@ class Ledger:
         return c.state is not State.FILLING and not c.unregistering
 
     def rivals(self, asked: list[Component]) -> list[Component]:
-        """The other members of its alternating groups that are on the device."""
-        rivals: list[Component] = []
+        """The members of its alternating groups that are on the device and exclude it."""
+        rivals: dict[str, Component] = {}  # several of one family have the same ones
         for c in asked:
             if c.group is not None:
                 mates = self.groups[c.group].values()
-                rivals += [m for m in mates if m is not c and m.on_device]
-        return rivals
+                rivals.update((m.name, m) for m in mates if m.on_device and c.excludes(m))
+        return list(rivals.values())
 
     def fixed_chunks(self, but: AbstractSet[str]) -> int:
         """Chunks that will not come free: `resident` components that are in, quarantine."""
@@ -150,8 +152,11 @@ class Ledger:
             asked.policy,
             asked.group,
             asked.mutable,
+            part_of=asked.part_of,
         )
         self.components[c.name] = c
+        if c.part_of:
+            self.families.setdefault(c.part_of, {})[c.name] = c
         self.sessions[c.session].owns[c.name] = None
         self.masters[c.uid] = c
         c.answer = asked.request
@@ -186,10 +191,8 @@ class Ledger:
             del self.prefetches[c.name]
             self.replan = True  # others may have been held back for it
         self.unwant(c.name)
-        if c.group is not None and (mates := self.groups.get(c.group)):
-            mates.pop(c.name, None)
-            if not mates:
-                del self.groups[c.group]
+        _leave(self.groups, c.group, c)
+        _leave(self.families, c.part_of, c)
 
     def strand(self, c: Component, alive: bool) -> None:
         """The owner is gone: free what can be freed now, the rest when its copy ends."""
@@ -513,3 +516,11 @@ class Ledger:
         self.replan = True
         if self.is_current(c) and not c.promised:
             self.remove(c)
+
+
+def _leave(known: dict[str, dict[str, Component]], name: str | None, c: Component) -> None:
+    """`c` is no longer one of those that are known by `name`, if it was."""
+    if name and (members := known.get(name)):
+        members.pop(c.name, None)
+        if not members:
+            del known[name]

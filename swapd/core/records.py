@@ -43,6 +43,8 @@ class Component:
     group: str | None
     mutable: bool
     workspace: bool = False
+    #: The family that it is a part of, or "".
+    part_of: str = ""
 
     state: State = State.FILLING
     #: Counts residencies over the life of the core; 0 before the first.
@@ -87,6 +89,13 @@ class Component:
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.state} gen={self.generation} leases={len(self.leases)}>"
+
+    def excludes(self, other: "Component") -> bool:
+        """Whether the two are never on the device together: of one alternating group, but parts
+        of one family belong together."""
+        if other is self or self.group is None or self.group != other.group:
+            return False
+        return not self.part_of or self.part_of != other.part_of
 
     @property
     def on_device(self) -> bool:

@@ -121,8 +121,8 @@ class Residency:
             return "bad_request", explain.RESERVED
         if self.stopping:
             return "stopping", explain.STOPPING
-        if other := ledger.components.get(event.name):
-            return "duplicate_name", explain.duplicate(ledger, other)
+        if problem := self._misnamed(event):
+            return problem
         if (event.policy == "alternating") != (event.group is not None):
             return "bad_request", explain.GROUP
         fixed = sum(c.chunks for c in ledger.components.values() if c.policy == "resident")
@@ -130,6 +130,26 @@ class Residency:
             fixed = 0
         if chunks + fixed > ledger.pool.total:
             return "too_large", explain.too_large(ledger, event.name, chunks, fixed)
+        return None
+
+    def _misnamed(self, event: Register) -> tuple[Code, str] | None:
+        """A name is one component's, or one family's, which belongs to one session."""
+        ledger = self.ledger
+        if other := ledger.components.get(event.name):
+            return "duplicate_name", explain.duplicate(ledger, other)
+        if parts := ledger.families.get(event.name):
+            return "duplicate_name", explain.is_family(ledger, event.name, parts.values())
+        if not event.part_of:
+            return None
+        if event.part_of.startswith(WORKSPACE):
+            return "bad_request", explain.RESERVED
+        if event.part_of == event.name:
+            return "bad_request", explain.part_of_itself(event.name)
+        if other := ledger.components.get(event.part_of):
+            return "duplicate_name", explain.duplicate(ledger, other)
+        parts = ledger.families.get(event.part_of, {})
+        if any(c.session != event.session for c in parts.values()):
+            return "duplicate_name", explain.is_family(ledger, event.part_of, parts.values())
         return None
 
     def _on_master_made(self, event: MasterMade) -> None:

@@ -15,19 +15,21 @@ from tests.core.world import World
 
 T = TypeVar("T")
 
-#: Names, with size, policy and group; a few are registered as mutable at times.
-KINDS: dict[str, tuple[int, Policy, str | None]] = {
-    "a": (2, "lru", None),
-    "b": (3, "lru", None),
-    "c": (5, "lru", None),
-    "d": (8, "lru", None),
-    "r": (2, "resident", None),
-    "s": (3, "sequential", None),
-    "t": (4, "sequential", None),
-    "x": (2, "alternating", "g"),
-    "y": (6, "alternating", "g"),
-    "z": (3, "alternating", "h"),
-    "nil": (0, "lru", None),
+#: Names, with size, policy, group and family; a few are registered as mutable at times.
+KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
+    "a": (2, "lru", None, ""),
+    "b": (3, "lru", None, ""),
+    "c": (5, "lru", None, ""),
+    "d": (8, "lru", None, ""),
+    "r": (2, "resident", None, ""),
+    "s": (3, "sequential", None, ""),
+    "t": (4, "sequential", None, ""),
+    "x": (2, "alternating", "g", ""),
+    "y": (6, "alternating", "g", ""),
+    "z": (3, "alternating", "h", ""),
+    "nil": (0, "lru", None, ""),
+    "e/1": (2, "alternating", "g", "e"),
+    "e/2": (3, "alternating", "g", "e"),
 }
 
 
@@ -78,9 +80,9 @@ def register(w: World, choose: Choices) -> bool:
     if not w.sessions:
         return False
     session, name = choose.pick(sorted(w.sessions)), choose.pick(list(KINDS))
-    nbytes, policy, group = KINDS[name]
+    nbytes, policy, group, part_of = KINDS[name]
     mutable = choose.chance(w.mutable_one_in)
-    made = w.ask_register(session, name, nbytes, policy, group, mutable)
+    made = w.ask_register(session, name, nbytes, policy, group, mutable, part_of)
     if made not in w.answers and not choose.chance(5):
         w.make_master(max(w.making))
         w.commit(session, name)

@@ -23,7 +23,7 @@ from swapd.core import (
     queue,
     residency,
 )
-from tests.core import test_residency
+from tests.core import test_families, test_residency
 from tests.core.driver import BOTH_WAYS, drive
 from tests.core.test_residency import Make
 from tests.core.world import World
@@ -157,7 +157,7 @@ BUGS = [
     Bug(
         "rivals asked at once wait forever",
         admission,
-        "        if len(set(groups)) < len(groups):\n",
+        "        if len({group for group, _ in sides}) < len(sides):\n",
         "        if False:\n",
     ),
     Bug(
@@ -536,6 +536,36 @@ BUGS = [
         "            pass\n",
     ),
     Bug(
+        "a family has several owners",
+        residency,
+        "        if any(c.session != event.session for c in parts.values()):",
+        "        if False:",
+    ),
+    Bug(
+        "parts of one family exclude each other",
+        ledger,
+        "if m.on_device and c.excludes(m))",
+        "if m.on_device and m is not c)",
+    ),
+    Bug(
+        "parts of one family cannot be asked for at once",
+        admission,
+        "(c.group, c.part_of or c.name)",
+        "(c.group, c.name)",
+    ),
+    Bug(
+        "a rival of two that are asked for is evicted twice",
+        ledger,
+        "        return list(rivals.values())\n",
+        "        return [r for c in asked for r in rivals.values() if c.excludes(r)]\n",
+    ),
+    Bug(
+        "a family is there when its parts are gone",
+        ledger,
+        "        _leave(self.families, c.part_of, c)\n",
+        "",
+    ),
+    Bug(
         "patience has no end",
         queue,
         "        return oldest if now >= oldest.arrived + self._patience_s else self._queued[0]\n",
@@ -563,7 +593,8 @@ BUGS = [
 
 SCENARIOS: list[Callable[[Make], None]] = [
     function
-    for name, function in vars(test_residency).items()
+    for tests in (test_residency, test_families)
+    for name, function in vars(tests).items()
     if name.startswith("test_") and list(inspect.signature(function).parameters) == ["make"]
 ]
 

@@ -202,6 +202,19 @@ def test_a_load_whose_waiter_is_cancelled_ends_idle(make: Make) -> None:
     assert "a" in w.ledger.idle
 
 
+def test_what_was_kept_for_a_cancelled_waiter_may_be_evicted(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for name in ("a", "b", "c"):
+        w.register(s, name, 5)
+    w.touch(s, "a")
+    key = w.acquire(s, "a", "b")  # a is in, and kept until b is
+    w.cancel(key)
+    w.settle()
+    w.touch(s, "c")
+    assert w.evictions() == ["a"]
+
+
 def test_cancelling_what_was_granted_releases_it(make: Make) -> None:
     w = make(10)
     s = w.open()

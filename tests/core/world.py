@@ -159,9 +159,10 @@ class World:
         policy: Policy = "lru",
         group: str | None = None,
         mutable: bool = False,
+        part_of: str = "",
     ) -> str:
         """Register and commit, with all that comes between."""
-        made = self.ask_register(session, name, nbytes, policy, group, mutable)
+        made = self.ask_register(session, name, nbytes, policy, group, mutable, part_of)
         self.make_masters()
         assert isinstance(self.answers[made], Accept), self.answers[made]
         committed = self.commit(session, name)
@@ -177,13 +178,14 @@ class World:
         policy: Policy = "lru",
         group: str | None = None,
         mutable: bool = False,
+        part_of: str = "",
     ) -> Key:
         key = self._key(session)
         if name not in self.owner:
             self.mutable.discard(name)
             if mutable:
                 self.mutable.add(name)
-        self.send(Register(self.now, *key, name, nbytes, policy, group, mutable))
+        self.send(Register(self.now, *key, name, nbytes, policy, group, mutable, (), part_of))
         return key
 
     def commit(self, session: int, name: str) -> Key:
