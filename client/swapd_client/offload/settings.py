@@ -1,0 +1,309 @@
+"""The offloading settings that users of vLLM and vLLM-Omni know, under their names.
+
+They come from keyword arguments, a stage file in YAML, or the command line, and become one
+frozen `OffloadSettings`. Lives here: names, meanings, defaults, and what contradicts what.
+May not live here: what is done about them, torch.
+
+Three switches say how a model's components share the device; each excludes the first:
+
+- `cpu_offload_enabled`: the components `cpu_offload_components` are lent one at a time, as
+  `cpu_offload_strategy` says.
+- `enable_cpu_offload`: DiTs and encoders exclude each other, the VAE stays.
+- `enable_layerwise_offload`: DiTs are streamed block by block. Wins over `enable_cpu_offload`,
+  with a warning, if both are set.
+
+`cpu_offload_gb` is a switch of its own, and goes with each of them. `cpu_offload_components`
+narrows whichever is on. Without a switch nothing is offloaded, whatever else is set.
+"""
+
+import argparse
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from swapd_client.errors import SwapdError
+
+Strategy = Literal["alternating", "sequential"]
+Mode = Literal["off", "alternating", "sequential", "model", "layerwise", "partial"]
+
+
+class InvalidSettings(SwapdError, ValueError):
+    """A setting is unknown or makes no sense; the message names it, and where it stands."""
+
+
+class SettingsWarning(UserWarning):
+    """Settings that are accepted, but do less than they say."""
+
+
+class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user wants offloaded, and how. Nothing, by default."""
+
+    cpu_offload_enabled: Annotated[
+        bool, Meta(description="Lend the model's components by swapd instead of keeping them in")
+    ] = False
+    cpu_offload_components: Annotated[
+        tuple[str, ...] | None,
+        Meta(description="Which: names or patterns, as in thinker,visual.*; default: all found"),
+    ] = None
+    cpu_offload_strategy: Annotated[
+        Strategy,
+        Meta(
+            description="alternating: one in, the others out, and it stays; "
+            "sequential: loaded on demand, dropped after use"
+        ),
+    ] = "alternating"
+    cpu_offload_pin_memory: Annotated[
+        bool,
+        Meta(description="Host copies are pinned, by the daemon: its --pin-limit says how much"),
+    ] = True
+    enable_cpu_offload: Annotated[
+        bool, Meta(description="DiTs and encoders exclude each other on the device, the VAE stays")
+    ] = False
+    enable_layerwise_offload: Annotated[
+        bool,
+        Meta(description="Stream DiTs block by block; wins over enable_cpu_offload"),
+    ] = False
+    cpu_offload_gb: Annotated[
+        float, Meta(description="GiB of a component's weights that stay on the host", ge=0)
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises: InvalidSettings for settings that contradict each other."""
+        if self.cpu_offload_components is not None and not self.cpu_offload_components:
+            raise InvalidSettings(
+                "cpu_offload_components names nothing; leave it out to offload all that is found"
+            )
+        if not isfinite(self.cpu_offload_gb):
+            raise InvalidSettings(f"cpu_offload_gb: {self.cpu_offload_gb} is no size")
+        other = "enable_layerwise_offload" if self.enable_layerwise_offload else None
+        other = other or ("enable_cpu_offload" if self.enable_cpu_offload else None)
+        if other and self.cpu_offload_enabled:
+            raise InvalidSettings(
+                f"cpu_offload_enabled and {other} each say how components share the device; "
+                "set one of them"
+            )
+        if other and self.cpu_offload_strategy != "alternating":
+            raise InvalidSettings(
+                f"cpu_offload_strategy goes with cpu_offload_enabled; {other} has its own"
+            )
+        self._warn()
+
+    def _warn(self) -> None:
+        if self.enable_cpu_offload and self.enable_layerwise_offload:
+            _warn("enable_layerwise_offload is set too, so enable_cpu_offload is ignored")
+        if not self.cpu_offload_pin_memory:
+            _warn(
+                "cpu_offload_pin_memory=False changes nothing here: host copies belong to the "
+                "daemon, which pins them; to pin fewer, or none, start it with --pin-limit"
+            )
+
+    @property
+    def mode(self) -> Mode:
+        """What the switches come to. "partial" is `cpu_offload_gb` alone."""
+        if self.enable_layerwise_offload:
+            return "layerwise"
+        if self.enable_cpu_offload:
+            return "model"
+        if self.cpu_offload_enabled:
+            return self.cpu_offload_strategy
+        return "partial" if self.cpu_offload_gb else "off"
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """`cpu_offload_gb` in bytes."""
+        return int(self.cpu_offload_gb * (1 << 30))
+
+
+#: The settings' names.
+NAMES = OffloadSettings.__struct_fields__
+_KINDS = get_type_hints(OffloadSettings, include_extras=True)
+#: What some were called before.
+_FORMER = {"dit_cpu_offload": "enable_cpu_offload"}
+
+
+def from_keywords(**given: Any) -> OffloadSettings:
+    """The settings given as keyword arguments; None stands for the default.
+
+    Raises: InvalidSettings, naming what is misspelt, of the wrong type, or in contradiction.
+    """
+    for name in given:
+        _known(name, name)
+    return _made({n: _parsed(n, value, n) for n, value in given.items() if value is not None})
+
+
+# --- stage files -------------------------------------------------------------------------
+
+
+def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> OffloadSettings:
+    """The settings of one stage in a stage file of vLLM-Omni.
+
+    Stages are listed under `stage_args`, with the settings in each one's `engine_args`, or
+    under `stages`, with the settings in the stage itself. `stage` is a `stage_id` or a
+    `model_stage`; it may be left out if the file has one stage only. What is no offloading
+    setting is left alone; what is one, but misspelt, is refused in any stage of the file.
+
+    Needs PyYAML. Raises: InvalidSettings, naming file, stage and key.
+    """
+    stages = _stages(Path(path))
+    where, settings = _chosen(Path(path), stages, stage)
+    return _made(settings, where)
+
+
+class _Stage(msgspec.Struct, frozen=True):
+    """One stage of a file, and how messages name it."""
+
+    where: str
+    id: object
+    model_stage: str | None
+    settings: dict[str, Any]
+
+    def __str__(self) -> str:
+        named = f" ({self.model_stage})" if self.model_stage else ""
+        return f"{'?' if self.id is None else self.id}{named}"
+
+
+def _stages(path: Path) -> list[_Stage]:
+    raw = _read(path)
+    listed = raw.get("stage_args", raw.get("stages")) if isinstance(raw, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise InvalidSettings(f"{path}: lists no stages, under stage_args or stages")
+    return [_stage(path, number, entry) for number, entry in enumerate(listed)]
+
+
+def _stage(path: Path, number: int, entry: object) -> _Stage:
+    if not isinstance(entry, dict):
+        raise InvalidSettings(f"{path}: stage number {number + 1} of the list has no settings")
+    engine = entry.get("engine_args") or {}
+    if not isinstance(engine, dict):
+        raise InvalidSettings(f"{path}: stage {entry.get('stage_id')}: engine_args has no settings")
+    both = {**entry, **engine}
+    stage_id, model_stage = entry.get("stage_id"), both.get("model_stage")
+    stage = _Stage(
+        where=f"{path}: stage {stage_id if stage_id is not None else f'number {number + 1}'}"
+        + (f" ({model_stage})" if model_stage else ""),
+        id=stage_id,
+        model_stage=model_stage,
+        settings={},
+    )
+    for name, value in both.items():
+        if _is_ours(str(name)):
+            _known(str(name), f"{stage.where}: {name}")
+            if value is not None:
+                stage.settings[name] = _parsed(name, value, f"{stage.where}: {name}")
+    return stage
+
+
+def _read(path: Path) -> object:
+    try:
+        import yaml
+    except ModuleNotFoundError as exc:
+        raise InvalidSettings(
+            f"{path}: reading stage files needs PyYAML; pip install 'swapd[torch]'"
+        ) from exc
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise InvalidSettings(f"{path}: {exc.strerror}") from exc
+    except (ValueError, yaml.YAMLError) as exc:
+        raise InvalidSettings(f"{path}: {' '.join(str(exc).split())}") from exc
+
+
+def _chosen(
+    path: Path, stages: list[_Stage], wanted: int | str | None
+) -> tuple[str, dict[str, Any]]:
+    found = [s for s in stages if wanted is None or str(wanted) in (str(s.id), s.model_stage)]
+    if len(found) == 1:
+        return found[0].where, found[0].settings
+    listed = ", ".join(map(str, stages))
+    if wanted is None:
+        raise InvalidSettings(f"{path} has several stages; say which, by id or name: {listed}")
+    problem = "has no stage" if not found else "has several stages"
+    raise InvalidSettings(f"{path} {problem} {wanted!r}; there are: {listed}")
+
+
+def _is_ours(key: str) -> bool:
+    """Whether a key of a stage is meant to be one of the settings, well written or not."""
+    return "cpu_offload" in key or (key.startswith("enable") and "offload" in key)
+
+
+# --- the command line --------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` an option for each setting; one that it has already is left to it."""
+    group = parser.add_argument_group("offloading")
+    for name, kind in _KINDS.items():
+        flag = "--" + name.replace("_", "-")
+        options: dict[str, Any] = {"dest": name, "default": None, "help": _described(kind)}
+        if name == "cpu_offload_pin_memory":
+            flag = "--no-cpu-offload-pin-memory"
+            options |= {"action": "store_false", "help": f"Do not ask for it. {_described(kind)}"}
+        elif _plain(kind) is bool:
+            options |= {"action": "store_true"}
+        elif name == "cpu_offload_strategy":
+            options |= {"choices": get_args(Strategy)}
+        elif name == "cpu_offload_gb":
+            options |= {"type": float, "metavar": "GIB"}
+        else:
+            options |= {"metavar": "NAMES"}
+        try:
+            group.add_argument(flag, **options)
+        except argparse.ArgumentError:
+            continue
+
+
+def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
+    """The settings of a parsed command line. Raises: InvalidSettings, naming the option."""
+    given = {name: getattr(parsed, name, None) for name in NAMES}
+    return _made(
+        {n: _parsed(n, v, "--" + n.replace("_", "-")) for n, v in given.items() if v is not None}
+    )
+
+
+# --- one value, one struct ---------------------------------------------------------------
+
+
+def _known(name: str, source: str) -> None:
+    if name not in NAMES:
+        near = [_FORMER[name]] if name in _FORMER else get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(NAMES)}"
+        raise InvalidSettings(f"{source} is not a setting; {hint}")
+
+
+def _parsed(name: str, value: Any, source: str) -> Any:
+    if name == "cpu_offload_components":
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        elif isinstance(value, Iterable) and not isinstance(value, Mapping):
+            value = list(value)
+    try:
+        return msgspec.convert(value, _KINDS[name])
+    except msgspec.ValidationError as exc:
+        raise InvalidSettings(f"{source}: {exc}; it is {value!r}") from exc
+
+
+def _made(settings: Mapping[str, Any], where: str = "") -> OffloadSettings:
+    try:
+        return OffloadSettings(**settings)
+    except InvalidSettings as exc:
+        raise InvalidSettings(f"{where}: {exc}" if where else str(exc)) from exc
+
+
+def _plain(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _described(kind: Any) -> str:
+    meta = next(m for m in get_args(kind)[1:] if isinstance(m, Meta))
+    return (meta.description or "").replace("%", "%%")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SettingsWarning, stacklevel=4)
