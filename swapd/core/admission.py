@@ -84,10 +84,10 @@ class Admission:
                 ledger.replan |= self.somebody_waits  # it may be protected no longer
         if ledger.down and (problem := self.cannot_come_in(asked)):
             return self.refuse(w.key, *problem)
-        if self._may_share(w, asked):
+        if self.may_share(w, asked):
             ledger.replan |= self.somebody_waits  # and may have counted on one of them
             return self.admit(w)
-        if problem := self._never_fits(asked):
+        if problem := self.never_fits(asked):
             return self.refuse(w.key, *problem)
         if self._is_late(w):
             return self._refuse_late(w)
@@ -102,7 +102,7 @@ class Admission:
         elif w.queued:
             self.tell_waiting(w)
 
-    def _may_share(self, w: Waiter, asked: list[Component]) -> bool:
+    def may_share(self, w: Waiter, asked: list[Component]) -> bool:
         """Whether `w` needs no memory, and delays nobody who was promised some.
 
         A component that is wanted for somebody else takes no new holders, or overlapping
@@ -122,7 +122,7 @@ class Admission:
         ledger = self._ledger
         for key in list(c.waiting):
             w = self.queue.get(key)
-            if w is not None and self._may_share(w, [ledger.components[n] for n in w.names]):
+            if w is not None and self.may_share(w, [ledger.components[n] for n in w.names]):
                 self.admit(w)
                 ledger.replan = True
 
@@ -253,7 +253,7 @@ class Admission:
 
     def refuse_what_no_longer_fits(self) -> None:
         for w in list(self.queue.queued):
-            if problem := self._never_fits([self._ledger.components[n] for n in w.names]):
+            if problem := self.never_fits([self._ledger.components[n] for n in w.names]):
                 self.refuse(w.key, *problem)
         self._refuse_deadlocked()
 
@@ -273,7 +273,8 @@ class Admission:
         ]
         return ("device_failed", explain.cannot_come_in(self._ledger, absent)) if absent else None
 
-    def _never_fits(self, asked: list[Component]) -> tuple[Code, str] | None:
+    def never_fits(self, asked: list[Component]) -> tuple[Code, str] | None:
+        """Why who asks for these together could wait forever, or None if it could not."""
         sides = {(c.group, c.part_of or c.name) for c in asked if c.group is not None}
         if len({group for group, _ in sides}) < len(sides):
             return "conflict", explain.conflict(asked)
@@ -284,7 +285,7 @@ class Admission:
         return None
 
     def _fit_together(self, names: AbstractSet[str]) -> bool:
-        return self._never_fits([self._ledger.components[n] for n in names]) is None
+        return self.never_fits([self._ledger.components[n] for n in names]) is None
 
     def _refuse_deadlocked(self) -> None:
         """Refuse, newest first, until those that hold and wait can all finish."""

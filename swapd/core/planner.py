@@ -6,15 +6,101 @@ The two exceptions are made by `Ledger.settle`: a `sequential` component goes wh
 released, an unregistered one at once.
 
 A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
+What would go is said by functions that change nothing, `choose` and `in_the_way`, so that
+`forecast.py` can ask them too.
 """
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
+from typing import NamedTuple
 
 from swapd.core import policy
 from swapd.core.actions import Want
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, State, Waiter
+
+
+class Room(NamedTuple):
+    """What goes so that something else can come in."""
+
+    rivals: list[Component]
+    victims: list[Component]
+
+
+def at_hand(ledger: Ledger, asked: list[Component]) -> int:
+    """Chunks that may be taken now. Those being saved are, but by a copy that follows."""
+    if asked and asked[0].workspace:  # then it is asked for alone
+        return ledger.pool.free
+    return ledger.pool.free + ledger.inheritable
+
+
+def choose(
+    ledger: Ledger,
+    asked: list[Component],
+    missing: int,
+    rivals: list[Component],
+    may_evict: Callable[[Component], bool],
+) -> Room | None:
+    """What goes so that `asked` can take `missing` chunks, or None if not all of it can go."""
+    leaving = [r for r in rivals if r.evicting]
+    idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
+    spare = {c.name for c in asked} | {r.name for r in rivals}
+    short = missing - ledger.pool.free - ledger.leaving  # 3
+    short -= sum(r.chunks for r in idle_rivals)
+    chosen = policy.victims(
+        short,
+        ((c.name, c.chunks) for c in ledger.idle.values() if c.name not in spare and may_evict(c)),
+    )
+    if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):  # 2
+        return None
+    return Room(idle_rivals, [ledger.components[name] for name in chosen])
+
+
+def in_the_way(
+    ledger: Ledger,
+    asked: list[Component],
+    missing: int,
+    rivals: list[Component],
+    owner: Agent,
+) -> list[Component]:
+    """What must go to let `owner` have `asked`, and cannot now: idle ones, leased ones, rivals.
+
+    An idle one that is wanted is kept for who waits: were it lent again meanwhile, two that
+    take turns could keep out forever who needs both.
+    """
+    spare = {c.name for c in asked} | {r.name for r in rivals}
+    short = missing - ledger.pool.free - ledger.leaving
+    short -= sum(r.chunks for r in rivals if not r.evicting)
+    idle = [c for c in ledger.idle.values() if c.name not in spare]
+    holds = owner in ledger.held
+    leased = [
+        c
+        for c in ledger.leased.values()
+        if c.policy != "resident"
+        and c.name not in spare
+        and not (holds and _only_holder(ledger, c, owner))
+    ]
+    leased.sort(key=lambda c: (c.state is State.LOADING, c.resident_since))
+    names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
+    going = [c for c in idle + leased if (c.chunks if names is None else c.name in names)]
+    return going + [r for r in rivals if r.leases or r.name in ledger.idle]
+
+
+def _only_holder(ledger: Ledger, c: Component, agent: Agent) -> bool:
+    return all(ledger.leases[k].owner == agent for k in c.leases)
+
+
+def stays_until(ledger: Ledger, c: Component) -> float:
+    """Until when the minimum-residency rule keeps `c` though it is idle; past if it does not."""
+    rules = ledger.rules
+    return policy.protected_until(
+        resident_since=c.resident_since,
+        idle_since=c.idle_since,
+        swap_in_s=c.swap_in_s or 0.0,
+        gap_s=c.gap_s,
+        factor=rules.residency_factor,
+        bound_s=rules.residency_bound_s,
+    )
 
 
 class Planner:
@@ -86,52 +172,28 @@ class Planner:
             return False
         rivals = ledger.rivals(asked)
         missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
-        if missing <= self._at_hand(asked) and not rivals:
+        if missing <= at_hand(ledger, asked) and not rivals:
             return True
-        leaving = [r for r in rivals if r.evicting]
-        idle_rivals = [r for r in rivals if r.name in ledger.idle and self._may_evict(r)]
-        spare = {c.name for c in asked} | {r.name for r in rivals}
-        short = missing - ledger.pool.free - ledger.leaving  # 3
-        short -= sum(r.chunks for r in idle_rivals)
-        chosen = policy.victims(
-            short,
-            (
-                (c.name, c.chunks)
-                for c in ledger.idle.values()
-                if c.name not in spare and self._may_evict(c)
-            ),
-        )
-        if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):  # 2
+        room = choose(ledger, asked, missing, rivals, self._may_evict)
+        if room is None:
             if w is not None:
-                self._find_who_gives_way(w, missing, rivals, spare, wanted)
+                for c in in_the_way(ledger, asked, missing, rivals, w.owner):
+                    if self._is_quantum_over(c):
+                        wanted.add(c.name)
+                self._admission.tell_waiting(w)
             return False
         key = w.key if w else None
-        for r in idle_rivals:
+        for r in room.rivals:
             ledger.evict(r, "alternating", key)
-        for name in chosen:
-            ledger.evict(ledger.components[name], "room", key)
-        return not any(r.evicting for r in rivals) and missing <= self._at_hand(asked)
-
-    def _at_hand(self, asked: list[Component]) -> int:
-        """Chunks that may be taken now. Those being saved are, but by a copy that follows."""
-        ledger = self._ledger
-        if asked and asked[0].workspace:  # then it is asked for alone
-            return ledger.pool.free
-        return ledger.pool.free + ledger.inheritable
+        for c in room.victims:
+            ledger.evict(c, "room", key)
+        return not any(r.evicting for r in rivals) and missing <= at_hand(ledger, asked)
 
     # --- how long a component stays ------------------------------------------------------
 
     def _may_evict(self, c: Component) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        rules = self._ledger.rules
-        until = policy.protected_until(
-            resident_since=c.resident_since,
-            idle_since=c.idle_since,
-            swap_in_s=c.swap_in_s or 0.0,
-            gap_s=c.gap_s,
-            factor=rules.residency_factor,
-            bound_s=rules.residency_bound_s,
-        )
+        until = stays_until(self._ledger, c)
         if until <= self._ledger.now:
             return True
         self._look_again(until)
@@ -159,46 +221,6 @@ class Planner:
             self._plan_again_at = at
 
     # --- who gives way -------------------------------------------------------------------
-
-    def _find_who_gives_way(
-        self,
-        w: Waiter,
-        missing: int,
-        rivals: list[Component],
-        spare: AbstractSet[str],
-        wanted: set[str],
-    ) -> None:
-        """Add to `wanted` the components that must go to let `w` in: rivals, idle ones first,
-        then leased ones.
-
-        An idle one that is wanted is kept for `w`: were it lent again while `w` waits for the
-        release of another, two that take turns could keep `w` out forever.
-        """
-        ledger = self._ledger
-        short = missing - ledger.pool.free - ledger.leaving
-        short -= sum(r.chunks for r in rivals if not r.evicting)
-        idle = [c for c in ledger.idle.values() if c.name not in spare]
-        holds = w.owner in ledger.held
-        leased = [
-            c
-            for c in ledger.leased.values()
-            if c.policy != "resident"
-            and c.name not in spare
-            and not (holds and self._only_holder(c, w.owner))
-        ]
-        leased.sort(key=lambda c: (c.state is State.LOADING, c.resident_since))
-        names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
-        for c in idle + leased:
-            in_the_way = c.name in names if names is not None else c.chunks
-            if in_the_way and self._is_quantum_over(c):
-                wanted.add(c.name)
-        for r in rivals:
-            if (r.leases or r.name in ledger.idle) and self._is_quantum_over(r):
-                wanted.add(r.name)
-        self._admission.tell_waiting(w)
-
-    def _only_holder(self, c: Component, agent: Agent) -> bool:
-        return all(self._ledger.leases[k].owner == agent for k in c.leases)
 
     def _tell_wanted(self, wanted: set[str]) -> None:
         """Tell holders what changed since they were last told."""

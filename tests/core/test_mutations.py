@@ -163,8 +163,8 @@ BUGS = [
     Bug(
         "what is leaving already is not counted, and more is evicted",
         planner,
-        "        short = missing - ledger.pool.free - ledger.leaving  # 3\n",
-        "        short = missing - ledger.pool.free\n",
+        "    short = missing - ledger.pool.free - ledger.leaving  # 3\n",
+        "    short = missing - ledger.pool.free\n",
     ),
     Bug(
         "superfluous victims are not spared",
@@ -211,8 +211,8 @@ BUGS = [
     Bug(
         "what was given way to a waiter is lent again",
         planner,
-        "        for c in idle + leased:\n",
-        "        for c in leased:\n",
+        "    going = [c for c in idle + leased if",
+        "    going = [c for c in leased if",
     ),
     Bug(
         "holders are not told that nobody waits any more",
