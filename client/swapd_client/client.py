@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,6 +28,8 @@ from swapd_client.session import Session
 
 if TYPE_CHECKING:
     import torch
+
+    from swapd_client.offload.attachment import Attachment
 
 #: What can be registered: a module's parameters, named tensors, or named buffers.
 Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer]"
@@ -133,6 +135,7 @@ class Client:
         self._keeper = Keeper(lambda: session.wanted, self._end)
         session.when_wanted(self._keeper.hurry)
         self._local = threading.local()
+        self._attachments: list[Attachment] = []
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -273,6 +276,41 @@ class Client:
             raise
         session.unbind(part)
 
+    def attach(
+        self,
+        model: object,
+        components: str | Sequence[str] | None = None,
+        *,
+        prefix: str = "",
+        policy: protocol.Policy = "lru",
+        wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
+        extra_tensors: Sequence[str] = (),
+    ) -> "Attachment":
+        """Register a model's components, and bring each in around whatever runs it.
+
+        `model`: a module, a pipeline that has `components`, or a dict of names and modules.
+        `components`: paths ("thinker", "thinker.visual": the outer one has what is not in the
+        inner), patterns ("visual.*": the outermost that match), or "." for the whole model;
+        without it, those of the usual names that are found. `prefix` goes before their names in
+        the daemon: "flux" makes "flux.vae".
+
+        Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
+        what cannot be attached, and as `register`.
+        """
+        from swapd_client.offload.attachment import attach
+
+        attachment = attach(
+            self,
+            model,
+            components,
+            prefix=prefix,
+            policy=policy,
+            wrap_methods=wrap_methods,
+            extra_tensors=extra_tensors,
+        )
+        self._attachments.append(attachment)
+        return attachment
+
     def status(self) -> protocol.StatusReply:
         """What is on the device, who holds it, and how much was moved."""
         reply = self._call(protocol.Status(self.session.next_id()))
@@ -292,6 +330,8 @@ class Client:
             with suppress(DaemonGone):  # then their last bytes are where they were
                 self._take_back_mutable()
         session.close()
+        for attachment in self._attachments:
+            attachment.let_go()
         self._factory.close()
 
     def _take_back_mutable(self) -> None:

@@ -33,6 +33,10 @@ class InvalidSource(SwapdError, ValueError):
     """These tensors cannot be registered; the message names the first that cannot."""
 
 
+class NotWhileAttached(SwapdError, RuntimeError):
+    """A module whose weights are in swapd cannot be used so; the message says what to do first."""
+
+
 class BadRequest(SwapdError):
     """The daemon does not understand this request, or it contradicts itself."""
 

@@ -1,0 +1,457 @@
+"""Which modules of a model are components, and whose each tensor is.
+
+A model is a module, a pipeline (what has `components`), or a mapping of names to modules. Lives
+here: names, patterns, what is found without either, nested components, and what components share.
+Nothing here touches the daemon, or changes the model.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterList
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from swapd_client.errors import InvalidSource
+
+DITS = ("transformer", "transformer_2", "dit", "unet")
+ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
+VAES = ("vae",)
+#: What is a component if nobody says what is.
+AUTOMATIC = (
+    *("thinker", "talker", "code2wav", "token2wav"),
+    *("visual", "audio_tower", "language_model"),
+    *DITS,
+    *ENCODERS,
+    *VAES,
+)
+#: These are never called: whoever holds them calls, or reads, what is in them.
+CONTAINERS = (ModuleList, ModuleDict, ParameterList, ParameterDict)
+
+_UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
+
+#: (first byte, first byte after it)
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A module that is a component, under the name it has in the model."""
+
+    name: str
+    module: Module
+    #: It is all there is; then its name is that of its class.
+    whole: bool = False
+
+
+@dataclass
+class Piece:
+    """Tensors that are registered as one: a component's own, or what several share."""
+
+    name: str
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+@dataclass
+class Ownership:
+    """Whose each tensor is."""
+
+    #: By name: to be registered.
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    #: By component: the names of all it is made of, registered before or to be registered.
+    made_of: dict[str, list[str]] = field(default_factory=dict)
+    #: Modules that use tensors of a component without being in it alone, and the names of what
+    #: these need: what is in none, and what is in several.
+    outside: dict[Module, list[str]] = field(default_factory=dict)
+    #: Bytes of parameters that are in no component.
+    left_bytes: int = 0
+
+
+# --- the model, whatever it is -----------------------------------------------------------
+
+
+def roots_of(model: object) -> dict[str, Module]:
+    """A model's modules by name; a single module's name is empty. Raises: InvalidSource."""
+    if isinstance(model, Module):
+        return {"": model}
+    named = model if isinstance(model, Mapping) else getattr(model, "components", None)
+    if not isinstance(named, Mapping):
+        raise InvalidSource(
+            f"cannot attach to a {type(model).__name__}: give a module, a pipeline that has "
+            "`components`, or a dict of names and modules"
+        )
+    if isinstance(model, Mapping):
+        for name, module in named.items():
+            if not isinstance(module, Module):
+                raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
+    return {name: module for name, module in named.items() if isinstance(module, Module)}
+
+
+def modules_of(roots: Mapping[str, Module]) -> dict[str, Module]:
+    """All modules by path, one that has two paths under both."""
+    return {
+        _join(name, path): module
+        for name, root in roots.items()
+        for path, module in root.named_modules(remove_duplicate=False)
+    }
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+# --- which are components ----------------------------------------------------------------
+
+
+def components_of(roots: Mapping[str, Module], wanted: Sequence[str] | None) -> list[Found]:
+    """The components that `wanted` names, by path or pattern; "." is the whole model.
+
+    Without it those of the usual names, in none of the others; if there are none, the whole.
+
+    Raises: InvalidSource, naming what there is.
+    """
+    modules = modules_of(roots)
+    if wanted is None:
+        found = _automatic(modules) or _whole(roots)
+    else:
+        found = [one for name in wanted for one in _named(name, roots, modules)]
+    by_module: dict[int, Found] = {}
+    for one in found:
+        by_module.setdefault(id(one.module), one)
+    return list(by_module.values())
+
+
+def _automatic(modules: Mapping[str, Module]) -> list[Found]:
+    matches = {
+        path: module
+        for path, module in modules.items()
+        if path.rpartition(".")[2] in AUTOMATIC and not isinstance(module, CONTAINERS)
+    }
+    return list(_outermost(matches))
+
+
+def _whole(roots: Mapping[str, Module]) -> list[Found]:
+    return [
+        Found(name or type(_bare(root)).__name__, root, whole=not name)
+        for name, root in roots.items()
+    ]
+
+
+def _named(
+    name: str, roots: Mapping[str, Module], modules: Mapping[str, Module]
+) -> Iterable[Found]:
+    if name == ".":
+        return _whole(roots)
+    matches = {p: m for p, m in modules.items() if p and (p == name or fnmatchcase(p, name))}
+    if not matches:
+        raise InvalidSource(f"no module is called, or matches, {name!r}; {_listed(modules)}")
+    return list(_outermost(matches))
+
+
+def _listed(modules: Mapping[str, Module], limit: int = 40) -> str:
+    """What there is, outermost first, as much of it as one can read."""
+    paths = sorted((p for p in modules if p), key=lambda path: path.count("."))
+    more = f", and {len(paths) - limit} more" if len(paths) > limit else ""
+    return f"there are: {', '.join(paths[:limit])}{more}" if paths else "there are none"
+
+
+def _outermost(matches: Mapping[str, Module]) -> Iterator[Found]:
+    """Those in no other; what is never called stands for what is in it."""
+    done: list[str] = []
+    for path in sorted(matches, key=lambda p: p.count(".")):
+        if any(path.startswith(f"{outer}.") for outer in done):
+            continue
+        done.append(path)
+        yield from _callable(path, matches[path])
+
+
+def _callable(path: str, module: Module) -> Iterator[Found]:
+    if isinstance(module, (ModuleList, ModuleDict)):
+        for name, child in module.named_children():
+            yield from _callable(_join(path, name), child)
+    elif not isinstance(module, (ParameterList, ParameterDict)):
+        yield Found(path, module)
+
+
+def _bare(module: Module) -> Module:
+    """What a compiled module was made from."""
+    inner = module._modules.get("_orig_mod")
+    return module if inner is None else inner
+
+
+# --- what cannot be attached -------------------------------------------------------------
+
+
+def refuse_hooked(roots: Mapping[str, Module]) -> None:
+    """Raise for a module that another offloader moves."""
+    for path, module in modules_of(roots).items():
+        where = path or type(module).__name__
+        if hook := module.__dict__.get("_hf_hook"):
+            raise InvalidSource(
+                f"{where!r} has `_hf_hook`, a {type(hook).__name__} of accelerate, which moves its "
+                "weights too: load without device_map and offloading, or remove it with "
+                "pipeline.remove_all_hooks() or accelerate.hooks.remove_hook_from_module(module, "
+                "recurse=True)"
+            )
+        registry = module.__dict__.get("_diffusers_hook")
+        for kind in getattr(registry, "hooks", ()):
+            if "offload" in kind or "casting" in kind:
+                raise InvalidSource(
+                    f"{where!r} has `_diffusers_hook` with {kind!r}, which moves its weights too: "
+                    "load without it"
+                )
+
+
+def _check(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise for a component that has no bytes, or has them in two places."""
+    places: dict[torch.device, str] = {}
+    for path, tensor in tensors.items():
+        if isinstance(tensor, _UNINITIALISED):
+            raise InvalidSource(
+                f"{path!r} is not initialised: run the model once, or have it made by client.load"
+            )
+        if tensor.is_meta:
+            raise InvalidSource(
+                f"{path!r} is on the meta device and has no bytes: client.load puts a file's "
+                "weights into swapd and builds the module over them"
+            )
+        if tensor.numel():
+            places.setdefault(tensor.device, path)
+    if len(places) > 1:
+        said = " and ".join(f"{path!r} on {device}" for device, path in places.items())
+        raise InvalidSource(f"{name!r} is on two devices, {said}: one lease cannot cover both")
+
+
+# --- whose is what -----------------------------------------------------------------------
+
+
+class _Owners:
+    """Who uses each module: components, as far as they reach, or nobody."""
+
+    def __init__(self, roots: Mapping[str, Module], found: Sequence[Found]) -> None:
+        self.modules = modules_of(roots)
+        self.paths: dict[int, str] = {}
+        for path, module in self.modules.items():
+            self.paths.setdefault(id(module), path)
+        starts = {id(one.module) for one in found}
+        #: By module: the components it is in.
+        self.of: dict[int, list[str]] = {}
+        for one in found:
+            for module in walk(one.module, starts):
+                self.of.setdefault(id(module), []).append(one.name)
+        #: Those that are called from elsewhere than the component they are in.
+        self.outside = {
+            id(module): module
+            for root in roots.values()
+            if id(root) not in starts
+            for module in walk(root, starts)
+        }
+
+
+def walk(root: Module, stops: Iterable[int] = ()) -> Iterator[Module]:
+    """`root` and the modules in it, each once, but none of `stops` and what is in those."""
+    seen = {id(root)}.union(stops)
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+
+
+def own(
+    roots: Mapping[str, Module],
+    found: Sequence[Found],
+    *,
+    extra: Mapping[str, torch.Tensor],
+    registered: Mapping[str, Span],
+) -> Ownership:
+    """Say whose each tensor is: an inner component's before an outer one's.
+
+    Tensors whose bytes overlap stay together: if they are used by several components, or by a
+    module that is in none, they are a piece of their own. `extra`: tensors that are no parameters,
+    by path. `registered`: where what is registered already lies. Raises: InvalidSource.
+    """
+    owners = _Owners(roots, found)
+    result = Ownership(made_of={one.name: [] for one in found})
+    for cluster in _clusters(_tensors(owners, extra)):
+        users = list(dict.fromkeys(user for one in cluster for user in one.users))
+        holders = [one.holder for one in cluster if not one.users]
+        if not users:
+            result.left_bytes += _nbytes(cluster)
+            continue
+        name = _place(cluster, registered)
+        if name is None:
+            labels = [*users, *dict.fromkeys(owners.paths[id(holder)] for holder in holders)]
+            name = "+".join(labels)
+            piece = result.pieces.setdefault(name, Piece(name))
+            piece.tensors.update({one.path: one.tensor for one in cluster})
+            piece.nbytes += _nbytes(cluster)
+        for user in users:
+            _add(result.made_of[user], name)
+        for holder in holders:
+            _add(result.outside.setdefault(_called(holder, owners), []), name)
+        for one in cluster:
+            if len(one.users) > 1:
+                for module in _above(one, owners):
+                    _add(result.outside.setdefault(module, []), name)
+    for piece in result.pieces.values():
+        _check(piece.name, piece.tensors)
+    return result
+
+
+def _add(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    path: str
+    tensor: torch.Tensor
+    #: The components that it is in; if in none, only `holder` knows of it.
+    users: tuple[str, ...]
+    holder: Module
+
+
+def _tensors(owners: _Owners, extra: Mapping[str, torch.Tensor]) -> Iterator[_Tensor]:
+    """Every parameter and extra tensor, once for each module that has it."""
+    seen: set[tuple[int, int]] = set()
+    for path, module in owners.modules.items():
+        users = tuple(owners.of.get(id(module), ()))
+        for own_name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if (id(parameter), id(module)) not in seen:
+                seen.add((id(parameter), id(module)))
+                yield _Tensor(_join(path, own_name), parameter, users, module)
+    for name, tensor in extra.items():
+        holder = _holder(name, owners.modules)
+        yield _Tensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
+
+
+def _holder(name: str, modules: Mapping[str, Module]) -> Module:
+    path = name
+    while path not in modules:
+        path = path.rpartition(".")[0]
+    return modules[path]
+
+
+def _above(one: _Tensor, owners: _Owners) -> Iterator[Module]:
+    """The modules around a tensor that are in the same components as it."""
+    path = one.path
+    while path:
+        path = path.rpartition(".")[0]
+        module = owners.modules.get(path)
+        if module is not None and set(owners.of.get(id(module), ())) == set(one.users):
+            yield module
+
+
+def _called(holder: Module, owners: _Owners) -> Module:
+    """The module in whose forward `holder`'s tensors are used."""
+    path = owners.paths[id(holder)]
+    while isinstance(owners.modules[path], CONTAINERS) and path:
+        path = path.rpartition(".")[0]
+        if path not in owners.modules:
+            break
+    return owners.modules.get(path, holder)
+
+
+def span_of(tensor: torch.Tensor) -> Span | None:
+    """The bytes a tensor reaches over; None if it has none, or none that can be seen."""
+    if isinstance(tensor, _UNINITIALISED) or tensor.is_meta or not tensor.numel():
+        return None
+    if tensor.layout is not torch.strided:
+        return None
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _clusters(tensors: Iterable[_Tensor]) -> Iterator[list[_Tensor]]:
+    """Group those whose bytes overlap; each without bytes is alone."""
+    placed: list[tuple[Span, _Tensor]] = []
+    for one in tensors:
+        span = span_of(one.tensor)
+        if span is None:
+            yield [one]
+        else:
+            placed.append((span, one))
+    placed.sort(key=lambda item: item[0])
+    cluster: list[_Tensor] = []
+    end = 0
+    for (start, stop), one in placed:
+        if cluster and start >= end:
+            yield cluster
+            cluster = []
+        cluster.append(one)
+        end = max(end, stop)
+    if cluster:
+        yield cluster
+
+
+def _nbytes(cluster: Sequence[_Tensor]) -> int:
+    spans = [span for one in cluster if (span := span_of(one.tensor))]
+    return max(s[1] for s in spans) - min(s[0] for s in spans) if spans else 0
+
+
+def _place(cluster: Sequence[_Tensor], registered: Mapping[str, Span]) -> str | None:
+    """What is registered already and has these bytes."""
+    span = span_of(cluster[0].tensor)
+    if span is None:
+        return None
+    for name, (start, end) in registered.items():
+        if start <= span[0] < end:
+            return name
+    return None
+
+
+# --- tensors that are no parameters ------------------------------------------------------
+
+
+def plain_tensors(roots: Mapping[str, Module], found: Sequence[Found]) -> dict[str, torch.Tensor]:
+    """Tensors of components that are attributes, or in lists and dicts: by path.
+
+    Parameters and buffers are not among them, nor what is one under another name.
+    """
+    owners = _Owners(roots, found)
+    known = {id(t) for m in owners.modules.values() for t in (*_own_tensors(m),)}
+    known.update(owners.paths)  # modules
+    plain: dict[str, torch.Tensor] = {}
+    for path, module in owners.modules.items():
+        if id(module) not in owners.of:
+            continue
+        for name, value in module.__dict__.items():
+            if name not in _TORCHS_OWN:
+                _collect(_join(path, name), value, known, plain)
+    return plain
+
+
+def _own_tensors(module: Module) -> Iterator[torch.Tensor]:
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is not None:
+            yield tensor
+
+
+#: Attributes that every module has.
+_TORCHS_OWN = frozenset(Module().__dict__)
+
+
+def _collect(path: str, value: Any, known: set[int], plain: dict[str, torch.Tensor]) -> None:
+    if not isinstance(value, (torch.Tensor, Module, list, tuple, dict)) or id(value) in known:
+        return
+    known.add(id(value))
+    if isinstance(value, torch.Tensor):
+        plain[path] = value
+    elif isinstance(value, Module):
+        for name, tensor in value.named_parameters():
+            _collect(_join(path, name), tensor, known, plain)
+    else:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            _collect(f"{path}.{key}", item, known, plain)

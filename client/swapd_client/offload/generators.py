@@ -1,0 +1,192 @@
+"""What runs later: generators and coroutines that a component's call returned.
+
+Their component is held from the first step to exhaustion, close or collection; if no step is
+ever taken, never.
+"""
+
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
+from typing import Any
+
+from swapd_client.errors import SwapdError
+from swapd_client.offload.scope import Held, here
+
+
+def lease(work: Any, held: Held) -> Any:
+    """`work`, holding `held` while it is under way."""
+    if isinstance(work, GeneratorType):
+        return LeasedGenerator(work, held)
+    if isinstance(work, CoroutineType):
+        return LeasedCoroutine(work, held)
+    assert isinstance(work, AsyncGeneratorType)
+    return LeasedAsyncGenerator(work, held)
+
+
+class _Span:
+    """A lease from the first step to the last."""
+
+    def __init__(self, held: Held, *, goes_on: type[BaseException] | tuple[()] = ()) -> None:
+        """A step that raises is the last one, unless it raises `goes_on`."""
+        self._held = held
+        self._goes_on = goes_on
+        self._give_back: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        # whoever collects may be in the midst of anything, with locks held
+        if self._give_back is not None:
+            _collected.put(self._give_back)
+
+    def step(self, take: Callable[..., Any], *args: Any) -> Any:
+        """Take a step. Raises what it raises, and as `Client.acquire`."""
+        if self._give_back is None:
+            _collected.start()
+            self._give_back = self._held.take()
+        scope = here()
+        scope.lend(self._held)
+        try:
+            return take(*args)
+        except self._goes_on:
+            raise
+        except BaseException:
+            with suppress(SwapdError):
+                self.end()
+            raise
+        finally:
+            scope.count_down(self._held)
+
+    def drive(self, steps: Any) -> Generator[Any, Any, Any]:
+        """All steps of something that is awaited."""
+        take, value = steps.send, None
+        while True:
+            try:
+                waited = self.step(take, value)
+            except StopIteration as done:
+                return done.value
+            try:
+                value = yield waited
+                take = steps.send
+            except BaseException as exc:  # noqa: BLE001 - it is for the inner one to handle
+                take, value = steps.throw, exc
+
+    def end(self) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
+class _Collected:
+    """Gives back what was collected while it was held, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, give_back: Callable[[], None]) -> None:
+        self._queue.put(give_back)
+
+    def start(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # a child's is not
+                self._thread = threading.Thread(
+                    target=self._run, name="swapd-collected", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with suppress(SwapdError):
+                self._queue.get()()
+
+
+_collected = _Collected()
+
+
+class LeasedGenerator(Generator[Any, Any, Any]):
+    """As the generator in it."""
+
+    def __init__(self, inner: "Generator[Any, Any, Any]", held: Held) -> None:
+        self._inner = inner
+        self._span = _Span(held)
+
+    def send(self, value: Any) -> Any:
+        return self._span.step(self._inner.send, value)
+
+    def throw(self, kind: Any, value: object = None, traceback: TracebackType | None = None) -> Any:
+        return self._span.step(self._inner.throw, _exception(kind, value, traceback))
+
+    def close(self) -> None:
+        try:
+            self._inner.close()
+        finally:
+            self._span.end()
+
+
+class LeasedCoroutine(Coroutine[Any, Any, Any]):
+    """As the coroutine in it."""
+
+    def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Held) -> None:
+        self._inner = inner
+        self._span = _Span(held)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._span.drive(self._inner)
+
+    def send(self, value: Any) -> Any:
+        return self._span.step(self._inner.send, value)
+
+    def throw(self, kind: Any, value: object = None, traceback: TracebackType | None = None) -> Any:
+        return self._span.step(self._inner.throw, _exception(kind, value, traceback))
+
+    def close(self) -> None:
+        try:
+            self._inner.close()
+        finally:
+            self._span.end()
+
+
+class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
+    """As the asynchronous generator in it."""
+
+    def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Held) -> None:
+        self._inner = inner
+        self._span = _Span(held, goes_on=StopIteration)  # so each value ends
+
+    async def asend(self, value: Any) -> Any:
+        return await _Awaited(self._span, self._inner.asend(value))
+
+    async def athrow(
+        self, kind: Any, value: object = None, traceback: TracebackType | None = None
+    ) -> Any:
+        error = _exception(kind, value, traceback)
+        return await _Awaited(self._span, self._inner.athrow(error))
+
+    async def aclose(self) -> None:
+        try:
+            await self._inner.aclose()
+        finally:
+            self._span.end()
+
+
+class _Awaited:
+    """What is awaited for the next value."""
+
+    def __init__(self, span: _Span, steps: Any) -> None:
+        self._span = span
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._span.drive(self._steps.__await__())
+
+
+def _exception(kind: Any, value: object, traceback: TracebackType | None) -> BaseException:
+    if isinstance(kind, BaseException):
+        error = kind
+    elif isinstance(value, BaseException):
+        error = value
+    else:
+        error = kind() if value is None else kind(value)
+    return error if traceback is None else error.with_traceback(traceback)

@@ -1,0 +1,245 @@
+"""What is called around a module's forward and methods: its component comes in, and may go.
+
+Native hooks, no forward is ever replaced. Hooks and wrapped methods are objects of classes of
+this file, so that a module can be pickled and copied: in the copy they do nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from typing import Any, TypeVar
+
+import torch
+
+from swapd_client.errors import NotWhileAttached, SwapdError
+from swapd_client.offload import generators
+from swapd_client.offload.scope import Entry, Held, calling, here
+
+_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+
+
+class Gate:
+    """The way into a component: what is held, and what is looked at before."""
+
+    def __init__(self, name: str, held: Held, whole: Held, before: Callable[[], None]) -> None:
+        """`held` is what an entry here holds: the component, or a block of it; `whole` is held
+        whenever any of it is. `before()` is called when a thread is about to hold the component.
+        """
+        self.name = name
+        self.held = held
+        self.whole = whole
+        #: Those that backward would read.
+        self.parameters: tuple[torch.Tensor, ...] = ()
+        self._before = before
+
+    def enter(self, by: object, frame: FrameType | None = None) -> None:
+        """A call begins. `frame`: the call, if nobody may say that it ends.
+
+        Raises as `Client.acquire`; NotWhileAttached.
+        """
+        scope = here()
+        scope.reap()
+        if self.whole not in scope:
+            self._check()
+            self._before()
+        scope.enter(self.held, frame, by)
+
+    def leave(self, by: object, output: Any, frame: FrameType | None = None) -> Any:
+        """The call ends; what it is to return. What was not entered is not left."""
+        scope = here()
+        entry = scope.find(frame, by)
+        if entry is None:
+            return output
+        try:
+            if self._is_last(entry) and torch.is_grad_enabled() and _needs_grad(output):
+                raise self._grad("what it returned requires grad")
+            if isinstance(output, _LATER):
+                return generators.lease(output, self.held)
+        finally:
+            scope.leave(entry)
+        return output
+
+    def _is_last(self, entry: Entry) -> bool:
+        return entry.outermost and self.held is self.whole
+
+    def _check(self) -> None:
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters):
+            raise self._grad("its parameters require grad")
+        if torch.compiler.is_exporting() or torch._C._get_tracing_state():
+            raise NotWhileAttached(
+                f"{self.name!r} is attached to swapd, and what is exported or traced would not "
+                "bring its weights in: call detach() on its attachment first"
+            )
+
+    def _grad(self, why: str) -> NotWhileAttached:
+        return NotWhileAttached(
+            f"{self.name!r} was called in grad mode, and {why}: backward would read its weights "
+            "when nothing holds them any more. Call it under torch.inference_mode() or "
+            f"torch.no_grad(), or hold it over backward too: with attachment.use({self.name!r})"
+        )
+
+
+def _needs_grad(output: Any) -> bool:
+    if isinstance(output, torch.Tensor):
+        return output.requires_grad
+    if isinstance(output, Mapping):
+        return any(map(_needs_grad, output.values()))
+    if isinstance(output, (list, tuple)):
+        return any(map(_needs_grad, output))
+    return False
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _uncompiled(function: _F) -> _F:
+    """Have `function` called as it is from compiled code, which is cut in two around it."""
+    called: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return called
+
+
+# --- hooks -------------------------------------------------------------------------------
+
+
+class _Hook:
+    """A hook of one module. A copy of it, or one that was pickled, has no gate."""
+
+    __slots__ = ("_by", "_gate")
+
+    def __init__(self, gate: Gate | None = None, by: object = None) -> None:
+        self._gate = gate
+        self._by = by
+
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
+        return type(self), ()
+
+
+class Enter(_Hook):
+    """Before forward."""
+
+    @_uncompiled
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        if self._gate is not None:
+            self._gate.enter(self._by, calling())
+
+
+class Leave(_Hook):
+    """After forward, also if it raised."""
+
+    @_uncompiled
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+        if self._gate is not None:
+            return self._gate.leave(self._by, output, calling())
+        return None
+
+
+def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
+    """Have `gate` entered by each call of `module`, and left; returns what undoes it.
+
+    Before every pre-hook there is, and after every forward hook there is. A hook that is
+    registered later runs without the component, unless its own call comes in between.
+    """
+    pair = object()
+    before = module.register_forward_pre_hook(Enter(gate, pair), prepend=True)
+    after = module.register_forward_hook(Leave(gate, pair), always_call=True)
+
+    def undo() -> None:
+        before.remove()
+        after.remove()
+
+    return undo
+
+
+# --- methods -----------------------------------------------------------------------------
+
+
+class Method:
+    """A method of one module that holds its component while it runs.
+
+    An attribute of the module, so that the class is as it was. In a copy of the module it is the
+    copy's method, and holds nothing.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str, gate: Gate) -> None:
+        self._module = module
+        self._name = name
+        self._gate: Gate | None = gate
+        self.__name__ = name
+        #: What the module had there of its own.
+        self._before = module.__dict__.get(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_gate": None}
+
+    def __repr__(self) -> str:
+        return f"<{self.__wrapped__!r}, under a lease>"
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The method itself; its signature is this one's."""
+        if self._before is not None:
+            method: Callable[..., Any] = self._before
+        else:
+            method = getattr(type(self._module), self._name).__get__(self._module)
+        return method
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__wrapped__.__doc__
+
+    @_uncompiled
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gate = self._gate
+        if gate is None:
+            return self.__wrapped__(*args, **kwargs)
+        by = object()
+        gate.enter(by)
+        try:
+            output = self.__wrapped__(*args, **kwargs)
+        except BaseException:
+            with suppress(SwapdError):  # what went wrong first is what to say
+                gate.leave(by, None)
+            raise
+        return gate.leave(by, output)
+
+
+def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
+    """Have a method hold `gate` while it runs; returns what undoes it."""
+    method = Method(module, name, gate)
+    setattr(module, name, method)
+
+    def undo() -> None:
+        if method._before is not None:
+            setattr(module, name, method._before)
+        else:
+            module.__dict__.pop(name, None)
+
+    return undo
+
+
+#: Of a component's own methods, these only switch something.
+_SWITCHES = ("enable_", "disable_", "set_")
+
+
+def methods_of(module: torch.nn.Module) -> Iterable[str]:
+    """The public methods that a component's own class adds, and `generate`.
+
+    Own is what is defined beside the class, or beside the class that has its forward.
+    """
+    kind = type(module)
+    forward = next((c for c in kind.__mro__ if "forward" in vars(c)), kind)
+    files = {kind.__module__, forward.__module__}
+    found = {"generate"} if callable(getattr(kind, "generate", None)) else set()
+    for one in kind.__mro__:
+        if one.__module__ in files and one is not torch.nn.Module:
+            found.update(n for n, value in vars(one).items() if _is_method(n, value))
+    return sorted(found)
+
+
+def _is_method(name: str, value: object) -> bool:
+    return (
+        callable(value)
+        and not isinstance(value, (type, staticmethod, classmethod))
+        and not name.startswith(("_", *_SWITCHES))
+        and not hasattr(torch.nn.Module, name)
+    )

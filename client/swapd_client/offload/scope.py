@@ -1,0 +1,187 @@
+"""What each thread holds, counted: the first entry takes, the last gives back.
+
+A thread's entries are given back by whoever made them. Those made by a forward that ended by
+KeyboardInterrupt or CancelledError are not, since torch then calls no hook: they are found at the
+thread's next entry, by the frame of the call, which is not on the stack any more.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Protocol
+
+import torch
+
+from swapd_client.client import Client
+from swapd_client.errors import SwapdError
+
+#: Every call of a module that has hooks passes through here.
+_CALL = torch.nn.Module._call_impl.__code__
+#: How far above a hook that is: the hook's own frames, torch's `inner`, and some to spare.
+_NEAR = 6
+
+
+class Held(Protocol):
+    """Something that a thread holds or does not."""
+
+    def take(self) -> Callable[[], None]:
+        """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
+
+
+class Leased:
+    """Components under one lease."""
+
+    def __init__(self, client: Client, names: list[str]) -> None:
+        self._client = client
+        #: Of components, as the daemon knows them. May change while nobody holds it.
+        self.names = names
+
+    def __repr__(self) -> str:
+        return f"<Leased {' + '.join(self.names)}>"
+
+    def take(self) -> Callable[[], None]:
+        return self._client.acquire(*self.names).release
+
+
+class Entry:
+    """One call, or one `with` block, under something held."""
+
+    __slots__ = ("by", "frame", "held", "outermost")
+
+    def __init__(self, held: Held, frame: FrameType | None, by: object) -> None:
+        self.held = held
+        #: The call; None if its end is sure to be heard of.
+        self.frame = frame
+        self.by = by
+        #: Whether the thread did not hold it before.
+        self.outermost = False
+
+
+class _Count:
+    __slots__ = ("give_back", "n")
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self.n = 1
+        self.give_back = give_back
+
+
+class Scope:
+    """What one thread holds. Used by that thread alone."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Held, _Count] = {}
+        self._entries: list[Entry] = []
+
+    def __repr__(self) -> str:
+        return f"<Scope {self._counts}>"
+
+    def __del__(self) -> None:
+        # the thread has ended, and left something behind
+        for count in self._counts.values():
+            with suppress(Exception):
+                count.give_back()
+
+    def __contains__(self, held: Held) -> bool:
+        return held in self._counts
+
+    def count_up(self, held: Held) -> bool:
+        """Hold once more; whether it was not held before."""
+        count = self._counts.get(held)
+        if count is not None:
+            count.n += 1
+            return False
+        self._counts[held] = _Count(held.take())
+        return True
+
+    def lend(self, held: Held) -> None:
+        """Hold once more what is there anyway, under a lease of the caller's."""
+        count = self._counts.get(held)
+        if count is not None:
+            count.n += 1
+        else:
+            self._counts[held] = _Count(_nothing)
+
+    def count_down(self, held: Held) -> None:
+        """Hold once less. Raises what giving back raises; then it is given back all the same."""
+        count = self._counts[held]
+        count.n -= 1
+        if not count.n:
+            del self._counts[held]
+            count.give_back()
+
+    def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
+        """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
+        entry = Entry(held, frame, by)
+        entry.outermost = self.count_up(held)
+        self._entries.append(entry)
+
+    def find(self, frame: FrameType | None, by: object) -> Entry | None:
+        """The entry of a call that ends; None if it never got in."""
+        for entry in reversed(self._entries):
+            if entry.by is by and (entry.frame is frame or not entry.frame or not frame):
+                return entry
+        return None
+
+    def leave(self, entry: Entry) -> None:
+        """A call, or a block, ends. Once: said again it is not said. Raises as `count_down`."""
+        if self._entries and self._entries[-1] is entry:
+            self._entries.pop()
+        elif entry in self._entries:
+            self._entries.remove(entry)
+        else:
+            return
+        self.count_down(entry.held)
+
+    def reap(self) -> None:
+        """Leave what calls left behind that ended without a word."""
+        if not self._entries:
+            return
+        for entry in reversed(self._entries):
+            if entry.frame is None:
+                continue
+            if _is_running(entry.frame):  # and so are those below it
+                return
+            with suppress(SwapdError):  # it ended long ago
+                self.leave(entry)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_running(call: FrameType) -> bool:
+    """Whether this frame is on the stack of the thread that asks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame is call:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def calling() -> FrameType | None:
+    """The call of a module that one of its hooks is run by; None if it cannot be told.
+
+    In compiled code it cannot, if the call was made part of its caller's.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_NEAR):
+        if frame is None or frame.f_code is _CALL:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.scope = Scope()
+
+
+_here = _Here()
+
+
+def here() -> Scope:
+    """What the calling thread holds."""
+    return _here.scope

@@ -1,0 +1,40 @@
+"""A strict daemon for the tests of a file, and a client that must leave nothing held."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from swapd_client import Client, connect
+from tests.guarantees.harness import Daemon
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """16 MiB, strict: what is touched without a lease is a fault."""
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    daemon = Daemon(folder / "d", folder / "log")
+    try:
+        yield daemon
+        daemon.close()
+    finally:
+        daemon.discard()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    """Held by nobody in the end."""
+    with connect(daemon.folder, label="test") as client:
+        yield client
+        if client.session.error is None:
+            assert {c.name: c.leases for c in client.status().components if c.leases} == {}
+        assert not client.session.leases

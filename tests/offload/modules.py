@@ -1,0 +1,96 @@
+"""Small models for the tests, and what is asked of them again and again."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from swapd_client import Client
+
+WIDTH = 256
+
+
+class Encoder(nn.Module):
+    """An embedding, a list of layers, a norm."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Two methods beside forward, one of which leads to private ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(x)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """The documentation of decode."""
+        return self._decode(x)
+
+    def _decode(self, x: torch.Tensor) -> torch.Tensor:
+        weight = nn.functional.linear(x, self.conv.weight, self.conv.bias)  # not by a call
+        return self.out(weight)  # type: ignore[no-any-return]
+
+    def enable_tiling(self) -> None:
+        self.tiling = True
+
+
+class Model(nn.Module):
+    """An encoder, a DiT, a VAE, and a head that is none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text_encoder = Encoder()
+        self.transformer = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.vae = Decoder()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.transformer(self.text_encoder(x))
+        return self.head(self.vae.decode(x))  # type: ignore[no-any-return]
+
+
+class Pipeline:
+    """As one of diffusers: not a module, but has components, of which some are."""
+
+    def __init__(self, **components: Any) -> None:
+        self.components = components
+
+
+def seeded(kind: type[nn.Module], *args: Any) -> Any:
+    """One of these, the same each time."""
+    torch.manual_seed(0)
+    return kind(*args).requires_grad_(False)
+
+
+TOKENS = torch.arange(6).reshape(2, 3)
+
+
+def evict(client: Client, *names: str) -> None:
+    """Have components leave the device, as if others had needed the memory."""
+    budget = client.status().budget_bytes
+    filler = client.register("filler", {"x": bytes(budget)})
+    client.acquire("filler").release()
+    client.unregister("filler")
+    assert filler.nbytes == budget
+    states = {c.name: c.state for c in client.status().components}
+    assert all(states[name] == "absent" for name in names), states
+
+
+def leases(client: Client) -> dict[str, int]:
+    """What is held of each component, as the daemon says."""
+    return {c.name: c.leases for c in client.status().components}

@@ -1,0 +1,149 @@
+"""One call finds a model's components, registers them, and brings each in around its use."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import Client, DuplicateName, InvalidSource
+from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evict, seeded
+
+
+def names(client: Client) -> set[str]:
+    return {c.name for c in client.status().components}
+
+
+def test_components_are_found_by_the_usual_names(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    with caplog.at_level(logging.INFO, "swapd_client"), client.attach(model) as attachment:
+        assert names(client) == {"text_encoder", "transformer", "vae"}
+        assert list(attachment.components) == ["text_encoder", "transformer", "vae"]
+        for _ in range(3):
+            evict(client, "text_encoder", "transformer", "vae")
+            assert torch.equal(model(TOKENS), expected)
+    (line,) = [r.getMessage() for r in caplog.records if "attached" in r.getMessage()]
+    assert "text_encoder (" in line
+    assert "144 B stay where they are" in line
+    assert names(client) == set()
+    assert torch.equal(model(TOKENS), expected)
+
+
+def test_a_model_in_which_nothing_has_a_usual_name_is_one_component(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Encoder)
+    expected = model(TOKENS)
+    with caplog.at_level(logging.INFO, "swapd_client"), client.attach(model, prefix="whisper"):
+        assert names(client) == {"whisper"}
+        evict(client, "whisper")
+        assert torch.equal(model(TOKENS), expected)
+    assert "none of the usual names" in caplog.text
+
+
+def test_components_of_a_pipeline_and_of_a_dict_are_found(client: Client) -> None:
+    model = seeded(Model)
+    pipeline = Pipeline(vae=model.vae, text_encoder=model.text_encoder, scheduler=object())
+    with client.attach(pipeline, prefix="flux"):
+        assert names(client) == {"flux.vae", "flux.text_encoder"}
+    with client.attach({"a": model.transformer, "b": model.head}, ["a"]):
+        assert names(client) == {"a"}
+    with client.attach({"a": model.transformer, "b": model.head}, "."):
+        assert names(client) == {"a", "b"}
+
+
+def test_a_pattern_takes_the_outermost_and_a_list_stands_for_what_is_in_it(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    with client.attach(model, ["text_encoder.*"]) as attachment:
+        assert set(attachment.components) == {
+            "text_encoder.embed",
+            "text_encoder.norm",
+            "text_encoder.layers.0",
+            "text_encoder.layers.1",
+        }
+        evict(client, *attachment.components)
+        assert torch.equal(model(TOKENS), expected)
+
+
+def test_a_name_that_matches_nothing_is_an_error_that_lists_what_there_is(client: Client) -> None:
+    with pytest.raises(InvalidSource, match=r"'thinker'.*there are: text_encoder, transformer"):
+        client.attach(seeded(Model), ["thinker"])
+    with pytest.raises(InvalidSource, match="cannot attach to a str"):
+        client.attach("model")
+    with pytest.raises(InvalidSource, match="'a' is a int"):
+        client.attach({"a": 1})
+
+
+def test_a_second_model_of_the_same_names_is_told_of_prefix(client: Client) -> None:
+    first, second = seeded(Model), seeded(Model)
+    with client.attach(first):
+        with pytest.raises(DuplicateName, match="prefix="):
+            client.attach(second, ["vae"])
+        with client.attach(second, prefix="second"):
+            assert "second.vae" in names(client)
+            assert torch.equal(first(TOKENS), second(TOKENS))
+
+
+def test_all_of_it_is_attached_or_nothing(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    client.register("vae", {"x": b"taken"})
+    with pytest.raises(DuplicateName):
+        client.attach(model)
+    assert names(client) == {"vae"}
+    assert torch.equal(model(TOKENS), expected)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> None:
+    model = seeded(Model)
+    model.vae.extra = "mine"
+    before = {name: set(module.__dict__) for name, module in model.named_modules()}
+    expected = model(TOKENS)
+    attachment = client.attach(model)
+    model(TOKENS)
+    attachment.detach()
+    attachment.detach()
+    assert {name: set(module.__dict__) for name, module in model.named_modules()} == before
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert model.vae.decode.__func__ is Decoder.decode
+    assert names(client) == set()
+    model.head.weight.add_(0)
+    for parameter in model.parameters():
+        parameter.add_(1).sub_(1)  # writable, whatever is resident
+    assert torch.allclose(model(TOKENS), expected, atol=1e-3)
+
+
+def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    client.attach(model)
+    client.close()
+    assert torch.equal(model(TOKENS), expected)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+class Nothing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vae = nn.Identity()
+        self.dit = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dit(self.vae(x))  # type: ignore[no-any-return]
+
+
+def test_a_component_without_parameters_is_free(client: Client) -> None:
+    """Nothing is registered for it, and nothing asked when it is called or used."""
+    model = seeded(Nothing)
+    with client.attach(model) as attachment:
+        assert names(client) == {"dit"}
+        assert attachment.components["vae"].nbytes == 0
+        assert not model.vae._forward_hooks
+        with attachment.use("vae"):
+            assert not client.session.leases
+        model(torch.ones(2, 8))
