@@ -25,6 +25,7 @@ from swapd.config import Config
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
+from swapd.core.forecast import forecast
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
 from swapd.fds import OwnedFd
 from swapd.journal import Journal, Start
@@ -262,6 +263,9 @@ class Daemon:
             problem = explain.REPLAYED
         if problem:
             self._router.reply(peer, protocol.Refused(request.id, "bad_request", problem))
+            return
+        if isinstance(request, protocol.Forecast):
+            self._router.reply(peer, forecast(self._core, request, session, self._clock()))
             return
         if isinstance(request, protocol.Cancel):
             self._peers.pop((session, request.acquire), None)

@@ -134,6 +134,12 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
     names: tuple[str, ...]
 
 
+class Forecast(Request, frozen=True, tag="forecast"):
+    """What would acquiring these do now? Answered at once; changes nothing."""
+
+    names: tuple[str, ...]
+
+
 class Status(Request, frozen=True, tag="status"):
     pass
 
@@ -147,6 +153,7 @@ AnyRequest = (
     | Release
     | Cancel
     | Prefetch
+    | Forecast
     | Status
 )
 
@@ -175,6 +182,45 @@ class Granted(Reply, frozen=True, tag="granted"):
 class Refused(Reply, frozen=True, tag="refused"):
     code: Code
     message: str
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """What would be evicted. `bytes_back` of it are written back first."""
+
+    name: str
+    nbytes: int
+    bytes_back: int
+    reason: str
+
+
+class InTheWay(msgspec.Struct, frozen=True):
+    """What would have to be waited for, and why, for people."""
+
+    name: str
+    why: str
+
+
+class ForecastReply(Reply, frozen=True, tag="forecast"):
+    """What acquiring `names` would do now. Bytes are bytes.
+
+    `victims` are evicted at once, unless somebody must be waited for: then it depends on when
+    they give way. `seconds` is what the copies alone would take, by what was measured; None if
+    nothing was.
+    """
+
+    names: tuple[str, ...]
+    bytes_in: int
+    bytes_coming: int  # on their way already
+    bytes_back: int
+    victims: tuple[Victim, ...]
+    waits_for: tuple[InTheWay, ...]
+    seconds: float | None
+    bytes_per_s: float | None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether nobody has to be waited for."""
+        return not self.waits_for
 
 
 class ComponentStatus(msgspec.Struct, frozen=True):
@@ -238,7 +284,7 @@ class StatusReply(Reply, frozen=True, tag="status"):
     notes: tuple[str, ...] = ()  # what people should know about the device
 
 
-AnyReply = Done | Granted | Refused | StatusReply
+AnyReply = Done | Granted | Refused | ForecastReply | StatusReply
 
 
 # --- lifeline ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names(request.names) or _timeout(request.timeout_s)
         case protocol.AcquireWorkspace():
             return _workspace(request.nbytes) or _timeout(request.timeout_s)
-        case protocol.Prefetch():
+        case protocol.Prefetch() | protocol.Forecast():
             return _names(request.names)
         case protocol.Register():
             names = (request.name, request.part_of) if request.part_of else (request.name,)
@@ -63,7 +63,7 @@ def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
 
 
 def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent:
-    """The event that `request` of `session` is. Status is none: it changes nothing."""
+    """The event that `request` of `session` is. Questions are none: they change nothing."""
     match request:
         case protocol.Acquire():
             return events.Acquire(
@@ -110,5 +110,5 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.priority,
                 None if request.timeout_s is None else now + request.timeout_s,
             )
-        case protocol.Status():
-            raise ValueError("status is no event")
+        case protocol.Status() | protocol.Forecast():
+            raise ValueError("a question is no event")

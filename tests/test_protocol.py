@@ -52,8 +52,10 @@ def test_every_message_is_carried_by_some_channel() -> None:
     parts = {
         protocol.Placement,
         protocol.ComponentStatus,
+        protocol.InTheWay,
         protocol.ProcessStatus,
         protocol.SessionStatus,
+        protocol.Victim,
     }
     bases = {protocol.Request, protocol.Reply}
     declared = {

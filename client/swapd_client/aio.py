@@ -210,6 +210,12 @@ class AsyncClient:
             raise
         await _in_thread(session.unbind, part)
 
+    async def forecast(self, *names: str) -> protocol.ForecastReply:
+        """As `Client.forecast`."""
+        reply = await self._call(protocol.Forecast(self.session.next_id(), names))
+        assert isinstance(reply, protocol.ForecastReply)
+        return reply
+
     async def status(self) -> protocol.StatusReply:
         """As `Client.status`."""
         reply = await self._call(protocol.Status(self.session.next_id()))

@@ -311,6 +311,16 @@ class Client:
         self._attachments.append(attachment)
         return attachment
 
+    def forecast(self, *names: str) -> protocol.ForecastReply:
+        """What `acquire(*names)` would do now: bytes, victims, whom it waits for, seconds.
+
+        Changes nothing, and promises nothing either: others may come first. Raises what the
+        acquire would raise at once.
+        """
+        reply = self._call(protocol.Forecast(self.session.next_id(), names))
+        assert isinstance(reply, protocol.ForecastReply)
+        return reply
+
     def status(self) -> protocol.StatusReply:
         """What is on the device, who holds it, and how much was moved."""
         reply = self._call(protocol.Status(self.session.next_id()))

@@ -328,6 +328,7 @@ REQUESTS: list[protocol.AnyRequest] = [
     protocol.Cancel(1 << 44, 9),
     protocol.Prefetch(1 << 45, ("a",)),
     protocol.Unregister(1 << 46, "x"),
+    protocol.Forecast(1 << 47, ("a", "b")),
 ]
 
 

@@ -1,0 +1,165 @@
+"""What an acquire would do if it came now. Changes nothing.
+
+The choices are those of `planner.py` and `admission.py`, asked by a waiter that is in no queue;
+so what is said here is what they then do, unless something happens in between.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from swapd.core import explain
+from swapd.core.ledger import Ledger
+from swapd.core.planner import choose, in_the_way, stays_until
+from swapd.core.records import Component, State, Waiter
+from swapd.core.residency import Residency
+from swapd.protocol import Code, Forecast, ForecastReply, InTheWay, Refused, Victim
+from swapd.units import seconds
+
+#: No thread or task has this number, so what it would hold is nothing.
+_NOBODY = -1
+#: Later than all who came before.
+_LAST = 1 << 62
+#: At most so many of those that are first in the queue are named.
+_NAMED = 3
+
+
+def forecast(core: Residency, asked: Forecast, session: int, now: float) -> ForecastReply | Refused:
+    """What `session` would see if it acquired these at `now`: the same refusal, or this."""
+    ledger, admission = core.ledger, core.admission
+    if core.stopping:
+        return Refused(asked.id, "stopping", explain.STOPPING)
+    names = tuple(dict.fromkeys(asked.names))
+    for name in names:
+        if not ledger.may_be_acquired(name):
+            return Refused(asked.id, "unknown_component", explain.unknown(ledger, name))
+    components = [ledger.components[n] for n in names]
+    w = Waiter(session, asked.id, _NOBODY, names, 0, None, False, now, _LAST)
+    shared = admission.may_share(w, components)
+    if problem := _refusal(core, components, shared=shared):
+        return Refused(asked.id, *problem)
+    victims: list[Victim] = []
+    waits: list[InTheWay] = []
+    if not shared:
+        victims, waits = _room(core, w, components, now)
+    return _reply(ledger, w, components, victims, waits, now)
+
+
+def _refusal(core: Residency, asked: list[Component], *, shared: bool) -> tuple[Code, str] | None:
+    """Why they would be refused at once, or None."""
+    for c in asked:
+        if c.damaged:
+            return "device_failed", explain.damaged(c)
+    if core.ledger.down and (problem := core.admission.cannot_come_in(asked)):
+        return problem
+    return None if shared else core.admission.never_fits(asked)
+
+
+def _room(
+    core: Residency, w: Waiter, asked: list[Component], now: float
+) -> tuple[list[Victim], list[InTheWay]]:
+    """What would be evicted at once, or else whom it would wait for."""
+    ledger = core.ledger
+    first = [o for o in core.admission.queue.queued if o.order < w.order]
+    if first:
+        return [], [_first(ledger, o) for o in islice(first, _NAMED)]
+    if leaving := [c for c in asked if c.evicting]:
+        return [], [InTheWay(c.name, "leaving; it comes back when it has left") for c in leaving]
+    rivals = ledger.rivals(asked)
+    missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
+    room = choose(ledger, asked, missing, rivals, lambda c: stays_until(ledger, c) <= now)
+    if room is None:
+        going = in_the_way(ledger, asked, missing, rivals, w.owner)
+        return [], list(_blocking(ledger, asked, going, now))
+    victims = [_victim(c, "alternating") for c in room.rivals]
+    return victims + [_victim(c, "room") for c in room.victims], []
+
+
+def _victim(c: Component, reason: str) -> Victim:
+    return Victim(c.name, c.nbytes, c.nbytes if c.dirty else 0, reason)
+
+
+def _first(ledger: Ledger, w: Waiter) -> InTheWay:
+    why = f"{explain.who(ledger, w.session)} waits for it, and comes first"
+    return InTheWay(explain.asked_for(ledger, w), why)
+
+
+def _blocking(
+    ledger: Ledger, asked: list[Component], going: list[Component], now: float
+) -> Iterable[InTheWay]:
+    """Those that must go and cannot; and what is promised to others, which come first."""
+    for c in going:
+        if c.leases:
+            yield InTheWay(explain.called(c), f"leased by {', '.join(explain.holders(ledger, c))}")
+        elif (until := stays_until(ledger, c)) > now:
+            why = f"in use a moment ago, and kept for another {seconds(until - now)}"
+            yield InTheWay(c.name, why)
+    for c in ledger.components.values():
+        if c.promised and c not in asked and c not in going:
+            sessions = ", ".join(explain.who(ledger, s) for s in sorted({s for s, _ in c.promised}))
+            yield InTheWay(explain.called(c), f"coming in for {sessions}")
+
+
+# --- how long it would take --------------------------------------------------------------
+
+
+def _reply(
+    ledger: Ledger,
+    w: Waiter,
+    asked: list[Component],
+    victims: list[Victim],
+    waits: list[InTheWay],
+    now: float,
+) -> ForecastReply:
+    loads = [c for c in asked if c.state is State.ABSENT or c.evicting]
+    rate = measured_rate(ledger.components.values())
+    return ForecastReply(
+        id=w.request,
+        names=w.names,
+        bytes_in=sum(c.nbytes for c in loads),
+        bytes_coming=sum(c.nbytes for c in asked if c.state is State.LOADING),
+        bytes_back=sum(v.bytes_back for v in victims),
+        victims=tuple(victims),
+        waits_for=tuple(waits),
+        seconds=_seconds(ledger, loads, asked, victims, rate, now),
+        bytes_per_s=rate,
+    )
+
+
+def measured_rate(components: Iterable[Component]) -> float | None:
+    """Bytes per second of the last swap-in of each; None if there was none."""
+    measured = [c for c in components if c.swap_in_s and c.nbytes and not c.workspace]
+    took_s = sum(c.swap_in_s or 0.0 for c in measured)
+    return sum(c.nbytes for c in measured) / took_s if took_s else None
+
+
+def _seconds(
+    ledger: Ledger,
+    loads: list[Component],
+    asked: list[Component],
+    victims: list[Victim],
+    rate: float | None,
+    now: float,
+) -> float | None:
+    """Until all copies it would need have ended, if nobody had to be waited for.
+
+    One copy runs at a time in each direction, so what was ordered before comes in first. What
+    is saved is saved while others come in.
+    """
+    coming = [m.component for m in ledger.moves.values() if m.component.state is State.LOADING]
+    last = max((c.generation for c in coming if loads or c in asked), default=0)
+    ahead = [c for c in coming if c.generation <= last and not c.workspace]
+    if not loads and not ahead:
+        return 0.0
+    times = [_swap_in_s(c, rate) for c in (*loads, *ahead)]
+    if rate is None or None in times:
+        return None
+    done = sum(min(now - c.load_started, _swap_in_s(c, rate) or 0.0) for c in ahead)
+    back = sum(v.bytes_back for v in victims) / rate
+    return max(sum(t or 0.0 for t in times) - done, back)
+
+
+def _swap_in_s(c: Component, rate: float | None) -> float | None:
+    """Its own last one, else what the others' say."""
+    if c.swap_in_s is not None:
+        return c.swap_in_s
+    return c.nbytes / rate if rate else (None if c.nbytes else 0.0)

@@ -1,0 +1,62 @@
+"""`client.forecast` against a real daemon: what it says is what the acquire then does."""
+
+import pytest
+
+import swapd_client
+from swapd import spawn
+from swapd.protocol import Victim
+from swapd_client import BadRequest, TooLarge, UnknownComponent
+
+MIB = 1 << 20
+
+
+def test_what_is_foretold_is_what_happens() -> None:
+    with (
+        spawn.daemon(budget="16MiB", isolation="strict", residency_factor=0) as daemon,
+        swapd_client.connect(daemon.folder, label="first") as client,
+        swapd_client.connect(daemon.folder, label="second") as other,
+    ):
+        client.register("a", {"x": bytes(10 * MIB)})
+        client.register("b", {"x": bytes(10 * MIB)})
+        assert client.forecast("b").seconds is None  # nothing was measured yet
+        client.acquire("a").release()
+
+        foretold = client.forecast("b")
+        assert foretold.bytes_in == 10 * MIB
+        assert foretold.victims == (Victim("a", 10 * MIB, 0, "room"),)
+        assert foretold.seconds
+        before = client.status()
+        assert (before.loads, before.evictions) == (1, 0), "a forecast changed something"
+
+        client.acquire("b").release()
+        after = client.status()
+        assert (after.bytes_in - before.bytes_in, after.evictions) == (10 * MIB, 1)
+        assert client.forecast("b").bytes_in == 0
+
+        with other.acquire("b"):
+            held = client.forecast("a")
+            assert not held.at_once
+            assert held.waits_for[0].name == "b"
+            assert "second (session" in held.waits_for[0].why
+
+
+def test_it_raises_what_the_acquire_would() -> None:
+    with (
+        spawn.daemon(budget="16MiB") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        client.register("a", {"x": bytes(10 * MIB)})
+        client.register("b", {"x": bytes(10 * MIB)})
+        with pytest.raises(UnknownComponent, match="did you mean"):
+            client.forecast("aa")
+        with pytest.raises(TooLarge, match="--budget"):
+            client.forecast("a", "b")
+        with pytest.raises(BadRequest, match="at least one"):
+            client.forecast()
+
+
+async def test_the_asyncio_client_asks_the_same() -> None:
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("a", {"x": bytes(MIB)})
+            assert (await client.forecast("a")).bytes_in == MIB

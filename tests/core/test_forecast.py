@@ -1,0 +1,286 @@
+"""A forecast says what the acquire then does, and does nothing itself."""
+
+import pickle
+
+import pytest
+
+from swapd import protocol
+from swapd.core import Residency
+from swapd.core.actions import AnyAction, CopyIn, CopyOut, Evict, Refuse
+from swapd.core.forecast import forecast
+from swapd.core.records import Key
+from tests.core import driver
+from tests.core.driver import Choices
+from tests.core.world import World
+
+Answer = protocol.ForecastReply | protocol.Refused
+
+
+def ask(w: World, session: int, *names: str) -> Answer:
+    """Ask, and see that nothing was changed by it."""
+    before = pickle.dumps((w.ledger.__dict__, list(w.core.admission.queue)))
+    answer = forecast(w.core, protocol.Forecast(1, names), session, w.now)
+    assert pickle.dumps((w.ledger.__dict__, list(w.core.admission.queue))) == before
+    return answer
+
+
+def told(w: World, session: int, *names: str) -> protocol.ForecastReply:
+    answer = ask(w, session, *names)
+    assert isinstance(answer, protocol.ForecastReply), answer
+    return answer
+
+
+@pytest.fixture
+def w() -> World:
+    world = World(10, residency_bound_s=0.5)
+    world.open("worker")
+    world.open("other")
+    return world
+
+
+def pair(w: World) -> tuple[int, int]:
+    first, second = sorted(w.sessions)
+    return first, second
+
+
+# --- what is said ------------------------------------------------------------------------
+
+
+def test_what_is_in_costs_nothing(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "a", 4)
+    w.touch(one, "a")
+    answer = told(w, one, "a")
+    assert (answer.bytes_in, answer.victims, answer.seconds) == (0, (), 0.0)
+    assert answer.at_once
+
+
+def test_what_is_absent_is_copied_in_and_none_goes_needlessly(w: World) -> None:
+    one, two = pair(w)
+    for name, nbytes in (("a", 4), ("b", 5), ("c", 6)):
+        w.register(one, name, nbytes)
+    w.touch(one, "a")
+    w.touch(one, "b")
+    answer = told(w, two, "c")
+    assert answer.bytes_in == 6
+    assert answer.victims == (protocol.Victim("b", 5, 0, "room"),)  # without "a" it will do
+
+
+def test_a_mutable_victim_is_written_back(w: World) -> None:
+    one, two = pair(w)
+    w.register(one, "m", 6, mutable=True)
+    w.register(two, "c", 6)
+    w.touch(one, "m")
+    answer = told(w, two, "c")
+    assert answer.victims == (protocol.Victim("m", 6, 6, "room"),)
+    assert answer.bytes_back == 6
+
+
+def test_a_rival_goes_though_there_is_room(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "x", 2, "alternating", "g")
+    w.register(one, "y", 2, "alternating", "g")
+    w.touch(one, "x")
+    assert told(w, one, "y").victims == (protocol.Victim("x", 2, 0, "alternating"),)
+
+
+def test_who_holds_what_must_go_is_named(w: World) -> None:
+    one, two = pair(w)
+    w.register(one, "a", 6)
+    w.register(one, "b", 6)
+    w.use(one, "a")
+    answer = told(w, two, "b")
+    assert not answer.at_once
+    assert answer.waits_for == (protocol.InTheWay("a", f"leased by worker (session {one})"),)
+    assert answer.victims == ()
+
+
+def test_who_is_first_in_the_queue_is_named(w: World) -> None:
+    one, two = pair(w)
+    for name in ("a", "b", "c"):
+        w.register(one, name, 6)
+    w.use(one, "a")
+    w.acquire(two, "b")
+    answer = told(w, one, "c")
+    assert [way.name for way in answer.waits_for] == ["b"]
+    assert "other (session" in answer.waits_for[0].why
+
+
+def test_what_is_busy_is_kept_and_for_how_long(w: World) -> None:
+    one, two = pair(w)
+    w.register(one, "a", 6)
+    w.register(one, "b", 6)
+    key = w.acquire(one, "a")
+    w.now += 0.4
+    w.settle()
+    w.release(key)
+    w.release(w.acquire(one, "a"))
+    answer = told(w, two, "b")
+    assert [way.name for way in answer.waits_for] == ["a"]
+    assert "kept for another 200 ms" in answer.waits_for[0].why
+    w.now += 0.3
+    assert told(w, two, "b").at_once
+
+
+def test_what_is_leaving_comes_back_when_it_has_left(w: World) -> None:
+    one, two = pair(w)
+    w.register(one, "m", 6, mutable=True)
+    w.register(two, "c", 6)
+    w.touch(one, "m")
+    w.acquire(two, "c")
+    answer = told(w, one, "m")
+    assert not answer.at_once
+    assert answer.bytes_in == 6
+
+
+def test_what_is_promised_to_another_is_said(w: World) -> None:
+    one, two = pair(w)
+    w.register(one, "a", 6)
+    w.register(one, "b", 6)
+    w.acquire(two, "a")
+    (way,) = told(w, one, "b").waits_for
+    assert way == protocol.InTheWay("a", f"coming in for other (session {two})")
+
+
+# --- what would be refused ---------------------------------------------------------------
+
+
+def refused(answer: Answer) -> str:
+    assert isinstance(answer, protocol.Refused)
+    return answer.code
+
+
+def test_what_the_acquire_would_be_refused_for_is_the_answer(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "a", 6)
+    w.register(one, "b", 6)
+    w.register(one, "x", 2, "alternating", "g")
+    w.register(one, "y", 2, "alternating", "g")
+    assert refused(ask(w, one, "nobody")) == "unknown_component"
+    assert refused(ask(w, one, "a", "b")) == "too_large"
+    assert refused(ask(w, one, "x", "y")) == "conflict"
+    w.stop()
+    assert refused(ask(w, one, "a")) == "stopping"
+
+
+# --- how long it takes -------------------------------------------------------------------
+
+
+def test_nothing_measured_is_nothing_foretold(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "a", 4)
+    answer = told(w, one, "a")
+    assert answer.seconds is None
+    assert answer.bytes_per_s is None
+
+
+def load(w: World, session: int, name: str, seconds: float) -> None:
+    key = w.acquire(session, name)
+    w.now += seconds
+    w.settle()
+    w.release(key)
+
+
+def test_its_own_last_swap_in_says_how_long(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "a", 6)
+    w.register(one, "b", 6)
+    load(w, one, "a", 3.0)
+    load(w, one, "b", 1.0)
+    assert told(w, one, "a").seconds == pytest.approx(3.0)
+
+
+def test_else_the_rate_of_the_others_does(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "a", 6)
+    w.register(one, "b", 3)
+    load(w, one, "a", 3.0)
+    answer = told(w, one, "b")
+    assert answer.bytes_per_s == pytest.approx(2.0)
+    assert answer.seconds == pytest.approx(1.5)
+
+
+def test_what_is_on_its_way_already_comes_first(w: World) -> None:
+    one, two = pair(w)
+    for name, nbytes in (("a", 2), ("b", 4), ("c", 4)):
+        w.register(one, name, nbytes)
+    load(w, one, "a", 1.0)
+    w.acquire(two, "b")
+    w.now += 0.5
+    assert told(w, one, "c").seconds == pytest.approx(2.0 - 0.5 + 2.0)
+    coming = told(w, one, "b")
+    assert (coming.bytes_in, coming.bytes_coming) == (0, 4)
+    assert coming.seconds == pytest.approx(1.5)
+
+
+# --- whatever the state is ---------------------------------------------------------------
+
+
+#: Much is released and comes to its end, so that some acquires can be let in at once.
+CALM: dict[driver.Move, int] = {
+    driver.open_session: 1,
+    driver.leave: 1,
+    driver.exit_process: 1,
+    driver.register: 5,
+    driver.unregister: 1,
+    driver.acquire: 2,
+    driver.acquire_workspace: 1,
+    driver.release: 30,
+    driver.come_back: 5,
+    driver.cancel: 8,
+    driver.prefetch: 1,
+    driver.end_master: 4,
+    driver.end_move: 24,
+    driver.end_ack: 24,
+    driver.sleep: 3,
+}
+
+
+class Foresight:
+    """Before every acquire of its own it asks; the acquire then does what was said."""
+
+    def __init__(self) -> None:
+        #: How often something was foretold to be evicted, or refused, or waited for.
+        self.victims = self.refused = self.waits = 0
+
+    def __call__(self, w: World, choose: Choices) -> bool:
+        if not w.sessions or not w.owner:
+            return False
+        session = choose.pick(sorted(w.sessions))
+        names = [choose.pick(sorted(w.owner)) for _ in range(choose.pick((1, 1, 1, 2)))]
+        answer = ask(w, session, *names)
+        key = w.acquire(session, *names, agent=99)
+        reply, done = w.answers.get(key), list(w.out)
+        if isinstance(answer, protocol.Refused):
+            self.refused += 1
+            assert isinstance(reply, Refuse)
+            assert reply.code == answer.code
+        elif answer.at_once:
+            self.victims += bool(answer.victims)
+            self._did_as_told(answer, key, done)
+            assert not isinstance(reply, Refuse)
+        else:
+            self.waits += 1
+        if choose.chance(3):
+            w.cancel(key)
+        return True
+
+    def _did_as_told(self, answer: protocol.ForecastReply, key: Key, done: list[AnyAction]) -> None:
+        evicted = [a for a in done if isinstance(a, Evict) and a.waiter == key]
+        assert [(a.name, a.reason) for a in evicted] == [(v.name, v.reason) for v in answer.victims]
+        saved = {v.name for v in answer.victims if v.bytes_back}
+        assert {a.name for a in done if isinstance(a, CopyOut)} <= saved
+        coming = [a for a in done if isinstance(a, CopyIn) and a.name in answer.names]
+        assert sum(a.nbytes for a in coming) in (0, answer.bytes_in)
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_acquire_does_what_was_foretold_in_whatever_state(strict: bool) -> None:
+    foresight = Foresight()
+    for seed in range(60):
+        moves: dict[driver.Move, int] = {**CALM, foresight: 16}
+        driver.drive(Residency, seed, steps=400, strict=strict, moves=moves)
+    assert foresight.victims > 150
+    assert foresight.refused > 50
+    assert foresight.waits > 50
