@@ -15,8 +15,8 @@ from swapd.demo import stages, worker
 from swapd.demo.wire import unpack
 from swapd.units import size
 
-#: Above the largest stage by 15 %, and under two thirds of the three together.
-BUDGET_BYTES = 190 << 20
+#: Above the largest stage by 15 %, and under half of the three together.
+BUDGET_BYTES = 168 << 20
 SEED = 7
 
 
