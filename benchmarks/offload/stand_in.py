@@ -1,0 +1,109 @@
+"""Memory that stands in for a device's, for offloaders that move modules with `.to()`.
+
+Their hooks ask where a module is, and send it there. There is no GPU, so the device is `cpu:0`:
+torch tells it from `cpu` where devices are compared, and computes on it as on the CPU. A module
+that is sent there is really copied to other memory, and back, at a bandwidth of one's choice;
+every byte is counted.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+HOST = torch.device("cpu")
+DEVICE = torch.device("cpu:0")
+
+
+class _Parameter(torch.nn.Parameter):
+    """One on the device: it says so."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+
+class _Buffer(torch.Tensor):
+    """One on the device: it says so."""
+
+    # operators give plain tensors
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+
+class StandIn:
+    """The device's memory, and what was copied. Bytes; `bandwidth` in bytes a second."""
+
+    def __init__(self, bandwidth: float | None = None) -> None:
+        self.bytes_in = 0
+        self.bytes_back = 0
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._bandwidth = bandwidth
+        #: What backs each tensor that is there, by its id.
+        self._taken: dict[int, torch.Tensor] = {}
+        #: Given back, by size: kept for the next, as torch's allocator for GPUs does.
+        self._free: dict[int, list[torch.Tensor]] = {}
+
+    def move(self, module: torch.nn.Module, device: torch.device) -> bool:
+        """Copy what is not on `device` yet, parameters and buffers; whether there was any.
+
+        Blocks for the copy.
+        """
+        started = time.perf_counter()
+        moved = 0
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if tensor.device != device:
+                moved += self._bring(tensor) if device == DEVICE else self._send_back(tensor)
+        if self._bandwidth is not None and moved:
+            time.sleep(max(0.0, started + moved / self._bandwidth - time.perf_counter()))
+        return moved > 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have `Module.to` of every module mean this device, until the block ends."""
+        usual = torch.nn.Module.to
+
+        def to(module: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
+            device, dtype, _, _ = torch._C._nn._parse_to(*args, **options)
+            if dtype is not None:
+                usual(module, dtype)
+            if device is not None:
+                self.move(module, device)
+            return module
+
+        torch.nn.Module.to = to  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.nn.Module.to = usual  # type: ignore[method-assign]
+
+    def _bring(self, tensor: torch.Tensor) -> int:
+        nbytes = tensor.numel() * tensor.element_size()
+        free = self._free.setdefault(nbytes, [])
+        memory = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8)
+        there = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        there.copy_(tensor.detach())
+        tensor.data = there
+        tensor.__class__ = _Parameter if isinstance(tensor, torch.nn.Parameter) else _Buffer
+        self._taken[id(tensor)] = memory
+        self.bytes_in += nbytes
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return nbytes
+
+    def _send_back(self, tensor: torch.Tensor) -> int:
+        tensor.__class__ = torch.nn.Parameter if isinstance(tensor, _Parameter) else torch.Tensor
+        memory = self._taken.pop(id(tensor))
+        here = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        here.copy_(tensor.detach())
+        tensor.data = here
+        self._free[memory.nbytes].append(memory)
+        self.bytes_back += memory.nbytes
+        self.live_bytes -= memory.nbytes
+        return memory.nbytes
