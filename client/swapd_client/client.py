@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapd_client.offload.attachment import Attachment
+    from swapd_client.offload.settings import OffloadSettings
 
 #: What can be registered: a module's parameters, named tensors, or named buffers.
 Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer]"
@@ -281,10 +282,12 @@ class Client:
         model: object,
         components: str | Sequence[str] | None = None,
         *,
+        settings: "OffloadSettings | None" = None,
         prefix: str = "",
         policy: protocol.Policy = "lru",
         wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
         extra_tensors: Sequence[str] = (),
+        **flags: Any,
     ) -> "Attachment":
         """Register a model's components, and bring each in around whatever runs it.
 
@@ -294,17 +297,28 @@ class Client:
         without it, those of the usual names that are found. `prefix` goes before their names in
         the daemon: "flux" makes "flux.vae".
 
+        How they share the device: `policy` (as in `register`; "alternating": these exclude each
+        other), or `settings`, or the settings themselves (`cpu_offload_strategy="sequential"`, see
+        `offload/settings.py`).
+
+        `wrap_methods`: methods that use a component's weights, beside the public ones of its own
+        class; by component, or for all that have them. `extra_tensors`: names or patterns of
+        tensors that are neither parameters nor buffers, and never change.
+
         Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
-        what cannot be attached, and as `register`.
+        what cannot be attached, InvalidSettings, and as `register`.
         """
-        from swapd_client.offload.attachment import attach
+        from swapd_client.offload.attaching import attach
+        from swapd_client.offload.strategy import How
 
         attachment = attach(
             self,
             model,
             components,
             prefix=prefix,
-            policy=policy,
+            given=settings,
+            flags=flags,
+            how=How(policy, exclusive=policy == "alternating"),
             wrap_methods=wrap_methods,
             extra_tensors=extra_tensors,
         )

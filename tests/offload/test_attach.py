@@ -27,7 +27,7 @@ def test_components_are_found_by_the_usual_names(
             assert torch.equal(model(TOKENS), expected)
     (line,) = [r.getMessage() for r in caplog.records if "attached" in r.getMessage()]
     assert "text_encoder (" in line
-    assert "144 B stay where they are" in line
+    assert "144 B of other parameters stay where they are" in line
     assert names(client) == set()
     assert torch.equal(model(TOKENS), expected)
 

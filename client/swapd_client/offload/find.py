@@ -135,7 +135,7 @@ def _automatic(modules: Mapping[str, Module]) -> list[Found]:
 
 def _whole(roots: Mapping[str, Module]) -> list[Found]:
     return [
-        Found(name or type(_bare(root)).__name__, root, whole=not name)
+        Found(name or type(bare(root)).__name__, root, whole=not name)
         for name, root in roots.items()
     ]
 
@@ -176,7 +176,7 @@ def _callable(path: str, module: Module) -> Iterator[Found]:
         yield Found(path, module)
 
 
-def _bare(module: Module) -> Module:
+def bare(module: Module) -> Module:
     """What a compiled module was made from."""
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner

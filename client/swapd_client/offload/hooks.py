@@ -21,16 +21,15 @@ _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 class Gate:
     """The way into a component: what is held, and what is looked at before."""
 
-    def __init__(self, name: str, held: Held, whole: Held, before: Callable[[], None]) -> None:
+    def __init__(self, name: str, held: Held, whole: Held) -> None:
         """`held` is what an entry here holds: the component, or a block of it; `whole` is held
-        whenever any of it is. `before()` is called when a thread is about to hold the component.
+        whenever any of it is.
         """
         self.name = name
         self.held = held
         self.whole = whole
         #: Those that backward would read.
         self.parameters: tuple[torch.Tensor, ...] = ()
-        self._before = before
 
     def enter(self, by: object, frame: FrameType | None = None) -> None:
         """A call begins. `frame`: the call, if nobody may say that it ends.
@@ -41,7 +40,6 @@ class Gate:
         scope.reap()
         if self.whole not in scope:
             self._check()
-            self._before()
         scope.enter(self.held, frame, by)
 
     def leave(self, by: object, output: Any, frame: FrameType | None = None) -> Any:

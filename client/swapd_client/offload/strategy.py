@@ -1,0 +1,102 @@
+"""What the settings mean for each component of a model. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swapd.protocol import Policy
+from swapd_client.errors import InvalidSource
+from swapd_client.offload.find import DITS, ENCODERS, VAES
+from swapd_client.offload.settings import OffloadSettings
+
+#: The family of all encoders: they exclude the DiTs, but not each other.
+ENCODERS_FAMILY = "encoders"
+
+
+@dataclass(frozen=True)
+class How:
+    """How a component shares the device."""
+
+    policy: Policy = "lru"
+    #: It excludes the others that do.
+    exclusive: bool = False
+    #: The family that it is part of.
+    part_of: str = ""
+    #: Block by block.
+    streamed: bool = False
+    #: Of a streamed one: what is to stay in, bytes or a size; None: what there is room for.
+    resident: int | str | None = None
+
+
+def kind_of(name: str) -> str:
+    """What a component is, by its name: "dit", "encoder", "vae", or ""."""
+    last = name.rpartition(".")[2]
+    bare = last.rstrip("0123456789").rstrip("_")
+    kinds = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
+    return next((kind for kind, names in kinds.items() if last in names or bare in names), "")
+
+
+def of_settings(sizes: Mapping[str, int], settings: OffloadSettings) -> dict[str, How]:
+    """`sizes`: of the components, bytes. Without a switch that is on there is none to say."""
+    match settings.mode:
+        case "off":
+            return {}
+        case "alternating":
+            hows = dict.fromkeys(sizes, How("alternating", exclusive=True))
+        case "sequential":
+            hows = dict.fromkeys(sizes, How("sequential"))
+        case "model":
+            hows = {name: _ALTERNATING.get(kind_of(name), How()) for name in sizes}
+        case "layerwise":
+            hows = {name: _STAYING.get(kind_of(name), How()) for name in sizes}
+            for name in _worth_streaming(sizes):
+                hows[name] = How(streamed=True)
+        case "partial":
+            hows = dict.fromkeys(sizes, How())
+    if settings.offloaded_bytes:
+        for name in _worth_streaming(sizes):
+            how = hows[name]
+            rest = max(sizes[name] - settings.offloaded_bytes, 0)
+            hows[name] = How(how.policy, how.exclusive, how.part_of, True, rest)
+    return hows
+
+
+_STAYING = {"vae": How("resident")}
+_ALTERNATING = {
+    "dit": How("alternating", exclusive=True),
+    "encoder": How("alternating", exclusive=True, part_of=ENCODERS_FAMILY),
+    **_STAYING,
+}
+
+
+def _worth_streaming(names: Mapping[str, int]) -> list[str]:
+    """The DiTs; if there are none, what is neither an encoder nor a VAE; if need be, all."""
+    dits = [name for name in names if kind_of(name) == "dit"]
+    return dits or [name for name in names if not kind_of(name)] or list(names)
+
+
+def of_arguments(
+    sizes: Mapping[str, int],
+    hows: Mapping[str, How],
+    resident: int | str | Mapping[str, int | str] | None,
+    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
+) -> dict[str, How]:
+    """`hows`, and what `attach` was told to stream: what `resident` or `blocks` names.
+
+    Without names they are of all that is worth it. Raises: InvalidSource.
+    """
+    changed = dict(hows)
+    for what, given in (("resident", resident), ("blocks", blocks)):
+        if given is None:
+            continue
+        names = list(given) if isinstance(given, Mapping) else _worth_streaming(sizes)
+        for name in names:
+            if name not in changed:
+                raise InvalidSource(
+                    f"{what}: no component is called {name!r}; there are: {', '.join(changed)}"
+                )
+            how = changed[name]
+            amount = how.resident
+            if what == "resident":
+                amount = given[name] if isinstance(given, Mapping) else given  # type: ignore[assignment]
+            changed[name] = How(how.policy, how.exclusive, how.part_of, True, amount)
+    return changed

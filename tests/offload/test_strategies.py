@@ -1,0 +1,199 @@
+"""What each setting promises, seen on the device; and what it comes to, component by component."""
+
+import pytest
+import torch
+
+from swapd_client import Client, InvalidSource
+from swapd_client.offload.settings import InvalidSettings, OffloadSettings
+from swapd_client.offload.strategy import How, kind_of, of_arguments, of_settings
+from tests.offload.modules import TOKENS, Encoder, Model, seeded
+
+GIB = 1 << 30
+SIZES = {"transformer": 6 * GIB, "text_encoder": 2 * GIB, "text_encoder_2": GIB, "vae": GIB}
+
+
+def hows(**settings: object) -> dict[str, How]:
+    return of_settings(SIZES, OffloadSettings(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("transformer", "dit"),
+        ("model.transformer_2", "dit"),
+        ("unet", "dit"),
+        ("text_encoder", "encoder"),
+        ("text_encoder_4", "encoder"),
+        ("image_encoder", "encoder"),
+        ("vae", "vae"),
+        ("thinker", ""),
+        ("encoder", ""),
+    ],
+)
+def test_a_component_is_what_its_name_says(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_what_each_switch_makes_of_a_pipeline() -> None:
+    assert hows() == {}
+    assert set(hows(cpu_offload_enabled=True).values()) == {How("alternating", exclusive=True)}
+    sequential = hows(cpu_offload_enabled=True, cpu_offload_strategy="sequential")
+    assert set(sequential.values()) == {How("sequential")}
+    encoder = How("alternating", exclusive=True, part_of="encoders")
+    assert hows(enable_cpu_offload=True) == {
+        "transformer": How("alternating", exclusive=True),
+        "text_encoder": encoder,
+        "text_encoder_2": encoder,
+        "vae": How("resident"),
+    }
+    assert hows(enable_layerwise_offload=True) == {
+        "transformer": How(streamed=True),
+        "text_encoder": How(),
+        "text_encoder_2": How(),
+        "vae": How("resident"),
+    }
+
+
+def test_cpu_offload_gb_leaves_so_much_on_the_host_and_streams_it() -> None:
+    assert hows(cpu_offload_gb=2)["transformer"] == How(streamed=True, resident=4 * GIB)
+    assert hows(cpu_offload_gb=2)["vae"] == How()
+    assert hows(cpu_offload_gb=8)["transformer"].resident == 0
+    both = hows(cpu_offload_gb=2, cpu_offload_enabled=True)["transformer"]
+    assert both == How("alternating", exclusive=True, streamed=True, resident=4 * GIB)
+
+
+def test_what_is_worth_streaming_is_the_dit_or_the_decoder_or_all() -> None:
+    streamed = OffloadSettings(enable_layerwise_offload=True)
+    of_omni = of_settings({"thinker": 4, "vae": 1}, streamed)
+    assert of_omni == {"thinker": How(streamed=True), "vae": How("resident")}
+    assert of_settings({"vae": 1}, streamed) == {"vae": How(streamed=True)}
+
+
+def test_resident_and_blocks_stream_what_they_name() -> None:
+    plain = dict.fromkeys(SIZES, How())
+    named = of_arguments(SIZES, plain, {"text_encoder": "1GiB"}, None)
+    assert named["text_encoder"] == How(streamed=True, resident="1GiB")
+    assert named["transformer"] == How()
+    assert of_arguments(SIZES, plain, 5, ["blocks"])["transformer"] == How(
+        "lru", False, "", True, 5
+    )
+    with pytest.raises(InvalidSource, match="resident: no component is called 'dit'; there are"):
+        of_arguments(SIZES, plain, {"dit": 1}, None)
+
+
+# --- on the device -----------------------------------------------------------------------
+
+
+def states(client: Client) -> dict[str, str]:
+    return {c.name: c.state for c in client.status().components}
+
+
+def used(client: Client, model: Model) -> list[dict[str, str]]:
+    """The states after each step of two rounds."""
+    seen = []
+    with torch.inference_mode():
+        for _ in range(2):
+            x = model.text_encoder(TOKENS)
+            seen.append(states(client))
+            x = model.transformer(x)
+            seen.append(states(client))
+            model.vae.decode(x)
+            seen.append(states(client))
+    return seen
+
+
+def test_alternating_one_in_means_the_others_out_and_it_stays(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    order = ["text_encoder", "transformer", "vae"] * 2
+    with client.attach(model, cpu_offload_enabled=True):
+        for seen, name in zip(used(client, model), order, strict=True):
+            assert [n for n, state in seen.items() if state == "idle"] == [name]
+        assert torch.equal(model(TOKENS), expected)
+        assert client.status().bytes_out == 0
+
+
+def test_sequential_loads_on_demand_and_drops_after_use(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    with client.attach(model, cpu_offload_enabled=True, cpu_offload_strategy="sequential"):
+        for seen in used(client, model):
+            assert set(seen.values()) == {"absent"}
+        assert torch.equal(model(TOKENS), expected)
+
+
+def test_dit_and_encoders_exclude_each_other_and_the_vae_stays(client: Client) -> None:
+    first, second = seeded(Model), seeded(Encoder)
+    parts = {
+        "text_encoder": first.text_encoder,
+        "text_encoder_2": second,
+        "transformer": first.transformer,
+        "vae": first.vae,
+    }
+    with client.attach(parts, enable_cpu_offload=True), torch.inference_mode():
+        first.vae.decode(torch.ones(1, 256))
+        for _ in range(2):
+            x = first.text_encoder(TOKENS)
+            second(TOKENS)
+            assert states(client) == {
+                "text_encoder": "idle",
+                "text_encoder_2": "idle",
+                "transformer": "absent",
+                "vae": "resident",
+            }
+            first.transformer(x)
+            assert states(client) == {
+                "text_encoder": "absent",
+                "text_encoder_2": "absent",
+                "transformer": "idle",
+                "vae": "resident",
+            }
+
+
+def test_nested_components_never_exclude_each_other(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    with client.attach(
+        model, ["transformer", "text_encoder", "text_encoder.embed"], cpu_offload_enabled=True
+    ):
+        policies = {c.name: c.policy for c in client.status().components}
+        assert policies == {
+            "transformer": "alternating",
+            "text_encoder": "lru",
+            "text_encoder.embed": "lru",
+        }
+        assert torch.equal(model(TOKENS), expected)
+
+
+def test_a_policy_is_for_all_components(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model, policy="resident"):
+        assert {c.policy for c in client.status().components} == {"resident"}
+    with client.attach(model, policy="alternating"):
+        assert len({c.group for c in client.status().components}) == 1
+        assert {c.policy for c in client.status().components} == {"alternating"}
+
+
+def test_settings_in_which_nothing_is_on_attach_nothing(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model, settings=OffloadSettings()) as attachment:
+        assert not client.status().components
+        assert "no setting" in str(attachment)
+        assert not model.vae._forward_hooks
+
+
+def test_settings_name_the_components_unless_the_call_does(client: Client) -> None:
+    model = seeded(Model)
+    settings = OffloadSettings(cpu_offload_enabled=True, cpu_offload_components=("vae",))
+    with client.attach(model, settings=settings) as attachment:
+        assert list(attachment.components) == ["vae"]
+    with client.attach(model, ["transformer"], settings=settings) as attachment:
+        assert list(attachment.components) == ["transformer"]
+
+
+def test_settings_twice_or_misspelt_are_refused(client: Client) -> None:
+    model = seeded(Model)
+    with pytest.raises(InvalidSettings, match="one or the other"):
+        client.attach(model, settings=OffloadSettings(), cpu_offload_gb=1)
+    with pytest.raises(InvalidSettings, match="did you mean cpu_offload_enabled"):
+        client.attach(model, cpu_offload_enable=True)
