@@ -2,14 +2,17 @@
 
 The unit is the storage: tensors that share one (tied weights, views, fused projections)
 share it afterwards too. Each tensor object stays what it is; only its storage moves, once,
-and no swap ever touches a Python object again.
+and no swap ever touches a Python object again. Of a tensor that wraps others (a quantised
+weight and its scale) the inner ones are moved, and the outer one stays around them.
 """
 
 import ctypes
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from swapd.device import vm
 from swapd_client import dlpack
@@ -18,6 +21,16 @@ from swapd_client.errors import InvalidSource
 from swapd_client.layout import ALIGN_BYTES, Packer, Segments, by_segment
 
 Source = torch.nn.Module | Mapping[str, torch.Tensor]
+
+
+class Placed(NamedTuple):
+    """One tensor of a layout. `place` is where its first element is, bytes; 0 if it is empty."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    place: int
 
 
 class TensorLayout:
@@ -36,10 +49,8 @@ class TensorLayout:
         self._tensors: list[torch.Tensor] = []
         #: By storage: where its used bytes begin, where they go, and how many they are.
         self._spans: dict[int, tuple[int, int, int]] = {}
-        described = []
-        named = list(_named(source))
-        for name, tensor in named:
-            _check(name, tensor, self._target)
+        placed = []
+        named = list(_named(source, self._target))
         #: Those whose bytes the CPU cannot read, by storage.
         self._remote: dict[int, torch.UntypedStorage] = {
             t.untyped_storage().data_ptr(): t.untyped_storage() for _, t in named if t.is_cuda
@@ -56,9 +67,12 @@ class TensorLayout:
         for name, tensor in named:
             self._tensors.append(tensor)
             place = self._place(tensor) if tensor.numel() else 0
-            described.append((name, str(tensor.dtype), tuple(tensor.shape), tensor.stride(), place))
+            placed.append(Placed(name, tensor.dtype, tuple(tensor.shape), tensor.stride(), place))
+        #: What lies where; a tensor that wraps others is there as these ("weight.scale").
+        self.placed = tuple(placed)
         self.nbytes = packer.nbytes
         self.segments = tuple(packer.ends)
+        described = [(p.name, str(p.dtype), *p[2:]) for p in placed]
         self._digest = blake2b(
             repr((described, self.segments)).encode(), digest_size=16
         ).hexdigest()
@@ -77,21 +91,37 @@ class TensorLayout:
         self._buffers.copy()
 
     def bind(self, address: int) -> None:
-        places = [self._place(t) if t.numel() else 0 for t in self._tensors]
-        base = dlpack.bytes_at(address, self.nbytes, self._target)
-        for tensor, place in zip(self._tensors, places, strict=True):
-            # the view must be of the tensor's kind, whatever the mode of the caller:
-            # one that is an inference tensor in part can be used in neither mode
+        # a storage for each that there was: who asks which tensors share one (to save them, to
+        # register them again in other components) is told the same as before
+        bases = {
+            key: dlpack.bytes_at(address + place, nbytes, self._target).untyped_storage()
+            for key, (_, place, nbytes) in self._spans.items()
+        }
+        views = [self._view(bases, tensor) for tensor in self._tensors]
+        for tensor, view in zip(self._tensors, views, strict=True):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                if tensor.numel():
-                    tensor.data = _view(base, place, tensor)
-                elif tensor.device != base.device:
-                    tensor.data = tensor.data.to(base.device)
+                if view is not None:
+                    tensor.data = view
+                elif tensor.device != self._target.device:
+                    tensor.data = tensor.data.to(self._target.device)
         self._buffers.replace()
         self._tensors.clear()
         if self._remote:
             self._remote.clear()
             torch.cuda.empty_cache()  # the memory they had is the driver's again
+
+    def _view(
+        self, bases: Mapping[int, torch.UntypedStorage], tensor: torch.Tensor
+    ) -> torch.Tensor | None:
+        """A tensor like `tensor` over the new storage; None if it has no bytes."""
+        if not tensor.numel():
+            return None
+        key = tensor.untyped_storage().data_ptr()
+        offset = tensor.data_ptr() - self._spans[key][0]
+        # of the tensor's kind, whatever the mode of the caller: one that is an inference tensor
+        # in part can be used in neither mode
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            return view(bases[key], offset, tensor)
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Offset of the tensor's first element in the component, bytes."""
@@ -132,15 +162,42 @@ class _Buffers:
         self._copies.clear()
 
 
-def _named(source: Source) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(source, torch.nn.Module):
-        seen: set[int] = set()
-        for name, tensor in source.named_parameters(remove_duplicate=False):
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor
-    else:
-        yield from source.items()
+def _named(source: Source, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is to be moved, each checked: tensors that wrap others as those they wrap."""
+    if not isinstance(source, torch.nn.Module):
+        for name, tensor in source.items():
+            yield from _inner(name, tensor, target)
+        return
+    seen: set[int] = set()
+    for name, tensor in source.named_parameters(remove_duplicate=False):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield from _inner(name, tensor, target)
+
+
+def _inner(name: str, tensor: torch.Tensor, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
+    _check(name, tensor, target)
+    if not is_wrapper(tensor):
+        yield name, tensor
+        return
+    if tensor.device != target.device:
+        raise InvalidSource(
+            f"{name!r} is a {type(tensor).__name__} on {tensor.device}, which what it wraps cannot "
+            f"leave without it: call .to({str(target.device)!r}) first"
+        )
+    for part in inner_names(tensor):
+        yield from _inner(f"{name}.{part}", getattr(tensor, part), target)
+
+
+def is_wrapper(tensor: object) -> bool:
+    """Whether it has no bytes itself, but says by `__tensor_flatten__` which tensors have them."""
+    return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
+
+
+def inner_names(tensor: torch.Tensor) -> list[str]:
+    """The attributes of a wrapper that are the tensors it wraps."""
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return list(names)
 
 
 def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
@@ -151,10 +208,10 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
     if tensor.is_meta:
         raise InvalidSource(f"{name!r} is on the meta device and has no bytes; load it first")
     _check_device(name, tensor, target)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_wrapper(tensor):
         raise InvalidSource(
-            f"{name!r} is a {type(tensor).__name__}: tensor subclasses cannot be moved yet; "
-            "register its inner tensors"
+            f"{name!r} is a {type(tensor).__name__}, which does not say by __tensor_flatten__ "
+            "which tensors it is made of; register those, or its as_subclass(torch.Tensor)"
         )
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "not dense"
@@ -169,6 +226,8 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
             f"{name!r} is computed from its bytes whenever it is read (a conjugate, a negative or "
             "a zero); give resolve_conj().resolve_neg().clone() of it"
         )
+    if is_wrapper(tensor):
+        return
     if tensor.numel() and _end(tensor) > tensor.untyped_storage().nbytes():
         raise InvalidSource(f"{name!r} has lost its storage (resized or freed); load it first")
 
@@ -219,9 +278,9 @@ def _fetch(target: int, storage: torch.UntypedStorage, offset: int, nbytes: int)
     torch.frombuffer(memory, dtype=torch.uint8).copy_(source)
 
 
-def _view(base: torch.Tensor, place: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor like `like` whose first element is `place` bytes into `base`."""
-    typed = torch.empty(0, dtype=like.dtype, device=base.device)
+def view(storage: torch.UntypedStorage, place: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor like `like` whose first element is `place` bytes into `storage`."""
+    typed = torch.empty(0, dtype=like.dtype, device=storage.device)
     offset, rest = divmod(place, like.element_size())
     assert not rest, "storages are aligned to more than any item"
-    return typed.set_(base.untyped_storage(), offset, like.shape, like.stride())
+    return typed.set_(storage, offset, like.shape, like.stride())

@@ -358,7 +358,7 @@ class OddParameter(nn.Parameter):
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: torch.empty(3, device="meta"), "on the meta device and has no bytes"),
-    "subclass": (lambda: torch.ones(3).as_subclass(Odd), "is a Odd: tensor subclasses"),
+    "subclass": (lambda: torch.ones(3).as_subclass(Odd), "is a Odd, which does not say"),
     "parameter subclass": (lambda: OddParameter(torch.ones(3)), "is a OddParameter"),
     "sparse": (lambda: torch.eye(3).to_sparse(), r"is not dense \(torch.sparse_coo"),
     "compressed": (lambda: torch.eye(3).to_sparse_csr(), r"is not dense \(torch.sparse_csr"),
