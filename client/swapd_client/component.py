@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
 from swapd_client.errors import InvalidSource
@@ -90,6 +91,26 @@ class Component:
             )
         view = self._layout.view(key, self.address)
         return view if self.mutable else view.toreadonly()
+
+    def map_master(self) -> int:
+        """Map its host copy, and return the address: private and writable, `span` bytes.
+
+        The pages are the master's until they are written to. The caller frees it. Of a mutable
+        component the master has the bytes as they were last written back.
+        """
+        assert self._master is not None
+        address = vm.reserve(self.span)
+        try:
+            vm.map_private(self._master.fileno(), self.span, at=address)
+        except BaseException:
+            vm.free(address, self.span)
+            raise
+        return address
+
+    @property
+    def span(self) -> int:
+        """Its bytes, rounded up to whole pages."""
+        return vm.round_up(max(self.nbytes, 1))
 
     def _close(self) -> None:
         if self._master is not None:

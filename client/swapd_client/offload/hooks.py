@@ -13,6 +13,7 @@ import torch
 
 from swapd_client.errors import NotWhileAttached, SwapdError
 from swapd_client.offload import generators
+from swapd_client.offload.ours import Ours
 from swapd_client.offload.scope import Entry, Held, calling, here
 
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -99,7 +100,7 @@ def _uncompiled(function: _F) -> _F:
 # --- hooks -------------------------------------------------------------------------------
 
 
-class _Hook:
+class _Hook(Ours):
     """A hook of one module. A copy of it, or one that was pickled, has no gate."""
 
     __slots__ = ("_by", "_gate")
@@ -151,7 +152,7 @@ def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
 # --- methods -----------------------------------------------------------------------------
 
 
-class Method:
+class Method(Ours):
     """A method of one module that holds its component while it runs.
 
     An attribute of the module, so that the class is as it was. In a copy of the module it is the

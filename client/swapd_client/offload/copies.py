@@ -1,0 +1,99 @@
+"""Private tensors with the bytes of components, whether these are on the device or not.
+
+What a clean component holds is in its master, so reading it needs no lease and no room on the
+device: the copies are a private mapping of the master, whose pages are copied when they are
+written to. A mutable component's latest bytes may be on the device alone: they are copied under
+a lease.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from swapd.device import vm
+from swapd_client.component import Component
+from swapd_client.tensors import inner_names, is_wrapper, view
+
+#: Memory that goes when the last tensor over it does.
+_Memory = ctypes.Array[ctypes.c_ubyte]
+
+
+def start_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage; 0 if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+    except (RuntimeError, NotImplementedError):  # sparse, fake, not initialised
+        return 0
+
+
+class Copies:
+    """Copies that belong together: tensors on one storage have copies on one storage.
+
+    Each has a storage of just its own bytes, on the CPU, and is nobody else's.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[int], Component | None],
+        hold: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        """`find(address)`: whose it is. `hold()`: a lease on all that is found."""
+        self._find = find
+        self._hold = hold
+        #: The masters that were mapped, by component.
+        self._masters: dict[str, _Memory] = {}
+        #: By the address of the storage that each is a copy of.
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor; of one that wraps others, around copies of those.
+
+        Without a component's bytes it is the tensor itself, detached. Blocks for a lease if the
+        component is mutable, and raises what an acquire raises.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            if is_wrapper(tensor):
+                return self._of_wrapper(tensor)
+            part = self._find(start_of(tensor))
+            if part is None:
+                return tensor.detach()
+            storage = self._storage(part, tensor.untyped_storage())
+            place = int(tensor.storage_offset()) * tensor.element_size()
+            return view(storage, place, tensor)
+
+    def _of_wrapper(self, tensor: torch.Tensor) -> torch.Tensor:
+        inner = {name: self.of(getattr(tensor, name)) for name in inner_names(tensor)}
+        _, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        copy: torch.Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
+            inner, context, tensor.size(), tensor.stride()
+        )
+        return copy
+
+    def _storage(self, part: Component, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        key = storage.data_ptr()
+        if key not in self._storages:
+            if part.mutable:
+                with self._hold():
+                    copied = torch.empty(0, dtype=torch.uint8, device=storage.device)
+                    copied.set_(storage)
+                    bytes_ = copied.to("cpu", copy=True)
+            else:
+                bytes_ = torch.frombuffer(
+                    self._master(part),
+                    dtype=torch.uint8,
+                    offset=key - part.address,
+                    count=storage.nbytes(),
+                )
+            self._storages[key] = bytes_.untyped_storage()
+        return self._storages[key]
+
+    def _master(self, part: Component) -> _Memory:
+        if part.name not in self._masters:
+            address = part.map_master()
+            memory = (ctypes.c_ubyte * part.span).from_address(address)
+            weakref.finalize(memory, vm.free, address, part.span).atexit = False
+            self._masters[part.name] = memory
+        return self._masters[part.name]

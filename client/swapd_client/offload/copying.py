@@ -1,0 +1,63 @@
+"""Copies of modules whose weights are swapd's: plain modules, with weights of their own."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from swapd_client.offload.copies import Copies
+from swapd_client.offload.ours import without_ours
+from swapd_client.tensors import is_wrapper
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The module's own tensors: parameters, buffers, attributes, and those in lists and dicts."""
+    for value in vars(module).values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (dict, list, tuple)):
+            inside = value.values() if isinstance(value, dict) else value
+            yield from (one for one in inside if isinstance(one, torch.Tensor))
+
+
+def stand_in(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
+    """What is pickled instead of a tensor: the same with other memory, on the CPU."""
+    with torch.inference_mode(False):
+        made = copies.of(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        if not is_wrapper(tensor):  # what is set on those is what they are made of
+            vars(made).update(vars(tensor))
+        return made
+
+
+def private(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
+    """As `copy.deepcopy` of the tensor, were it not swapd's."""
+    made = copy.deepcopy(stand_in(tensor, copies))
+    return made if made.device == tensor.device else _moved(made, tensor.device)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    with torch.no_grad():
+        tensor.data = tensor.data.to(device)
+    return tensor
+
+
+def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
+    """`copy.deepcopy` of a module, less what is swapd's; its tensors' copies are in `memo`."""
+    if (own := getattr(type(module), "__deepcopy__", None)) is not None:
+        made = own(module, memo)
+        object.__setattr__(made, "__dict__", without_ours(vars(made)))
+        return made
+    reduced: Any = type(module).__reduce_ex__(module, 4)
+    make, arguments, *rest = reduced
+    state: Any = rest[0] if rest else None
+    made = memo[id(module)] = make(*copy.deepcopy(arguments, memo))
+    if isinstance(state, dict):
+        state = without_ours(state)
+    elif isinstance(state, tuple) and isinstance(state[0], dict):  # and what is in slots
+        state = without_ours(state[0]), *state[1:]
+    if state is not None:
+        made.__setstate__(copy.deepcopy(state, memo))
+    return made

@@ -1,0 +1,211 @@
+"""What people do to a module besides calling it, while its weights may be out.
+
+`guard(module, weights)` has each of these do what it would do to any other module, or refuse:
+`state_dict`, `load_state_dict`, `copy.deepcopy`, pickle and `torch.save`, `.to()` and its kind.
+One Guard for each submodule: which of them is asked, and through which parent, does not matter.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import torch
+
+from swapd_client.offload import copying, loading
+from swapd_client.offload.copies import Copies
+from swapd_client.offload.moves import refuse_move
+from swapd_client.offload.ours import Ours
+from swapd_client.offload.weights_of import Weights
+
+Module = torch.nn.Module
+
+#: Where a module has its guard.
+_GUARD = "_swapd_guard"
+
+
+def guard(module: Module, weights: Weights) -> Callable[[], None]:
+    """Guard a module, and all that is in it, as far as its tensors are `weights`'s.
+
+    A module may be guarded for several. Give the whole model rather than the component alone: then
+    what is tied across components is tied in what is saved and copied as well, and a move that is
+    refused has moved nothing. Returns what undoes it.
+    """
+    guards = [guard_of(m) or Guard(m) for m in module.modules()]
+    for one in guards:
+        one.weights.append(weights)
+
+    def undo() -> None:
+        for one in guards:
+            if weights in one.weights:
+                one.weights.remove(weights)
+                if not one.weights:
+                    one.remove()
+
+    return undo
+
+
+def guard_of(module: Module) -> "Guard | None":
+    return vars(module).get(_GUARD)
+
+
+class Guard(Ours):
+    """Stands in for some methods of one module."""
+
+    def __init__(self, module: Any) -> None:
+        self.weights: list[Weights] = []
+        self._module = module
+        self._handles = [
+            module.register_state_dict_post_hook(_StateDict(self)),
+            module.register_load_state_dict_post_hook(_Loaded()),
+        ]
+        # before the hooks that are there: they are to see bytes that can be read
+        module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
+        self._attributes: dict[str, Any] = {
+            _GUARD: self,
+            "__deepcopy__": self._deepcopy,
+            "__reduce_ex__": self._reduce,
+            "_apply": self._apply,
+            "_load_from_state_dict": self._load,
+        }
+        vars(module).update(self._attributes)
+
+    def __repr__(self) -> str:
+        return f"<Guard of a {type(self._module).__name__} for {self.weights}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Guard":
+        return self  # a class that copies its attributes by hand gets it; then it is dropped
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for name in self._attributes:
+            del vars(self._module)[name]
+
+    def owner(self, tensor: torch.Tensor) -> Weights | None:
+        """Whose weights a tensor is."""
+        return next((w for w in self.weights if w.covers(tensor)), None)
+
+    # --- instead of the module's own methods ---------------------------------------------
+
+    def _deepcopy(self, memo: dict[int, Any]) -> Any:
+        self._fill(memo, copying.private)
+        return copying.copied(self._module, memo)
+
+    def _reduce(self, protocol: Any) -> Any:
+        memo: dict[int, Any] = {}
+        self._fill(memo, copying.stand_in)
+        plain = copying.copied(self._module, memo)
+        if (starting := get_spawning_popen()) is not None:
+            # the new process is handed descriptors of what was pickled a moment after
+            vars(starting).setdefault("_swapd_pickled", []).append(plain)
+        return plain.__reduce_ex__(protocol)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        module: Any = self._module
+        inside = module.named_modules() if recurse else [("", module)]
+        for path, one in inside:
+            if (its := guard_of(one)) is not None:
+                for name, tensor, weights in its.covered():
+                    refuse_move(f"{path}.{name}".lstrip("."), tensor, fn, weights.name)
+        covered = {name for name, _, _ in self.covered()}
+        if not covered:
+            return type(module)._apply(module, fn, recurse)
+        if recurse:
+            for child in module.children():
+                child._apply(fn)
+        rest: Any = Module()  # of this module, what is not swapd's
+        for table in ("_parameters", "_buffers"):
+            mine = getattr(module, table)
+            getattr(rest, table).update({k: t for k, t in mine.items() if k not in covered})
+        rest._apply(fn)
+        for table in ("_parameters", "_buffers"):
+            getattr(module, table).update(getattr(rest, table))
+        return module
+
+    def _load(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        module: Any = self._module
+
+        def load() -> None:
+            type(module)._load_from_state_dict(
+                module,
+                state_dict,
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+            )
+
+        loading.of(missing_keys, module).run(load, module, prefix, list(self.covered()))
+
+    # --- what is there -------------------------------------------------------------------
+
+    def covered(self) -> Iterator[tuple[str, torch.Tensor, Weights]]:
+        """The module's own parameters and buffers that are swapd's."""
+        for table in (self._module._parameters, self._module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and (weights := self.owner(tensor)) is not None:
+                    yield name, tensor, weights
+
+    def _fill(
+        self, memo: dict[int, Any], copy: Callable[[torch.Tensor, Copies], torch.Tensor]
+    ) -> None:
+        """Say what the copies of swapd's tensors are, to who copies the module."""
+        made: dict[Weights, Copies] = {}
+        for module in self._module.modules():
+            if (its := guard_of(module)) is None:
+                continue
+            for tensor in copying.tensors_of(module):
+                if id(tensor) in memo or (weights := its.owner(tensor)) is None:
+                    continue
+                if weights not in made:
+                    made[weights] = weights.copies()
+                memo[id(tensor)] = copy(tensor, made[weights])
+
+
+class _StateDict(Ours):
+    """After a module has put its tensors into a state dict: copies instead of them."""
+
+    def __init__(self, owner: Guard) -> None:
+        self._guard = owner
+
+    def __call__(self, module: Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for name, tensor, weights in self._guard.covered():
+            value = state.get(prefix + name)
+            if value is None or value is tensor:  # not saved; or asked for as it is (keep_vars)
+                continue
+            state[prefix + name] = _copies_for(state, weights).of(tensor)
+
+
+class _Loaded(Ours):
+    """After a module, and what is in it, was loaded."""
+
+    def __call__(self, module: Module, incompatible: Any) -> None:
+        loading.ended(incompatible.missing_keys, module)
+
+
+#: What one call of `state_dict` copied, while its result lives: by its id.
+_copied_for: dict[int, dict[Weights, Copies]] = {}
+
+
+def _copies_for(state: dict[str, Any], weights: Weights) -> Copies:
+    """The copies that are in a state dict, so that what is tied is tied there."""
+    key = id(state)
+    if key not in _copied_for:
+        try:
+            weakref.finalize(state, _copied_for.pop, key, None).atexit = False
+        except TypeError:  # a plain dict of the caller's: nobody says when it goes
+            return weights.copies()
+        _copied_for[key] = {}
+    return _copied_for[key].setdefault(weights, weights.copies())

@@ -1,0 +1,64 @@
+"""Modules that are lent by a daemon, and the same modules that never were."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from swapd_client import Client, Component
+from swapd_client.offload.guards import guard
+from swapd_client.offload.weights_of import Registered
+from tests.offload.modules import evict
+
+Make = Callable[[], torch.nn.Module]
+
+
+class Lent:
+    """A module that was registered and guarded, by hand, and its twin."""
+
+    def __init__(self, client: Client, make: Make, name: str = "m", **options: Any) -> None:
+        self.client = client
+        torch.manual_seed(0)
+        self.module = make()
+        torch.manual_seed(0)
+        self.twin = make()
+        self.name = name
+        self.component: Component = client.register(name, self.module, **options)
+        self.weights = Registered(client, name, [self.component])
+        self.undo = guard(self.module, self.weights)
+        evict(client, name)
+
+    def swap(self, times: int = 1) -> None:
+        """Out, and in again, and released."""
+        for _ in range(times):
+            evict(self.client, self.name)
+            self.client.acquire(self.name).release()
+
+    def run(self, *args: Any) -> Any:
+        """What the module computes, under a lease, after it was out."""
+        evict(self.client, self.name)
+        with self.client.acquire(self.name):
+            return self.module(*args)
+
+    def is_out(self) -> bool:
+        (found,) = [c for c in self.client.status().components if c.name == self.name]
+        return found.state == "absent"
+
+
+def same(mine: Any, its: Any) -> bool:
+    """Whether state dicts, or tensors, are equal in names, types, shapes and bits."""
+    if isinstance(mine, dict):
+        return list(mine) == list(its) and all(same(mine[k], its[k]) for k in mine)
+    return (
+        mine.dtype == its.dtype
+        and mine.shape == its.shape
+        and mine.stride() == its.stride()
+        and _bits(mine) == _bits(its)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> list[int]:
+    """Its bytes: equal NaNs are equal."""
+    plain = tensor.detach().contiguous().clone()
+    flat = torch.empty(0, dtype=torch.uint8)
+    return flat.set_(plain.untyped_storage(), 0, (plain.nbytes,), (1,)).tolist()
