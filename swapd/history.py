@@ -157,7 +157,13 @@ class Seen:
                 self.asked[e.session, e.request] = e.names
             case events.AcquireWorkspace() as e:
                 self.asked[e.session, e.request] = self.about(record)
-            case events.Register() | events.Commit() | events.Unregister() as e:
+            case (
+                events.Register()
+                | events.Commit()
+                | events.Update()
+                | events.GiveUp()
+                | events.Unregister()
+            ) as e:
                 self.asked[e.session, e.request] = (e.name,)
                 if isinstance(e, events.Register):
                     self.sizes[e.name] = e.nbytes
@@ -191,6 +197,8 @@ class Seen:
 
     def _forget_component(self, a: actions.DropMaster) -> None:
         self.masters.pop(a.uid, None)
+        if a.name in self.masters.values():
+            return  # one of two: it was updated
         for names in self.owned.values():
             names.pop(a.name, None)
 

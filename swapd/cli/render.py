@@ -102,6 +102,10 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("register", names, detail, "cyan", True)
         case events.Unregister():
             return Said("unregister", names, f"by {_who(seen, e.session)}", "cyan", True)
+        case events.Update():
+            return Said("update", names, f"by {_who(seen, e.session)}", "cyan", True)
+        case events.GiveUp():
+            return Said("give up", names, f"its update, by {_who(seen, e.session)}", _WAIT, True)
         case events.MasterMade():
             return Said("master", names, "is made; to be filled")
         case events.Commit():
@@ -208,6 +212,8 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
             why = "unregistered"
         case "failed":
             why = "its load failed"
+        case "update":
+            why = "updated"
     nbytes = seen.sizes.get(a.name)
     amount = "" if nbytes is None else size(nbytes)
     return Said("evict", plain(a.name), f"{amount:>9}  {why}", _MOVE, True)

@@ -14,7 +14,7 @@ import msgspec
 from swapd.protocol import Code, Placement, Runs
 
 #: Why a component leaves the device.
-Reason = Literal["room", "sequential", "alternating", "unregister", "failed"]
+Reason = Literal["room", "sequential", "alternating", "unregister", "failed", "update"]
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="action"):
@@ -28,6 +28,9 @@ class MakeMaster(Action, frozen=True, tag="make_master"):
     nbytes: int
     mutable: bool
     segments: tuple[int, ...] = ()
+    request: int = 0  # whose answer waits for it
+    content: str = ""  # what its bytes will be, if its maker is to know
+    replaces: int = 0  # uid of the master that this one is made beside
 
 
 class SealMaster(Action, frozen=True, tag="seal_master"):

@@ -17,6 +17,10 @@ from swapd.core.queue import WaitQueue
 from swapd.core.records import Agent, Component, Key, State, Waiter
 from swapd.protocol import Code
 
+#: After the name of a component that was updated while others hold it: its new bytes, which
+#: cannot be in beside the old ones. No name ends in this.
+_NEW = "\n"
+
 
 class Admission:
     """Everybody who waits for what is in `ledger`."""
@@ -82,7 +86,7 @@ class Admission:
                 c.gap_s = ledger.now - c.released_at
                 c.released_at = None
                 ledger.replan |= self.somebody_waits  # it may be protected no longer
-        if ledger.down and (problem := self.cannot_come_in(asked)):
+        if ledger.down and (problem := self.cannot_come_in(asked, w.session)):
             return self.refuse(w.key, *problem)
         if self.may_share(w, asked):
             ledger.replan |= self.somebody_waits  # and may have counted on one of them
@@ -107,11 +111,14 @@ class Admission:
 
         A component that is wanted for somebody else takes no new holders, or overlapping
         leases would keep it forever; a session that holds it already may take it again,
-        since it could not release otherwise. Who is late joins no load.
+        since it could not release otherwise. Nor does one that was updated meanwhile: who comes
+        now is to see the new bytes. Who is late joins no load.
         """
         enough = (State.RESIDENT,) if self._is_late(w) else (State.RESIDENT, State.LOADING)
         for c in asked:
             if c.state not in enough or c.unregistering:
+                return False
+            if self._ledger.must_leave_first(c, w.session):
                 return False
             if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):
                 return False
@@ -260,16 +267,22 @@ class Admission:
     def refuse_what_cannot_come_in(self) -> None:
         """The device is down: who waits for what is not on it waits in vain."""
         for w in list(self.queue.queued):
-            if problem := self.cannot_come_in([self._ledger.components[n] for n in w.names]):
+            asked = [self._ledger.components[n] for n in w.names]
+            if problem := self.cannot_come_in(asked, w.session):
                 self.refuse(w.key, *problem)
 
-    def cannot_come_in(self, asked: list[Component]) -> tuple[Code, str] | None:
+    def cannot_come_in(
+        self, asked: list[Component], session: int | None
+    ) -> tuple[Code, str] | None:
         """With the device down: why who asks for these is refused, or None if they are on it.
 
-        What is being saved is not: it will have to stay.
+        What is being saved is: it will have to stay. What was updated is not.
         """
         absent = [
-            c for c in asked if c.state is not State.RESIDENT and not (c.evicting and c.dirty)
+            c
+            for c in asked
+            if (c.state is not State.RESIDENT and not (c.evicting and c.dirty))
+            or self._ledger.must_leave_first(c, session)
         ]
         return ("device_failed", explain.cannot_come_in(self._ledger, absent)) if absent else None
 
@@ -285,7 +298,11 @@ class Admission:
         return None
 
     def _fit_together(self, names: AbstractSet[str]) -> bool:
-        return self.never_fits([self._ledger.components[n] for n in names]) is None
+        """Whether all these can be in together; of an updated one, the old bytes or the new."""
+        known = {name.removesuffix(_NEW) for name in names}
+        if len(known) < len(names):
+            return False
+        return self.never_fits([self._ledger.components[n] for n in known]) is None
 
     def _refuse_deadlocked(self) -> None:
         """Refuse, newest first, until those that hold and wait can all finish."""
@@ -306,7 +323,7 @@ class Admission:
         waiters, wants, holds = self._who_holds_and_waits(head.owner)
         wants.pop(head.owner, None)
         own = holds.pop(head.owner)
-        first = must_run_first(set(head.names), own, wants, holds, self._fit_together)
+        first = must_run_first(self._wishes(head), own, wants, holds, self._fit_together)
         return [w for w in waiters if w.owner in first]
 
     def _who_holds_and_waits(
@@ -317,9 +334,17 @@ class Admission:
         waiters = [w for w in self.holding.values() if w.queued and w.owner in ledger.held]
         wants: dict[Agent, set[str]] = {}
         for w in waiters:
-            wants.setdefault(w.owner, set()).update(w.names)
+            wants.setdefault(w.owner, set()).update(self._wishes(w))
         holds: dict[Agent, set[str]] = {a: set() for a in (*wants, *also)}
         for lease in ledger.leases.values():
             if lease.owner in holds:
                 holds[lease.owner].update(n for n in lease.names if n in ledger.components)
         return waiters, wants, holds
+
+    def _wishes(self, w: Waiter) -> set[str]:
+        """What `w` waits for; what is to be loaded anew for it has a name of its own."""
+        ledger = self._ledger
+        return {
+            n + _NEW if ledger.must_leave_first(ledger.components[n], w.session) else n
+            for n in w.names
+        }

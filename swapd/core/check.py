@@ -18,6 +18,7 @@ def check(core: Residency) -> None:
     for key, lease in core.ledger.leases.items():
         _check_lease(core.ledger, key, lease)
     _check_moves(core.ledger)
+    _check_masters(core.ledger)
     _check_totals(core.ledger)
     _check_waiters(core)
     _check_groups(core.ledger)
@@ -78,6 +79,21 @@ def _check_moves(ledger: Ledger) -> None:
             assert ledger.is_current(move.component), f"{move} is of one that is gone"
     heritable = sum(count(m.runs) for m in ledger.moves.values() if m.heritable)
     assert ledger.inheritable == heritable, "inheritable is wrong"
+
+
+def _check_masters(ledger: Ledger) -> None:
+    """Each is a component's, its next one's, a copy's that began before, or being made."""
+    read = {m.uid for m in ledger.moves.values()}
+    needed = set(ledger.making)
+    for c in (c for c in ledger.components.values() if not c.workspace):
+        needed |= {c.uid} | ({c.renewal.uid} if c.renewal else set())
+        assert not c.mutable or not c.renewal, f"{c} is written, not updated"
+        assert c.superseded == (c.name in ledger.superseded), f"{c}: superseded is wrong"
+        if c.superseded:
+            assert c.state in (State.LOADING, State.RESIDENT), f"{c} is superseded"
+            idle = c.state is State.RESIDENT and not c.leases and not c.promised
+            assert not idle, f"{c} was updated, and stays though nobody holds it"
+    assert needed <= ledger.masters.keys() <= needed | read, "masters are wrong"
 
 
 def _numbers(*parts: Runs) -> set[int]:

@@ -41,6 +41,7 @@ class Register(Event, frozen=True, tag="register"):
     mutable: bool = False
     segments: tuple[int, ...] = ()  # not looked at: for who tells the worker what has arrived
     part_of: str = ""  # the family that it is a part of
+    content: str = ""  # nor this: for who makes masters
 
 
 class MasterMade(Event, frozen=True, tag="master_made"):
@@ -48,6 +49,8 @@ class MasterMade(Event, frozen=True, tag="master_made"):
 
 
 class Commit(Event, frozen=True, tag="commit"):
+    """The master that was made last for this component is filled."""
+
     session: int
     request: int
     name: str
@@ -63,6 +66,22 @@ class MasterFailed(Event, frozen=True, tag="master_failed"):
     uid: int
     code: Code
     why: str
+
+
+class Update(Event, frozen=True, tag="update"):
+    """A new master is to be made for a component, beside the one it has."""
+
+    session: int
+    request: int
+    name: str
+
+
+class GiveUp(Event, frozen=True, tag="give_up"):
+    """An update that was not committed will not be: the component stays what it is."""
+
+    session: int
+    request: int
+    name: str
 
 
 class Unregister(Event, frozen=True, tag="unregister"):
@@ -178,6 +197,8 @@ AnyEvent = (
     | Commit
     | MasterSealed
     | MasterFailed
+    | Update
+    | GiveUp
     | Unregister
     | Acquire
     | AcquireWorkspace

@@ -122,8 +122,16 @@ def committed(name: str) -> str:
     return f"{name!r} was committed already; register it once, commit it once"
 
 
-def not_owner(ledger: Ledger, c: Component) -> str:
-    return f"{c.name!r} belongs to {who(ledger, c.session)}; only it can unregister it"
+def not_owner(ledger: Ledger, c: Component, what: str) -> str:
+    return f"{c.name!r} belongs to {who(ledger, c.session)}; only it can {what} it"
+
+
+def written_under_a_lease(c: Component) -> str:
+    return f"{c.name!r} is mutable: write to its tensors under a lease, there is nothing to update"
+
+
+def given_up(c: Component) -> str:
+    return f"the update of {c.name!r} was given up by the session that began it"
 
 
 def in_use(ledger: Ledger, c: Component) -> str:
@@ -131,6 +139,8 @@ def in_use(ledger: Ledger, c: Component) -> str:
         return (
             f"{c.name!r} is leased by {', '.join(holders(ledger, c))}; release it, then unregister"
         )
+    if c.renewal is not None:
+        return f"{c.name!r} is being updated; wait until that is done, or give it up"
     return f"{c.name!r} is in the middle of another request; wait for that one's answer"
 
 
@@ -150,6 +160,12 @@ def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
     """Why a waiter cannot be granted now; names at most so many of those in the way."""
     asked = [ledger.components[n] for n in w.names]
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
+    old = [c.name for c in asked if ledger.must_leave_first(c, w.session)]
+    if old:
+        return (
+            f"{' + '.join(old)}: updated, so whoever holds the old bytes must release them; "
+            f"{held(ledger, most)}"
+        )
     return (
         f"needs {size(missing * ledger.chunk_bytes)}, "
         f"free {size(ledger.pool.free * ledger.chunk_bytes)}; {_in_the_way(ledger, most)}"

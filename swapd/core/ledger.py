@@ -26,6 +26,7 @@ from swapd.core.actions import (
     Reclaim,
     Refuse,
     Revoke,
+    SealMaster,
     Want,
 )
 from swapd.core.chunks import ChunkPool, count, join, split
@@ -37,6 +38,7 @@ from swapd.core.records import (
     Key,
     Lease,
     Move,
+    Renewal,
     Session,
     State,
     Waiter,
@@ -73,10 +75,14 @@ class Ledger:
         self.inheritable = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
-        #: Components that have a master, by uid; kept until DropMaster is ordered.
+        #: Whose master it is, by uid; kept until DropMaster is ordered.
         self.masters: dict[int, Component] = {}
         #: The parts of each family, in order of registration: its name is no component's.
         self.families: dict[str, dict[str, Component]] = {}
+        #: Those of them that are being made or sealed.
+        self.making: set[int] = set()
+        #: Components on the device that were updated meanwhile.
+        self.superseded: dict[str, Component] = {}
         #: Alternating components by group.
         self.groups: dict[str, dict[str, Component]] = {}
         #: Components kept for who waits, and the holders that were told so.
@@ -121,6 +127,13 @@ class Ledger:
             return False
         return c.state is not State.FILLING and not c.unregistering
 
+    def must_leave_first(self, c: Component, session: int | None) -> bool:
+        """Whether `c` is on the device with bytes that are no longer its own.
+
+        A session that holds it may take it again: it could not release otherwise.
+        """
+        return c.superseded and all(s != session for s, _ in c.leases)
+
     def rivals(self, asked: list[Component]) -> list[Component]:
         """The members of its alternating groups that are on the device and exclude it."""
         rivals: dict[str, Component] = {}  # several of one family have the same ones
@@ -142,9 +155,8 @@ class Ledger:
     # --- components, from registered to gone ---------------------------------------------
 
     def register(self, asked: Register, chunks: int) -> None:
-        self._uid += 1
         c = Component(
-            self._uid,
+            self._next_uid(),
             asked.name,
             asked.session,
             asked.nbytes,
@@ -158,9 +170,33 @@ class Ledger:
         if c.part_of:
             self.families.setdefault(c.part_of, {})[c.name] = c
         self.sessions[c.session].owns[c.name] = None
-        self.masters[c.uid] = c
         c.answer = asked.request
-        self.out.append(MakeMaster(c.session, c.uid, c.name, c.nbytes, c.mutable, asked.segments))
+        self._make_master(c, c.uid, asked.request, asked.segments, asked.content)
+
+    def _next_uid(self) -> int:
+        self._uid += 1
+        return self._uid
+
+    def _make_master(
+        self,
+        c: Component,
+        uid: int,
+        request: int,
+        segments: tuple[int, ...] = (),
+        content: str = "",
+    ) -> None:
+        self.masters[uid] = c
+        self.making.add(uid)
+        replaces = c.uid if c.uid != uid else 0
+        self.out.append(
+            MakeMaster(
+                c.session, uid, c.name, c.nbytes, c.mutable, segments, request, content, replaces
+            )
+        )
+
+    def seal(self, c: Component, uid: int) -> None:
+        self.making.add(uid)
+        self.out.append(SealMaster(uid, c.name))
 
     def commit(self, c: Component) -> None:
         """Its master is sealed: it may be acquired."""
@@ -178,7 +214,7 @@ class Ledger:
     def finish_unregister(self, c: Component) -> None:
         self.answer(c)
         self.remove(c)
-        self.drop_master(c)
+        self.drop_master(c.uid)
 
     def remove(self, c: Component) -> None:
         """The name is free again. Chunks and master are the caller's to settle."""
@@ -190,6 +226,7 @@ class Ledger:
         if c.name in self.prefetches:
             del self.prefetches[c.name]
             self.replan = True  # others may have been held back for it
+        self.superseded.pop(c.name, None)
         self.unwant(c.name)
         _leave(self.groups, c.group, c)
         _leave(self.families, c.part_of, c)
@@ -217,16 +254,18 @@ class Ledger:
             move.writer = writer
         elif c.on_device:
             self._free(c.runs, writer)
-        being_made = c.state is State.FILLING and c.answer is not None
         self.remove(c)
-        if not move and not being_made:
-            self.drop_master(c)
+        if not (move and move.uid == c.uid):
+            self.drop_master(c.uid)
+        if c.renewal is not None:
+            self.drop_master(c.renewal.uid)
+            c.renewal = None
 
     def abandon(self, move: Move) -> None:
         """A copy ended that nobody wants any more."""
         self._hand_back(move)
         self._free(move.runs, move.writer)
-        self.drop_master(move.component)
+        self.drop_master(move.uid)
         self.replan = True
 
     def _free(self, runs: Runs, writer: int | None) -> None:
@@ -237,9 +276,53 @@ class Ledger:
         else:
             self.pool.give(runs)
 
-    def drop_master(self, c: Component) -> None:
-        del self.masters[c.uid]
-        self.out.append(DropMaster(c.uid, c.name))
+    def drop_master(self, uid: int) -> None:
+        """Nobody wants it any more: it goes, or will when it is made or sealed."""
+        if uid not in self.making:
+            c = self.masters.pop(uid)
+            self.out.append(DropMaster(uid, c.name))
+
+    # --- new bytes -----------------------------------------------------------------------
+
+    def begin_update(self, c: Component, request: int) -> None:
+        """Have a second master made. What is on the device, and in the first, stays."""
+        c.renewal = Renewal(self._next_uid(), request)
+        self._make_master(c, c.renewal.uid, request)
+
+    def answer_update(self, c: Component, renewal: Renewal) -> None:
+        assert renewal.request is not None
+        self.accept((c.session, renewal.request))
+        renewal.request = None
+
+    def give_up_update(self, c: Component, renewal: Renewal) -> None:
+        c.renewal = None
+        self.drop_master(renewal.uid)
+
+    def renew(self, c: Component, renewal: Renewal) -> None:
+        """The new master is sealed and takes the place of the old one, in this one step.
+
+        What is on the device, or on its way there, is superseded: it goes when nobody holds it.
+        """
+        self.answer_update(c, renewal)
+        old, c.uid, c.renewal = c.uid, renewal.uid, None
+        move = self.moves.get(c.generation)
+        if not (move and move.uid == old):
+            self.drop_master(old)
+        if c.state in (State.LOADING, State.RESIDENT):
+            c.superseded = True
+            self.superseded[c.name] = c
+            self.settle(c)
+            self.room_shrank = True  # who holds it is in the way of who waits for it
+        self.replan = True
+
+    def end_copy_of(self, move: Move) -> None:
+        """Its master was kept for it if the component has another by now."""
+        if move.uid != move.component.uid:
+            self.drop_master(move.uid)
+
+    def _leave_superseded(self, c: Component) -> None:
+        c.superseded = False
+        self.superseded.pop(c.name, None)
 
     # --- leases --------------------------------------------------------------------------
 
@@ -323,7 +406,7 @@ class Ledger:
     def _take_chunks(self, c: Component) -> Move:
         """Free chunks; if they are too few, also those that are saved first."""
         free = min(c.chunks, self.pool.free)
-        load = Move(c, self.pool.take(free, prefer=c.runs))
+        load = Move(c, c.uid, self.pool.take(free, prefer=c.runs))
         short = c.chunks - free
         for generation, save in self.moves.items() if short else ():
             if save.heritable and (n := min(short, count(save.runs))):
@@ -350,6 +433,7 @@ class Ledger:
         if c.mapped:
             return self.evict(c, "failed", None)
         self.pool.give(c.runs)
+        self._leave_superseded(c)
         c.state = State.ABSENT
         if c.unregistering:
             self.finish_unregister(c)
@@ -362,6 +446,8 @@ class Ledger:
             self.close_workspace(c)
         elif c.unregistering:
             self.evict(c, "unregister", None)
+        elif c.superseded:
+            self.evict(c, "update", None)
         elif self.is_done_with(c):
             self.evict(c, "sequential", None)
         else:
@@ -383,6 +469,7 @@ class Ledger:
         """Decided: `c` leaves. It does so at once, or when its worker has let go of it."""
         self.idle.pop(c.name, None)
         self.unwant(c.name)
+        self._leave_superseded(c)
         c.reason, c.evicting_for = reason, key
         self.leaving += count(c.runs)
         self.replan = True
@@ -401,7 +488,7 @@ class Ledger:
         c.mapped = False
         if c.dirty:
             c.state = State.WRITING_BACK
-            self.moves[c.generation] = Move(c, c.runs, heritable=True)
+            self.moves[c.generation] = Move(c, c.uid, c.runs, heritable=True)
             self.inheritable += c.chunks
             self.replan = True
             self.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs))
@@ -504,7 +591,7 @@ class Ledger:
 
     def reclaim(self, c: Component) -> None:
         """Have its memory back. Not while it is being lent."""
-        self.moves[c.generation] = Move(c, c.runs)
+        self.moves[c.generation] = Move(c, c.uid, c.runs)
         self.out.append(Reclaim(c.name, c.generation, c.runs))
 
     def came_back(self, c: Component) -> None:

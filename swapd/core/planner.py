@@ -2,8 +2,8 @@
 
 Lives here: whose turn it is, what must go to let it in, who is told to give way, what is
 brought in ahead. `plan` makes all these decisions, after any event that could change one.
-The two exceptions are made by `Ledger.settle`: a `sequential` component goes when it is
-released, an unregistered one at once.
+The exceptions are made by `Ledger.settle`: a `sequential` component goes when it is
+released, an unregistered one at once, one that was updated when nobody holds it.
 
 A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
 What would go is said by functions that change nothing, `choose` and `in_the_way`, so that
@@ -134,7 +134,7 @@ class Planner:
         ledger.replan = False
         self._planned_at = ledger.now
         self._plan_again_at = None
-        wanted: set[str] = set()
+        wanted: set[str] = {n for n, c in ledger.superseded.items() if self._may_be_asked_for(c)}
         while (head := admission.queue.head(ledger.now)) is not None:  # 1
             if not self.make_room(head, wanted):
                 break
@@ -161,14 +161,20 @@ class Planner:
         """Evict what `w` needs evicted; return whether its chunks may be taken now.
 
         Evicts nothing unless all that is needed can go: 1. what it asks for has finished
-        leaving; 2. its rivals (other members of an alternating group) are idle or leaving;
-        3. the free chunks, those about to be free, its rivals' and the victims that
-        `policy.victims` picks are enough together. Otherwise adds to `wanted` who should
-        give way. `only` stands for the component of a prefetch, which has no waiter.
+        leaving, if it was leaving or was updated meanwhile; 2. its rivals (other members of an
+        alternating group) are idle or leaving; 3. the free chunks, those about to be free, its
+        rivals' and the victims that `policy.victims` picks are enough together. Otherwise adds
+        to `wanted` who should give way. `only` stands for the component of a prefetch, which
+        has no waiter.
         """
         ledger = self._ledger
         asked = [ledger.components[n] for n in w.names] if w else [only] if only else []
-        if any(c.evicting for c in asked):  # 1
+        session = w.session if w else None
+        if any(ledger.must_leave_first(c, session) for c in asked):  # 1
+            if w is not None:
+                self._admission.tell_waiting(w)
+            return False
+        if any(c.evicting for c in asked):
             return False
         rivals = ledger.rivals(asked)
         missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
@@ -216,6 +222,11 @@ class Planner:
         self._look_again(over)
         return False
 
+    @staticmethod
+    def _may_be_asked_for(c: Component) -> bool:
+        """Whether the holders of an updated one are to give it back: not before it is in."""
+        return c.state is State.RESIDENT and bool(c.leases)
+
     def _look_again(self, at: float) -> None:
         if self._plan_again_at is None or at < self._plan_again_at:
             self._plan_again_at = at
@@ -239,7 +250,7 @@ class Planner:
     def _try_prefetch(self, c: Component) -> bool:
         """Bring `c` in if there is room or can be; whether the prefetch is settled."""
         ledger = self._ledger
-        if c.unregistering or (c.on_device and not c.evicting):
+        if c.unregistering or (c.on_device and not c.evicting and not c.superseded):
             del ledger.prefetches[c.name]
             return True
         if not self.make_room(None, set(), only=c):

@@ -31,10 +31,19 @@ class State(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
+class Renewal:
+    """A new master of a component, made beside the one it has."""
+
+    uid: int
+    #: The update or commit to answer when the step it began ends; None while it is filled.
+    request: int | None
+
+
+@dataclass(slots=True, eq=False)
 class Component:
     """What may be on the device. A workspace is one without a master, for one lease only."""
 
-    uid: int  # never reused, unlike the name; 0 for a workspace
+    uid: int  # of its master: never reused, unlike the name; 0 for a workspace
     name: str
     session: int
     nbytes: int
@@ -67,6 +76,10 @@ class Component:
     #: The register, commit or unregister request to answer when the step it began ends.
     answer: int | None = None
     unregistering: bool = False
+    #: Its next master, until that is committed or given up.
+    renewal: Renewal | None = None
+    #: What is on the device, or coming in, is from a master that it has no more.
+    superseded: bool = False
     #: Why its bytes are lost for good though it is registered; None if they are not.
     damaged: str | None = None
     #: Granted at least once in this residency.
@@ -115,6 +128,8 @@ class Move:
     """
 
     component: Component
+    #: The master it reads or writes; 0 of a workspace.
+    uid: int
     #: The chunks that are free when it ends and nobody needs the component: of a load, those
     #: it did not inherit; of a write-back, those that nobody inherited, first saved first.
     runs: Runs

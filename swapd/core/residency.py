@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from swapd.core import explain
-from swapd.core.actions import AnyAction, Fence, Lost, SealMaster
+from swapd.core.actions import AnyAction, Fence, Lost
 from swapd.core.admission import Admission
 from swapd.core.events import (
     Acquire,
@@ -25,6 +25,7 @@ from swapd.core.events import (
     CopiedOut,
     CopyFailed,
     DeviceDown,
+    GiveUp,
     Lent,
     MasterFailed,
     MasterMade,
@@ -40,6 +41,7 @@ from swapd.core.events import (
     Stopping,
     Tick,
     Unregister,
+    Update,
 )
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
@@ -153,36 +155,88 @@ class Residency:
         return None
 
     def _on_master_made(self, event: MasterMade) -> None:
-        c = self.ledger.masters[event.uid]
-        if self.ledger.is_current(c):
-            self.ledger.answer(c)
+        ledger, c = self.ledger, self._made_or_sealed(event.uid)
+        if c is None:
+            return
+        if c.renewal is not None:
+            ledger.answer_update(c, c.renewal)
         else:
-            self.ledger.drop_master(c)
+            ledger.answer(c)
 
     def _on_commit(self, event: Commit) -> None:
         ledger, key = self.ledger, (event.session, event.request)
         c = ledger.components.get(event.name)
         if c is None or c.workspace or c.session != event.session:
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
-        if c.state is not State.FILLING or c.answer is not None:
-            return ledger.refuse(key, "bad_request", explain.committed(event.name))
-        c.answer = event.request
-        ledger.out.append(SealMaster(c.uid, c.name))
+        if c.renewal is not None and c.renewal.request is None:
+            c.renewal.request = event.request
+            ledger.seal(c, c.renewal.uid)
+        elif c.state is State.FILLING and c.answer is None:
+            c.answer = event.request
+            ledger.seal(c, c.uid)
+        else:
+            ledger.refuse(key, "bad_request", explain.committed(event.name))
 
     def _on_master_sealed(self, event: MasterSealed) -> None:
-        c = self.ledger.masters[event.uid]
-        if not self.ledger.is_current(c):
-            return self.ledger.drop_master(c)
-        self.ledger.commit(c)
-        self.admission.unpark(c.name)
+        ledger, c = self.ledger, self._made_or_sealed(event.uid)
+        if c is None:
+            return
+        if c.renewal is not None:
+            ledger.renew(c, c.renewal)
+        else:
+            ledger.commit(c)
+            self.admission.unpark(c.name)
 
     def _on_master_failed(self, event: MasterFailed) -> None:
-        ledger, c = self.ledger, self.ledger.masters[event.uid]
-        if ledger.is_current(c):
-            assert c.answer is not None
-            ledger.refuse((c.session, c.answer), event.code, event.why)
-            ledger.remove(c)
-        ledger.drop_master(c)
+        """A component whose first master fails is gone; an update that fails changes nothing."""
+        ledger, c = self.ledger, self._made_or_sealed(event.uid)
+        if c is None:
+            return
+        if c.renewal is not None:
+            assert c.renewal.request is not None
+            ledger.refuse((c.session, c.renewal.request), event.code, event.why)
+            return ledger.give_up_update(c, c.renewal)
+        assert c.answer is not None
+        ledger.refuse((c.session, c.answer), event.code, event.why)
+        ledger.remove(c)
+        ledger.drop_master(c.uid)
+
+    def _made_or_sealed(self, uid: int) -> Component | None:
+        """A master was made or sealed, or failed; None if nobody wants it any more."""
+        ledger, c = self.ledger, self.ledger.masters[uid]
+        ledger.making.discard(uid)
+        wanted = c.renewal.uid if c.renewal is not None else c.uid
+        if ledger.is_current(c) and uid == wanted:
+            return c
+        ledger.drop_master(uid)
+        return None
+
+    # --- new bytes for a component -------------------------------------------------------
+
+    def _on_update(self, event: Update) -> None:
+        ledger, key = self.ledger, (event.session, event.request)
+        c = ledger.components.get(event.name)
+        if c is None or not ledger.may_be_acquired(event.name):
+            return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
+        if c.session != event.session:
+            return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "update"))
+        if c.mutable:
+            return ledger.refuse(key, "bad_request", explain.written_under_a_lease(c))
+        if self.stopping:
+            return ledger.refuse(key, "stopping", explain.STOPPING)
+        if c.renewal is not None:
+            return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
+        ledger.begin_update(c, event.request)
+
+    def _on_give_up(self, event: GiveUp) -> None:
+        ledger, key = self.ledger, (event.session, event.request)
+        c = ledger.components.get(event.name)
+        if c is not None and c.session == event.session and c.renewal is not None:
+            if c.renewal.request is not None:
+                asked = (c.session, c.renewal.request)
+                ledger.refuse(asked, "bad_request", explain.given_up(c))
+            ledger.give_up_update(c, c.renewal)
+        ledger.accept(key)
 
     def _on_unregister(self, event: Unregister) -> None:
         ledger, key = self.ledger, (event.session, event.request)
@@ -190,8 +244,8 @@ class Residency:
         if c is None or c.workspace:
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
         if c.session != event.session:
-            return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c))
-        if c.leases or c.answer is not None:
+            return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "unregister"))
+        if c.leases or c.answer is not None or c.renewal is not None:
             return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
         if c.damaged and c.dirty:  # its worker can put it together, and nobody else
             return ledger.refuse(key, "device_failed", explain.damaged(c))
@@ -257,7 +311,7 @@ class Residency:
                 return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
             if (c := ledger.components[name]).damaged:
                 return ledger.refuse(key, "device_failed", explain.damaged(c))
-            if ledger.down and (problem := self.admission.cannot_come_in([c])):
+            if ledger.down and (problem := self.admission.cannot_come_in([c], None)):
                 return ledger.refuse(key, *problem)
         ledger.prefetches.update(dict.fromkeys(event.names))
         ledger.accept(key)
@@ -279,6 +333,7 @@ class Residency:
         ledger.bytes_in += c.nbytes
         if not ledger.is_current(c):
             return ledger.abandon(move)
+        ledger.end_copy_of(move)
         ledger.loaded(c)
         self.admission.let_in(c)
         ledger.settle(c)
@@ -311,6 +366,7 @@ class Residency:
             return self._lend_failed(c, event.why)
         if not ledger.is_current(c):
             return ledger.abandon(move)
+        ledger.end_copy_of(move)
         if c.state is State.LOADING:
             self._load_failed(c, move, explain.copy_failed(ledger, c, event.why))
         else:
@@ -443,6 +499,8 @@ class Residency:
         Commit: _on_commit,
         MasterSealed: _on_master_sealed,
         MasterFailed: _on_master_failed,
+        Update: _on_update,
+        GiveUp: _on_give_up,
         Unregister: _on_unregister,
         SessionOpened: _on_session_opened,
         SessionGone: _on_session_gone,

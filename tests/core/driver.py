@@ -107,6 +107,29 @@ def unregister(w: World, choose: Choices) -> bool:
     return True
 
 
+def update(w: World, choose: Choices) -> bool:
+    if not w.owner:
+        return False
+    name = choose.pick(sorted(w.owner))
+    session = choose.pick(sorted(w.sessions)) if choose.chance(20) else w.owner[name]
+    w.update(session, name)
+    new = w.newest[name]
+    if new in w.making and not choose.chance(4):
+        w.make_master(new)
+        w.commit(session, name)
+        if new in w.making and not choose.chance(4):
+            w.make_master(new)
+    return True
+
+
+def give_up(w: World, choose: Choices) -> bool:
+    if not w.owner:
+        return False
+    name = choose.pick(sorted(w.owner))
+    w.give_up(w.owner[name], name)
+    return True
+
+
 def acquire(w: World, choose: Choices) -> bool:
     if not w.sessions or not w.owner:
         return False
@@ -242,6 +265,8 @@ MOVES: dict[Move, int] = {
     register: 6,
     commit: 1,
     unregister: 2,
+    update: 4,
+    give_up: 1,
     acquire: 14,
     acquire_workspace: 4,
     release: 6,

@@ -78,6 +78,8 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.exit_process: lambda w: w.still_running,
     driver.commit: lambda w: w.owner,
     driver.unregister: lambda w: w.owner,
+    driver.update: lambda w: w.owner,
+    driver.give_up: lambda w: w.owner,
     driver.acquire: lambda w: w.owner and w.sessions,
     driver.acquire_workspace: lambda w: w.sessions,
     driver.prefetch: lambda w: w.owner and w.sessions,

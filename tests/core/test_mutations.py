@@ -23,7 +23,7 @@ from swapd.core import (
     queue,
     residency,
 )
-from tests.core import test_families, test_residency
+from tests.core import test_families, test_residency, test_update
 from tests.core.driver import BOTH_WAYS, drive
 from tests.core.test_residency import Make
 from tests.core.world import World
@@ -109,8 +109,8 @@ BUGS = [
     Bug(
         "the chunks of a copy that nobody wants any more are lost",
         ledger,
-        "        self._free(move.runs, move.writer)\n        self.drop_master(move.component)\n",
-        "        self.drop_master(move.component)\n",
+        "        self._free(move.runs, move.writer)\n        self.drop_master(move.uid)\n",
+        "        self.drop_master(move.uid)\n",
     ),
     Bug(
         "the chunks of a copy in flight are reused when its session goes",
@@ -133,8 +133,8 @@ BUGS = [
     Bug(
         "a master is dropped before it is made, and again when it is",
         ledger,
-        "        if not move and not being_made:\n",
-        "        if not move:\n",
+        "        self.masters[uid] = c\n        self.making.add(uid)\n",
+        "        self.masters[uid] = c\n",
     ),
     Bug(
         "a session that goes keeps its leases",
@@ -344,8 +344,8 @@ BUGS = [
     Bug(
         "the chunks of a workspace are reused before they are back",
         ledger,
-        "        self.moves[c.generation] = Move(c, c.runs)\n        self.out.append(Reclaim(",
-        "        self.moves[c.generation] = Move(c, c.runs)\n        self.pool.give(c.runs)\n"
+        "        self.moves[c.generation] = Move(c, c.uid, c.runs)\n        self.out.append(Reclaim(",
+        "        self.moves[c.generation] = Move(c, c.uid, c.runs)\n        self.pool.give(c.runs)\n"
         "        self.out.append(Reclaim(",
     ),
     Bug(
@@ -589,11 +589,95 @@ BUGS = [
         "        for first, n in chosen:\n",
         "        for first, n in chosen[:1]:\n",
     ),
+    Bug(
+        "who comes after an update is given the old bytes",
+        ledger,
+        "return c.superseded and all(s != session for s, _ in c.leases)",
+        "return False",
+    ),
+    Bug(
+        "who holds the old bytes may not take them again",
+        ledger,
+        "return c.superseded and all(s != session for s, _ in c.leases)",
+        "return c.superseded",
+    ),
+    Bug(
+        "old bytes stay when they are released",
+        ledger,
+        "        elif c.superseded:\n",
+        "        elif False:\n",
+    ),
+    Bug(
+        "the old master is dropped while a copy reads it",
+        ledger,
+        "        if not (move and move.uid == old):\n",
+        "        if True:\n",
+    ),
+    Bug(
+        "the old master is kept for good once a copy has read it",
+        ledger,
+        "        if move.uid != move.component.uid:\n",
+        "        if False:\n",
+    ),
+    Bug(
+        "the new master of one that is gone stays",
+        ledger,
+        "        if c.renewal is not None:\n            self.drop_master",
+        "        if False:\n            self.drop_master",
+    ),
+    Bug(
+        "a master is dropped in the making",
+        ledger,
+        "        if uid not in self.making:\n",
+        "        if True:\n",
+    ),
+    Bug(
+        "an update that was given up takes place",
+        residency,
+        "if ledger.is_current(c) and uid == wanted:",
+        "if ledger.is_current(c):",
+    ),
+    Bug(
+        "what came back is still counted as old",
+        ledger,
+        "        c.superseded = False\n",
+        "",
+    ),
+    Bug(
+        "an update does not look for waits that it makes hopeless",
+        admission,
+        "n + _NEW if ledger.must_leave_first(ledger.components[n], w.session) else n",
+        "n",
+    ),
+    Bug(
+        "holders of old bytes are not told",
+        planner,
+        "if self._may_be_asked_for(c)}",
+        "if False}",
+    ),
+    Bug(
+        "a prefetch is settled by old bytes",
+        planner,
+        "(c.on_device and not c.evicting and not c.superseded)",
+        "(c.on_device and not c.evicting)",
+    ),
+    Bug(
+        "what is being updated is unregistered",
+        residency,
+        "if c.leases or c.answer is not None or c.renewal is not None:",
+        "if c.leases or c.answer is not None:",
+    ),
+    Bug(
+        "a mutable component is updated beside its worker's writes",
+        residency,
+        "        if c.mutable:\n            return ledger.refuse(key",
+        "        if False:\n            return ledger.refuse(key",
+    ),
 ]
 
 SCENARIOS: list[Callable[[Make], None]] = [
     function
-    for tests in (test_residency, test_families)
+    for tests in (test_residency, test_families, test_update)
     for name, function in vars(tests).items()
     if name.startswith("test_") and list(inspect.signature(function).parameters) == ["make"]
 ]

@@ -43,6 +43,7 @@ from swapd.core.events import (
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    GiveUp,
     Lent,
     MasterFailed,
     MasterMade,
@@ -58,6 +59,7 @@ from swapd.core.events import (
     Stopping,
     Tick,
     Unregister,
+    Update,
 )
 from swapd.core.records import Key, State, workspace_name
 from swapd.protocol import Code, Policy, Runs
@@ -140,6 +142,12 @@ class World:
         self.owner: dict[str, int] = {}
         self.mutable: set[str] = set()
         self.dirty: set[str] = set()
+        #: By name: the master that was ordered last, and the one that its bytes are in.
+        self.newest: dict[str, int] = {}
+        self.current: dict[str, int] = {}
+        #: By acquire: the masters whose bytes it is to see, or later ones.
+        self.to_see: dict[Key, dict[str, int]] = {}
+        self._committing: dict[Key, str] = {}
         self._unregistering: dict[Key, str] = {}
         self._request = 0
 
@@ -190,7 +198,28 @@ class World:
 
     def commit(self, session: int, name: str) -> Key:
         key = self._key(session)
+        self._committing[key] = name
         self.send(Commit(self.now, *key, name))
+        return key
+
+    def update(self, session: int, name: str) -> Key:
+        """Begin an update."""
+        key = self._key(session)
+        self.send(Update(self.now, *key, name))
+        return key
+
+    def renew(self, session: int, name: str) -> None:
+        """Update and commit, with all that comes between but copies."""
+        began = self.update(session, name)
+        self.make_masters()
+        assert isinstance(self.answers[began], Accept), self.answers[began]
+        committed = self.commit(session, name)
+        self.make_masters()
+        assert isinstance(self.answers[committed], Accept)
+
+    def give_up(self, session: int, name: str) -> Key:
+        key = self._key(session)
+        self.send(GiveUp(self.now, *key, name))
         return key
 
     def unregister(self, session: int, name: str) -> Key:
@@ -213,6 +242,8 @@ class World:
         deadline = None if timeout is None else self.now + timeout
         event = Acquire(self.now, *key, agent, names, priority, deadline, wait, early)
         self.asked[key] = self.waiting[key] = event
+        held = {n for (s, _), held in self.leases.items() if s == session for n in held}
+        self.to_see[key] = {n: u for n, u in self.current.items() if n not in held}
         self.send(event)
         return key
 
@@ -483,6 +514,7 @@ class World:
 
     def _forget_name(self, name: str) -> None:
         del self.owner[name]
+        self.current.pop(name, None)
         self.dirty.discard(name)
         for held in self.leases.values():
             held.discard(name)
@@ -491,8 +523,10 @@ class World:
         assert getattr(action, "session", None) not in self.gone, f"{action} to who is gone"
         match action:
             case MakeMaster():
-                assert action.name not in self.owner
+                assert action.replaces == self.current.get(action.name, 0)
+                assert action.replaces or action.name not in self.owner
                 self.owner[action.name] = action.session
+                self.newest[action.name] = action.uid
                 self.making[action.uid] = action
                 self.masters.add(action.uid)
                 self.arena.make_master(action.uid, action.nbytes)
@@ -506,6 +540,7 @@ class World:
                 self.dropped.add(action.uid)
             case CopyIn():
                 self._check_chunks(action)
+                assert action.uid == self.current[action.name], f"{action}: of old bytes"
                 self._start(action)
                 owner = self.owner[action.name]
                 placed = Placed(action.name, owner, action.runs, action.uid)
@@ -569,6 +604,7 @@ class World:
         asked = self.waiting.pop(key, None)
         if isinstance(action, Grant):
             assert asked is not None, f"{action}: not asked, or cancelled"
+            self._check_seen(key, asked)
             self.leases[key] = set(asked.names)
             if asked.names == (workspace_name(*key),):
                 assert action.placements == ()
@@ -586,6 +622,19 @@ class World:
                     self._write(placed)
         elif isinstance(action, Accept) and (name := self._unregistering.pop(key, None)):
             self._forget_name(name)
+        elif isinstance(action, Accept) and (name := self._committing.pop(key, None)):
+            self.current[name] = self.newest[name]
+
+    def _check_seen(self, key: Key, asked: Acquire) -> None:
+        """Who is granted a component sees the bytes of its last commit before it asked.
+
+        Unless its session holds it: then what it holds.
+        """
+        for placed in self.placed.values():
+            held = [k for k, names in self.leases.items() if placed.name in names]
+            if placed.name in asked.names and key[0] not in {s for s, _ in held}:
+                due = self.to_see.get(key, {}).get(placed.name, 0)
+                assert placed.uid >= due or placed.session in self.gone, f"{key}: {placed} is old"
 
     def _start(self, order: CopyIn | CopyOut) -> None:
         assert all(m.uid != order.uid for m in self.copies()), f"{order}: one is under way"
@@ -722,10 +771,10 @@ def remains(core: Residency, session: int) -> list[str]:
     for part, whole in parts.items():
         for name, value in vars(whole).items():
             _search(value, session, part + name, found, seen)
-    for c in ledger.masters.values():
+    for uid, c in ledger.masters.items():
         if c.session == session:
-            used = any(m.component is c for m in ledger.moves.values())
-            if not used and (c.answer is None or c.state is not State.FILLING):
+            used = any(m.uid == uid for m in ledger.moves.values())
+            if not used and uid not in ledger.making:
                 found.append(f"masters: {c}")
     return found
 
