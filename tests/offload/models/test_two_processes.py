@@ -1,0 +1,34 @@
+"""Two pipelines, each in a process of its own, on a device that has room for one."""
+
+from collections.abc import Callable
+
+from tests.guarantees.harness import Daemon
+from tests.processes import start_python
+
+ROUNDS = 3
+PROGRAM = "from tests.offload.models.painter import main; import sys; main(*sys.argv[1:3], {})"
+
+
+def test_two_pipelines_share_one_device(device: Callable[[int], Daemon]) -> None:
+    daemon = device(26)
+    program = PROGRAM.format(ROUNDS)
+    with (
+        start_python(program, "flux", daemon.folder) as flux,
+        start_python(program, "wan", daemon.folder) as wan,
+    ):
+        for painter in (flux, wan):
+            assert painter.stdout is not None
+            assert painter.stdout.readline() == "ready\n"
+        for painter in (flux, wan):
+            assert painter.stdin is not None
+            painter.stdin.write("go\n")
+            painter.stdin.flush()
+        for painter in (flux, wan):
+            assert painter.stdout is not None
+            assert [painter.stdout.readline() for _ in range(ROUNDS)] == ["same\n"] * ROUNDS
+        # before they end: what they own goes with them
+        status = daemon.status()
+        assert [painter.wait() for painter in (flux, wan)] == [0, 0]
+    assert status.evictions > 2 * ROUNDS
+    assert status.bytes_out == 0
+    assert status.peak_bytes <= status.budget_bytes
