@@ -1,0 +1,11 @@
+"""What is counted on every side."""
+
+import msgspec
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Bytes since the start: into the device, back to the host, most on the device at once."""
+
+    bytes_in: int
+    bytes_back: int
+    peak_bytes: int

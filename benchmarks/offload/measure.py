@@ -1,0 +1,157 @@
+"""Who is measured, in which order, and what is kept of it."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import torch
+
+from benchmarks.offload import ours, rivals
+from benchmarks.offload.counts import Counts
+from benchmarks.offload.model import build, modules, nbytes, paint
+from benchmarks.offload.stand_in import StandIn
+from swapd.units import size
+
+#: Offloads until the block ends; yields what counts.
+Side: TypeAlias = Callable[[Any], AbstractContextManager[Callable[[], Counts]]]
+
+#: Of the host device: what a component takes is a multiple.
+CHUNK = 2 << 20
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One side. Bytes are for one picture, once it goes on as it will; seconds are its median."""
+
+    name: str
+    seconds: float
+    bytes_in: int
+    bytes_back: int
+    #: Weights, most at once.
+    peak_bytes: int
+    #: Every picture is that of the pipeline alone, bit for bit.
+    identical: bool
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One run. `bandwidth` in bytes a second, None: as fast as memory is."""
+
+    steps: int
+    pictures: int
+    bandwidth: float | None
+    sizes: dict[str, int]
+    budget_bytes: int
+    rows: list[Row]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How large, how long, how fast, and whose code."""
+
+    width: int = 512
+    steps: int = 20
+    #: Measured ones of each side in a round; one before them is not.
+    pictures: int = 2
+    rounds: int = 3
+    bandwidth: float | None = None
+    #: A folder with an unpacked wheel of vllm-omni: its own code is run too.
+    vllm_omni: Path | None = None
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> Report:
+    """Measure every side in turn, `rounds` times. `say` hears who is next. Blocks throughout."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        pipeline = build(plan.width)
+        sizes = {name: nbytes(part) for name, part in modules(pipeline).items()}
+        budget = _budget(sizes)
+        sides = _sides(plan, budget)
+        expected = paint(pipeline, plan.steps)
+        seen: dict[str, list[Row]] = {name: [] for name in sides}
+        for number in range(plan.rounds):
+            for name, side in sides.items():
+                say(f"round {number + 1}: {name}")
+                with side(pipeline) as count:
+                    seen[name].append(_measure(name, pipeline, count, expected, plan))
+    finally:
+        torch.set_num_threads(threads)
+    rows = [_merged(rounds) for rounds in seen.values()]
+    return Report(plan.steps, plan.pictures, plan.bandwidth, sizes, budget, rows)
+
+
+def _budget(sizes: dict[str, int]) -> int:
+    """Room for the DiT and the VAE, in whole chunks each: the encoders do not fit beside them."""
+    return sum(-(-sizes[name] // CHUNK) * CHUNK for name in ("transformer", "vae"))
+
+
+def _sides(plan: Plan, budget: int) -> dict[str, Side]:
+    def rival(installed: rivals.Installed) -> Side:
+        @contextmanager
+        def side(pipeline: Any) -> Iterator[Callable[[], Counts]]:
+            device = StandIn(plan.bandwidth)
+            with installed(pipeline, device):
+                yield lambda: Counts(device.bytes_in, device.bytes_back, device.peak_bytes)
+
+        return side
+
+    def swapd(**settings: Any) -> Side:
+        return lambda pipeline: ours.attached(pipeline, budget, plan.bandwidth, **settings)
+
+    sides = {
+        "all on the device": rival(rivals.nothing),
+        "diffusers enable_model_cpu_offload": rival(rivals.diffusers_model),
+        "vLLM-Omni enable_cpu_offload (rule)": rival(rivals.vllm_omni_rule),
+        "swapd lru": swapd(),
+        "swapd alternating": swapd(policy="alternating"),
+    }
+    if plan.vllm_omni is not None:
+        sides["vLLM-Omni enable_cpu_offload (its code)"] = rival(
+            rivals.vllm_omni_code(plan.vllm_omni)
+        )
+    return sides
+
+
+def _measure(
+    name: str, pipeline: Any, count: Callable[[], Counts], expected: torch.Tensor, plan: Plan
+) -> Row:
+    painted = [paint(pipeline, plan.steps)]
+    before = count()
+    times = []
+    for _ in range(plan.pictures):
+        started = time.perf_counter()
+        painted.append(paint(pipeline, plan.steps))
+        times.append(time.perf_counter() - started)
+    after = count()
+    return Row(
+        name=name,
+        seconds=statistics.median(times),
+        bytes_in=(after.bytes_in - before.bytes_in) // plan.pictures,
+        bytes_back=(after.bytes_back - before.bytes_back) // plan.pictures,
+        peak_bytes=after.peak_bytes,
+        identical=all(torch.equal(one, expected) for one in painted),
+    )
+
+
+def _merged(rounds: list[Row]) -> Row:
+    return msgspec.structs.replace(
+        rounds[-1],
+        seconds=statistics.median(row.seconds for row in rounds),
+        peak_bytes=max(row.peak_bytes for row in rounds),
+        identical=all(row.identical for row in rounds),
+    )
+
+
+def table(report: Report) -> str:
+    """The report for people: Markdown."""
+    lines = [
+        "| | s a picture | in | back | peak on the device |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in report.rows:
+        figures = " | ".join(size(n) for n in (row.bytes_in, row.bytes_back, row.peak_bytes))
+        verdict = "" if row.identical else " **WRONG PICTURE**"
+        lines.append(f"| {row.name}{verdict} | {row.seconds:.2f} | {figures} |")
+    return "\n".join(lines)

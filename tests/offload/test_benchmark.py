@@ -1,0 +1,39 @@
+"""The benchmark, small: what is compared there is bytes, and they do not depend on the machine."""
+
+import msgspec
+import pytest
+
+from benchmarks.offload.measure import Plan, Report, Row, run, table
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return run(Plan(width=128, steps=3, pictures=2, rounds=1), lambda _: None)
+
+
+def rows(report: Report, whose: str) -> list[Row]:
+    found = [row for row in report.rows if row.name.startswith(whose)]
+    assert found
+    return found
+
+
+def test_every_side_makes_the_same_picture(report: Report) -> None:
+    assert all(row.identical for row in report.rows)
+
+
+def test_swapd_copies_nothing_back_and_moves_less_than_either(report: Report) -> None:
+    for ours in rows(report, "swapd"):
+        assert ours.bytes_in > 0  # the device does not hold all of it
+        assert ours.bytes_back == 0
+        for theirs in rows(report, "diffusers") + rows(report, "vLLM-Omni"):
+            assert ours.bytes_in < theirs.bytes_in + theirs.bytes_back
+
+
+def test_swapd_keeps_to_its_budget(report: Report) -> None:
+    for ours in rows(report, "swapd"):
+        assert ours.peak_bytes <= report.budget_bytes < sum(report.sizes.values())
+
+
+def test_the_report_can_be_read_again(report: Report) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+    assert len(table(report).splitlines()) == 2 + len(report.rows)
