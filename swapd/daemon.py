@@ -355,7 +355,7 @@ class Daemon:
                 for place in a.placements:
                     mutable = self._core.ledger.components[place.name].mutable
                     worker.send_files(place.runs, writable=mutable)
-        granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded)
+        granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded, a.names)
         self._reply(a.session, a.request, granted)
 
     def _do_refuse(self, a: actions.Refuse, seq: int) -> None:

@@ -163,6 +163,7 @@ class Seen:
                 | events.Update()
                 | events.GiveUp()
                 | events.Unregister()
+                | events.Resize()
             ) as e:
                 self.asked[e.session, e.request] = (e.name,)
                 if isinstance(e, events.Register):

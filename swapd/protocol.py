@@ -47,6 +47,15 @@ Code = Literal[
     "fenced",
 ]
 
+#: Of a family, the part that is in no block: it is needed from first to last, so it is kept first.
+REST = "rest"
+
+
+def part_name(family: str, part: str) -> str:
+    """What a part of a family is called."""
+    return f"{family}/{part}"
+
+
 #: Chunks as runs of neighbours: ((first chunk, count), ...), in the order of the bytes.
 Runs = tuple[tuple[int, int], ...]
 
@@ -57,6 +66,7 @@ class Placement(msgspec.Struct, frozen=True):
     name: str
     generation: int
     runs: Runs
+    passing: bool = False  # it leaves the device when nobody holds it
 
 
 # --- rpc, client to daemon ---------------------------------------------------------------
@@ -92,7 +102,10 @@ class Unregister(Request, frozen=True, tag="unregister"):
 
 
 class Acquire(Request, frozen=True, tag="acquire"):
-    """All of `names`, or none. The request's id becomes the lease's id."""
+    """All of `names`, or none. The request's id becomes the lease's id.
+
+    A family's name stands for all its parts.
+    """
 
     names: tuple[str, ...]
     agent: int = 0  # the thread or task that waits: what it holds is not released meanwhile
@@ -140,6 +153,16 @@ class Forecast(Request, frozen=True, tag="forecast"):
     names: tuple[str, ...]
 
 
+class Resize(Request, frozen=True, tag="resize"):
+    """Keep so many bytes of a family on the device, spread evenly; the rest passes through.
+
+    None: as many as the budget has room for. Anybody may ask.
+    """
+
+    name: str
+    resident_bytes: int | None = None
+
+
 class Status(Request, frozen=True, tag="status"):
     pass
 
@@ -154,6 +177,7 @@ AnyRequest = (
     | Cancel
     | Prefetch
     | Forecast
+    | Resize
     | Status
 )
 
@@ -177,6 +201,7 @@ class Granted(Reply, frozen=True, tag="granted"):
     placements: tuple[Placement, ...]
     waited_s: float = 0.0
     loaded: bool = False  # a copy had to be made, or waited for
+    names: tuple[str, ...] = ()  # of all that was granted, if a name asked for has parts
 
 
 class Refused(Reply, frozen=True, tag="refused"):
@@ -238,6 +263,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     evictions: int
     hits: int
     swap_in_s: float | None
+    part_of: str = ""
 
 
 class SessionStatus(msgspec.Struct, frozen=True):

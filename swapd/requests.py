@@ -28,6 +28,8 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names(names) or _size(request.nbytes, request.segments)
         case protocol.Commit() | protocol.Unregister():
             return _names((request.name,))
+        case protocol.Resize():
+            return _names((request.name,)) or _size(request.resident_bytes or 0, ())
         case _:
             return None
 
@@ -83,6 +85,8 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
             return events.Cancel(now, session, request.acquire)
         case protocol.Prefetch():
             return events.Prefetch(now, session, request.id, request.names)
+        case protocol.Resize():
+            return events.Resize(now, session, request.id, request.name, request.resident_bytes)
         case protocol.Register():
             return events.Register(
                 now,

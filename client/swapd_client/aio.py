@@ -150,11 +150,13 @@ class AsyncClient:
     ) -> Component:
         """As `Client.register`; the copy runs in a thread."""
         session = self.session
-        prepare = partial(session.prepare, name, source, mutable=mutable, segments=segments)
+        prepare = partial(
+            session.prepare, name, source, mutable=mutable, segments=segments, part_of=part_of
+        )
         part = prepare() if session.gpu is None else await _in_thread(prepare)
         registered = False
         try:
-            await self._call(session.register_request(part, policy, group, part_of))
+            await self._call(session.register_request(part, policy, group))
             registered = True
             await _in_thread(session.fill, part)
             await self._call(protocol.Commit(session.next_id(), name))

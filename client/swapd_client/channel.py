@@ -6,9 +6,9 @@ socket. Every wait ends when the session does.
 """
 
 import asyncio
-import contextlib
 import itertools
 import struct
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -46,7 +46,7 @@ class ChannelFactory:
 
 
 class Channel:
-    """Requests of one thread, one at a time."""
+    """Requests of one thread: one that it waits for, and any number that it does not."""
 
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
@@ -54,6 +54,8 @@ class Channel:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._session.ended.fileno(), zmq.POLLIN)
+        #: What was asked and not collected: the reply, once it has come.
+        self._asked: dict[int, AnyReply | None] = {}
 
     def __del__(self) -> None:
         self._socket.close()
@@ -80,6 +82,34 @@ class Channel:
             self.send(Cancel(self._session.next_id(), request.id))
             raise
 
+    def ask(self, request: AnyRequest) -> None:
+        """Send, and have the reply kept for `collect`. Never blocks."""
+        self._asked[request.id] = None
+        self.send(request)
+
+    def collect(self, request: int) -> AnyReply | None:
+        """The reply to what was asked, a refusal included; None if it has not come. Never blocks.
+
+        Raises: what ended the session.
+        """
+        self._session.check()
+        with suppress(zmq.Again):
+            while self._asked[request] is None:
+                self._keep(_decode(self._socket.recv(zmq.NOBLOCK)))
+        reply = self._asked[request]
+        if reply is not None:
+            del self._asked[request]
+        return reply
+
+    def abandon(self, request: int) -> None:
+        """What was asked is not wanted any more; nor what is granted by now. Never blocks."""
+        del self._asked[request]
+        self.send(Cancel(self._session.next_id(), request))
+
+    def _keep(self, reply: AnyReply) -> None:
+        if reply.id in self._asked:
+            self._asked[reply.id] = reply  # else: late, for a wait that was given up
+
     def _wait(self, request: int, timeout_s: float | None) -> AnyReply:
         limit_ms = None
         if timeout_s is not None and timeout_s < POLL_MAX_S:
@@ -92,7 +122,8 @@ class Channel:
                 self._session.check()
             reply = _decode(self._socket.recv(zmq.NOBLOCK))
             if reply.id == request:
-                return reply  # else: late, for a wait that was given up
+                return reply
+            self._keep(reply)
 
 
 class AsyncChannel:
@@ -147,7 +178,7 @@ class AsyncChannel:
                 future.set_result(reply)
 
     def _ended(self, error: SwapdError) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: SwapdError) -> None:

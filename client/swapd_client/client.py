@@ -184,10 +184,10 @@ class Client:
         InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
         """
         session = self.session
-        part = session.prepare(name, source, mutable=mutable, segments=segments)
+        part = session.prepare(name, source, mutable=mutable, segments=segments, part_of=part_of)
         registered = False
         try:
-            self._call(session.register_request(part, policy, group, part_of))
+            self._call(session.register_request(part, policy, group))
             registered = True
             session.fill(part)
             self._call(protocol.Commit(session.next_id(), name))

@@ -61,8 +61,12 @@ class Component:
     `address` never changes. The bytes may be touched under a lease only.
     """
 
-    def __init__(self, name: str, layout: Layout, where: Place, *, mutable: bool) -> None:
+    def __init__(
+        self, name: str, layout: Layout, where: Place, *, mutable: bool, part_of: str = ""
+    ) -> None:
         self.name = name
+        #: The family that it is a part of, or "".
+        self.part_of = part_of
         self.nbytes = layout.nbytes
         self.address = where.address
         self.mutable = mutable

@@ -49,7 +49,7 @@ class Keeper:
         """Keep a lease that is given back; False if the daemon is to be told now."""
         with self._lock:
             wanted = self._wanted()
-            if self._closed or (wanted and not wanted.isdisjoint(key[1])):
+            if self._closed or (wanted and not wanted.isdisjoint(held.granted.names or key[1])):
                 return False
             if not self._linger.keep(key, held, time.monotonic()):
                 return False

@@ -57,7 +57,7 @@ class HeldLease:
         the end of each.
         """
         wanted = self._session.wanted
-        return bool(wanted) and not wanted.isdisjoint(self.names)
+        return bool(wanted) and not wanted.isdisjoint(self._granted.names or self.names)
 
     def uses(self, stream: Any) -> None:
         """The release is also to wait for the work on `stream`, another than the current one.

@@ -103,7 +103,10 @@ class Linger:
 
     def with_names(self, names: Collection[str]) -> list[Held]:
         """What is kept and wanted by others."""
-        return self._pop([key for key in self._kept if not set(key[1]).isdisjoint(names)])
+        kept = self._kept.items()
+        return self._pop(
+            [k for k, (h, _) in kept if not set(h.granted.names or k[1]).isdisjoint(names)]
+        )
 
     def all(self) -> list[Held]:
         return self._pop(list(self._kept))

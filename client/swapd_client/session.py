@@ -146,7 +146,7 @@ class Session:
         its release on; not if something it was granted early still comes in; and not of what
         other sessions own, which may be gone or another when it is taken again.
         """
-        if len(granted.placements) != len(set(names)):
+        if len(granted.placements) != len(set(granted.names or names)):
             return False
         if self._error is not None or self.welcome.strict:
             return False
@@ -172,7 +172,13 @@ class Session:
         return reply
 
     def prepare(
-        self, name: str, source: object, *, mutable: bool, segments: Segments = ()
+        self,
+        name: str,
+        source: object,
+        *,
+        mutable: bool,
+        segments: Segments = (),
+        part_of: str = "",
     ) -> Component:
         """Reserve a range for `source`. Nothing is copied or rebound yet.
 
@@ -184,7 +190,7 @@ class Session:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
         layout = _layout(source, segments, self.gpu.card.index if self.gpu else None)
         where = self._reserve(layout.nbytes, writable=mutable)
-        return Component(name, layout, where, mutable=mutable)
+        return Component(name, layout, where, mutable=mutable, part_of=part_of)
 
     def _reserve(self, nbytes: int, *, writable: bool) -> Place:
         if self.gpu is not None:
@@ -192,7 +198,7 @@ class Session:
         return Range(nbytes, self.welcome.chunk_bytes, self._files, writable=writable)
 
     def register_request(
-        self, part: Component, policy: protocol.Policy, group: str | None, part_of: str = ""
+        self, part: Component, policy: protocol.Policy, group: str | None
     ) -> protocol.Register:
         return protocol.Register(
             self.next_id(),
@@ -203,7 +209,7 @@ class Session:
             group,
             part.mutable,
             part._layout.segments if part.segments > 1 else (),
-            part_of,
+            part.part_of,
         )
 
     def fill(self, part: Component) -> None:
@@ -316,16 +322,16 @@ class Session:
         never will be; what ended the session.
         """
         for place in granted.placements:
-            if place.name == name:
-                part = self.components[name]
-                arrived = part.segments if segment is None else segment + 1
-                target = word(place.generation, arrived)
-                try:
-                    if stream is None or not self._wait_on(stream, granted.id, part, target):
-                        self._board.wait(part._slot, target)
-                except ArrivalFailed:
-                    raise self._not_arrived(part.name, place.generation) from None
-                return
+            part = self.components[place.name]
+            if name not in (part.name, part.part_of):
+                continue
+            arrived = part.segments if segment is None else segment + 1
+            target = word(place.generation, arrived)
+            try:
+                if stream is None or not self._wait_on(stream, granted.id, part, target):
+                    self._board.wait(part._slot, target)
+            except ArrivalFailed:
+                raise self._not_arrived(part.name, place.generation) from None
         # whatever is not this session's was complete when it was granted
 
     def _wait_on(self, stream: int, lease: int, part: Component, target: int) -> bool:

@@ -126,6 +126,9 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("cancel", names, f"by {_who(seen, e.session)}")
         case events.Prefetch():
             return Said("prefetch", names, f"asked by {_who(seen, e.session)}")
+        case events.Resize():
+            kept = "as much as fits" if e.resident_bytes is None else size(e.resident_bytes)
+            return Said("resize", names, f"keep {kept}; by {_who(seen, e.session)}", "cyan", True)
         case events.Revoked():
             return Said("unmapped", names, f"in {_who(seen, e.session)}")
         case events.CopiedIn():
@@ -208,6 +211,8 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
             why = f"excluded by its group {for_whom}".rstrip()
         case "sequential":
             why = "released, and sequential"
+        case "resized":
+            why = "not kept any more"
         case "unregister":
             why = "unregistered"
         case "failed":

@@ -14,7 +14,7 @@ import msgspec
 from swapd.protocol import Code, Placement, Runs
 
 #: Why a component leaves the device.
-Reason = Literal["room", "sequential", "alternating", "unregister", "failed", "update"]
+Reason = Literal["room", "sequential", "alternating", "resized", "unregister", "failed", "update"]
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="action"):
@@ -98,7 +98,7 @@ class Want(Action, frozen=True, tag="want"):
 
 
 class Accept(Action, frozen=True, tag="accept"):
-    """Answer a register, commit, unregister or prefetch."""
+    """Answer a register, commit, unregister, prefetch or resize."""
 
     session: int
     request: int
@@ -110,6 +110,7 @@ class Grant(Action, frozen=True, tag="grant"):
     placements: tuple[Placement, ...]
     waited_s: float
     loaded: bool
+    names: tuple[str, ...] = ()  # all that was granted, if a name asked for has parts
 
 
 class Refuse(Action, frozen=True, tag="refuse"):

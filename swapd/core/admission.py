@@ -47,7 +47,8 @@ class Admission:
             session=event.session,
             request=event.request,
             agent=event.agent,
-            names=tuple(dict.fromkeys(event.names)),
+            asked=event.names,
+            names=self._ledger.expand(event.names),
             priority=event.priority,
             deadline=event.deadline,
             wait=event.wait,
@@ -71,6 +72,7 @@ class Admission:
     def unpark(self, name: str) -> None:
         """`name` may be acquired from now on."""
         for w in list(self.parked.values()):
+            w.names = self._ledger.expand(w.asked)
             if name in w.names and all(self._ledger.may_be_acquired(n) for n in w.names):
                 del self.parked[w.key]
                 self._enter(w)
@@ -184,14 +186,15 @@ class Admission:
         self.queue.forget(w)
         ledger.sessions[w.session].waiters.discard(w.request)
         placements = ledger.lend(w)
-        ledger.out.append(Grant(*w.key, placements, ledger.now - w.arrived, w.loaded))
+        names = () if w.asked == w.names else w.names
+        ledger.out.append(Grant(*w.key, placements, ledger.now - w.arrived, w.loaded, names))
 
     def tell_waiting(self, w: Waiter, why: str = "") -> None:
         """Put on record that `w` waits, once."""
         if not w.told:
             w.told = True
             why = why or explain.blocked(self._ledger, w, most=3)
-            self._ledger.out.append(Waiting(w.session, w.request, w.names, why))
+            self._ledger.out.append(Waiting(w.session, w.request, w.asked, why))
 
     # --- out -----------------------------------------------------------------------------
 

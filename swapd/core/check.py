@@ -137,3 +137,6 @@ def _check_families(ledger: Ledger) -> None:
     for name, family in ledger.families.items():
         assert {c.part_of for c in family.values()} == {name}, f"{family} are not of {name}"
         assert len({c.session for c in family.values()}) == 1, f"{name} has several owners"
+    for c in ledger.components.values():
+        streamed = c.part_of and c.policy == "sequential"
+        assert c.policy == c.own_policy or c.workspace or streamed, f"{c}: whose policy?"

@@ -136,6 +136,15 @@ class Prefetch(Event, frozen=True, tag="prefetch"):
     names: tuple[str, ...]
 
 
+class Resize(Event, frozen=True, tag="resize"):
+    """Keep so many bytes of a family; None: as many as there is room for."""
+
+    session: int
+    request: int
+    name: str
+    resident_bytes: int | None = None
+
+
 class Revoked(Event, frozen=True, tag="revoked"):
     session: int
     name: str
@@ -205,6 +214,7 @@ AnyEvent = (
     | Release
     | Cancel
     | Prefetch
+    | Resize
     | Revoked
     | CopiedIn
     | CopiedOut

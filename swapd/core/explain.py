@@ -37,7 +37,17 @@ def called(c: Component) -> str:
 
 def asked_for(ledger: Ledger, w: Waiter) -> str:
     known = ledger.components
-    return " + ".join(called(known[n]) if n in known else n for n in w.names)
+    return " + ".join(called(known[n]) if n in known else n for n in w.asked)
+
+
+def together(ledger: Ledger, components: Iterable[Component]) -> str:
+    """The names of `components`; of a family that is there whole, its own."""
+    given = {c.name: c for c in components}
+    named = dict.fromkeys(
+        c.part_of if c.part_of and ledger.families[c.part_of].keys() <= given.keys() else called(c)
+        for c in given.values()
+    )
+    return " + ".join(named)
 
 
 def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
@@ -77,12 +87,27 @@ def is_family(ledger: Ledger, name: str, parts: Iterable[Component]) -> str:
     )
 
 
+def no_family(ledger: Ledger, name: str) -> str:
+    c = ledger.components.get(name)
+    if c is not None and c.part_of:
+        return f"{name!r} is a part of {c.part_of!r}; resize that"
+    if c is not None:
+        return (
+            f"{name!r} was registered whole: it is on the device, or not. To keep some of it "
+            "there, register it in parts (register_family, or attach with layerwise offload)"
+        )
+    near = get_close_matches(name, ledger.families, n=3, cutoff=0.5)
+    known = ", ".join(sorted(ledger.families)) or "nothing"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"in parts: {known}."
+    return f"nobody has registered {name!r} in parts; {hint}"
+
+
 def part_of_itself(name: str) -> str:
     return f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
 
 
 def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> str:
-    names = " + ".join(map(called, asked))
+    names = together(ledger, asked)
     instead = "ask for less" if any(c.workspace for c in asked) else _SMALLER
     return too_large(ledger, names, sum(c.chunks for c in asked), fixed, instead)
 
@@ -105,17 +130,16 @@ def unknown(ledger: Ledger, name: str) -> str:
         return f"{name!r} is no component; a workspace is held by its lease alone"
     if name in ledger.components:
         return f"{name!r} is still being registered, or going away; acquire it with wait=True"
-    near = get_close_matches(name, _names(ledger), n=3, cutoff=0.5)
+    known = [*ledger.families, *(c.name for c in ledger.components.values() if not c.workspace)]
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(ledger)
     return f"nobody has registered {name!r}; {hint} Use wait=True to wait for it"
 
 
 def _registered(ledger: Ledger) -> str:
-    return f"registered: {', '.join(sorted(_names(ledger))) or 'nothing'}."
-
-
-def _names(ledger: Ledger) -> list[str]:
-    return [c.name for c in ledger.components.values() if not c.workspace]
+    components = ledger.components.values()
+    names = {c.part_of or c.name for c in components if not c.workspace}
+    return f"registered: {', '.join(sorted(names)) or 'nothing'}."
 
 
 def committed(name: str) -> str:
@@ -218,7 +242,7 @@ def device_down(why: str) -> str:
 
 
 def cannot_come_in(ledger: Ledger, absent: Iterable[Component]) -> str:
-    names = " + ".join(map(called, absent))
+    names = together(ledger, absent)
     return f"{names} cannot be granted: {device_down(ledger.down)}"
 
 
@@ -288,6 +312,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         evictions=c.evictions,
         hits=c.hits,
         swap_in_s=c.swap_in_s,
+        part_of=c.part_of,
     )
 
 

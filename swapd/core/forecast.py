@@ -28,14 +28,14 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     ledger, admission = core.ledger, core.admission
     if core.stopping:
         return Refused(asked.id, "stopping", explain.STOPPING)
-    names = tuple(dict.fromkeys(asked.names))
+    names = ledger.expand(asked.names)
     for name in names:
         if not ledger.may_be_acquired(name):
             return Refused(asked.id, "unknown_component", explain.unknown(ledger, name))
     components = [ledger.components[n] for n in names]
-    w = Waiter(session, asked.id, _NOBODY, names, 0, None, False, now, _LAST)
+    w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
     shared = admission.may_share(w, components)
-    if problem := _refusal(core, components, shared=shared):
+    if problem := _refusal(core, components, session, shared=shared):
         return Refused(asked.id, *problem)
     victims: list[Victim] = []
     waits: list[InTheWay] = []
@@ -44,12 +44,14 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     return _reply(ledger, w, components, victims, waits, now)
 
 
-def _refusal(core: Residency, asked: list[Component], *, shared: bool) -> tuple[Code, str] | None:
+def _refusal(
+    core: Residency, asked: list[Component], session: int, *, shared: bool
+) -> tuple[Code, str] | None:
     """Why they would be refused at once, or None."""
     for c in asked:
         if c.damaged:
             return "device_failed", explain.damaged(c)
-    if core.ledger.down and (problem := core.admission.cannot_come_in(asked)):
+    if core.ledger.down and (problem := core.admission.cannot_come_in(asked, session)):
         return problem
     return None if shared else core.admission.never_fits(asked)
 
@@ -62,7 +64,7 @@ def _room(
     first = [o for o in core.admission.queue.queued if o.order < w.order]
     if first:
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
-    if leaving := [c for c in asked if c.evicting]:
+    if leaving := [c for c in asked if _must_leave(ledger, c, w)]:
         return [], [InTheWay(c.name, "leaving; it comes back when it has left") for c in leaving]
     rivals = ledger.rivals(asked)
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
@@ -72,6 +74,10 @@ def _room(
         return [], list(_blocking(ledger, asked, going, now))
     victims = [_victim(c, "alternating") for c in room.rivals]
     return victims + [_victim(c, "room") for c in room.victims], []
+
+
+def _must_leave(ledger: Ledger, c: Component, w: Waiter) -> bool:
+    return c.evicting or ledger.must_leave_first(c, w.session)
 
 
 def _victim(c: Component, reason: str) -> Victim:
@@ -110,7 +116,7 @@ def _reply(
     waits: list[InTheWay],
     now: float,
 ) -> ForecastReply:
-    loads = [c for c in asked if c.state is State.ABSENT or c.evicting]
+    loads = [c for c in asked if c.state is State.ABSENT or _must_leave(ledger, c, w)]
     rate = measured_rate(ledger.components.values())
     return ForecastReply(
         id=w.request,

@@ -8,6 +8,7 @@ not live here: who waits and who is let in (`admission.py`), what is evicted for
 Free chunks are those counted here (`ChunkPool`), never asked of the device.
 """
 
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
 from swapd.core.actions import (
@@ -134,6 +135,13 @@ class Ledger:
         """
         return c.superseded and all(s != session for s, _ in c.leases)
 
+    def expand(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """`names`, each once, and instead of a family's name those of its parts."""
+        families = self.families
+        if not families or families.keys().isdisjoint(names):
+            return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys(part for n in names for part in families.get(n, (n,))))
+
     def rivals(self, asked: list[Component]) -> list[Component]:
         """The members of its alternating groups that are on the device and exclude it."""
         rivals: dict[str, Component] = {}  # several of one family have the same ones
@@ -142,6 +150,11 @@ class Ledger:
                 mates = self.groups[c.group].values()
                 rivals.update((m.name, m) for m in mates if m.on_device and c.excludes(m))
         return list(rivals.values())
+
+    def never_leaving(self, but: Collection[str] = ()) -> int:
+        """Chunks of all components that will not leave once they are in."""
+        components = self.components.values()
+        return sum(c.chunks for c in components if c.policy == "resident" and c.name not in but)
 
     def fixed_chunks(self, but: AbstractSet[str]) -> int:
         """Chunks that will not come free: `resident` components that are in, quarantine."""
@@ -165,6 +178,7 @@ class Ledger:
             asked.group,
             asked.mutable,
             part_of=asked.part_of,
+            own_policy=asked.policy,
         )
         self.components[c.name] = c
         if c.part_of:
@@ -341,7 +355,8 @@ class Ledger:
             if c.session == w.session and not c.workspace:
                 c.mapped = True
                 c.dirty = c.mutable
-                placements.append(Placement(name, c.generation, c.runs))
+                passing = c.policy == "sequential"
+                placements.append(Placement(name, c.generation, c.runs, passing))
         return tuple(placements)
 
     def take_back(self, key: Key, again: int = 0) -> bool:
@@ -457,6 +472,21 @@ class Ledger:
     def is_done_with(self, c: Component) -> bool:
         """Whether a component with no lease and no promise is to be dropped at once."""
         return c.policy == "sequential" and c.used and not c.waiting and not self.down
+
+    def set_kept(self, c: Component, kept: bool) -> None:
+        """A part has its own policy from now on, or passes through the device."""
+        policy = c.own_policy if kept else "sequential"
+        if policy == c.policy:
+            return
+        never_left, c.policy = c.policy == "resident", policy
+        self.room_shrank |= policy == "resident"
+        self.replan = True
+        if c.state is State.RESIDENT and not (c.leases or c.promised):
+            if not kept and not c.waiting and not self.down:
+                self.evict(c, "resized", None)
+            elif never_left or policy == "resident":
+                self.idle.pop(c.name, None)
+                self.make_idle(c)
 
     def make_idle(self, c: Component) -> None:
         c.idle_since = self.now

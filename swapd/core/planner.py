@@ -2,8 +2,9 @@
 
 Lives here: whose turn it is, what must go to let it in, who is told to give way, what is
 brought in ahead. `plan` makes all these decisions, after any event that could change one.
-The exceptions are made by `Ledger.settle`: a `sequential` component goes when it is
-released, an unregistered one at once, one that was updated when nobody holds it.
+The exceptions are made by the ledger: a `sequential` component goes when it is released, an
+unregistered one and a part that is not kept any more at once, one that was updated when nobody
+holds it.
 
 A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
 What would go is said by functions that change nothing, `choose` and `in_the_way`, so that

@@ -3,7 +3,7 @@
 Eviction is decided here and in `Planner.make_room`, and nowhere else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -47,6 +47,29 @@ def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
         else:
             kept.append(name)
     return kept[::-1]
+
+
+def spread(sizes: Sequence[int], room: int) -> set[int]:
+    """Which of the parts of `sizes`, by number, to keep in `room`: as many as fit, evenly spread.
+
+    So between two that are kept there are as many to be copied as anywhere else, and the copies
+    have the time of those between them.
+    """
+    fit = left = 0
+    for size in sorted(sizes):  # no more than this many do, however they are chosen
+        left += size
+        fit += left <= room
+    for n in range(fit, 0, -1):
+        chosen = {(2 * i + 1) * len(sizes) // (2 * n) for i in range(n)}
+        if sum(sizes[i] for i in chosen) <= room:
+            return chosen
+    return set()
+
+
+def room_to_keep(sizes: Sequence[int], room: int) -> int:
+    """How much of `room` parts of `sizes` may keep: all of it if they all fit. Else two of the
+    largest must have room beside them, one in use and one on its way."""
+    return room if sum(sizes) <= room else room - 2 * max(sizes, default=0)
 
 
 def quantum_s(swap_in_s: float, factor: float, bound_s: float) -> float:

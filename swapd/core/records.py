@@ -54,6 +54,8 @@ class Component:
     workspace: bool = False
     #: The family that it is a part of, or "".
     part_of: str = ""
+    #: The policy it was registered with. A part that is not kept is `sequential` instead.
+    own_policy: Policy = "lru"
 
     state: State = State.FILLING
     #: Counts residencies over the life of the core; 0 before the first.
@@ -149,6 +151,8 @@ class Waiter:
     session: int
     request: int
     agent: int
+    #: What it asked for, and that with each family's name replaced by the names of its parts.
+    asked: tuple[str, ...]
     names: tuple[str, ...]
     priority: int
     deadline: float | None

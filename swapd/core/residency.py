@@ -12,7 +12,7 @@ A decision is recorded in the state at the moment it is made.
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from swapd.core import explain
+from swapd.core import explain, policy
 from swapd.core.actions import AnyAction, Fence, Lost
 from swapd.core.admission import Admission
 from swapd.core.events import (
@@ -35,6 +35,7 @@ from swapd.core.events import (
     Reclaimed,
     Register,
     Release,
+    Resize,
     Revoked,
     SessionGone,
     SessionOpened,
@@ -47,7 +48,7 @@ from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
 from swapd.core.records import WORKSPACE, Component, Key, Move, Session, State, workspace_name
-from swapd.protocol import Code
+from swapd.protocol import REST, Code, part_name
 from swapd.units import size
 
 
@@ -127,9 +128,7 @@ class Residency:
             return problem
         if (event.policy == "alternating") != (event.group is not None):
             return "bad_request", explain.GROUP
-        fixed = sum(c.chunks for c in ledger.components.values() if c.policy == "resident")
-        if event.policy != "resident":
-            fixed = 0
+        fixed = ledger.never_leaving() if event.policy == "resident" else 0
         if chunks + fixed > ledger.pool.total:
             return "too_large", explain.too_large(ledger, event.name, chunks, fixed)
         return None
@@ -306,16 +305,39 @@ class Residency:
         ledger, key = self.ledger, (event.session, event.request)
         if self.stopping:
             return ledger.refuse(key, "stopping", explain.STOPPING)
-        for name in event.names:
+        names = ledger.expand(event.names)
+        for name in names:
             if not ledger.may_be_acquired(name):
                 return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
             if (c := ledger.components[name]).damaged:
                 return ledger.refuse(key, "device_failed", explain.damaged(c))
             if ledger.down and (problem := self.admission.cannot_come_in([c], None)):
                 return ledger.refuse(key, *problem)
-        ledger.prefetches.update(dict.fromkeys(event.names))
+        ledger.prefetches.update(dict.fromkeys(names))
         ledger.accept(key)
         ledger.replan = True
+
+    def _on_resize(self, event: Resize) -> None:
+        ledger, key = self.ledger, (event.session, event.request)
+        if not (family := ledger.families.get(event.name)):
+            return ledger.refuse(key, "unknown_component", explain.no_family(ledger, event.name))
+        if event.resident_bytes is not None and event.resident_bytes < 0:
+            return ledger.refuse(key, "bad_request", explain.SIZE)
+        first = [c for c in family.values() if c.name == part_name(event.name, REST)]
+        others = [c for c in family.values() if c not in first]
+        if event.resident_bytes is not None:
+            room = event.resident_bytes - sum(c.nbytes for c in first)
+            kept = policy.spread([c.nbytes for c in others], room)
+        else:
+            room = ledger.pool.total - ledger.never_leaving(family.keys())
+            sizes = [c.chunks for c in others]
+            room = policy.room_to_keep(sizes, room - sum(c.chunks for c in first))
+            kept = policy.spread(sizes, room)
+        for c in first:
+            ledger.set_kept(c, True)
+        for i, c in enumerate(others):
+            ledger.set_kept(c, i in kept)
+        ledger.accept(key)
 
     # --- what was slow has ended ---------------------------------------------------------
 
@@ -494,6 +516,7 @@ class Residency:
         Tick: _on_tick,
         Cancel: _on_cancel,
         Prefetch: _on_prefetch,
+        Resize: _on_resize,
         Register: _on_register,
         MasterMade: _on_master_made,
         Commit: _on_commit,

@@ -30,6 +30,8 @@ KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
     "nil": (0, "lru", None, ""),
     "e/1": (2, "alternating", "g", "e"),
     "e/2": (3, "alternating", "g", "e"),
+    "f/1": (2, "lru", None, "f"),
+    "f/2": (3, "lru", None, "f"),
 }
 
 
@@ -133,7 +135,8 @@ def give_up(w: World, choose: Choices) -> bool:
 def acquire(w: World, choose: Choices) -> bool:
     if not w.sessions or not w.owner:
         return False
-    names = [choose.pick(sorted(w.owner)) for _ in range(choose.pick((1, 1, 1, 2, 3)))]
+    there = sorted(w.owner.keys() | {f for n in w.owner if (f := w.part_of[n])})
+    names = [choose.pick(there) for _ in range(choose.pick((1, 1, 1, 2, 3)))]
     if choose.chance(8):
         names[0] = choose.pick(list(KINDS))
     w.acquire(
@@ -215,6 +218,15 @@ def prefetch(w: World, choose: Choices) -> bool:
     return True
 
 
+def resize(w: World, choose: Choices) -> bool:
+    families = sorted({f for n in w.owner if (f := w.part_of[n])})
+    if not w.sessions or not families:
+        return False
+    size = choose.pick((None, 0, 2, 3, 5))
+    w.resize(choose.pick(sorted(w.sessions)), choose.pick(families), size)
+    return True
+
+
 def end_master(w: World, choose: Choices) -> bool:
     if not w.making:
         return False
@@ -274,6 +286,7 @@ MOVES: dict[Move, int] = {
     give_way: 3,
     cancel: 2,
     prefetch: 2,
+    resize: 2,
     end_master: 2,
     end_move: 10,
     step: 6,

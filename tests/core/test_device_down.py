@@ -28,7 +28,9 @@ class LosingWorld(World):
         for action in out if self.down else ():
             assert not isinstance(action, CopyIn | Lend), f"{event} orders {action}"
             if isinstance(action, Evict):
-                assert action.reason in ("unregister", "update", "failed"), f"{event} orders {action}"
+                assert action.reason in ("unregister", "update", "failed"), (
+                    f"{event} orders {action}"
+                )
         return out
 
 

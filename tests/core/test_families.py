@@ -3,8 +3,12 @@
 Tests take `make`, as those of `test_residency.py`.
 """
 
+from typing import Any
+
 import pytest
 
+from swapd.core.actions import Accept, Evict, Grant
+from swapd.core.events import DeviceDown
 from tests.core.test_residency import Make, outcome
 from tests.core.world import World
 
@@ -107,3 +111,240 @@ def test_a_rival_leaves_once_for_several_parts(make: Make) -> None:
     assert outcome(w) == ["evict dit (alternating)", "revoke dit (ack)"]
     w.ack("dit")
     assert outcome(w) == ["copy in e/1", "copy in e/2"]
+
+
+# --- one name for all parts --------------------------------------------------------------
+
+
+def test_a_familys_name_stands_for_its_parts(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    for name in ("f/1", "f/2"):
+        w.register(s, name, 2, part_of="f")
+    w.register(s, "a", 2)
+    own = w.use(s, "a", "f")
+    grant = w.answers[own]
+    assert isinstance(grant, Grant)
+    assert grant.names == ("a", "f/1", "f/2")
+    assert [p.name for p in grant.placements] == ["a", "f/1", "f/2"]
+    others = w.use(t, "f")
+    w.release(own)
+    assert w.ledger.idle.keys() == {"a"}
+    w.release(others)
+    assert w.ledger.idle.keys() == {"a", "f/1", "f/2"}
+
+
+def test_a_name_that_has_no_parts_is_granted_as_it_was_asked_for(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "f/1", part_of="f")
+    grant = w.answers[w.use(s, "f/1")]
+    assert isinstance(grant, Grant)
+    assert grant.names == ()
+
+
+def test_a_family_that_is_not_there_whole_is_waited_for(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    first, second = w.ask_register(s, "f/1", part_of="f"), w.ask_register(s, "f/2", part_of="f")
+    w.make_masters()
+    w.commit(s, "f/1")
+    w.make_masters()
+    assert "'f/2' is still being registered" in w.refusal(w.acquire(s, "f")).message
+    key = w.acquire(s, "f", wait=True)
+    w.commit(s, "f/2")
+    w.make_masters()
+    w.settle()
+    assert w.granted(key)
+    assert w.leases[key] == {"f/1", "f/2"}
+    assert w.answers.keys() >= {first, second}
+
+
+def test_who_waits_for_a_family_that_nobody_has_registered_gets_its_parts(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    key = w.acquire(t, "f", wait=True)
+    w.register(s, "f/1", part_of="f")
+    w.settle()
+    assert w.granted(key)
+
+
+def test_a_family_is_prefetched_part_by_part(make: Make) -> None:
+    w = make(3)
+    s = w.open()
+    for name in ("f/1", "f/2"):
+        w.register(s, name, 2, part_of="f")
+    w.prefetch(s, "f")
+    assert outcome(w) == ["accept 5", "copy in f/1"]
+    w.settle()
+
+
+def test_refusals_speak_of_a_family_by_its_name(make: Make) -> None:
+    w = make(3)
+    s = w.open()
+    for name in ("f/1", "f/2"):
+        w.register(s, name, 2, part_of="f")
+    w.register(s, "a", 1)
+    too_large = w.refusal(w.acquire(s, "f", "a"))
+    assert too_large.code == "too_large"
+    assert too_large.message.startswith("f + a needs 5 B")
+    unknown = w.refusal(w.acquire(s, "nothing"))
+    assert "registered: a, f." in unknown.message
+    held = w.use(s, "a")
+    late = w.refusal(w.acquire(s, "f/1", "a", timeout=0.0))
+    assert "f/1 + a not granted" in late.message
+    w.release(held)
+
+
+# --- what leaves when it is released -----------------------------------------------------
+
+
+def test_a_grant_says_what_leaves_when_it_is_released(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "f/1", part_of="f")
+    w.register(s, "f/2", part_of="f", policy="sequential")
+    grant = w.answers[w.use(s, "f")]
+    assert isinstance(grant, Grant)
+    assert [p.passing for p in grant.placements] == [False, True]
+
+
+# --- keeping a part of it ----------------------------------------------------------------
+
+
+def family(w: World, session: int, blocks: int = 4, nbytes: int = 2, **kind: Any) -> None:
+    """`f`: what is in no block, one byte; and blocks of `nbytes` each."""
+    w.register(session, "f/rest", 1, part_of="f", **kind)
+    for i in range(blocks):
+        w.register(session, f"f/{i}", nbytes, part_of="f", **kind)
+
+
+def kept(w: World) -> list[str]:
+    return [c.name for c in w.ledger.families["f"].values() if c.policy != "sequential"]
+
+
+def test_what_is_kept_is_spread_and_the_rest_of_it_passes_through(make: Make) -> None:
+    w = make(20)
+    s = w.open()
+    family(w, s)
+    key = w.resize(s, "f", 5)
+    assert isinstance(w.answers[key], Accept)
+    assert kept(w) == ["f/rest", "f/1", "f/3"]
+    w.resize(s, "f", 4)
+    assert kept(w) == ["f/rest", "f/2"], "the last byte is too few for another"
+    w.resize(s, "f", 5)
+    for i in range(4):
+        w.touch(s, f"f/{i}")
+    assert w.evictions() == ["f/0", "f/2"]
+    w.resize(s, "f", 9)
+    assert kept(w) == ["f/rest", "f/0", "f/1", "f/2", "f/3"]
+
+
+def test_idle_parts_that_are_not_kept_any_more_leave_at_once(make: Make) -> None:
+    w = make(20)
+    s = w.open()
+    family(w, s)
+    for i in range(4):
+        w.touch(s, f"f/{i}")
+    held = w.use(s, "f/0")
+    w.resize(s, "f", 0)
+    assert kept(w) == ["f/rest"], "without it nothing could run"
+    assert w.evictions() == ["f/1", "f/2", "f/3"]
+    assert {a.reason for a in w.log if isinstance(a, Evict)} == {"resized"}
+    w.release(held)
+    assert w.evictions()[3:] == ["f/0"]
+
+
+def test_what_a_waiter_names_stays_until_it_was_used(make: Make) -> None:
+    w = make(8)
+    s, t = w.open(), w.open()
+    family(w, s, blocks=1)
+    w.register(t, "a", 5)
+    w.touch(s, "f/0")
+    w.register(s, "b", 2)
+    held = w.use(s, "b")
+    waiting = w.acquire(t, "a", "f/0")
+    w.resize(s, "f", 0)
+    assert w.evictions() == []
+    w.cancel(waiting)
+    assert w.evictions() == ["f/0"]
+    w.release(held)
+
+
+def test_without_a_number_as_much_is_kept_as_there_is_room_for(make: Make) -> None:
+    w = make(12)
+    s = w.open()
+    w.register(s, "vae", 2, policy="resident")
+    family(w, s)
+    w.resize(s, "f")
+    assert len(kept(w)) == 5, "all of it fits"
+    w.register(s, "more", 2, policy="resident")
+    w.resize(s, "f")
+    assert kept(w) == ["f/rest", "f/2"], "two others have room beside it"
+
+
+def test_parts_of_a_family_that_never_leaves_do_when_they_are_not_kept(make: Make) -> None:
+    w = make(20)
+    s = w.open()
+    family(w, s, policy="resident")
+    held = w.use(s, "f")
+    w.resize(s, "f", 5)
+    w.release(held)
+    assert w.evictions() == ["f/0", "f/2"]
+    w.touch(s, "f/0")
+    w.resize(s, "f", 1)
+    assert w.evictions() == ["f/0", "f/2", "f/0", "f/1", "f/3"]
+    w.prefetch(s, "f/1")
+    w.settle()
+    assert w.ledger.idle.keys() == {"f/1"}
+    w.resize(s, "f", 9)
+    assert w.ledger.idle == {}
+
+
+def test_who_does_not_fit_beside_what_never_leaves_from_now_on_is_refused(make: Make) -> None:
+    w = make(6)
+    s, t = w.open(), w.open()
+    family(w, s, blocks=2, policy="resident")
+    w.register(t, "a", 4)
+    w.resize(s, "f", 1)
+    held = w.use(s, "f")
+    key = w.acquire(t, "a")
+    assert key in w.waiting
+    w.resize(s, "f", 5)
+    assert w.refusal(key).code == "too_large"
+    w.release(held)
+
+
+def test_parts_that_pass_through_still_exclude_the_rivals_of_their_group(make: Make) -> None:
+    w = make(20)
+    s = w.open()
+    family(w, s, policy="alternating", group="g")
+    w.register(s, "encoder", 2, policy="alternating", group="g")
+    w.resize(s, "f", 1)
+    w.touch(s, "encoder")
+    w.acquire(s, "f/0")
+    assert outcome(w)[0] == "evict encoder (alternating)"
+    w.settle()
+
+
+def test_a_part_that_passes_through_stays_when_the_device_is_down(make: Make) -> None:
+    w = make(20)
+    s = w.open()
+    family(w, s)
+    w.touch(s, "f/0")
+    w.send(DeviceDown(w.now, "broken"))
+    w.resize(s, "f", 0)
+    assert w.evictions() == []
+    assert w.granted(w.acquire(s, "f/0"))
+
+
+def test_only_families_are_resized(make: Make) -> None:
+    w = make(20)
+    s, t = w.open(), w.open("operator")
+    family(w, s)
+    w.register(s, "a")
+    assert isinstance(w.answers[w.resize(t, "f", 1)], Accept), "anybody may"
+    assert "registered whole" in w.refusal(w.resize(s, "a", 1)).message
+    assert "resize that" in w.refusal(w.resize(s, "f/0", 1)).message
+    assert "in parts: f." in w.refusal(w.resize(s, "nothing")).message
+    assert w.refusal(w.resize(s, "f", -1)).code == "bad_request"

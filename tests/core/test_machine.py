@@ -83,6 +83,7 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.acquire: lambda w: w.owner and w.sessions,
     driver.acquire_workspace: lambda w: w.sessions,
     driver.prefetch: lambda w: w.owner and w.sessions,
+    driver.resize: lambda w: any(w.part_of[n] for n in w.owner) and w.sessions,
     driver.release: lambda w: w.leases,
     driver.come_back: lambda w: w.leases,
     driver.give_way: lambda w: w.leases and w.wanted,

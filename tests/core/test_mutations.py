@@ -344,8 +344,10 @@ BUGS = [
     Bug(
         "the chunks of a workspace are reused before they are back",
         ledger,
-        "        self.moves[c.generation] = Move(c, c.uid, c.runs)\n        self.out.append(Reclaim(",
-        "        self.moves[c.generation] = Move(c, c.uid, c.runs)\n        self.pool.give(c.runs)\n"
+        "        self.moves[c.generation] = Move(c, c.uid, c.runs)\n"
+        "        self.out.append(Reclaim(",
+        "        self.moves[c.generation] = Move(c, c.uid, c.runs)\n"
+        "        self.pool.give(c.runs)\n"
         "        self.out.append(Reclaim(",
     ),
     Bug(
@@ -558,6 +560,90 @@ BUGS = [
         ledger,
         "        return list(rivals.values())\n",
         "        return [r for c in asked for r in rivals.values() if c.excludes(r)]\n",
+    ),
+    Bug(
+        "a family that comes late is not looked for",
+        admission,
+        "            w.names = self._ledger.expand(w.asked)\n",
+        "",
+    ),
+    Bug(
+        "a family is not prefetched by its name",
+        residency,
+        "        names = ledger.expand(event.names)\n",
+        "        names = event.names\n",
+    ),
+    Bug(
+        "the grant of a family does not name its parts",
+        admission,
+        "names = () if w.asked == w.names else w.names",
+        "names = ()",
+    ),
+    Bug(
+        "what passes through is not said to",
+        ledger,
+        'passing = c.policy == "sequential"',
+        "passing = False",
+    ),
+    Bug(
+        "what is in no block is not kept",
+        residency,
+        "            ledger.set_kept(c, True)\n",
+        "            ledger.set_kept(c, False)\n",
+    ),
+    Bug(
+        "what is in no block takes no room",
+        residency,
+        "room = event.resident_bytes - sum(c.nbytes for c in first)",
+        "room = event.resident_bytes",
+    ),
+    Bug(
+        "there is no room left for what is copied",
+        policy,
+        "else room - 2 * max(sizes, default=0)",
+        "else room",
+    ),
+    Bug(
+        "who never leaves is not counted when a family is given its room",
+        residency,
+        "room = ledger.pool.total - ledger.never_leaving(family.keys())",
+        "room = ledger.pool.total",
+    ),
+    Bug(
+        "the first parts are kept, not spread ones",
+        policy,
+        "chosen = {(2 * i + 1) * len(sizes) // (2 * n) for i in range(n)}",
+        "chosen = set(range(n))",
+    ),
+    Bug(
+        "what is not kept any more stays while it is idle",
+        ledger,
+        '                self.evict(c, "resized", None)\n',
+        "                pass\n",
+    ),
+    Bug(
+        "what is not kept any more leaves before it was used",
+        ledger,
+        "if not kept and not c.waiting and not self.down:",
+        "if not kept and not self.down:",
+    ),
+    Bug(
+        "what is not kept any more leaves though it cannot come back",
+        ledger,
+        "if not kept and not c.waiting and not self.down:",
+        "if not kept and not c.waiting:",
+    ),
+    Bug(
+        "what never leaves is evicted",
+        ledger,
+        "                self.idle.pop(c.name, None)\n                self.make_idle(c)\n",
+        "                pass\n",
+    ),
+    Bug(
+        "nobody looks who fits beside what never leaves from now on",
+        ledger,
+        '        self.room_shrank |= policy == "resident"\n',
+        "",
     ),
     Bug(
         "a family is there when its parts are gone",

@@ -1,11 +1,12 @@
 """Victims: enough, none needless, or None. Busy components stay, within a bound."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swapd.core import policy
 from swapd.core.policy import BUSY_SHARE, is_busy, protected_until, quantum_s, victims
 
 IDLE = st.lists(st.integers(0, 12), max_size=8).map(
@@ -111,3 +112,44 @@ def test_a_busy_component_stays_no_longer_than_its_quantum() -> None:
 
 def test_factor_0_turns_the_rule_off() -> None:
     assert until(gap_s=0.01, idle_since=100.5, factor=0.0) == 100.0
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [
+        (0, set()),
+        (-5, set()),
+        (9, set()),
+        (10, {4}),
+        (25, {2, 6}),
+        (30, {1, 4, 6}),
+        (40, {1, 3, 5, 7}),
+        (70, {0, 1, 2, 4, 5, 6, 7}),
+        (80, set(range(8))),
+        (1000, set(range(8))),
+    ],
+)
+def test_what_is_kept_is_spread_evenly(room: int, kept: set[int]) -> None:
+    assert policy.spread([10] * 8, room) == kept
+
+
+@given(st.lists(st.integers(0, 20), max_size=12), st.integers(-10, 300))
+def test_what_is_kept_fits(sizes: list[int], room: int) -> None:
+    kept = policy.spread(sizes, room)
+    assert sum(sizes[i] for i in kept) <= max(room, 0)
+    if sum(sizes) <= room:
+        assert len(kept) == len(sizes)
+
+
+@given(st.integers(1, 60), st.integers(0, 60))
+def test_between_kept_parts_of_one_size_are_as_many_as_anywhere(parts: int, room: int) -> None:
+    kept = sorted(policy.spread([1] * parts, room))
+    assert len(kept) == min(parts, room)
+    gaps = [b - a for a, b in pairwise(kept)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_two_of_the_largest_have_room_beside_what_is_kept() -> None:
+    assert policy.room_to_keep([3, 4, 5], 12) == 12, "all of it fits, so nothing is copied"
+    assert policy.room_to_keep([3, 4, 5], 11) == 1
+    assert policy.room_to_keep([], 11) == 11

@@ -11,6 +11,7 @@ def waiter(
         session=1,
         request=seq,
         agent=0,
+        asked=("a",),
         names=("a",),
         priority=priority,
         deadline=deadline,

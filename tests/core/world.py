@@ -53,6 +53,7 @@ from swapd.core.events import (
     Reclaimed,
     Register,
     Release,
+    Resize,
     Revoked,
     SessionGone,
     SessionOpened,
@@ -141,6 +142,8 @@ class World:
         #: Registered names; who owns them; which of them the owner may write.
         self.owner: dict[str, int] = {}
         self.mutable: set[str] = set()
+        #: The family of those names that are a part of one.
+        self.part_of: dict[str, str] = {}
         self.dirty: set[str] = set()
         #: By name: the master that was ordered last, and the one that its bytes are in.
         self.newest: dict[str, int] = {}
@@ -193,6 +196,8 @@ class World:
             self.mutable.discard(name)
             if mutable:
                 self.mutable.add(name)
+            if name not in self.part_of.values():
+                self.part_of[name] = part_of
         self.send(Register(self.now, *key, name, nbytes, policy, group, mutable, (), part_of))
         return key
 
@@ -286,6 +291,11 @@ class World:
     def prefetch(self, session: int, *names: str) -> Key:
         key = self._key(session)
         self.send(Prefetch(self.now, *key, names))
+        return key
+
+    def resize(self, session: int, name: str, resident_bytes: int | None = None) -> Key:
+        key = self._key(session)
+        self.send(Resize(self.now, *key, name, resident_bytes))
         return key
 
     def leave(self, session: int, alive: bool = False) -> None:
@@ -512,6 +522,11 @@ class World:
         self._request += 1
         return session, self._request
 
+    def expand(self, names: tuple[str, ...]) -> set[str]:
+        """`names`, and instead of a family's name those of its parts."""
+        parts = {n: {p for p in self.owner if self.part_of[p] == n} for n in names}
+        return {p for n in names for p in parts[n] or {n}}
+
     def _forget_name(self, name: str) -> None:
         del self.owner[name]
         self.current.pop(name, None)
@@ -605,7 +620,13 @@ class World:
         if isinstance(action, Grant):
             assert asked is not None, f"{action}: not asked, or cancelled"
             self._check_seen(key, asked)
-            self.leases[key] = set(asked.names)
+            self.leases[key] = set(action.names or asked.names)
+            whole = self.expand(asked.names)
+            assert self.leases[key] <= whole, f"{action}: more than was asked for"
+            # a part that is registered later is not waited for
+            assert {self.part_of.get(n) or n for n in whole} == {
+                self.part_of.get(n) or n for n in self.leases[key]
+            }
             if asked.names == (workspace_name(*key),):
                 assert action.placements == ()
                 lent = {self.placed[g].name for g in self.lent}
@@ -717,7 +738,7 @@ class World:
         leaving += sum(count(p.runs) for p in orphans)
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
-        names = set(self.asked[last.waiter].names) & components.keys()
+        names = self.expand(self.asked[last.waiter].names) & components.keys()
         need = sum(
             components[n].chunks
             for n in names
