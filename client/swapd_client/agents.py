@@ -75,8 +75,19 @@ class Agents:
                 return
             agent.held -= 1
             agent.ending += not ended
+            if ended:
+                self._changed.notify_all()
             if not agent.held and self._holding.get(agent.who) is agent:
                 del self._holding[agent.who]
+
+    def is_ending(self, lease: int) -> bool:
+        """Whether it was granted, and has not ended."""
+        return lease in self._of
+
+    def await_end(self, lease: int) -> None:
+        """Block until what a released lease waits for on the GPU is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: lease not in self._of)
 
     def ended(self, lease: int) -> None:
         """What a released lease waited for on the GPU is done."""

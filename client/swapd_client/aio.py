@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
@@ -39,6 +39,10 @@ async def connect_async(
     folder = resolve(endpoint, device)
     session = await asyncio.to_thread(Session, folder, label or default_label())
     return AsyncClient(session)
+
+
+async def _nothing() -> None:
+    pass
 
 
 class AsyncLease(HeldLease):
@@ -149,24 +153,61 @@ class AsyncClient:
         part_of: str = "",
     ) -> Component:
         """As `Client.register`; the copy runs in a thread."""
-        session = self.session
         prepare = partial(
-            session.prepare, name, source, mutable=mutable, segments=segments, part_of=part_of
+            self.session.prepare, name, source, mutable=mutable, segments=segments, part_of=part_of
         )
-        part = prepare() if session.gpu is None else await _in_thread(prepare)
-        registered = False
-        try:
-            await self._call(session.register_request(part, policy, group))
-            registered = True
-            await _in_thread(session.fill, part)
-            await self._call(protocol.Commit(session.next_id(), name))
-        except BaseException:
-            if registered and session.error is None:
-                self._channel.send(protocol.Unregister(session.next_id(), name))
-            session.discard(part)
-            raise
-        session.bind(part)
+        part = prepare() if self.session.gpu is None else await _in_thread(prepare)
+        await self._move_in([part], policy, group)
         return part
+
+    async def register_family(
+        self,
+        name: str,
+        parts: Mapping[str, Source],
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        resident: int | str | None = None,
+    ) -> list[Component]:
+        """As `Client.register_family`; the copies run in a thread."""
+        prepare = partial(self.session.prepare_family, name, parts, mutable=mutable)
+        prepared = prepare() if self.session.gpu is None else await _in_thread(prepare)
+        await self._move_in(prepared, policy, group, lambda: self.set_resident(name, resident))
+        return prepared
+
+    async def _move_in(
+        self,
+        parts: list[Component],
+        policy: protocol.Policy,
+        group: str | None,
+        then: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
+        """As `Client._move_in`."""
+        session = self.session
+        registered: list[Component] = []
+        try:
+            for part in parts:
+                await self._call(session.register_request(part, policy, group))
+                registered.append(part)
+            for part in parts:
+                await _in_thread(session.fill, part)
+            for part in parts:
+                await self._call(protocol.Commit(session.next_id(), part.name))
+            await then()
+        except BaseException:
+            for part in registered if session.error is None else ():
+                self._channel.send(protocol.Unregister(session.next_id(), part.name))
+            for part in parts:
+                session.discard(part)
+            raise
+        for part in parts:
+            session.bind(part)
+
+    async def set_resident(self, name: str, size: int | str | None) -> None:
+        """As `Client.set_resident`."""
+        nbytes = parse_size(size) if isinstance(size, str) else size
+        await self._call(protocol.Resize(self.session.next_id(), name, nbytes))
 
     def acquire(
         self,
@@ -200,6 +241,10 @@ class AsyncClient:
 
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""
+        for part in self.session.family(name) or [name]:
+            await self._unregister(part)
+
+    async def _unregister(self, name: str) -> None:
         session = self.session
         part = session.own(name)
         session.check()

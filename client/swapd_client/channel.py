@@ -87,23 +87,31 @@ class Channel:
         self._asked[request.id] = None
         self.send(request)
 
-    def collect(self, request: int) -> AnyReply | None:
-        """The reply to what was asked, a refusal included; None if it has not come. Never blocks.
+    def collect(self, request: int, within_s: float) -> AnyReply | None:
+        """The reply to what was asked, a refusal included; None if it does not come within that.
 
         Raises: what ended the session.
         """
         self._session.check()
-        with suppress(zmq.Again):
+        try:
             while self._asked[request] is None:
+                if not self._socket.poll(0) and not self._poll(within_s):
+                    return None
                 self._keep(_decode(self._socket.recv(zmq.NOBLOCK)))
-        reply = self._asked[request]
-        if reply is not None:
-            del self._asked[request]
-        return reply
+        except zmq.ZMQError as exc:
+            raise ClientClosed(f"the client's connection is closed ({exc})") from exc
+        return self._asked.pop(request)
+
+    def _poll(self, within_s: float) -> bool:
+        """Wait for a reply; whether one is there. Raises: what ended the session."""
+        ready = self._poller.poll(int(within_s * 1000))
+        if ready and ready[0][0] is not self._socket:
+            self._session.check()
+        return bool(ready)
 
     def abandon(self, request: int) -> None:
-        """What was asked is not wanted any more; nor what is granted by now. Never blocks."""
-        del self._asked[request]
+        """What was asked is not wanted any more, also if it was granted by now. Never blocks."""
+        self._asked.pop(request, None)
         self.send(Cancel(self._session.next_id(), request))
 
     def _keep(self, reply: AnyReply) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swapd import protocol
 from swapd.units import parse_size
+from swapd_client.agents import Agent
 from swapd_client.channel import Channel, ChannelFactory
 from swapd_client.component import Component
 from swapd_client.endpoint import default_label, resolve
@@ -183,22 +184,74 @@ class Client:
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
         InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
         """
-        session = self.session
-        part = session.prepare(name, source, mutable=mutable, segments=segments, part_of=part_of)
-        registered = False
-        try:
-            self._call(session.register_request(part, policy, group))
-            registered = True
-            session.fill(part)
-            self._call(protocol.Commit(session.next_id(), name))
-        except BaseException:
-            if registered and session.error is None:
-                with suppress(SwapdError):  # what went wrong first is what to say
-                    self._channel().call(protocol.Unregister(session.next_id(), name))
-            session.discard(part)
-            raise
-        session.bind(part)
+        part = self.session.prepare(
+            name, source, mutable=mutable, segments=segments, part_of=part_of
+        )
+        self._move_in([part], policy, group)
         return part
+
+    def register_family(
+        self,
+        name: str,
+        parts: Mapping[str, Source],
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        resident: int | str | None = None,
+    ) -> list[Component]:
+        """Register a component in parts, which come and go one by one: `<name>/<key of parts>`.
+
+        Give them in the order in which they are needed. `name` stands for all of them in
+        `acquire`, `prefetch` and `unregister`. `policy` and `group` are those of the parts that
+        are kept: `resident` bytes of them, as with `set_resident`; the others leave the device
+        when they are released. One that is called "rest" is kept before all others.
+
+        Tensors that parts share must be in one of them only. Blocks, and raises, as `register`;
+        after an error all sources are as they were.
+        """
+        prepared = self.session.prepare_family(name, parts, mutable=mutable)
+        self._move_in(prepared, policy, group, lambda: self.set_resident(name, resident))
+        return prepared
+
+    def _move_in(
+        self,
+        parts: list[Component],
+        policy: protocol.Policy,
+        group: str | None,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Have masters made and filled, and rebind the tensors when all of it went well."""
+        session = self.session
+        registered: list[Component] = []
+        try:
+            for part in parts:
+                self._call(session.register_request(part, policy, group))
+                registered.append(part)
+            for part in parts:
+                session.fill(part)
+            for part in parts:
+                self._call(protocol.Commit(session.next_id(), part.name))
+            then()
+        except BaseException:
+            for part in registered if session.error is None else ():
+                with suppress(SwapdError):  # what went wrong first is what to say
+                    self._channel().call(protocol.Unregister(session.next_id(), part.name))
+            for part in parts:
+                session.discard(part)
+            raise
+        for part in parts:
+            session.bind(part)
+
+    def set_resident(self, name: str, size: int | str | None) -> None:
+        """Keep `size` bytes ("5.6GiB") of a family on the device; the rest of it passes through.
+
+        What is in no block is kept first, then as many blocks as fit, evenly spread. None: as much
+        as the budget has room for. Takes effect at once, but for what is held. Does not block.
+        Raises: UnknownComponent if `name` was not registered in parts.
+        """
+        nbytes = parse_size(size) if isinstance(size, str) else size
+        self._call(protocol.Resize(self.session.next_id(), name, nbytes))
 
     def acquire(
         self,
@@ -260,10 +313,16 @@ class Client:
     def unregister(self, name: str) -> None:
         """Take a component back: its tensors become private memory, addresses and values kept.
 
+        A family is taken back part by part: after an error, what was taken back by then stays so.
+
         On a GPU that is memory beside swapd's; it blocks for the copy. Raises: ComponentInUse if
         anybody leases it, DeviceMemoryExhausted if the GPU has no room for it (then it stays
         registered), UnknownComponent, DaemonGone.
         """
+        for part in self.session.family(name) or [name]:
+            self._unregister(part)
+
+    def _unregister(self, name: str) -> None:
         session = self.session
         part = session.own(name)
         session.check()
@@ -396,15 +455,48 @@ class Client:
         self._end_kept()  # first: whoever still holds something is the same agent
         agent = session.enter(threading.get_ident(), timeout)
         request = ask(session.next_id(), agent.number)
-        granted = session.unwrap(self._channel().call(request, timeout))
+        return self._mapped(self._channel().call(request, timeout), agent)
+
+    def _mapped(self, reply: protocol.AnyReply, agent: Agent) -> protocol.Granted:
+        """What was granted to `agent`, mapped."""
+        granted = self.session.unwrap(reply)
         assert isinstance(granted, protocol.Granted)
         try:
-            session.granted(granted, agent)
+            self.session.granted(granted, agent)
         except BaseException:
             with suppress(SwapdError):
                 self._end(Held(granted), ack=False)
             raise
         return granted
+
+    def _ask(self, *names: str) -> int:
+        """Ask for components ahead, and go on; to be collected or abandoned in this thread.
+
+        Nobody waits for them, and what this thread holds it may release meanwhile. So they are
+        asked for by an agent of their own: no deadlock is seen where there is none.
+        """
+        request = self.session.next_id()
+        self._channel().ask(protocol.Acquire(request, names, _agent_ahead(request), early=True))
+        return request
+
+    def _collect(self, request: int, *names: str, within_s: float) -> Lease | None:
+        """The lease that was asked for, granted early; None if it is not granted within that.
+
+        Raises what `acquire` raises. Who is going to wait must abandon it first, and acquire.
+        """
+        reply = self._channel().collect(request, within_s)
+        if reply is None:
+            return None
+        number = _agent_ahead(request)
+        return Lease(self, Held(self._mapped(reply, Agent(number, number))), names)
+
+    def _hint(self, *names: str) -> None:
+        """As `prefetch`, and nobody hears what becomes of it. Does not block."""
+        self._channel().send(protocol.Prefetch(self.session.next_id(), names))
+
+    def _abandon(self, request: int) -> None:
+        """Give back what was asked for, whether it was granted or not."""
+        self._channel().abandon(request)
 
     def _release(self, held: Held, key: Key, *, same: bool) -> None:
         session = self.session
@@ -435,3 +527,8 @@ class Client:
                 self._channel().call(release, 0.0)
             else:
                 self._channel().send(release)
+
+
+def _agent_ahead(request: int) -> int:
+    """The agent that asks ahead: no thread has its number."""
+    return -request

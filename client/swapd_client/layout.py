@@ -4,7 +4,7 @@ A layout is made from a source (buffers here, tensors in `tensors.py`), says how
 the master needs, fills it once, and then points the source at the component's address.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -24,6 +24,10 @@ class Layout(Protocol):
     nbytes: int
     #: Where each segment ends, bytes, ascending; the last at `nbytes`.
     segments: tuple[int, ...]
+
+    @property
+    def memory(self) -> Collection[int]:
+        """Addresses that tell whether two sources share memory that would be moved."""
 
     def digest(self) -> str:
         """A hash of names, kinds and places: equal layouts can share a master's bytes."""
@@ -87,6 +91,10 @@ class BufferLayout:
             packer.end_segment()
         self.nbytes = packer.nbytes
         self.segments = tuple(packer.ends)
+
+    @property
+    def memory(self) -> Collection[int]:
+        return ()  # it stays with who gave it
 
     def digest(self) -> str:
         return blake2b(repr((self._places, self.segments)).encode(), digest_size=16).hexdigest()

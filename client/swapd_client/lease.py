@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from swapd.protocol import Placement
 from swapd_client.errors import SwapdError
 from swapd_client.gpu import empty_cache, handle_of
 from swapd_client.linger import Held
@@ -48,6 +49,16 @@ class HeldLease:
     def loaded(self) -> bool:
         """Whether a copy had to be made, or waited for."""
         return self._granted.loaded
+
+    @property
+    def number(self) -> int:
+        """What the daemon calls it; no other lease of this client is called so."""
+        return self._granted.id
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Where the components are that this process registered."""
+        return self._granted.placements
 
     @property
     def wanted(self) -> bool:

@@ -30,6 +30,7 @@ from swapd_client.errors import (
     DeviceMemoryExhausted,
     DuplicateName,
     ForkedClient,
+    InvalidSource,
     SessionFenced,
     SwapdError,
     UnknownComponent,
@@ -196,6 +197,29 @@ class Session:
         if self.gpu is not None:
             return GpuRange(nbytes, self.gpu.card, writable=writable)
         return Range(nbytes, self.welcome.chunk_bytes, self._files, writable=writable)
+
+    def prepare_family(
+        self, name: str, parts: Mapping[str, Any], *, mutable: bool
+    ) -> list[Component]:
+        """Reserve a range for each of `parts`, or for none of them."""
+        if not parts:
+            raise BadRequest(f"{name!r} has no parts; give at least one")
+        prepared: list[Component] = []
+        try:
+            for part, source in parts.items():
+                called = protocol.part_name(name, part)
+                prepared.append(self.prepare(called, source, mutable=mutable, part_of=name))
+            _check_apart(prepared)
+        except BaseException:
+            for made in prepared:
+                self.discard(made)
+            raise
+        return prepared
+
+    def family(self, name: str) -> list[str]:
+        """The components that this process registered as parts of `name`, in order."""
+        with self._lock:
+            return [part.name for part in self.components.values() if part.part_of == name]
 
     def register_request(
         self, part: Component, policy: protocol.Policy, group: str | None
@@ -423,6 +447,15 @@ class Session:
             self._ending.discard(lease)
         if self.gpu is not None:
             self.gpu.agents.ended(lease)
+
+    def is_ending(self, lease: int) -> bool:
+        """Whether a lease that was released waits for its GPU work."""
+        return self.gpu is not None and self.gpu.agents.is_ending(lease)
+
+    def await_end(self, lease: int) -> None:
+        """Block until the GPU work of a lease that was released is done."""
+        if self.gpu is not None:
+            self.gpu.agents.await_end(lease)
 
     def drain(self) -> None:
         """Wait until the GPU work of released leases is done, but not for ever."""
@@ -698,6 +731,19 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _check_apart(parts: Iterable[Component]) -> None:
+    """Raise if two parts share memory: each would move it to where it is itself."""
+    seen: dict[int, str] = {}
+    for part in parts:
+        for address in part._layout.memory:
+            other = seen.setdefault(address, part.name)
+            if other != part.name:
+                raise InvalidSource(
+                    f"{other!r} and {part.name!r} share tensors (tied weights, or views of one "
+                    "storage); name those in one part only, the one that is needed first"
+                )
 
 
 def _layout(source: object, segments: Segments, gpu: int | None) -> Layout:

@@ -7,7 +7,7 @@ weight and its scale) the inner ones are moved, and the outer one stays around t
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -76,6 +76,10 @@ class TensorLayout:
         self._digest = blake2b(
             repr((described, self.segments)).encode(), digest_size=16
         ).hexdigest()
+
+    @property
+    def memory(self) -> Collection[int]:
+        return self._spans.keys()
 
     def digest(self) -> str:
         return self._digest

@@ -1,0 +1,360 @@
+"""One component, block by block: while one computes, the next are copied.
+
+A part that is not kept leaves the device when it is released, so at most `slots` of them are
+there at a time: the one in use, and those on their way. Reading ahead takes no thread: the next
+parts are asked for when one is needed, and the answers looked at when they are needed in turn.
+
+Nobody waits while something is held that was only read ahead: else two that stream could wait
+for each other. What was asked ahead and was not granted by the time it is needed is given back
+with all else that was, and asked for as by anybody who waits.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from swapd_client.client import Client, Lease
+from swapd_client.errors import AcquireTimeout, SwapdError, TooLarge, WouldDeadlock
+from swapd_client.offload.order import Expected, Order
+
+#: How long to wait for the grant of what was asked ahead, before it is asked for anew: longer than
+#: an answer takes where nobody has to wait, and short, because nobody is told who waits for whom.
+GRANT_S = 0.01
+
+
+class Stream:
+    """The parts of one component of this process, for the passes of any number of threads.
+
+    Each thread says what it is at: `enter`, then `need` and `done` for each block, then `leave`.
+    """
+
+    def __init__(
+        self, client: Client, family: str, rest: str | None, parts: Sequence[str], slots: int = 2
+    ) -> None:
+        """`rest` and `parts` are names of components: what is in no block, held for a whole pass;
+        and the blocks, in the order in which they are expected to be used.
+
+        `slots`: how many parts that are not kept may be on the device at a time for one thread.
+        """
+        self.client = client
+        self.family = family
+        self.rest = rest
+        self.parts = tuple(parts)
+        self.slots = slots
+        self.order = Order(len(self.parts))
+        self.everything = (*([rest] if rest else []), *self.parts)
+        #: Whether a part leaves the device when it is released, as far as is known.
+        self._passing: dict[str, bool] = {}
+        self._local = threading.local()
+
+    def __repr__(self) -> str:
+        passing = sum(self._passing.values())
+        return f"<Stream {self.family}: {len(self.parts)} blocks, {passing} pass through>"
+
+    def enter(self) -> None:
+        """The component's forward begins in this thread: what is in no block is there afterwards.
+
+        If all of it is in, it is held as one, and `need` and `done` have nothing to do. Entered
+        again without `leave`, it is left first: whoever may run nested must count.
+        Raises what `Client.acquire` raises; then nothing is held.
+        """
+        here = self._here()
+        here.leave()
+        here.enter()
+
+    def need(self, part: int) -> None:
+        """A block's forward begins: it is there when this returns, or on a GPU the current stream
+        waits for it; and the next are asked for.
+
+        Raises what `Client.acquire` and `Lease.wait` raise; then the block is not held.
+        """
+        here = self._here()
+        if here.whole is None:
+            here.need(part)
+
+    def done(self, part: int) -> None:
+        """A block's forward has ended, one way or the other. One that was not needed is nothing."""
+        here = self._here()
+        if here.whole is None:
+            here.done(part)
+
+    def leave(self) -> None:
+        """The forward has ended: give everything back, also what a block that failed still holds.
+
+        Left twice is left once. Raises: SessionFenced, DeviceFailed as `Lease.release`.
+        """
+        self._here().leave()
+
+    # --- for passes ----------------------------------------------------------------------
+
+    @property
+    def may_be_in(self) -> bool:
+        """Whether it is worth a try to have all of it at once."""
+        return not any(self._passing.values())
+
+    def passes(self, part: int) -> bool:
+        """Whether it takes a slot; one that nothing is known of does."""
+        return self._passing.get(self.parts[part], True)
+
+    def note(self, lease: Lease) -> Lease:
+        """Learn from a grant which parts are kept: that may change at any time."""
+        for place in lease.placements:
+            self._passing[place.name] = place.passing
+        return lease
+
+    def _here(self) -> "_Pass":
+        try:
+            here: _Pass = self._local.here
+        except AttributeError:
+            here = self._local.here = _Pass(self)
+        return here
+
+
+@dataclass(slots=True)
+class _InUse:
+    lease: Lease
+    count: int = 1
+
+
+class _Pass:
+    """What one thread holds of a stream, and has asked for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._client = stream.client
+        #: All of it, if it was in when the pass began.
+        self.whole: Lease | None = None
+        self._rest: Lease | None = None
+        #: Blocks that run now: several if they are nested, or one several times.
+        self._used: dict[int, _InUse] = {}
+        #: Asked ahead: the request, or the lease of one that is used again at once.
+        self._ahead: dict[int, int | Lease] = {}
+        #: None outside of a pass: a block may be called alone.
+        self._expected: Expected | None = None
+        self._seen: list[int] = []
+        #: Released parts whose work the GPU may not have done, by lease, oldest first.
+        self._ending: list[int] = []
+        self._hinted = False
+
+    # --- the four ------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        stream, client = self._stream, self._client
+        self._expected = stream.order.expected()
+        if stream.may_be_in and self._try_whole():
+            return
+        try:
+            if stream.rest is not None:
+                self._rest = stream.note(client.acquire(stream.rest, early=True))
+            self._look_ahead()
+            if self._rest is not None:
+                self._arrive(self._rest)
+        except BaseException:
+            self._give_back()
+            raise
+
+    def need(self, part: int) -> None:
+        if in_use := self._used.get(part):
+            in_use.count += 1
+            return
+        lease = self._stream.note(self._take(part))
+        try:
+            if self._expected is not None:
+                self._expected.used(part)
+                self._seen.append(part)
+            self._used[part] = _InUse(lease)
+            self._look_ahead()
+            self._arrive(lease)
+        except BaseException:
+            self._used.pop(part, None)
+            with suppress(SwapdError):  # what went wrong first is what to say
+                lease.release()
+            raise
+
+    def done(self, part: int) -> None:
+        in_use = self._used.get(part)
+        if in_use is None:
+            return
+        in_use.count -= 1
+        if in_use.count:
+            return
+        del self._used[part]
+        if self._expected is not None and self._expected.coming[:1] == (part,):
+            self._ahead[part] = in_use.lease
+            return
+        in_use.lease.release()
+        if self._client.session.gpu is not None and self._stream.passes(part):
+            self._ending.append(in_use.lease.number)
+            self._look_ahead(wait=True)
+
+    def leave(self) -> None:
+        if self._expected is None and not self._used:
+            return
+        whole = self.whole
+        try:
+            self._give_back()
+        finally:
+            self._stream.order.learn(self._seen)
+            self._seen.clear()
+            if whole is None:
+                self._hint(self._stream.slots)
+            self._expected = None
+            self._hinted = False
+
+    # --- having what is needed -----------------------------------------------------------
+
+    def _try_whole(self) -> bool:
+        try:
+            self.whole = self._client.acquire(*self._stream.everything, timeout=0)
+        except (AcquireTimeout, TooLarge):
+            return False
+        self._stream.note(self.whole)
+        return True
+
+    def _take(self, part: int) -> Lease:
+        """The lease of a block: as it was asked for ahead, or by waiting for it."""
+        asked = self._ahead.pop(part, None)
+        if isinstance(asked, Lease):
+            return asked
+        if asked is not None and (lease := self._collect(asked, part)) is not None:
+            return lease
+        if not self._stream.passes(part):
+            with suppress(AcquireTimeout):
+                return self._client.acquire(self._stream.parts[part], timeout=0)
+        for other in list(self._ahead):
+            self._drop_ahead(other)
+        return self._wait(part)
+
+    def _collect(self, request: int, part: int) -> Lease | None:
+        """What was asked ahead, if it is granted by now. Refused, it is to be asked for again."""
+        try:
+            name = self._stream.parts[part]
+            lease = self._client._collect(request, name, within_s=GRANT_S)
+        except SwapdError:
+            self._client.session.check()
+            return None
+        if lease is None:
+            self._client._abandon(request)
+        return lease
+
+    def _wait(self, part: int) -> Lease:
+        try:
+            return self._client.acquire(self._stream.parts[part], early=True)
+        except WouldDeadlock:
+            if self._rest is None and not self._used:
+                raise
+        return self._have_anew(part)
+
+    def _have_anew(self, part: int) -> Lease:
+        """Give back all that this thread holds, and have it again together with `part`.
+
+        Others that stream do the same: who holds nothing keeps nobody from going on. Nothing here
+        runs meanwhile, and it comes back to where it was.
+        """
+        stream, client = self._stream, self._client
+        used = list(self._used.items())
+        names = dict.fromkeys(stream.parts[p] for p, _ in used)
+        if self._rest is not None and stream.rest is not None:
+            names[stream.rest] = None
+            self._rest.release()
+        for _, in_use in used:
+            in_use.lease.release()
+        with client.acquire(*names, stream.parts[part]):  # then each is there to be had alone
+            if self._rest is not None and stream.rest is not None:
+                self._rest = client.acquire(stream.rest)
+            for other, in_use in used:
+                in_use.lease = client.acquire(stream.parts[other])
+            return client.acquire(stream.parts[part])
+
+    def _arrive(self, lease: Lease) -> None:
+        if not lease.loaded:
+            return
+        streams = self._client.session.current_streams()
+        for stream in streams:
+            lease.wait(stream=stream)
+        if not streams:
+            lease.wait()
+
+    # --- reading ahead -------------------------------------------------------------------
+
+    def _look_ahead(self, *, wait: bool = False) -> None:
+        """Have asked for what comes next, and for nothing else.
+
+        With `wait`, for as much as there are slots for once the GPU is done with what it had
+        before the last block.
+        """
+        if self._expected is None:
+            return
+        wanted = list(self._wanted())
+        while wait and not wanted and len(self._ending) > 1:
+            self._client.session.await_end(self._ending[0])
+            wanted = list(self._wanted())
+        for part in [p for p in self._ahead if p not in wanted]:
+            self._drop_ahead(part)
+        for part in wanted:
+            if part not in self._ahead:
+                self._ahead[part] = self._client._ask(self._stream.parts[part])
+        if not self._hinted and not any(map(self._stream.passes, self._expected.coming)):
+            self._hinted = True  # this pass needs no more slots: the next may have them
+            self._hint(self._room())
+
+    def _wanted(self) -> Iterator[int]:
+        """The parts to have asked for: as many that pass through as there are slots for; and what
+        comes next, also if it is one that is kept."""
+        assert self._expected is not None
+        room = self._room()
+        seen = set(self._used)
+        for i, part in enumerate(self._expected.coming):
+            passes = self._stream.passes(part)
+            if part in seen or not (passes or i == 0):
+                continue
+            if passes and room <= 0:
+                return
+            seen.add(part)
+            room -= passes
+            yield part
+
+    def _room(self) -> int:
+        """Slots that are free, or taken by what was asked ahead."""
+        session = self._client.session
+        self._ending = [lease for lease in self._ending if session.is_ending(lease)]
+        used = sum(map(self._stream.passes, self._used))
+        return self._stream.slots - used - len(self._ending)
+
+    def _hint(self, most: int) -> None:
+        """Let the next pass find its first blocks there, if there is room that nobody waits for."""
+        if self._expected is None or self._client.session.error is not None:
+            return
+        parts = self._stream.parts
+        first = dict.fromkeys(p for p in self._expected.first if self._stream.passes(p))
+        names = tuple(parts[p] for p in list(first)[:most] if p not in self._used)
+        if names:
+            self._client._hint(*names)
+
+    # --- giving back ---------------------------------------------------------------------
+
+    def _drop_ahead(self, part: int) -> None:
+        asked = self._ahead.pop(part)
+        if isinstance(asked, Lease):
+            asked.release()
+        else:
+            self._client._abandon(asked)
+
+    def _give_back(self) -> None:
+        """Hold nothing any more, whatever fails; raise what failed first."""
+        leases = [in_use.lease for in_use in self._used.values()]
+        leases += [lease for lease in (self._rest, self.whole) if lease is not None]
+        self._used.clear()
+        self._rest = self.whole = None
+        problems = []
+        for part in list(self._ahead):
+            with suppress(SwapdError):  # the session has ended: nobody is there to be told
+                self._drop_ahead(part)
+        for lease in leases:
+            try:
+                lease.release()
+            except SwapdError as exc:
+                problems.append(exc)
+        if problems:
+            raise problems[0]
