@@ -55,6 +55,14 @@ def test_what_is_in_costs_nothing(w: World) -> None:
     assert answer.at_once
 
 
+def test_a_family_is_foretold_by_its_name(w: World) -> None:
+    one, _ = pair(w)
+    for name in ("f/1", "f/2"):
+        w.register(one, name, 4, part_of="f")
+    w.touch(one, "f/1")
+    assert told(w, one, "f").bytes_in == 4
+
+
 def test_what_is_absent_is_copied_in_and_none_goes_needlessly(w: World) -> None:
     one, two = pair(w)
     for name, nbytes in (("a", 4), ("b", 5), ("c", 6)):

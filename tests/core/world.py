@@ -653,7 +653,7 @@ class World:
         """
         for placed in self.placed.values():
             held = [k for k, names in self.leases.items() if placed.name in names]
-            if placed.name in asked.names and key[0] not in {s for s, _ in held}:
+            if placed.name in self.expand(asked.names) and key[0] not in {s for s, _ in held}:
                 due = self.to_see.get(key, {}).get(placed.name, 0)
                 assert placed.uid >= due or placed.session in self.gone, f"{key}: {placed} is old"
 

@@ -137,6 +137,11 @@ class _Pass:
         self._ending: list[int] = []
         self._hinted = False
 
+    def __del__(self) -> None:
+        # the thread has ended in the middle of a pass, and nobody can give back in its place
+        with suppress(Exception):
+            self._give_back()
+
     # --- the four ------------------------------------------------------------------------
 
     def enter(self) -> None:

@@ -1,0 +1,135 @@
+"""The blocks of a component: what it runs one after the other, and is streamed by.
+
+Lives here: which modules they are, as the model's class says, as the caller says, or as they are
+found. May not live here: whose each tensor is (`find.py`), or when they run (`stream.py`).
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.nn import Module, ModuleList, Sequential
+
+from swapd_client.errors import InvalidSource
+
+#: What a class that knows its blocks calls the attribute that names the lists of them.
+ATTRIBUTE = "_layerwise_offload_blocks_attrs"
+_OLD_ATTRIBUTE = "_layerwise_offload_blocks_attr"
+
+#: Where blocks are looked for, they must have this share of the component's bytes.
+_MOST = 0.5
+#: A list with less than this share of what all lists have is not worth streaming.
+_LITTLE = 0.05
+
+
+@dataclass(frozen=True)
+class Block:
+    """One part of a component: a block, or neighbours that are small."""
+
+    #: Path in the component: "transformer_blocks.3", or "transformer_blocks.0-3".
+    name: str
+    modules: tuple[Module, ...]
+    nbytes: int
+
+
+def blocks_of(component: Module, named: Sequence[str] | None = None, least: int = 0) -> list[Block]:
+    """The blocks of a component, in the order in which they are declared; [] if none are found.
+
+    `named`: paths in it, of lists of blocks or of single ones. Without it the names that its class
+    gives; without these the lists of like modules that have most of its bytes.
+
+    `least`: neighbours of one list that have fewer bytes are one block: what is smaller than a
+    chunk takes one all the same. Raises: InvalidSource, if a name leads nowhere.
+    """
+    if named is not None:
+        lists = [_at(component, path, "blocks") for path in named]
+    elif (attributes := _declared(component)) is not None:
+        lists = [
+            _at(component, path, f"{type(component).__name__}.{ATTRIBUTE}") for path in attributes
+        ]
+    else:
+        lists = _detected(component)
+    seen: set[int] = set()
+    return [block for found in lists for block in _grouped(found, least, seen)]
+
+
+#: A path, and the modules at it by their own paths.
+_Found = tuple[str, dict[str, Module]]
+
+
+def _declared(component: Module) -> Sequence[str] | None:
+    """What the class says of its blocks. A single name is old, and still read."""
+    names = getattr(component, ATTRIBUTE, None)
+    if names is None and (old := getattr(component, _OLD_ATTRIBUTE, None)) is not None:
+        warnings.warn(
+            f"{type(component).__name__}.{_OLD_ATTRIBUTE} is deprecated; set {ATTRIBUTE} = "
+            f"[{old!r}] instead",
+            FutureWarning,
+            stacklevel=2,
+        )
+        names = old
+    return [names] if isinstance(names, str) else names
+
+
+def _at(component: Module, path: str, who: str) -> _Found:
+    try:
+        module = component.get_submodule(path)
+    except AttributeError:
+        lists = [p for p, m in component.named_modules() if isinstance(m, ModuleList)]
+        there = (
+            f"the lists there are: {', '.join(lists)}" if lists else "there is no list of modules"
+        )
+        raise InvalidSource(
+            f"{who} names {path!r}, and {type(component).__name__} has no such module; {there}"
+        ) from None
+    if isinstance(module, (ModuleList, Sequential)):
+        return path, {f"{path}.{name}": child for name, child in module.named_children()}
+    return path, {path: module}
+
+
+def _detected(component: Module) -> list[_Found]:
+    lists = list(_lists(component, ""))
+    sizes = [_nbytes(children.values()) for _, children in lists]
+    if sum(sizes) < _MOST * _nbytes([component]):
+        return []
+    return [found for found, size in zip(lists, sizes, strict=True) if size >= _LITTLE * sum(sizes)]
+
+
+def _lists(module: Module, path: str) -> Iterator[_Found]:
+    """The outermost lists of several modules of one class."""
+    children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
+    alike = len({type(child) for child in children.values()}) == 1
+    if isinstance(module, ModuleList) and len(children) > 1 and alike:
+        yield path, children
+    else:
+        for name, child in children.items():
+            yield from _lists(child, name)
+
+
+def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
+    """The blocks of one list, neighbours together until they are large enough."""
+    path, children = found
+    names: list[str] = []
+    modules: list[Module] = []
+    for name, module in children.items():
+        if id(module) in seen:
+            continue  # one block under several names runs several times
+        seen.add(id(module))
+        names.append(name)
+        modules.append(module)
+        if (nbytes := _nbytes(modules)) >= least:
+            yield _block(path, names, modules, nbytes)
+            names, modules = [], []
+    if modules:
+        yield _block(path, names, modules, _nbytes(modules))
+
+
+def _block(path: str, names: list[str], modules: list[Module], nbytes: int) -> Block:
+    first, last = names[0], names[-1]
+    name = first if len(names) == 1 else f"{first}-{last[len(path) + 1 :]}"
+    return Block(name, tuple(modules), nbytes)
+
+
+def _nbytes(modules: Iterable[Module]) -> int:
+    parameters = {id(p): p for module in modules for p in module.parameters()}
+    return sum(p.nbytes for p in parameters.values())
