@@ -3,7 +3,10 @@
 Isolation is strict: a block that is touched without being held ends the test.
 """
 
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -11,8 +14,9 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client
+from swapd_client import Client, DaemonGone, TooLarge, WouldDeadlock
 from swapd_client.offload.stream import Stream
+from tests.processes import run_python, start_python
 
 #: A chunk of the host device, which is what a block takes.
 BLOCK = 2 << 20
@@ -49,7 +53,8 @@ class Model(NamedTuple):
         return {c.name: c.state for c in self.client.status().components}
 
     def held(self) -> list[str]:
-        return [c.name for c in self.client.status().components if c.leases]
+        family, components = self.stream.family, self.client.status().components
+        return [c.name for c in components if c.part_of == family and c.leases]
 
     def resident(self) -> set[str]:
         return {n for n, state in self.states().items() if state not in ("absent", "revoking")}
@@ -63,19 +68,23 @@ def family(
     slots: int = 2,
     rest: bool = True,
     name: str = "m",
+    chunks: int = 1,
+    mutable: bool = False,
 ) -> Model:
+    """`chunks`: how many a block takes."""
     parts = {"rest": {"w": b"\0"}} if rest else {}
-    parts |= {str(i): {"w": bytes([i + 1]) * BLOCK} for i in range(blocks)}
-    made = [c.name for c in client.register_family(name, parts, resident=resident)]
+    parts |= {str(i): {"w": bytes([i + 1]) * chunks * BLOCK} for i in range(blocks)}
+    registered = client.register_family(name, parts, resident=resident, mutable=mutable)
+    made = [c.name for c in registered]
     stream = Stream(client, name, made.pop(0) if rest else None, made, slots)
     return Model(client, stream, blocks)
 
 
 @contextmanager
-def swapd(blocks: int, isolation: str = "strict") -> Iterator[Client]:
-    """A daemon whose memory is so many blocks, and a client of it."""
+def swapd(chunks: int, isolation: str = "strict") -> Iterator[Client]:
+    """A daemon whose memory is so many chunks, and a client of it."""
     with (
-        spawn.daemon(budget=blocks * BLOCK, isolation=isolation) as daemon,
+        spawn.daemon(budget=chunks * BLOCK, isolation=isolation) as daemon,
         swapd_client.connect(daemon.folder) as client,
     ):
         yield client
@@ -133,3 +142,294 @@ def test_how_much_is_kept_changes_while_it_runs() -> None:
             assert len(model.resident()) == {0: 3, None: 9, 4 * BLOCK + 1: 7}[size]
             client.set_resident("m", 0)
             assert len(model.resident() - {"m/rest"}) <= 2, "two of them may be on their way"
+
+
+# --- whatever the order ------------------------------------------------------------------
+
+PASSES = {
+    "as declared": range(6),
+    "backwards": [5, 4, 3, 2, 1, 0],
+    "some skipped": [0, 3, 4],
+    "each twice": [0, 0, 1, 1, 2, 2],
+    "all twice": [0, 1, 2, 3, 4, 5] * 2,
+    "one again and again": [0, 3, 1, 3, 2, 3],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("order", PASSES.values(), ids=PASSES)
+def test_every_block_is_there_when_it_runs(order: Sequence[int]) -> None:
+    with swapd(12) as client:
+        model = family(client, 6)
+        for _ in range(3):
+            model.forward(order)
+            assert model.held() == []
+        assert client.status().waiting == 0
+
+
+def test_passes_may_differ() -> None:
+    with swapd(12) as client:
+        model = family(client, 6, resident=2 * BLOCK + 1)
+        for order in [*PASSES.values(), *PASSES.values()]:
+            model.forward(order)
+        assert model.held() == []
+
+
+def test_a_block_that_runs_again_at_once_is_not_copied_again() -> None:
+    with swapd(12) as client:
+        model = family(client, 3)
+        for _ in range(4):
+            model.forward([0, 0, 0, 2])
+        loads = {c.name: c.loads for c in client.status().components}
+        # while the order is new, what was declared is read ahead; and the hints of the last pass
+        assert loads["m/0"] <= 4 + 1 + 2
+
+
+def test_a_block_may_run_within_itself_and_within_another() -> None:
+    with swapd(12) as client:
+        model = family(client, 4)
+        stream = model.stream
+        for _ in range(2):
+            stream.enter()
+            stream.need(0)
+            stream.need(1)
+            stream.need(0)
+            model.use(0)
+            stream.done(0)
+            model.use(0)
+            model.use(1)
+            stream.done(1)
+            model.use(0)
+            stream.done(0)
+            stream.leave()
+            assert model.held() == []
+
+
+def test_a_block_may_be_called_alone() -> None:
+    with swapd(12) as client:
+        model = family(client, 4)
+        for part in (2, 0, 2):
+            model.run(part)
+            assert model.held() == []
+        model.forward()
+
+
+# --- what goes wrong ---------------------------------------------------------------------
+
+
+def test_a_pass_that_ends_by_an_error_leaves_nothing() -> None:
+    with swapd(12) as client:
+        model = family(client, 6)
+        stream = model.stream
+        for last in range(6):
+            stream.enter()
+            for part in range(last):
+                model.run(part)
+            stream.need(last)  # it fails, and nobody says that it is done
+            stream.leave()
+            stream.leave()
+            assert model.held() == []
+            assert client.status().waiting == 0
+        model.forward()
+
+
+def test_a_pass_that_was_never_left_is_left_by_the_next() -> None:
+    with swapd(12) as client:
+        model = family(client, 6)
+        model.stream.enter()
+        model.stream.need(3)
+        model.forward()
+        assert model.held() == []
+
+
+def test_a_thread_that_ends_in_the_middle_leaves_nothing() -> None:
+    with swapd(12) as client:
+        model = family(client, 6)
+
+        def half() -> None:
+            model.stream.enter()
+            model.run(0)
+            model.stream.need(1)
+
+        thread = threading.Thread(target=half)
+        thread.start()
+        thread.join()
+        assert model.held() == []
+        model.forward()
+
+
+def test_what_was_not_needed_is_not_done() -> None:
+    with swapd(12) as client:
+        model = family(client, 6)
+        model.stream.done(0)
+        model.stream.leave()
+        model.stream.enter()
+        model.stream.done(0)
+        model.stream.leave()
+        assert model.held() == []
+
+
+def test_a_block_that_never_fits_is_refused_and_nothing_is_held() -> None:
+    with swapd(5) as client:
+        client.register("stays", {"x": bytes(2 * BLOCK)}, policy="resident")
+        client.acquire("stays").release()
+        model = family(client, 1, chunks=3)
+        with pytest.raises(TooLarge):
+            model.forward()
+        assert model.held() == []
+        assert client.status().waiting == 0
+
+
+def test_reading_ahead_may_find_no_room() -> None:
+    with swapd(2) as client:  # what is in no block, and one block
+        model = family(client, 6)
+        for _ in range(2):
+            model.forward()
+        assert model.held() == []
+
+
+def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
+    with (
+        spawn.daemon(budget=12 * BLOCK, isolation="strict") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        model = family(client, 6)
+        model.forward()
+        model.stream.enter()
+        model.run(0)
+        daemon.process.kill()
+        daemon.process.wait()
+        with pytest.raises(DaemonGone, match="the daemon is gone"):
+            model.run(1)
+        model.stream.leave()
+
+
+def test_blocks_that_are_written_keep_what_was_written() -> None:
+    with swapd(6) as client:
+        model = family(client, 4, mutable=True)
+        views = [client.session.own(name).view("w") for name in model.stream.parts]
+        for step in range(1, 4):
+            model.stream.enter()
+            for part, view in enumerate(views):
+                model.stream.need(part)
+                assert view[0] == (step - 1 or part + 1)
+                view[:] = bytes([step]) * len(view)
+                model.stream.done(part)
+            model.stream.leave()
+        assert client.status().bytes_out >= 2 * 4 * BLOCK
+
+
+def test_a_block_that_is_touched_when_it_is_not_its_turn_is_a_fault() -> None:
+    with spawn.daemon(budget=12 * BLOCK, isolation="strict") as daemon:
+        done = run_python(
+            """
+            import sys
+            import swapd_client
+            from tests.offload.test_stream import family
+
+            model = family(swapd_client.connect(sys.argv[1]), 4)
+            model.stream.enter()
+            model.run(0)
+            print("so far", flush=True)
+            model.use(0)
+            """,
+            daemon.folder,
+        )
+        assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "so far\n"), done.stderr
+
+
+# --- several at once ---------------------------------------------------------------------
+
+
+def together(*calls: Callable[[], None]) -> None:
+    """Run each in a thread of its own, over and over and at once."""
+    failed: list[BaseException] = []
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], None]) -> None:
+        start.wait()
+        try:
+            for _ in range(5):
+                call()
+        except BaseException as exc:  # noqa: BLE001 - said below, where it is seen
+            failed.append(exc)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4, 12])
+def test_two_threads_may_be_in_one_stream(chunks: int) -> None:
+    with swapd(chunks) as client:
+        model = family(client, 6)
+        together(model.forward, lambda: model.forward(range(5, -1, -1)))
+        assert model.held() == []
+        assert client.status().waiting == 0
+
+
+@pytest.mark.parametrize("chunks", [3, 4, 5, 12])
+def test_two_streams_go_on_where_both_do_not_fit(chunks: int) -> None:
+    """With three, each holds what is in no block, and one block has no room beside both."""
+    with swapd(chunks) as client:
+        one = family(client, 4, name="one", chunks=2)
+        two = family(client, 4, name="two", chunks=2)
+        together(one.forward, two.forward)
+        assert one.held() == []
+        assert client.status().waiting == 0
+
+
+def test_a_thread_that_holds_something_else_is_told_of_a_deadlock() -> None:
+    with swapd(4) as client:
+        model = family(client, 2, chunks=2)
+        for name in "ab":
+            client.register(name, {"x": bytes(BLOCK)})
+        held = client.acquire("a", "b")
+        with pytest.raises(WouldDeadlock):
+            model.forward()
+        held.release()
+        assert model.held() == []
+        model.forward()
+
+
+WORKER = """
+    import sys
+    import swapd_client
+    from tests.offload.test_stream import family
+
+    folder, name, chunks = sys.argv[1:]
+    with swapd_client.connect(folder) as client:
+        model = family(client, 6, name=name, chunks=int(chunks))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for _ in range(5):
+            model.forward()
+        print(model.held(), flush=True)
+        sys.stdin.readline()
+"""
+
+
+def line_of(worker: "subprocess.Popen[str]") -> str:
+    assert worker.stdout
+    return worker.stdout.readline()
+
+
+@pytest.mark.parametrize("chunks", [3, 4, 7])
+def test_two_processes_stream_at_once_though_memory_holds_a_few_blocks_only(chunks: int) -> None:
+    with (
+        spawn.daemon(budget=chunks * BLOCK, isolation="strict") as daemon,
+        start_python(WORKER, daemon.folder, "one", 2) as one,
+        start_python(WORKER, daemon.folder, "two", 2) as two,
+    ):
+        for worker in (one, two):
+            assert line_of(worker) == "ready\n"
+        for worker in (one, two):
+            assert worker.stdin
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        for worker in (one, two):
+            assert line_of(worker) == "[]\n"
