@@ -10,6 +10,7 @@ from swapd.cli.common import guarded
 from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
 from swapd.cli.log import log
+from swapd.cli.resize import resize
 from swapd.cli.serve import serve
 from swapd.cli.status import status
 from swapd.cli.story import story
@@ -41,6 +42,7 @@ def _main(
 
 app.command("serve")(guarded(serve))
 app.command("status")(guarded(status))
+app.command("resize")(guarded(resize))
 app.command("log")(guarded(log))
 app.command("story")(guarded(story))
 app.command("doctor")(guarded(doctor))

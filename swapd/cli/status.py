@@ -1,5 +1,8 @@
 """`swapd status`: what is on the device now, who holds it, and how much was moved."""
 
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
 import msgspec
 import typer
 from rich.console import Group, RenderableType
@@ -7,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import OWN_LABEL, Endpoint, Json, ask, console, plain
+from swapd.cli.families import Family, fold
 from swapd.protocol import ComponentStatus, StatusReply
 from swapd.units import seconds, size
 
@@ -26,18 +30,21 @@ _STATE_STYLES = {
 }
 
 
-def status(endpoint: Endpoint = None, json: Json = False) -> None:
+Parts = Annotated[bool, typer.Option("--parts", help="Each part of what is streamed by itself")]
+
+
+def status(endpoint: Endpoint = None, json: Json = False, parts: Parts = False) -> None:
     """Show what is on the device, who holds it, and how much was moved."""
     with ask(endpoint, "status") as client:
         reply = client.status()
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
     else:
-        console.print(page(reply, wide=console.width >= _WIDE))
+        console.print(page(reply, wide=console.width >= _WIDE, parts=parts))
 
 
-def page(reply: StatusReply, *, wide: bool = True) -> RenderableType:
-    """The whole answer for people."""
+def page(reply: StatusReply, *, wide: bool = True, parts: bool = False) -> RenderableType:
+    """The whole answer for people; `parts`: what is streamed is not told as one."""
     head = Text.assemble(
         ("swapd ", "bold"),
         (reply.version, "bold"),
@@ -45,13 +52,14 @@ def page(reply: StatusReply, *, wide: bool = True) -> RenderableType:
         (reply.runtime_dir, "cyan"),
     )
     if reply.components:
-        components: RenderableType = _components(reply, wide)
+        shown = reply.components if parts else fold(reply.components)
+        components: RenderableType = _components(shown, wide)
     else:
         components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
     return Group(head, "", components, "", _summary(reply))
 
 
-def _components(reply: StatusReply, wide: bool) -> Table:
+def _components(shown: Iterable[ComponentStatus | Family], wide: bool) -> Table:
     gap = (0, 2 if wide else 1, 0, 0)
     table = Table(box=None, padding=gap, pad_edge=False, header_style="bold")
     table.add_column("component", no_wrap=True)
@@ -63,19 +71,39 @@ def _components(reply: StatusReply, wide: bool) -> Table:
     table.add_column("in/out", justify="right", no_wrap=True)
     table.add_column("hits", justify="right", no_wrap=True)
     table.add_column("swap-in", justify="right", no_wrap=True)
-    for c in reply.components:
-        table.add_row(
-            Text(plain(c.name)),
-            size(c.nbytes),
-            Text(c.state, _STATE_STYLES.get(c.state, "")),
-            _policy(c),
-            _leases(c, wide),
-            _last_use(c),
-            f"{c.loads}/{c.evictions}",
-            str(c.hits),
-            "" if c.swap_in_s is None else seconds(c.swap_in_s),
-        )
+    for c in shown:
+        table.add_row(*(_family(c, wide) if isinstance(c, Family) else _component(c, wide)))
     return table
+
+
+def _component(c: ComponentStatus, wide: bool) -> Iterator[str | Text]:
+    yield Text(plain(c.name))
+    yield size(c.nbytes)
+    yield Text(c.state, _STATE_STYLES.get(c.state, ""))
+    yield _policy(c)
+    yield _leases(c, wide)
+    yield _last_use(c)
+    yield f"{c.loads}/{c.evictions}"
+    yield str(c.hits)
+    yield "" if c.swap_in_s is None else seconds(c.swap_in_s)
+
+
+def _family(family: Family, wide: bool) -> Iterator[str | Text]:
+    """What is streamed: how many of its parts are in, and what all of them did."""
+    parts = family.parts
+    kept = family.kept or parts
+    latest = min(parts, key=lambda c: (not c.leases, c.idle_s is None, c.idle_s or 0.0))
+    holders = tuple(dict.fromkeys(who for c in parts for who in c.holders))
+    leases = sum(c.leases for c in parts)
+    yield Text(plain(family.name))
+    yield family.amount
+    yield Text(family.state, "green" if family.inside else "dim")
+    yield _policy(kept[0])
+    yield _leases(msgspec.structs.replace(latest, leases=leases, holders=holders), wide)
+    yield _last_use(latest)
+    yield f"{sum(c.loads for c in parts)}/{sum(c.evictions for c in parts)}"
+    yield str(sum(c.hits for c in parts))
+    yield ""
 
 
 def _policy(c: ComponentStatus) -> Text:
