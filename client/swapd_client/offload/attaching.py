@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from swapd.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource
-from swapd_client.offload import find, hooks, settings, strategy
+from swapd_client.offload import find, growth, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
-from swapd_client.offload.find import Found
+from swapd_client.offload.find import Found, Part, Piece
+from swapd_client.offload.growth import Growth
 from swapd_client.offload.hooks import Gate
 from swapd_client.offload.scope import Leased
 from swapd_client.offload.settings import OffloadSettings
@@ -46,9 +47,21 @@ def attach(
     if components is None and chosen is not None:
         components = chosen.cpu_offload_components
     wanted = [components] if isinstance(components, str) else components
-    with ONE_AT_A_TIME:
+    attachment = Attachment(client, prefix)
+
+    def run() -> None:
         attaching = _Attaching(client, model, wanted, prefix, extra_tensors)
-        return attaching.run(chosen, how, wrap_methods)
+        attaching.run(attachment, chosen, how, wrap_methods)
+
+    with ONE_AT_A_TIME:
+        try:
+            run()
+        except BaseException:
+            attachment.uninstall()
+            attachment.take_back_to(0)
+            raise
+        attachment.again = run
+    return attachment
 
 
 def _chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
@@ -62,7 +75,7 @@ def _chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadS
 
 
 class _Attaching:
-    """One call of `attach`."""
+    """One call of `attach`, or of `refresh`: then much of it is registered already."""
 
     def __init__(
         self,
@@ -88,31 +101,47 @@ class _Attaching:
             for name, part in client.session.components.items()
         }
         self._owned = find.own(self._roots, self._found, extra=extra, registered=registered)
+        #: Names that what is new cannot have, though this model may use them.
+        self._taken = {
+            part
+            for parts in self._owned.made_of.values()
+            for part in parts
+            if isinstance(part, str)
+        }
         self._starts = {id(one.module) for one in self._found}
 
-    def run(self, chosen: OffloadSettings | None, how: How, wrap_methods: Methods) -> Attachment:
+    def run(
+        self,
+        attachment: Attachment,
+        chosen: OffloadSettings | None,
+        how: How,
+        wrap_methods: Methods,
+    ) -> None:
+        self._taken.update(attachment.registered)
         hows = self._hows(chosen, how)
-        attachment = Attachment(self._client, self._prefix, [])
         if not hows:
             attachment.summary = "nothing: no setting says that anything is to be offloaded"
             log.info("attached: %s", attachment)
-            return attachment
+            return
         methods = self._methods(wrap_methods)
         self._register(attachment, hows)
-        for one in self._found:
-            attachment.components[one.name] = self._attached(one)
+        attachment.uninstall()
+        attachment.components = {one.name: self._attached(one) for one in self._found}
         self._install(attachment, methods)
         attachment.summary = self._summary(attachment)
         log.info("attached: %s", attachment)
         if self._plain:
             log.warning("%s", _said_of(self._plain))
-        return attachment
 
     def _called(self, name: str) -> str:
-        """A name of the model, as the daemon knows it."""
-        if not self._prefix:
-            return name
-        return self._prefix if name == self._whole else f"{self._prefix}.{name}"
+        """A name of the model, as the daemon knows it; of a piece, what it is to be called."""
+        called = f"{self._prefix}.{name}" if self._prefix else name
+        if self._prefix and name == self._whole:
+            called = self._prefix
+        more = (f"{called}~{n}" for n in itertools.count(2))
+        while called in self._taken:
+            called = next(more)
+        return called
 
     # --- how -----------------------------------------------------------------------------
 
@@ -142,20 +171,24 @@ class _Attaching:
 
     def _register(self, attachment: Attachment, hows: Mapping[str, How]) -> None:
         number = next(_numbers)
+        before = len(attachment.registered)
         group = f"attach {self._client.session.welcome.session}.{number}"
         try:
             for piece in self._owned.pieces.values():
+                called = self._called(piece.name)
                 how = hows.get(piece.name) or self._shared(piece.name, hows)
+                if any(isinstance(part, str) for part in self._owned.made_of.get(piece.name, ())):
+                    how = How()  # it comes beside what may be of a group
                 self._client.register(
-                    self._called(piece.name),
+                    called,
                     piece.tensors,
                     policy=how.policy,
                     group=group if how.exclusive else None,
                     part_of=self._called(how.part_of) if how.part_of else "",
                 )
-                attachment.registered.append(self._called(piece.name))
+                attachment.registered.append(called)
         except BaseException as exc:
-            attachment.take_back()
+            attachment.take_back_to(before)
             if isinstance(exc, DuplicateName):
                 raise DuplicateName(
                     f"{exc}. Give this model's components names of their own: attach(..., "
@@ -165,16 +198,17 @@ class _Attaching:
 
     def _shared(self, name: str, hows: Mapping[str, How]) -> How:
         """What several use goes when all of them would, and stays if one would."""
-        users = [hows[one] for one, names in self._owned.made_of.items() if name in names]
+        piece = self._owned.pieces[name]
+        users = [hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
         for policy in ("sequential", "resident"):
             quantifier = all if policy == "sequential" else any
             if quantifier(how.policy == policy for how in users):
                 return How(policy)
         return How()
 
-    def _names(self, names: Sequence[str]) -> list[str]:
-        """Of pieces, or of what was registered before: as the daemon knows them."""
-        return [self._called(name) if name in self._owned.pieces else name for name in names]
+    def _names(self, parts: Sequence[Part]) -> list[str]:
+        """As the daemon knows them."""
+        return [self._called(part.name) if isinstance(part, Piece) else part for part in parts]
 
     def _attached(self, one: Found) -> Attached:
         names = self._names(self._owned.made_of[one.name])
@@ -211,8 +245,9 @@ class _Attaching:
                 done.add(id(module))
                 attachment.to_undo(hooks.install(module, gate))
 
-        for module, names in self._owned.outside.items():
-            held = Leased(self._client, self._names(names))
+        for module, parts in self._owned.outside.items():
+            names = self._names(parts)
+            held = Leased(self._client, names)
             install(module, Gate("+".join(names), held, held))
         for one in attachment.components.values():
             if one.held is None:
@@ -220,14 +255,29 @@ class _Attaching:
             gate = Gate(one.name, one.held, one.held)
             gate.parameters = tuple(
                 parameter
-                for module in find.walk(one.module, self._starts - {id(one.module)})
+                for module in self._modules(one)
                 for parameter in module._parameters.values()
                 if parameter is not None
             )
+            gate.growth = self._growth(one)
+            attachment.to_undo(growth.watch(gate.growth, self._modules(one)))
             for module in entrances(one.module, self._starts):
                 install(module, gate)
             for method in sorted(methods[one.name]):
                 attachment.to_undo(hooks.wrap(find.bare(one.module), method, gate))
+
+    def _modules(self, one: Attached) -> Iterator[torch.nn.Module]:
+        return find.walk(one.module, self._starts)
+
+    def _growth(self, one: Attached) -> Growth:
+        components = self._client.session.components
+
+        def covers(tensor: torch.Tensor) -> bool:
+            span = find.span_of(tensor)
+            parts = list(components.values())
+            return span is None or any(0 <= span[0] - p.address < p.nbytes for p in parts)
+
+        return Growth(one.name, lambda: self._modules(one), covers)
 
     # --- what is said --------------------------------------------------------------------
 

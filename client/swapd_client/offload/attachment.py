@@ -4,7 +4,7 @@ How it is made is in `attaching.py`; what happens around a call in `hooks.py`.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 
@@ -71,12 +71,14 @@ class Use:
 class Attachment:
     """What `Client.attach` made; `detach` undoes it, and so does the end of a `with` block."""
 
-    def __init__(self, client: Client, prefix: str, components: Iterable[Attached]) -> None:
-        self.components = {one.name: one for one in components}
+    def __init__(self, client: Client, prefix: str) -> None:
+        self.components: dict[str, Attached] = {}
         #: In order of registration, as the daemon calls it: what `detach` unregisters.
         self.registered: list[str] = []
         #: What it says of itself, in a line.
         self.summary = ""
+        #: Attaches the model again, as it is now, to what is registered and to what is not yet.
+        self.again: Callable[[], None] = _nothing
         self._client = client
         self._prefix = prefix
         #: Undoes what was done to modules.
@@ -127,6 +129,15 @@ class Attachment:
         """Something was done to a module; `undo()` is called when it is detached."""
         self._installed.callback(undo)
 
+    def refresh(self) -> None:
+        """Take in what came into the model since: new parameters, replaced children.
+
+        They are registered beside what is there ("dit~2"). Nothing of it may be in use. Blocks for
+        the copies. Raises as `Client.attach`; then the new ones stay private.
+        """
+        with ONE_AT_A_TIME:
+            self.again()
+
     def detach(self) -> None:
         """Put everything back as it was: no hooks, and weights in ordinary private memory.
 
@@ -140,7 +151,11 @@ class Attachment:
 
     def take_back(self) -> None:
         """Have the weights in private memory; what is not there yet is still held by calls."""
-        while self.registered:
+        self.take_back_to(0)
+
+    def take_back_to(self, count: int) -> None:
+        """The same, but for the first `count`."""
+        while len(self.registered) > count:
             name = self.registered[-1]
             self._client.unregister(name)
             self.registered.pop()
@@ -151,4 +166,13 @@ class Attachment:
     def let_go(self) -> None:
         """Leave the modules alone: their weights are in private memory."""
         self.registered.clear()
+        self.again = _nothing
+        self.uninstall()
+
+    def uninstall(self) -> None:
+        """Leave the modules alone for now."""
         self._installed.close()
+
+
+def _nothing() -> None:
+    pass

@@ -46,13 +46,17 @@ class Found:
     whole: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Piece:
-    """Tensors that are registered as one: a component's own, or what several share."""
+    """Tensors that are to be registered as one: a component's own, or what several share."""
 
     name: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     nbytes: int = 0
+
+
+#: A piece, or the name of what is registered already.
+Part = Piece | str
 
 
 @dataclass
@@ -61,11 +65,11 @@ class Ownership:
 
     #: By name: to be registered.
     pieces: dict[str, Piece] = field(default_factory=dict)
-    #: By component: the names of all it is made of, registered before or to be registered.
-    made_of: dict[str, list[str]] = field(default_factory=dict)
-    #: Modules that use tensors of a component without being in it alone, and the names of what
-    #: these need: what is in none, and what is in several.
-    outside: dict[Module, list[str]] = field(default_factory=dict)
+    #: By component: all it is made of.
+    made_of: dict[str, list[Part]] = field(default_factory=dict)
+    #: Modules that use tensors of a component without being in it alone, and what these need: those
+    #: in none, and those in several.
+    outside: dict[Module, list[Part]] = field(default_factory=dict)
     #: Bytes of parameters that are in no component.
     left_bytes: int = 0
 
@@ -285,29 +289,29 @@ def own(
         if not users:
             result.left_bytes += _nbytes(cluster)
             continue
-        name = _place(cluster, registered)
-        if name is None:
+        part: Part | None = _place(cluster, registered)
+        if part is None:
             labels = [*users, *dict.fromkeys(owners.paths[id(holder)] for holder in holders)]
             name = "+".join(labels)
-            piece = result.pieces.setdefault(name, Piece(name))
-            piece.tensors.update({one.path: one.tensor for one in cluster})
-            piece.nbytes += _nbytes(cluster)
+            part = result.pieces.setdefault(name, Piece(name))
+            part.tensors.update({one.path: one.tensor for one in cluster})
+            part.nbytes += _nbytes(cluster)
         for user in users:
-            _add(result.made_of[user], name)
+            _add(result.made_of[user], part)
         for holder in holders:
-            _add(result.outside.setdefault(_called(holder, owners), []), name)
+            _add(result.outside.setdefault(_called(holder, owners), []), part)
         for one in cluster:
             if len(one.users) > 1:
                 for module in _above(one, owners):
-                    _add(result.outside.setdefault(module, []), name)
+                    _add(result.outside.setdefault(module, []), part)
     for piece in result.pieces.values():
         _check(piece.name, piece.tensors)
     return result
 
 
-def _add(names: list[str], name: str) -> None:
-    if name not in names:
-        names.append(name)
+def _add(parts: list[Part], part: Part) -> None:
+    if part not in parts:
+        parts.append(part)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 
 from swapd_client.errors import NotWhileAttached, SwapdError
 from swapd_client.offload import generators
+from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
 from swapd_client.offload.scope import Entry, Held, calling, here
 
@@ -31,6 +32,8 @@ class Gate:
         self.whole = whole
         #: Those that backward would read.
         self.parameters: tuple[torch.Tensor, ...] = ()
+        #: Who knows whether the component has grown.
+        self.growth: Growth | None = None
 
     def enter(self, by: object, frame: FrameType | None = None) -> None:
         """A call begins. `frame`: the call, if nobody may say that it ends.
@@ -62,6 +65,8 @@ class Gate:
         return entry.outermost and self.held is self.whole
 
     def _check(self) -> None:
+        if self.growth is not None and self.growth.changed:
+            self.growth.tell()
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters):
             raise self._grad("its parameters require grad")
         if torch.compiler.is_exporting() or torch._C._get_tracing_state():
@@ -93,7 +98,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def _uncompiled(function: _F) -> _F:
     """Have `function` called as it is from compiled code, which is cut in two around it."""
-    called: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    disable: Any = torch.compiler.disable
+    try:
+        called: _F = disable(
+            function,
+            reason="swapd brings weights in here. To export, or to compile as one graph: call "
+            "detach() on the attachment, or compile first and attach what is compiled",
+        )
+    except TypeError:  # torch older than 2.7 cannot be told why
+        called = disable(function)
     return called
 
 
@@ -141,12 +154,37 @@ def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
     pair = object()
     before = module.register_forward_pre_hook(Enter(gate, pair), prepend=True)
     after = module.register_forward_hook(Leave(gate, pair), always_call=True)
+    object.__setattr__(module, _TO_SCRIPT, _Unscriptable(module, gate.name))
 
     def undo() -> None:
         before.remove()
         after.remove()
+        module.__dict__.pop(_TO_SCRIPT, None)
 
     return undo
+
+
+#: What torch.jit.script calls first.
+_TO_SCRIPT = "__prepare_scriptable__"
+
+
+class _Unscriptable:
+    """Has torch.jit.script say what to do. Of a copy of the module it is said that it may be."""
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_name": ""}
+
+    def __call__(self) -> torch.nn.Module:
+        if self._name:
+            raise NotWhileAttached(
+                f"{self._name!r} is attached to swapd, and what is scripted would not bring its "
+                "weights in: call detach() on its attachment first"
+            )
+        return self._module
 
 
 # --- methods -----------------------------------------------------------------------------
@@ -223,14 +261,15 @@ _SWITCHES = ("enable_", "disable_", "set_")
 def methods_of(module: torch.nn.Module) -> Iterable[str]:
     """The public methods that a component's own class adds, and `generate`.
 
-    Own is what is defined beside the class, or beside the class that has its forward.
+    Own is what is defined beside the class, or beside the class that has its forward; not what
+    torch's own classes have, which is for building them.
     """
     kind = type(module)
     forward = next((c for c in kind.__mro__ if "forward" in vars(c)), kind)
     files = {kind.__module__, forward.__module__}
     found = {"generate"} if callable(getattr(kind, "generate", None)) else set()
     for one in kind.__mro__:
-        if one.__module__ in files and one is not torch.nn.Module:
+        if one.__module__ in files and not one.__module__.startswith("torch.nn."):
             found.update(n for n, value in vars(one).items() if _is_method(n, value))
     return sorted(found)
 

@@ -1,0 +1,459 @@
+"""What holds a component, from when to when, and that nothing stays held."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from swapd_client import AcquireTimeout, Client, NotWhileAttached, SwapdError
+from swapd_client.offload.scope import here
+from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, Model, evict, leases, seeded
+from tests.processes import run_python
+
+X = torch.ones(2, WIDTH)
+
+
+def held_now(client: Client) -> int:
+    return sum(leases(client).values())
+
+
+# --- exceptions (36) ---------------------------------------------------------------------
+
+
+class Raises(nn.Module):
+    """Raises what it is told to, deep inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.error: BaseException | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+def test_an_exception_gives_the_component_back(client: Client) -> None:
+    model = seeded(Raises)
+    with client.attach({"dit": model}):
+        model.error = ValueError("deep")
+        with pytest.raises(ValueError, match="deep"):
+            model(X)
+        assert held_now(client) == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
+def test_a_lease_left_by_an_interrupt_is_given_back_at_the_next_entry(
+    client: Client, error: type[BaseException]
+) -> None:
+    """torch runs no hook for these."""
+    model, other = seeded(Raises), seeded(Decoder)
+    expected = other(X)
+    with client.attach({"dit": model, "vae": other}):
+        model.error = error()
+        with pytest.raises(error):
+            model(X)
+        assert leases(client) == {"dit": 1, "vae": 0}
+        model.error = None
+        with torch.inference_mode():
+            assert torch.equal(other(X), expected)  # whoever enters next
+        assert held_now(client) == 0
+        model(X)
+        assert held_now(client) == 0
+
+
+def test_an_interrupt_inside_an_outer_call_leaves_the_outer_one_held(client: Client) -> None:
+    """The outer forward goes on: what it holds must stay."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = seeded(Raises)
+            self.own = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with pytest.raises(KeyboardInterrupt):
+                self.inner(x)
+            self.inner.error = None
+            x = self.inner(x)
+            assert leases(client) == {"outer": 1, "outer.inner": 0}
+            return self.own(x)  # type: ignore[no-any-return]
+
+    model = Outer()
+    with client.attach({"outer": model}, ["outer", "outer.inner"]):
+        model.inner.error = KeyboardInterrupt()
+        model(X)
+        assert held_now(client) == 0
+
+
+def test_what_a_thread_left_behind_goes_with_it(client: Client) -> None:
+    model = seeded(Raises)
+    with client.attach({"dit": model}):
+        model.error = KeyboardInterrupt()
+
+        def run() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                model(X)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert held_now(client) == 0
+
+
+# --- a failed acquire (37) ---------------------------------------------------------------
+
+
+def test_a_refused_acquire_leaves_nothing_to_release(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = seeded(Decoder)
+    with client.attach({"vae": model}):
+        budget = client.status().budget_bytes
+        client.register("big", {"x": bytes(budget)})
+        acquire = client.acquire
+        monkeypatch.setattr(client, "acquire", lambda *names: acquire(*names, timeout=0))
+        big = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with acquire("big"):
+                big[0].set()
+                big[1].wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        big[0].wait()
+        for call in (model, model.decode):
+            with pytest.raises(AcquireTimeout):
+                call(X)
+        big[1].set()
+        holder.join()
+        assert held_now(client) == 0
+        assert not here()._entries
+        monkeypatch.undo()
+        model(X)
+        assert held_now(client) == 0
+
+
+def test_a_foreign_hook_that_raises_before_ours_ends_nobody_elses_entry(client: Client) -> None:
+    """The same module again, inside its own call: the outer call must keep what it holds."""
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+            if depth:
+                with pytest.raises(RuntimeError, match="foreign"):
+                    self(x, depth - 1)
+                assert held_now(client) == 1
+            return self.own(x)  # type: ignore[no-any-return]
+
+    model = seeded(Again)
+    calls = iter([False, True])
+
+    def foreign(module: nn.Module, args: Any) -> None:
+        if next(calls):
+            raise RuntimeError("foreign")
+
+    with client.attach({"dit": model}):
+        model.register_forward_pre_hook(foreign, prepend=True)
+        model(X)
+        assert held_now(client) == 0
+
+
+def test_an_error_of_a_foreign_hook_is_the_one_that_is_raised(client: Client) -> None:
+    model = seeded(Decoder)
+
+    def foreign(module: nn.Module, args: Any, output: Any) -> None:
+        raise RuntimeError("foreign")
+
+    with client.attach({"vae": model}):
+        model.register_forward_hook(foreign)
+        with pytest.raises(RuntimeError, match="foreign"):
+            model(X)
+        assert held_now(client) == 0
+
+
+# --- what no hook sees (39) --------------------------------------------------------------
+
+
+def test_methods_of_the_components_own_class_hold_it(client: Client) -> None:
+    model = seeded(Decoder)
+    expected = model.decode(X)
+    with client.attach({"vae": model}):
+        for _ in range(2):
+            evict(client, "vae")
+            assert torch.equal(model.decode(X), expected)
+        assert held_now(client) == 0
+        assert model.decode.__doc__ == "The documentation of decode."
+        evict(client, "vae")
+        model.enable_tiling()  # it only switches something
+        assert client.status().components[0].state == "absent"
+    assert "decode" not in model.__dict__
+
+
+def test_a_method_that_is_named_holds_the_component_too(client: Client) -> None:
+    class Private(Decoder):
+        pass
+
+    model = seeded(Private)
+    with client.attach({"vae": model}, wrap_methods={"vae": ["_decode"]}):
+        evict(client, "vae")
+        model._decode(X)
+    with client.attach({"vae": model}, wrap_methods=["_decode", "of_another"]):
+        evict(client, "vae")
+        model._decode(X)
+    with pytest.raises(ValueError, match="'vae' has no method 'missing'"):
+        client.attach({"vae": model}, wrap_methods={"vae": ["missing"]})
+    with pytest.raises(ValueError, match="no component 'dit'"):
+        client.attach({"vae": model}, wrap_methods={"dit": ["decode"]})
+
+
+def test_a_parents_direct_reads_are_for_use(client: Client) -> None:
+    model = seeded(Encoder)
+    want = nn.functional.linear(X, model.embed.weight)
+    with client.attach({"text": model}) as attachment:
+        evict(client, "text")
+        with attachment.use("text"):
+            assert torch.equal(nn.functional.linear(X, model.embed.weight), want)
+            with attachment.use(model), attachment.use(model.norm):
+                assert leases(client) == {"text": 1}
+            model(TOKENS)
+            assert leases(client) == {"text": 1}
+        assert held_now(client) == 0
+        evict(client, "text")
+        with attachment.use(model):
+            assert torch.equal(model.forward(TOKENS), model(TOKENS))
+        with pytest.raises(ValueError, match="no component is called 'dit'; there are: text"):
+            attachment.use("dit")
+        with pytest.raises(ValueError, match="this Linear is neither in a component nor around"):
+            attachment.use(nn.Linear(1, 1))
+
+
+def test_use_takes_several_at_once_or_none(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model, prefix="flux") as attachment:
+        with attachment.use("vae", "flux.transformer"):
+            assert sum(leases(client).values()) == 2
+            model.vae(X)
+            with pytest.raises(RuntimeError, match="inside"), attachment.use("vae"):
+                raise RuntimeError("inside")
+            assert sum(leases(client).values()) == 2
+        assert held_now(client) == 0
+    with client.attach(model, cpu_offload_enabled=True) as attachment:
+        with pytest.raises(SwapdError), attachment.use("vae", "transformer"):
+            pass
+        assert held_now(client) == 0
+
+
+OUTSIDE = """
+    import sys
+    import torch
+    import swapd_client
+    from tests.offload.modules import *
+
+    model = seeded(Model)
+    with swapd_client.connect(sys.argv[1]) as client:
+        client.attach(model)
+        evict(client, "text_encoder", "transformer", "vae")
+        print("before", flush=True)
+        {}
+        print("after")
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "model.text_encoder.forward(TOKENS)",
+        "torch.nn.functional.linear(torch.ones(1, WIDTH), model.text_encoder.embed.weight)",
+        "model.vae.decode(torch.ones(1, WIDTH)); model.vae._decode(torch.ones(1, WIDTH))",
+    ],
+)
+def test_what_is_read_outside_faults(daemon: Any, what: str) -> None:
+    """So that a bracket which is missing is seen, and no test passes without."""
+    done = run_python(OUTSIDE.format(what), daemon.folder)
+    assert done.stdout == "before\n", done.stderr
+    assert done.returncode == -signal.SIGSEGV
+
+
+# --- the order of hooks (40) -------------------------------------------------------------
+
+
+def test_the_order_of_hooks_is_acquire_first_and_release_last(client: Client) -> None:
+    """But for those that are registered later, which ask for it."""
+    model = seeded(Decoder)
+    seen: list[str] = []
+
+    def note(what: str) -> Callable[..., None]:
+        return lambda *_: seen.append(f"{what}: {held_now(client)}")
+
+    model.register_forward_pre_hook(note("earlier pre"))
+    model.register_forward_hook(note("earlier post"))
+    with client.attach({"vae": model}):
+        model.register_forward_pre_hook(note("later pre, prepended"), prepend=True)
+        model.register_forward_pre_hook(note("later pre"))
+        model.register_forward_hook(note("later post"))
+        model(X)
+    assert seen == [
+        "later pre, prepended: 0",
+        "earlier pre: 1",
+        "later pre: 1",
+        "earlier post: 1",
+        "later post: 0",
+    ]
+
+
+# --- nesting (42) ------------------------------------------------------------------------
+
+
+class Recursive(nn.Module):
+    """Calls itself, and a block of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+        x = self.block(x)
+        return self(x, depth - 1) if depth else x
+
+
+def test_a_component_that_calls_itself_is_held_until_the_outermost_ends(client: Client) -> None:
+    model = seeded(Recursive)
+    expected = model(X)
+    with client.attach({"dit": model}) as attachment:
+        evict(client, "dit")
+        assert torch.equal(model(X), expected)
+        assert held_now(client) == 0
+        assert not here()._counts
+        with attachment.use("dit"):
+            model(X)
+            assert held_now(client) == 1
+
+
+def test_an_outer_component_stays_while_an_inner_one_comes_in(client: Client) -> None:
+    model = seeded(Encoder, 4)
+    expected = model(TOKENS)
+    names = ["model", "model.layers.0", "model.layers.1", "model.layers.2", "model.layers.3"]
+    with client.attach({"model": model}, names):
+        for _ in range(3):
+            evict(client, *names)
+            assert torch.equal(model(TOKENS), expected)
+        assert held_now(client) == 0
+
+
+# --- threads (43) ------------------------------------------------------------------------
+
+
+def test_four_threads_on_components_that_do_not_fit_together(client: Client) -> None:
+    models = {
+        f"m{i}": seeded(nn.Sequential, *[nn.Linear(1024, 1024) for _ in range(2)]) for i in "abcd"
+    }
+    x = torch.ones(1, 1024)
+    expected = {name: model(x) for name, model in models.items()}
+    wrong: list[Any] = []
+
+    def run(name: str) -> None:
+        try:
+            for i in range(12):
+                other = list(models)[(list(models).index(name) + i) % 4]
+                with torch.inference_mode():
+                    if not torch.equal(models[other](x), expected[other]):
+                        wrong.append(other)
+        except BaseException as exc:  # noqa: BLE001 - told below
+            wrong.append(exc)
+
+    with client.attach(models, "."):
+        threads = [threading.Thread(target=run, args=(name,)) for name in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert held_now(client) == 0
+        assert client.status().evictions > 0
+
+
+# --- loading beside it (44) --------------------------------------------------------------
+
+
+def test_models_are_attached_one_at_a_time(client: Client) -> None:
+    """What patches registration while it loads sees each of them whole or not at all."""
+    models = [seeded(Model) for _ in range(4)]
+    attachments: list[Any] = []
+    inside = [0, 0]
+    register = client.register
+
+    def counted(*args: Any, **options: Any) -> Any:
+        inside[0] += 1
+        inside[1] = max(inside)
+        try:
+            return register(*args, **options)
+        finally:
+            inside[0] -= 1
+
+    client.register = counted  # type: ignore[method-assign]
+    start = threading.Barrier(4)
+
+    def run(number: int) -> None:
+        start.wait()
+        attachments.append(client.attach(models[number], prefix=f"m{number}"))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside[1] == 1
+    assert len(client.status().components) == 12
+    for model in models:
+        assert torch.equal(model(TOKENS), models[0](TOKENS))
+
+
+# --- gradients (32, 33) ------------------------------------------------------------------
+
+
+def test_grad_mode_is_refused_unless_it_is_held_over_backward(client: Client) -> None:
+    model = seeded(Decoder).requires_grad_(True)
+    with client.attach({"vae": model}) as attachment:
+        with pytest.raises(NotWhileAttached, match=r"no_grad\(\).*attachment.use\('vae'\)"):
+            model(X)
+        with pytest.raises(NotWhileAttached, match="its parameters require grad"):
+            model.decode(X)
+        with torch.no_grad():
+            model(X)
+        model.requires_grad_(False)
+        with pytest.raises(NotWhileAttached, match="what it returned requires grad"):
+            model(X.clone().requires_grad_())
+        model(X)
+        assert held_now(client) == 0
+        model.requires_grad_(True)
+        with attachment.use("vae"):
+            model(X).sum().backward()
+        assert model.conv.weight.grad is not None
+
+
+def test_checkpointing_under_use_leaves_no_count_behind(client: Client) -> None:
+    """Its recomputation in backward stops early: torch then runs no ordinary hook."""
+    model = seeded(Decoder).requires_grad_(True)
+    twin = seeded(Decoder).requires_grad_(True)
+    twin(X).sum().backward()
+    with client.attach({"vae": model}) as attachment:
+        evict(client, "vae")
+        with attachment.use("vae"):
+            checkpoint(model, X, use_reentrant=False).sum().backward()
+            assert leases(client) == {"vae": 1}
+        assert held_now(client) == 0
+        assert not here()._counts
+        assert torch.equal(model.conv.weight.grad, twin.conv.weight.grad)

@@ -1,0 +1,177 @@
+"""torch.compile, export, trace and script: what works around hooks, and what is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import Client, NotWhileAttached
+from swapd_client.offload import hooks
+from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, evict, leases, seeded
+
+X = torch.ones(2, WIDTH)
+
+
+class Counting:
+    """A backend that runs what it is given as it is, and counts."""
+
+    def __init__(self) -> None:
+        self.compilations = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.compilations += 1
+        return graph.forward
+
+
+@pytest.fixture(autouse=True)
+def _from_scratch() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def swaps(client: Client, model: Any, x: torch.Tensor, times: int = 3) -> list[torch.Tensor]:
+    outputs = []
+    for _ in range(times):
+        evict(client, *(c.name for c in client.status().components))
+        outputs.append(model(x))
+    assert not sum(leases(client).values())
+    return outputs
+
+
+def test_a_compiled_model_is_hooked_outside_and_compiled_once(client: Client) -> None:
+    backend = Counting()
+    inner = seeded(Encoder)
+    expected = inner(TOKENS)
+    model: Any = torch.compile(inner, backend=backend, fullgraph=True)
+    with client.attach({"text": model}):
+        hooked = [m for m in inner.modules() if m._forward_pre_hooks]
+        assert hooked == []  # fullgraph: one inside would be refused
+        for output in swaps(client, model, TOKENS):
+            assert torch.equal(output, expected)
+        assert backend.compilations == 1
+    assert torch.equal(model(TOKENS), expected)
+    assert backend.compilations == 1
+
+
+def test_compiled_blocks_stay_compiled_as_they_were(client: Client) -> None:
+    backend = Counting()
+    model = seeded(Encoder)
+    expected = model(TOKENS)
+    for i, layer in enumerate(model.layers):
+        model.layers[i] = torch.compile(layer, backend=backend, fullgraph=True)
+    model(TOKENS)
+    before = backend.compilations
+    with client.attach({"text": model}):
+        for output in swaps(client, model, TOKENS):
+            assert torch.equal(output, expected)
+        assert backend.compilations == before
+
+
+def test_what_is_compiled_in_place_before_is_compiled_again_once_for_the_hooks(
+    client: Client,
+) -> None:
+    backend = Counting()
+    model = seeded(Encoder)
+    expected = model(TOKENS)
+    model.compile(backend=backend)
+    model(TOKENS)
+    with client.attach({"text": model}):
+        swaps(client, model, TOKENS, 1)
+        before = backend.compilations
+        for output in swaps(client, model, TOKENS):
+            assert torch.equal(output, expected)
+        assert backend.compilations == before
+
+
+def test_an_attached_model_can_be_compiled_with_graph_breaks(client: Client) -> None:
+    backend = Counting()
+    inner = seeded(Encoder)
+    expected = inner(TOKENS)
+    with client.attach({"text": inner}):
+        model: Any = torch.compile(inner, backend=backend)
+        assert torch.equal(model(TOKENS), expected)
+        compiled = backend.compilations
+        assert compiled > 0
+        for output in swaps(client, model, TOKENS):
+            assert torch.equal(output, expected)
+        assert backend.compilations == compiled
+
+
+def test_a_model_around_attached_components_can_be_compiled(client: Client) -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vae = seeded(Decoder)
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.vae.decode(x))  # type: ignore[no-any-return]
+
+    backend = Counting()
+    inner = Around()
+    expected = inner(X)
+    with client.attach(inner):
+        model: Any = torch.compile(inner, backend=backend)
+        for output in swaps(client, model, X):
+            assert torch.equal(output, expected)
+        compiled = backend.compilations
+        swaps(client, model, X)
+        assert backend.compilations == compiled
+
+
+def test_an_error_in_compiled_code_leaves_nothing_held(client: Client) -> None:
+    model = seeded(Decoder)
+    with client.attach({"vae": model}):
+        compiled: Any = torch.compile(model, backend=Counting())
+        compiled(X)
+        with pytest.raises(RuntimeError):
+            compiled(torch.ones(2, 3))
+        compiled(X)
+        assert not sum(leases(client).values())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_is_refused_until_it_is_detached(client: Client, strict: bool) -> None:
+    model = seeded(Decoder)
+    with client.attach({"vae": model}) as attachment:
+        with pytest.raises(Exception, match=r"detach\(\)"):
+            torch.export.export(model, (X,), strict=strict)
+        attachment.detach()
+        torch.export.export(model, (X,), strict=strict)
+
+
+jit: Any = torch.jit
+deprecated = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+@deprecated
+def test_trace_is_refused_until_it_is_detached(client: Client) -> None:
+    model = seeded(Decoder)
+    with client.attach({"vae": model}) as attachment:
+        with pytest.raises(NotWhileAttached, match=r"'vae' is attached to swapd.*detach\(\)"):
+            jit.trace(model, X)
+        attachment.detach()
+        assert torch.equal(jit.trace(model, X)(X), model(X))
+
+
+@deprecated
+def test_script_is_refused_until_it_is_detached(client: Client) -> None:
+    model = seeded(nn.Sequential, nn.Linear(4, 4))
+    with client.attach({"dit": model}) as attachment:
+        with pytest.raises(NotWhileAttached, match=r"detach\(\)"):
+            jit.script(model)
+        with pytest.raises(NotWhileAttached, match=r"detach\(\)"):
+            jit.script(nn.Sequential(model))
+        attachment.detach()
+        jit.script(model)
+    assert "__prepare_scriptable__" not in vars(model)
+    assert hooks.methods_of(model) == []

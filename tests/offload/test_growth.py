@@ -1,0 +1,96 @@
+"""What comes into a model after it was attached: said once, and taken in when asked to."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+
+from swapd_client import Client
+from tests.offload.modules import WIDTH, Model, evict, seeded
+
+X = torch.ones(2, WIDTH)
+
+
+class Lora(nn.Module):
+    """An adapter around a layer, as peft puts it there."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(WIDTH, 4, bias=False)
+        self.up = nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
+
+
+def test_an_adapter_is_told_of_once_and_registered_by_refresh(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    with client.attach(model) as attachment, torch.inference_mode():
+        model.transformer(X)
+        assert "stay private" not in caplog.text
+        model.transformer[1] = Lora(model.transformer[1])
+        with attachment.use("transformer"):
+            expected = model.transformer(X)
+        for _ in range(2):
+            assert torch.equal(model.transformer(X), expected)
+        (line,) = [r.getMessage() for r in caplog.records if "refresh()" in r.getMessage()]
+        assert "'transformer'" in line
+        before = {c.name for c in client.status().components}
+        attachment.refresh()
+        now = {c.name for c in client.status().components}
+        assert now - before == {"transformer~2"}
+        evict(client, "transformer", "transformer~2")
+        assert torch.equal(model.transformer(X), expected)
+        caplog.clear()
+        model.transformer(X)
+        assert not caplog.records
+    assert torch.equal(model.transformer(X), expected)
+
+
+def test_a_replaced_child_and_a_replaced_component_are_taken_in(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    with client.attach(model) as attachment, torch.inference_mode():
+        model.vae.out = nn.Linear(WIDTH, 8).requires_grad_(False)
+        model.vae.decode(X)
+        assert "weight" in caplog.text
+        model.transformer = seeded(nn.Linear, WIDTH, WIDTH)
+        expected = model.transformer(X), model.vae.decode(X)
+        attachment.refresh()
+        evict(client, "transformer~2", "vae", "vae~2")
+        assert torch.equal(model.transformer(X), expected[0])
+        assert torch.equal(model.vae.decode(X), expected[1])
+
+
+def test_what_an_alternating_component_got_stays_out_of_the_group(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model, cpu_offload_enabled=True) as attachment:
+        model.transformer[1] = Lora(model.transformer[1]).requires_grad_(False)
+        attachment.refresh()
+        model.transformer(X)
+        assert {c.name: c.group for c in client.status().components}["transformer~2"] is None
+
+
+def test_new_weights_in_one_storage_or_of_another_model_are_nobodys_news(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    with client.attach(model):
+        nn.Linear(3, 3)
+        model.head.weight = nn.Parameter(torch.ones(4, 8), requires_grad=False)
+        model.vae.decode(X)
+        assert "private memory" not in caplog.text
+
+
+def test_nothing_watches_when_nothing_is_attached(client: Client) -> None:
+    before = len(torchs._global_parameter_registration_hooks)
+    first, second = client.attach(seeded(Model)), client.attach(seeded(Model), prefix="b")
+    assert len(torchs._global_parameter_registration_hooks) == before + 1
+    first.detach()
+    assert len(torchs._global_parameter_registration_hooks) == before + 1
+    second.detach()
+    assert len(torchs._global_parameter_registration_hooks) == before

@@ -1,0 +1,310 @@
+"""Tensors with several names, of several components, in odd places, or without bytes."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from swapd_client import Client, InvalidSource
+from swapd_client.offload import find
+from tests.offload.modules import TOKENS, WIDTH, Encoder, evict, leases, seeded
+
+
+def parts(client: Client) -> dict[str, int]:
+    return {c.name: c.nbytes for c in client.status().components}
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, bias=False)
+
+
+NBYTES = WIDTH * WIDTH * 4
+X = torch.arange(2.0 * WIDTH).reshape(2, WIDTH) / WIDTH
+
+
+class Tied(nn.Module):
+    """One parameter, two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_one_parameter_of_two_names_is_counted_once_and_stays_one(client: Client) -> None:
+    model = seeded(Tied)
+    expected = model(X)
+    with client.attach(model, ".") as attachment:
+        assert parts(client) == {"Tied": NBYTES}
+        for _ in range(3):
+            evict(client, "Tied")
+            assert torch.equal(model(X), expected)
+            assert model.first.weight is model.second.weight
+        assert attachment.components["Tied"].nbytes == NBYTES
+
+
+class OneStorage(nn.Module):
+    """Two parameters, one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+        self.second.weight = nn.Parameter(self.first.weight.detach().view(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_two_parameters_of_one_storage_stay_of_one(client: Client) -> None:
+    model = seeded(OneStorage)
+    expected = model(X)
+    with client.attach(model, "."):
+        assert parts(client) == {"OneStorage": NBYTES}
+        evict(client, "OneStorage")
+        assert torch.equal(model(X), expected)
+        assert model.first.weight.data_ptr() == model.second.weight.data_ptr()
+    model.first.weight[0, 0] = 7.0
+    assert model.second.weight[0, 0] == 7.0
+
+
+class Shared(nn.Module):
+    """Two components with a weight in common, a third module with it, and a module in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, common, head = linear(), linear(), linear()
+        self.a = nn.Sequential(first, common)
+        self.b = nn.Sequential(linear(), linear())
+        self.b[1].weight = common.weight
+        head.weight = first.weight
+        self.head = head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.b(self.a(x)))  # type: ignore[no-any-return]
+
+
+def test_what_two_components_share_is_one_of_its_own_and_in_with_either(client: Client) -> None:
+    model = seeded(Shared)
+    expected = model(X)
+    with client.attach(model, ["a", "b"]) as attachment:
+        assert parts(client) == {"a+head": NBYTES, "b": NBYTES, "a+b": NBYTES}
+        with attachment.use("a"):
+            assert leases(client) == {"a+head": 1, "b": 0, "a+b": 1}
+            with attachment.use("b"):
+                assert leases(client) == {"a+head": 1, "b": 1, "a+b": 2}
+        with attachment.use("b"):
+            assert leases(client) == {"a+head": 0, "b": 1, "a+b": 1}
+        evict(client, "a+head", "b", "a+b")
+        assert torch.equal(model(X), expected)  # the head brings in what is in its own name
+        assert model.b[1].weight is model.a[1].weight
+
+
+def test_evicting_one_of_two_that_share_leaves_the_other_whole(client: Client) -> None:
+    model = seeded(Shared)
+    expected = model.b(X)
+    with client.attach(model, ["a", "b"]) as attachment, attachment.use("b"):
+        model.a(X)
+        client.register("filler", {"x": bytes(6 << 20)})
+        with client.acquire("filler"):
+            pass
+        filling = client.register("more", {"x": bytes(6 << 20)})
+        with client.acquire("filler", "more"):
+            assert leases(client)["a+b"] == 1
+            assert {c.name: c.state for c in client.status().components}["a+head"] == "absent"
+            assert torch.equal(model.b(X), expected)
+        assert filling.nbytes
+
+
+def test_shared_weights_of_rivals_exclude_nobody(client: Client) -> None:
+    model = seeded(Shared)
+    expected = model(X)
+    with client.attach(model, ["a", "b"], cpu_offload_enabled=True):
+        groups = {c.name: c.group for c in client.status().components}
+        assert groups["b"] is not None
+        assert groups["a+b"] is None
+        assert torch.equal(model(X), expected)
+
+
+class Twice(nn.Module):
+    """One submodule under two names, in one component and in two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a: Any = nn.Sequential(linear(), nn.ReLU())
+        self.a.again = self.a[0]
+        self.b = nn.Sequential(linear(), self.a[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a.again(self.b(self.a(x)))  # type: ignore[no-any-return]
+
+
+def test_a_submodule_under_two_names_is_entered_and_left_as_often(client: Client) -> None:
+    model = seeded(Twice)
+    expected = model(X)
+    with client.attach(model, ["a", "b"]):
+        assert parts(client) == {"a+b": NBYTES, "b": NBYTES}
+        evict(client, "a+b", "b")
+        assert torch.equal(model(X), expected)
+        assert leases(client) == {"a+b": 0, "b": 0}
+        assert torch.equal(model.a[0](X), model.b[1](X))
+        assert leases(client) == {"a+b": 0, "b": 0}
+    assert model.a[0] is model.b[1] is model.a.again
+
+
+class Fused(nn.Module):
+    """Three projections that are views of one storage, in two components."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fused: Any = torch.randn(3 * WIDTH, WIDTH)
+        self.q, self.k, self.v = linear(), linear(), linear()
+        for module, rows in zip((self.q, self.k, self.v), fused.split(WIDTH), strict=True):
+            module.weight = nn.Parameter(rows)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q(x) + self.k(x) + self.v(x)  # type: ignore[no-any-return]
+
+
+def test_views_of_a_fused_storage_take_the_bytes_of_one(client: Client) -> None:
+    model = seeded(Fused)
+    expected = model(X)
+    with client.attach(model, "."):
+        assert parts(client) == {"Fused": 3 * NBYTES}
+        evict(client, "Fused")
+        assert torch.equal(model(X), expected)
+    with client.attach(model, ["q", "v"]):  # what they do not have in common is each one's own
+        assert set(parts(client)) == {"q", "v"}
+        assert torch.equal(model(X), expected)
+
+
+class Empty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a: Any = nn.Module()
+        self.a.nothing = nn.Parameter(torch.empty(0, 3))
+        self.b: Any = nn.Module()
+        self.b.nothing = nn.Parameter(torch.empty(4, 0))
+        self.b.something = nn.Parameter(torch.ones(4))
+
+
+def test_empty_tensors_are_strangers_to_each_other(client: Client) -> None:
+    model = seeded(Empty)
+    with client.attach(model, ["a", "b"]):
+        assert not any("+" in name for name in parts(client))
+        assert model.a.nothing.shape == (0, 3)
+        assert model.b.nothing.shape == (4, 0)
+
+
+def test_a_component_on_two_devices_is_refused(client: Client) -> None:
+    model = seeded(Tied)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.second.weight = nn.Parameter(torch.empty(2, 2, device="cuda:1"))
+        with pytest.raises(InvalidSource, match=r"'first.weight' on cpu and 'second.weight' on cu"):
+            find._check("dit", dict(model.named_parameters()))
+
+
+def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: Client) -> None:
+    model = seeded(Tied)
+    model.second = nn.Linear(2, 2, device="meta")
+    with pytest.raises(InvalidSource, match=r"'second.weight' is on the meta device.*client.load"):
+        client.attach(model, ".")
+    model.second = nn.LazyLinear(2)
+    with pytest.raises(InvalidSource, match=r"'second.weight' is not initialised.*client.load"):
+        client.attach(model, ".")
+    assert parts(client) == {}
+
+
+def test_an_inner_component_owns_its_weights_and_the_outer_one_the_rest(client: Client) -> None:
+    model = seeded(Encoder)
+    expected = model(TOKENS)
+    total = sum(p.nbytes for p in model.parameters())
+    for order in (["model", "model.embed"], ["model.embed", "model"]):
+        with client.attach({"model": model}, order) as attachment:
+            sizes = parts(client)
+            assert sizes["model.embed"] == model.embed.weight.nbytes
+            assert sum(sizes.values()) == pytest.approx(total, rel=0.01)
+            evict(client, *sizes)
+            assert torch.equal(model(TOKENS), expected)
+            with attachment.use(model.norm):
+                assert leases(client) == {"model": 1, "model.embed": 0}
+            with attachment.use(model.embed):
+                assert leases(client) == {"model": 0, "model.embed": 1}
+            with attachment.use(model):
+                assert leases(client) == {"model": 1, "model.embed": 1}
+
+
+def test_what_is_registered_already_gets_hooks_only(client: Client) -> None:
+    model = seeded(Encoder)
+    expected = model(TOKENS)
+    client.register("mine", model)
+    with client.attach({"text": model}, ["text"]) as attachment:
+        assert list(parts(client)) == ["mine"]
+        evict(client, "mine")
+        assert torch.equal(model(TOKENS), expected)
+        assert attachment.components["text"].nbytes == parts(client)["mine"]
+    assert list(parts(client)) == ["mine"]
+    client.unregister("mine")
+
+
+class Odd(nn.Module):
+    """Tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dit: Any = nn.Module()
+        dit.weight = nn.Parameter(torch.ones(4))
+        dit.register_buffer("statistics", torch.zeros(4), persistent=False)
+        dit.table = torch.arange(4.0)
+        dit.cache = {"rope": [torch.ones(2), "text"]}
+        dit.hidden = [nn.Linear(2, 2, bias=False)]
+        self.dit = dit
+
+
+def test_plain_tensors_are_named_with_their_bytes_and_can_be_taken_in(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Odd)
+    with caplog.at_level(logging.WARNING, "swapd_client"), client.attach(model):
+        (line,) = [r.getMessage() for r in caplog.records]
+        assert "dit.table (16 B), dit.cache.rope.0 (8 B), dit.hidden.0.weight (16 B)" in line
+        assert "statistics" not in line
+        assert "extra_tensors=" in line
+        assert parts(client) == {"dit": 16}
+    caplog.clear()
+    with client.attach(model, extra_tensors=["dit.*"]) as attachment:
+        assert not [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert parts(client)["dit"] > 256
+        evict(client, "dit")
+        with attachment.use("dit"):
+            assert model.dit.table.tolist() == [0, 1, 2, 3]
+            assert model.dit.cache["rope"][0].tolist() == [1, 1]
+            assert (model.dit.statistics + 1).tolist() == [1] * 4
+    with pytest.raises(
+        InvalidSource, match=r"nothing is called 'dit.missing'; there are: dit.tabl"
+    ):
+        client.attach(model, extra_tensors=["dit.missing"])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize(
+    "norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm], ids=["old", "new"]
+)
+def test_weights_that_a_forward_recomputes_are_recomputed_under_the_lease(
+    client: Client, norm: Any
+) -> None:
+    torch.manual_seed(0)
+    conv = norm(nn.Conv1d(8, 8, 3)).requires_grad_(False)
+    x = torch.randn(1, 8, 5)
+    with torch.no_grad():
+        expected = conv(x)
+        with client.attach({"vae": conv}):
+            for _ in range(2):
+                evict(client, "vae")
+                assert torch.equal(conv(x), expected)
+        assert torch.equal(conv(x), expected)
