@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swapd_client import AcquireTimeout, Client, NotWhileAttached, SwapdError
 from swapd_client.offload.scope import here
+from tests.guarantees.harness import Daemon
 from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, Model, evict, leases, seeded
 from tests.processes import run_python
 
@@ -94,7 +95,7 @@ def test_an_interrupt_inside_an_outer_call_leaves_the_outer_one_held(client: Cli
         assert held_now(client) == 0
 
 
-def test_what_a_thread_left_behind_goes_with_it(client: Client) -> None:
+def test_what_a_thread_left_behind_goes_with_it(client: Client, daemon: Daemon) -> None:
     model = seeded(Raises)
     with client.attach({"dit": model}):
         model.error = KeyboardInterrupt()
@@ -106,6 +107,7 @@ def test_what_a_thread_left_behind_goes_with_it(client: Client) -> None:
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
+        daemon.await_record("Release")  # its state goes a moment after it was joined
         assert held_now(client) == 0
 
 
@@ -260,7 +262,8 @@ OUTSIDE = """
     import sys
     import torch
     import swapd_client
-    from tests.offload.modules import *
+    from tests.guarantees.harness import Daemon
+from tests.offload.modules import *
 
     model = seeded(Model)
     with swapd_client.connect(sys.argv[1]) as client:
