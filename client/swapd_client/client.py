@@ -344,6 +344,8 @@ class Client:
         settings: "OffloadSettings | None" = None,
         prefix: str = "",
         policy: protocol.Policy = "lru",
+        resident: int | str | Mapping[str, int | str] | None = None,
+        blocks: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
         extra_tensors: Sequence[str] = (),
         **flags: Any,
@@ -358,7 +360,9 @@ class Client:
 
         How they share the device: `policy` (as in `register`; "alternating": these exclude each
         other), or `settings`, or the settings themselves (`cpu_offload_strategy="sequential"`, see
-        `offload/settings.py`).
+        `offload/settings.py`). `resident` streams a component block by block and keeps so many
+        bytes of it in ("5.6GiB"); `blocks`: the paths of its blocks, or of lists of them. Both are
+        for the DiT, or what else is worth it, or by component; see also `set_resident`.
 
         `wrap_methods`: methods that use a component's weights, beside the public ones of its own
         class; by component, or for all that have them. `extra_tensors`: names or patterns of
@@ -367,20 +371,23 @@ class Client:
         Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
         what cannot be attached, InvalidSettings, and as `register`.
         """
-        from swapd_client.offload.attaching import attach
+        from swapd_client.offload.attaching import Arguments, attach, chosen
         from swapd_client.offload.strategy import How
 
-        attachment = attach(
-            self,
-            model,
-            components,
+        settings = chosen(settings, flags)
+        if components is None and settings is not None:
+            components = settings.cpu_offload_components
+        arguments = Arguments(
+            components=[components] if isinstance(components, str) else components,
+            settings=settings,
             prefix=prefix,
-            given=settings,
-            flags=flags,
             how=How(policy, exclusive=policy == "alternating"),
+            resident=resident,
+            blocks=blocks,
             wrap_methods=wrap_methods,
             extra_tensors=extra_tensors,
         )
+        attachment = attach(self, model, arguments)
         self._attachments.append(attachment)
         return attachment
 

@@ -262,8 +262,7 @@ OUTSIDE = """
     import sys
     import torch
     import swapd_client
-    from tests.guarantees.harness import Daemon
-from tests.offload.modules import *
+    from tests.offload.modules import *
 
     model = seeded(Model)
     with swapd_client.connect(sys.argv[1]) as client:

@@ -2,7 +2,8 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,149 +11,132 @@ import torch
 
 from swapd.units import size
 from swapd_client.client import Client
-from swapd_client.errors import DuplicateName, InvalidSource
-from swapd_client.offload import find, growth, hooks, settings, strategy
+from swapd_client.errors import InvalidSource
+from swapd_client.offload import find, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
-from swapd_client.offload.find import Found, Part, Piece
-from swapd_client.offload.growth import Growth
-from swapd_client.offload.hooks import Gate
-from swapd_client.offload.scope import Leased
+from swapd_client.offload.find import Found
+from swapd_client.offload.installing import Installer, Methods, methods_of
+from swapd_client.offload.registering import Registering, Streamed
+from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.offload.strategy import How
 
 log = logging.getLogger("swapd_client")
 
-#: How deep below a component's root modules are called from outside.
-DEPTH = 2
 
-_numbers = itertools.count(1)
+@dataclass(frozen=True)
+class Arguments:
+    """What `Client.attach` was told, see there."""
 
-Methods = Mapping[str, Sequence[str]] | Sequence[str]
+    components: Sequence[str] | None
+    settings: OffloadSettings | None
+    prefix: str
+    #: For all components, unless there are settings.
+    how: How
+    resident: int | str | Mapping[str, int | str] | None
+    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
+    wrap_methods: Methods
+    extra_tensors: Sequence[str]
 
 
-def attach(
-    client: Client,
-    model: object,
-    components: str | Sequence[str] | None,
-    *,
-    prefix: str,
-    given: OffloadSettings | None,
-    flags: Mapping[str, Any],
-    how: How,
-    wrap_methods: Methods,
-    extra_tensors: Sequence[str],
-) -> Attachment:
-    """See `Client.attach`. `how`: unless settings are `given`, or some of their `flags`."""
-    chosen = _chosen(given, flags)
-    if components is None and chosen is not None:
-        components = chosen.cpu_offload_components
-    wanted = [components] if isinstance(components, str) else components
-    attachment = Attachment(client, prefix)
+def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
+    """See `Client.attach`."""
+    attachment = Attachment(client, arguments.prefix)
 
     def run() -> None:
-        attaching = _Attaching(client, model, wanted, prefix, extra_tensors)
-        attaching.run(attachment, chosen, how, wrap_methods)
+        _Attaching(client, model, arguments, attachment).run()
 
     with ONE_AT_A_TIME:
         try:
             run()
         except BaseException:
             attachment.uninstall()
-            attachment.take_back_to(0)
+            attachment.take_back()
             raise
         attachment.again = run
     return attachment
 
 
-def _chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
+def chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
+    """The settings, given as such or as keyword arguments. Raises: InvalidSettings."""
     if not flags:
         return given
     if given is not None:
-        raise settings.InvalidSettings(
-            f"settings= and {', '.join(flags)}: give them all in one or the other"
-        )
+        names = ", ".join(flags)
+        raise settings.InvalidSettings(f"settings= and {names}: give all in one or the other")
     return settings.from_keywords(**flags)
 
 
 class _Attaching:
-    """One call of `attach`, or of `refresh`: then much of it is registered already."""
+    """One `attach`, or one `refresh`: then much of the model is registered already."""
 
     def __init__(
-        self,
-        client: Client,
-        model: object,
-        wanted: Sequence[str] | None,
-        prefix: str,
-        extra_tensors: Sequence[str],
+        self, client: Client, model: object, arguments: Arguments, attachment: Attachment
     ) -> None:
         self._client = client
-        self._prefix = prefix
+        self._arguments = arguments
+        self._attachment = attachment
         self._roots = find.roots_of(model)
         find.refuse_hooked(self._roots)
+        wanted = arguments.components
         self._found = find.components_of(self._roots, wanted)
-        #: Whether nobody named its one component, and none was found.
-        self._guessed = wanted is None and any(one.whole for one in self._found)
-        self._whole = next((one.name for one in self._found if one.whole), None)
-        plain = find.plain_tensors(self._roots, self._found)
-        extra = _extra(plain, extra_tensors)
-        self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
-        registered = {
-            name: (part.address, part.address + part.nbytes)
-            for name, part in client.session.components.items()
-        }
-        self._owned = find.own(self._roots, self._found, extra=extra, registered=registered)
-        #: Names that what is new cannot have, though this model may use them.
-        self._taken = {
-            part
-            for parts in self._owned.made_of.values()
-            for part in parts
-            if isinstance(part, str)
-        }
         self._starts = {id(one.module) for one in self._found}
+        #: The component that is the whole model, if one is: it is called as the prefix is.
+        self._whole = next((one.name for one in self._found if one.whole), None)
+        #: Whether nobody named it.
+        self._guessed = wanted is None and self._whole is not None
+        plain = find.plain_tensors(self._roots, self._found)
+        extra = _extra(plain, arguments.extra_tensors)
+        #: Tensors that are neither parameters nor buffers, and stay where they are.
+        self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
+        components = client.session.components
+        self._owned = find.own(
+            self._roots,
+            self._found,
+            extra=extra,
+            registered={n: (c.address, c.address + c.nbytes) for n, c in components.items()},
+        )
+        used = {p for parts in self._owned.made_of.values() for p in parts if isinstance(p, str)}
+        #: Names of this model's that are registered: what is new beside them needs others.
+        self._taken = used.union(attachment.registered)
+        self._taken.update(c.part_of for n, c in components.items() if n in self._taken)
 
-    def run(
-        self,
-        attachment: Attachment,
-        chosen: OffloadSettings | None,
-        how: How,
-        wrap_methods: Methods,
-    ) -> None:
-        self._taken.update(attachment.registered)
-        hows = self._hows(chosen, how)
-        if not hows:
-            attachment.summary = "nothing: no setting says that anything is to be offloaded"
-            log.info("attached: %s", attachment)
-            return
-        methods = self._methods(wrap_methods)
-        self._register(attachment, hows)
-        attachment.uninstall()
-        attachment.components = {one.name: self._attached(one) for one in self._found}
-        self._install(attachment, methods)
-        attachment.summary = self._summary(attachment)
-        log.info("attached: %s", attachment)
-        if self._plain:
+    def run(self) -> None:
+        hows = self._hows()
+        if hows:
+            methods = methods_of(self._found, self._arguments.wrap_methods)
+            self._register(hows)
+            self._install(methods)
+        self._attachment.summary = self._summary()
+        log.info("attached: %s", self._attachment)
+        if self._plain and hows:
             log.warning("%s", _said_of(self._plain))
 
     def _called(self, name: str) -> str:
-        """A name of the model, as the daemon knows it; of a piece, what it is to be called."""
-        called = f"{self._prefix}.{name}" if self._prefix else name
-        if self._prefix and name == self._whole:
-            called = self._prefix
+        """What a piece is to be called in the daemon."""
+        prefix = self._arguments.prefix
+        called = f"{prefix}.{name}" if prefix else name
+        if prefix and name == self._whole:
+            called = prefix
         more = (f"{called}~{n}" for n in itertools.count(2))
         while called in self._taken:
             called = next(more)
         return called
 
-    # --- how -----------------------------------------------------------------------------
-
-    def _hows(self, chosen: OffloadSettings | None, how: How) -> dict[str, How]:
+    def _hows(self) -> dict[str, How]:
         """By component; what is in another, or has others in it, excludes nobody."""
+        given = self._arguments
         sizes = {one.name: self._own_bytes(one) for one in self._found}
-        if chosen is not None:
-            hows = strategy.of_settings(sizes, chosen)
+        if given.settings is not None:
+            hows = strategy.of_settings(sizes, given.settings)
         else:
-            hows = dict.fromkeys(sizes, how)
-        return {n: How() if h.exclusive and self._is_nested(n) else h for n, h in hows.items()}
+            hows = dict.fromkeys(sizes, given.how)
+        if hows:
+            hows = strategy.of_arguments(sizes, hows, given.resident, given.blocks)
+        for name, how in hows.items():
+            if how.exclusive and self._is_nested(name):
+                hows[name] = replace(how, policy="lru", exclusive=False, part_of="")
+        return hows
 
     def _own_bytes(self, one: Found) -> int:
         piece = self._owned.pieces.get(one.name)
@@ -167,149 +151,66 @@ class _Attaching:
             if other != name
         )
 
-    # --- the weights ---------------------------------------------------------------------
+    def _register(self, hows: Mapping[str, How]) -> None:
+        given, attachment = self._arguments.blocks, self._attachment
+        registering = Registering(self._client, self._owned, hows, self._called)
+        blocks: Mapping[str, Sequence[str]] = {}
+        if given is not None:
+            streamed = [name for name, how in hows.items() if how.streamed]
+            blocks = given if isinstance(given, Mapping) else dict.fromkeys(streamed, given)
+        registering.run(self._found, blocks, self._starts)
+        attachment.registered += registering.names
+        attachment.streamed |= registering.streamed
+        self._names_of = registering.names_of
 
-    def _register(self, attachment: Attachment, hows: Mapping[str, How]) -> None:
-        number = next(_numbers)
-        before = len(attachment.registered)
-        group = f"attach {self._client.session.welcome.session}.{number}"
-        try:
-            for piece in self._owned.pieces.values():
-                called = self._called(piece.name)
-                how = hows.get(piece.name) or self._shared(piece.name, hows)
-                if any(isinstance(part, str) for part in self._owned.made_of.get(piece.name, ())):
-                    how = How()  # it comes beside what may be of a group
-                self._client.register(
-                    called,
-                    piece.tensors,
-                    policy=how.policy,
-                    group=group if how.exclusive else None,
-                    part_of=self._called(how.part_of) if how.part_of else "",
-                )
-                attachment.registered.append(called)
-        except BaseException as exc:
-            attachment.take_back_to(before)
-            if isinstance(exc, DuplicateName):
-                raise DuplicateName(
-                    f"{exc}. Give this model's components names of their own: attach(..., "
-                    "prefix=...)"
-                ) from exc
-            raise
-
-    def _shared(self, name: str, hows: Mapping[str, How]) -> How:
-        """What several use goes when all of them would, and stays if one would."""
-        piece = self._owned.pieces[name]
-        users = [hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
-        for policy in ("sequential", "resident"):
-            quantifier = all if policy == "sequential" else any
-            if quantifier(how.policy == policy for how in users):
-                return How(policy)
-        return How()
-
-    def _names(self, parts: Sequence[Part]) -> list[str]:
+    def _names(self, parts: Sequence[find.Part]) -> list[str]:
         """As the daemon knows them."""
-        return [self._called(part.name) if isinstance(part, Piece) else part for part in parts]
+        found = [[part] if isinstance(part, str) else self._names_of[part] for part in parts]
+        return [name for names in found for name in names]
+
+    def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
+        attachment = self._attachment
+        attachment.uninstall()
+        attachment.components = {one.name: self._attached(one) for one in self._found}
+        installer = Installer(self._client, attachment, self._roots, self._starts)
+        for module, parts in self._owned.outside.items():
+            installer.outside(module, self._names(parts))
+        for one in attachment.components.values():
+            if one.held is not None:
+                installer.component(one, methods[one.name])
+                installer.guard(one)
 
     def _attached(self, one: Found) -> Attached:
+        client = self._client
         names = self._names(self._owned.made_of[one.name])
-        held = Leased(self._client, names) if names else None
-        nbytes = sum(self._client.session.own(name).nbytes for name in names)
-        return Attached(one.name, one.module, held, nbytes)
+        nbytes = sum(client.session.own(name).nbytes for name in names)
+        all_of_it = Leased(client, names)
+        streamed = self._attachment.streamed.get(one.name)
+        if streamed is None:
+            return Attached(one.name, one.module, all_of_it if names else None, all_of_it, nbytes)
+        others = [name for name in names if name not in streamed.stream.everything]
+        held = Passed(streamed.stream, Leased(client, others) if others else None, all_of_it)
+        attached = Attached(one.name, one.module, held, all_of_it, nbytes)
+        for number, modules in enumerate(streamed.blocks):
+            attached.blocks.update(dict.fromkeys(modules, Block(held, number)))
+        return attached
 
-    # --- hooks ---------------------------------------------------------------------------
-
-    def _methods(self, wrap_methods: Methods) -> dict[str, set[str]]:
-        """By component, the methods to wrap. Raises: InvalidSource."""
-        methods = {o.name: set(hooks.methods_of(find.bare(o.module))) for o in self._found}
-        named: Mapping[str, Sequence[str]] = (
-            wrap_methods
-            if isinstance(wrap_methods, Mapping)
-            else dict.fromkeys(methods, wrap_methods)
-        )
-        for name, wanted in named.items():
-            if name not in methods:
-                there = ", ".join(methods)
-                raise InvalidSource(f"wrap_methods: no component {name!r}; there are: {there}")
-            module = next(one.module for one in self._found if one.name == name)
-            has = {method for method in wanted if callable(getattr(module, method, None))}
-            if isinstance(wrap_methods, Mapping) and (missing := set(wanted) - has):
-                raise InvalidSource(f"wrap_methods: {name!r} has no method {missing.pop()!r}")
-            methods[name] |= has
-        return methods
-
-    def _install(self, attachment: Attachment, methods: Mapping[str, set[str]]) -> None:
-        done: set[int] = set()
-
-        def install(module: torch.nn.Module, gate: Gate) -> None:
-            if id(module) not in done:
-                done.add(id(module))
-                attachment.to_undo(hooks.install(module, gate))
-
-        for module, parts in self._owned.outside.items():
-            names = self._names(parts)
-            held = Leased(self._client, names)
-            install(module, Gate("+".join(names), held, held))
-        for one in attachment.components.values():
-            if one.held is None:
-                continue
-            gate = Gate(one.name, one.held, one.held)
-            gate.parameters = tuple(
-                parameter
-                for module in self._modules(one)
-                for parameter in module._parameters.values()
-                if parameter is not None
-            )
-            gate.growth = self._growth(one)
-            attachment.to_undo(growth.watch(gate.growth, self._modules(one)))
-            for module in entrances(one.module, self._starts):
-                install(module, gate)
-            for method in sorted(methods[one.name]):
-                attachment.to_undo(hooks.wrap(find.bare(one.module), method, gate))
-
-    def _modules(self, one: Attached) -> Iterator[torch.nn.Module]:
-        return find.walk(one.module, self._starts)
-
-    def _growth(self, one: Attached) -> Growth:
-        components = self._client.session.components
-
-        def covers(tensor: torch.Tensor) -> bool:
-            span = find.span_of(tensor)
-            parts = list(components.values())
-            return span is None or any(0 <= span[0] - p.address < p.nbytes for p in parts)
-
-        return Growth(one.name, lambda: self._modules(one), covers)
-
-    # --- what is said --------------------------------------------------------------------
-
-    def _summary(self, attachment: Attachment) -> str:
+    def _summary(self) -> str:
+        """One line: what was found, how big it is, and what is left where it is."""
+        components = self._attachment.components.values()
+        if not components:
+            return "nothing: no setting says that anything is to be offloaded"
         why = "none of the usual names is there, so all of it is one component: "
-        found = ", ".join(f"{c.name} ({size(c.nbytes)})" for c in attachment.components.values())
+        found = ", ".join(_described(one, self._attachment.streamed) for one in components)
         left = self._owned.left_bytes
         rest = f"; {size(left)} of other parameters stay where they are" if left else ""
         return f"{why if self._guessed else ''}{found}{rest}"
 
 
-def entrances(root: torch.nn.Module, starts: set[int]) -> list[torch.nn.Module]:
-    """The modules of a component that are called from outside it.
-
-    The root, its children and theirs, and embeddings at any depth; not what is in a list, which is
-    called in turn, nor what is compiled into one with what is around it.
-    """
-    found = [root]
-    waiting = [(root, 0)]
-    while waiting:
-        module, depth = waiting.pop()
-        if find.bare(module) is not module:
-            continue
-        listed = isinstance(module, find.CONTAINERS)
-        for child in module._modules.values():
-            if child is None or id(child) in starts:
-                continue
-            near = depth < DEPTH and not listed and not isinstance(child, find.CONTAINERS)
-            if near or isinstance(child, torch.nn.Embedding):
-                found.append(child)
-            waiting.append((child, DEPTH if listed else depth + 1))
-    return found
+def _described(one: Attached, streamed: Mapping[str, Streamed]) -> str:
+    blocks = streamed[one.name].blocks if one.name in streamed else ()
+    how = f", streamed in {len(blocks)} blocks" if blocks else ""
+    return f"{one.name} ({size(one.nbytes)}{how})"
 
 
 def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:

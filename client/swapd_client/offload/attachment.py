@@ -13,7 +13,8 @@ import torch
 from swapd.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, InvalidSource, SwapdError
-from swapd_client.offload.scope import Held, Leased, here
+from swapd_client.offload.registering import Streamed
+from swapd_client.offload.scope import Block, Held, Leased, Passed, here
 
 #: What patches registration for the whole process (loaders do) must not see half of one here.
 ONE_AT_A_TIME = threading.Lock()
@@ -22,12 +23,23 @@ ONE_AT_A_TIME = threading.Lock()
 class Attached:
     """One component of an attachment."""
 
-    def __init__(self, name: str, module: torch.nn.Module, held: Leased | None, nbytes: int):
+    def __init__(
+        self,
+        name: str,
+        module: torch.nn.Module,
+        held: Leased | Passed | None,
+        all_of_it: Leased,
+        nbytes: int,
+    ) -> None:
         self.name = name
         self.module = module
-        #: None if there is nothing to hold: it has no parameters.
+        #: By a call of it. None if there is nothing to hold: it has no parameters.
         self.held = held
+        #: The same, unless it is streamed.
+        self.all_of_it = all_of_it
         self.nbytes = nbytes
+        #: If it is streamed, the blocks by module.
+        self.blocks: dict[torch.nn.Module, Block] = {}
 
     def __repr__(self) -> str:
         return f"<Attached {self.name} {size(self.nbytes)}>"
@@ -36,36 +48,47 @@ class Attached:
 class Use:
     """A `with` block in which components are in; may be nested, and used more than once."""
 
-    def __init__(self, client: Client, held: Sequence[Leased]) -> None:
-        self._parts = tuple(held)
+    def __init__(self, client: Client, all_of: Sequence[Attached], parts: Sequence[Held]) -> None:
+        """`all_of` these components, and of others those `parts` that a call would hold."""
+        names = dict.fromkeys(name for one in all_of for name in one.all_of_it.names)
         #: All are asked for at once: who takes one after the other may wait for who does not.
-        self._all: Held | None = None
-        if held:
-            names = dict.fromkeys(name for one in held for name in one.names)
-            self._all = held[0] if len(held) == 1 else Leased(client, list(names))
+        self._taken: list[Held] = list(parts)
+        if len(all_of) == 1:
+            self._taken.insert(0, all_of[0].all_of_it)
+        elif all_of:
+            self._taken.insert(0, Leased(client, list(names)))
+        #: What calls hold, and need not take any more.
+        self._lent = [one.held for one in all_of if one.held is not None]
+        self._lent += [one.all_of_it for one in all_of]
 
     def __enter__(self) -> None:
         scope = here()
         scope.reap()
-        if self._all is not None:
-            scope.enter(self._all, None, self)
-            for one in self._parts:
-                scope.lend(one)
+        with ExitStack() as undo:
+            for held in self._taken:
+                scope.enter(held, None, self)
+                undo.callback(self._leave_last)
+            undo.pop_all()
+        for held in self._lent:
+            scope.lend(held)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        scope = here()
-        entry = scope.find(None, self)
-        if entry is None:
-            return
-        for one in self._parts:
-            scope.count_down(one)
+        for held in self._lent:
+            here().count_down(held)
         try:
-            scope.leave(entry)
+            with ExitStack() as stack:
+                for _ in self._taken:
+                    stack.callback(self._leave_last)
         except SwapdError:
             if exc is None:  # else what went wrong first is what to say
                 raise
+
+    def _leave_last(self) -> None:
+        scope = here()
+        if entry := scope.find(None, self):
+            scope.leave(entry)
 
 
 class Attachment:
@@ -75,6 +98,8 @@ class Attachment:
         self.components: dict[str, Attached] = {}
         #: In order of registration, as the daemon calls it: what `detach` unregisters.
         self.registered: list[str] = []
+        #: By component, those that are streamed.
+        self.streamed: dict[str, Streamed] = {}
         #: What it says of itself, in a line.
         self.summary = ""
         #: Attaches the model again, as it is now, to what is registered and to what is not yet.
@@ -101,29 +126,40 @@ class Attachment:
     def use(self, *what: str | torch.nn.Module) -> Use:
         """A `with` block in which components are in, for what no hook sees.
 
-        `what`: names of components, or modules: in one, or with some in them. For weights that are
-        read outside of forward, methods that are not wrapped, and backward. All are brought in
-        together, or none. Raises, when it is entered, as `Client.acquire`.
+        `what`: names of components, or modules. A component, or what has some in it, stands for
+        all of each; a module inside a component that is streamed, for as much as a call of it
+        brings in. For weights that are read outside of forward, methods that are not wrapped, and
+        backward. All are brought in together, or none. Raises, when it is entered, as
+        `Client.acquire`.
         """
-        held = [one.held for item in what for one in self._meant_by(item) if one.held is not None]
-        return Use(self._client, list(dict.fromkeys(held)))
+        whole: dict[str, Attached] = {}
+        parts: dict[Held, None] = {}
+        for item in what:
+            found, part = self._meant_by(item)
+            whole.update((one.name, one) for one in found if one.held is not None)
+            if part is not None:
+                parts[part] = None
+        return Use(self._client, list(whole.values()), list(parts))
 
-    def _meant_by(self, what: str | torch.nn.Module) -> list[Attached]:
+    def _meant_by(self, what: str | torch.nn.Module) -> tuple[list[Attached], Held | None]:
+        """Components of which all is meant; or what a call of a module in one would hold."""
         if isinstance(what, str):
             name = what.removeprefix(f"{self._prefix}.") if self._prefix else what
             if (one := self.components.get(what) or self.components.get(name)) is None:
                 there = ", ".join(self.components)
                 raise InvalidSource(f"no component is called {what!r}; there are: {there}")
-            return [one]
+            return [one], None
         inside = set(what.modules())
         if within := [one for one in self.components.values() if one.module in inside]:
-            return within
+            return within, None
         around = [one for one in self.components.values() if what in set(one.module.modules())]
         if not around:
             raise InvalidSource(
                 f"this {type(what).__name__} is neither in a component nor around one"
             )
-        return [min(around, key=lambda one: len(list(one.module.modules())))]  # the innermost
+        one = min(around, key=lambda one: len(list(one.module.modules())))  # the innermost
+        blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
+        return [], next(blocks, one.held)
 
     def to_undo(self, undo: Callable[[], None]) -> None:
         """Something was done to a module; `undo()` is called when it is detached."""
@@ -151,17 +187,13 @@ class Attachment:
 
     def take_back(self) -> None:
         """Have the weights in private memory; what is not there yet is still held by calls."""
-        self.take_back_to(0)
-
-    def take_back_to(self, count: int) -> None:
-        """The same, but for the first `count`."""
-        while len(self.registered) > count:
+        while self.registered:
             name = self.registered[-1]
             self._client.unregister(name)
             self.registered.pop()
             for one in self.components.values():
-                if one.held is not None and name in one.held.names:
-                    one.held.names.remove(name)
+                if name in one.all_of_it.names:
+                    one.all_of_it.names.remove(name)
 
     def let_go(self) -> None:
         """Leave the modules alone: their weights are in private memory."""

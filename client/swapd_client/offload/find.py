@@ -15,6 +15,7 @@ from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterLis
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
+from swapd_client.tensors import inner_names, is_wrapper
 
 DITS = ("transformer", "transformer_2", "dit", "unet")
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
@@ -333,10 +334,49 @@ def _tensors(owners: _Owners, extra: Mapping[str, torch.Tensor]) -> Iterator[_Te
                 continue
             if (id(parameter), id(module)) not in seen:
                 seen.add((id(parameter), id(module)))
-                yield _Tensor(_join(path, own_name), parameter, users, module)
-    for name, tensor in extra.items():
-        holder = _holder(name, owners.modules)
-        yield _Tensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
+                for name, tensor in _unwrapped(_join(path, own_name), parameter):
+                    yield _Tensor(name, tensor, users, module)
+    for path, given in extra.items():
+        holder = _holder(path, owners.modules)
+        for name, tensor in _unwrapped(path, given):
+            yield _Tensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
+
+
+def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that have the bytes: of a wrapper those that it wraps."""
+    if not is_wrapper(tensor):
+        yield name, tensor
+        return
+    for inner in inner_names(tensor):
+        yield from _unwrapped(f"{name}.{inner}", getattr(tensor, inner))
+
+
+def _bytes_of(module: Module) -> Iterator[torch.Tensor]:
+    """What has the bytes of a module's own parameters."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            yield from (tensor for _, tensor in _unwrapped("", parameter))
+
+
+def by_block(
+    piece: Piece, blocks: Sequence[Sequence[Module]], stops: Iterable[int]
+) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """A piece's tensors: those that are in no block, or in several; and those of each block."""
+    users: dict[int, tuple[str, ...]] = {}
+    for number, modules in enumerate(blocks):
+        inside = {id(m): m for module in modules for m in walk(module, stops)}
+        for module in inside.values():
+            for tensor in _bytes_of(module):
+                users[id(tensor)] = (*users.get(id(tensor), ()), str(number))
+    rest: dict[str, torch.Tensor] = {}
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in blocks]
+    nobody = Module()
+    tensors = [_Tensor(p, t, users.get(id(t), ()), nobody) for p, t in piece.tensors.items()]
+    for cluster in _clusters(tensors):
+        numbers = {number for one in cluster for number in one.users or ("",)}
+        target = rest if len(numbers) > 1 or "" in numbers else parts[int(numbers.pop())]
+        target.update({one.path: one.tensor for one in cluster})
+    return rest, parts
 
 
 def _holder(name: str, modules: Mapping[str, Module]) -> Module:
@@ -364,6 +404,12 @@ def _called(holder: Module, owners: _Owners) -> Module:
         if path not in owners.modules:
             break
     return owners.modules.get(path, holder)
+
+
+def bytes_in(tensor: torch.Tensor) -> list[Span]:
+    """Where the bytes of a tensor are; of a wrapper, those of what it wraps."""
+    spans = [span_of(inner) for _, inner in _unwrapped("", tensor)]
+    return [span for span in spans if span is not None]
 
 
 def span_of(tensor: torch.Tensor) -> Span | None:

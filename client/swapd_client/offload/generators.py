@@ -29,7 +29,10 @@ class _Span:
     """A lease from the first step to the last."""
 
     def __init__(self, held: Held, *, goes_on: type[BaseException] | tuple[()] = ()) -> None:
-        """A step that raises is the last one, unless it raises `goes_on`."""
+        """A step that raises is the last one, unless it raises `goes_on`.
+
+        What is streamed is held for each step, and not between them.
+        """
         self._held = held
         self._goes_on = goes_on
         self._give_back: Callable[[], None] | None = None
@@ -41,11 +44,15 @@ class _Span:
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
         """Take a step. Raises what it raises, and as `Client.acquire`."""
-        if self._give_back is None:
-            _collected.start()
-            self._give_back = self._held.take()
         scope = here()
-        scope.lend(self._held)
+        scope.reap()
+        if not self._held.is_lease:
+            scope.count_up(self._held)
+        else:
+            if self._give_back is None:
+                _collected.start()
+                self._give_back = self._held.take()
+            scope.lend(self._held)
         try:
             return take(*args)
         except self._goes_on:

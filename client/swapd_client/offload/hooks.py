@@ -23,17 +23,22 @@ _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 class Gate:
     """The way into a component: what is held, and what is looked at before."""
 
-    def __init__(self, name: str, held: Held, whole: Held) -> None:
+    def __init__(
+        self,
+        name: str,
+        held: Held,
+        whole: Held,
+        parameters: tuple[torch.Tensor, ...] = (),
+        grown: Growth | None = None,
+    ) -> None:
         """`held` is what an entry here holds: the component, or a block of it; `whole` is held
-        whenever any of it is.
+        whenever any of it is. `parameters`: those that backward would read.
         """
         self.name = name
         self.held = held
         self.whole = whole
-        #: Those that backward would read.
-        self.parameters: tuple[torch.Tensor, ...] = ()
-        #: Who knows whether the component has grown.
-        self.growth: Growth | None = None
+        self._parameters = parameters
+        self._grown = grown
 
     def enter(self, by: object, frame: FrameType | None = None) -> None:
         """A call begins. `frame`: the call, if nobody may say that it ends.
@@ -65,9 +70,9 @@ class Gate:
         return entry.outermost and self.held is self.whole
 
     def _check(self) -> None:
-        if self.growth is not None and self.growth.changed:
-            self.growth.tell()
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters):
+        if self._grown is not None and self._grown.changed:
+            self._grown.tell()
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters):
             raise self._grad("its parameters require grad")
         if torch.compiler.is_exporting() or torch._C._get_tracing_state():
             raise NotWhileAttached(
@@ -168,7 +173,7 @@ def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
 _TO_SCRIPT = "__prepare_scriptable__"
 
 
-class _Unscriptable:
+class _Unscriptable(Ours):
     """Has torch.jit.script say what to do. Of a copy of the module it is said that it may be."""
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:

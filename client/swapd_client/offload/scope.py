@@ -16,6 +16,7 @@ import torch
 
 from swapd_client.client import Client
 from swapd_client.errors import SwapdError
+from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
 _CALL = torch.nn.Module._call_impl.__code__
@@ -26,12 +27,17 @@ _NEAR = 6
 class Held(Protocol):
     """Something that a thread holds or does not."""
 
+    #: Whether what `take` gives may be given back by another thread, and taken twice by one.
+    is_lease: bool
+
     def take(self) -> Callable[[], None]:
         """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
 
 
 class Leased:
     """Components under one lease."""
+
+    is_lease = True
 
     def __init__(self, client: Client, names: list[str]) -> None:
         self._client = client
@@ -43,6 +49,69 @@ class Leased:
 
     def take(self) -> Callable[[], None]:
         return self._client.acquire(*self.names).release
+
+
+class Passed:
+    """A component that is streamed: what is in no block, for one pass through its blocks."""
+
+    is_lease = False
+
+    def __init__(self, stream: Stream, beside: Leased | None, everything: Leased) -> None:
+        """`beside`: what it has that is in none of the stream's parts. `everything`: all of it."""
+        self.stream = stream
+        self.everything = everything
+        self._beside = beside
+
+    def __repr__(self) -> str:
+        return f"<Passed {self.stream.family}>"
+
+    def take(self) -> Callable[[], None]:
+        give_back = self._beside.take() if self._beside is not None else _nothing
+        try:
+            self.stream.enter()
+        except BaseException:
+            give_back()
+            raise
+
+        def leave() -> None:
+            try:
+                self.stream.leave()
+            finally:
+                give_back()
+
+        return leave
+
+
+class Block:
+    """One block of a component that is streamed, and so the component's pass."""
+
+    is_lease = False
+
+    def __init__(self, whole: Passed, number: int) -> None:
+        self._whole = whole
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<Block {self._number} of {self._whole.stream.family}>"
+
+    def take(self) -> Callable[[], None]:
+        scope = here()
+        if self._whole.everything in scope:
+            return _nothing
+        scope.count_up(self._whole)
+        try:
+            self._whole.stream.need(self._number)
+        except BaseException:
+            scope.count_down(self._whole)
+            raise
+
+        def give_back() -> None:
+            try:
+                self._whole.stream.done(self._number)
+            finally:
+                scope.count_down(self._whole)
+
+        return give_back
 
 
 class Entry:

@@ -1,0 +1,130 @@
+"""Hooks, wrapped methods and guards: where on a model's modules they are put."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch.nn import Embedding, Module
+
+from swapd_client.client import Client
+from swapd_client.errors import InvalidSource
+from swapd_client.offload import find, growth, guards, hooks
+from swapd_client.offload.attachment import Attached, Attachment
+from swapd_client.offload.find import Found
+from swapd_client.offload.growth import Growth
+from swapd_client.offload.hooks import Gate
+from swapd_client.offload.scope import Leased
+from swapd_client.offload.weights_of import Registered
+
+#: How deep below a component's root modules are called from outside.
+DEPTH = 2
+
+#: By component, or for all that have them.
+Methods = Mapping[str, Sequence[str]] | Sequence[str]
+
+
+def methods_of(found: Sequence[Found], named: Methods) -> dict[str, list[str]]:
+    """By component, the methods that are to hold it: its own, and those `named`.
+
+    Raises: InvalidSource, if a component or its method is not there.
+    """
+    modules = {one.name: find.bare(one.module) for one in found}
+    methods = {name: set(hooks.methods_of(module)) for name, module in modules.items()}
+    if isinstance(named, Mapping):
+        for name, wanted in named.items():
+            if name not in modules:
+                there = ", ".join(modules)
+                raise InvalidSource(f"wrap_methods: no component {name!r}; there are: {there}")
+            for method in wanted:
+                if not callable(getattr(modules[name], method, None)):
+                    raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
+            methods[name].update(wanted)
+    else:
+        for name, module in modules.items():
+            methods[name].update(m for m in named if callable(getattr(module, m, None)))
+    return {name: sorted(names) for name, names in methods.items()}
+
+
+class Installer:
+    """Puts on a model's modules what `Attachment.uninstall` takes off again."""
+
+    def __init__(
+        self, client: Client, attachment: Attachment, roots: Mapping[str, Module], starts: set[int]
+    ) -> None:
+        """`starts`: the modules, by id, that components begin with."""
+        self._client = client
+        self._attachment = attachment
+        self._roots = roots
+        self._starts = starts
+        self._hooked: set[int] = set()
+
+    def outside(self, module: Module, names: Sequence[str]) -> None:
+        """A module that uses some of what components are made of, and is in none alone."""
+        held = Leased(self._client, list(names))
+        self._hook(module, Gate("+".join(names), held, held))
+
+    def component(self, one: Attached, methods: Sequence[str]) -> None:
+        """One component, which has something to hold."""
+        assert one.held is not None
+        grown = Growth(one.name, lambda: self._modules(one), self._covers)
+        self._attachment.to_undo(growth.watch(grown, self._modules(one)))
+        parameters = tuple(
+            parameter
+            for module in self._modules(one)
+            for parameter in module._parameters.values()
+            if parameter is not None
+        )
+        whole = Gate(one.name, one.held, one.held, parameters, grown)
+        inside: dict[int, Gate] = {}
+        for block, held in one.blocks.items():
+            gate = Gate(one.name, held, one.held, parameters, grown)
+            inside.update((id(module), gate) for module in block.modules())
+            self._hook(block, gate)
+        for module in entrances(one.module, self._starts):
+            self._hook(module, inside.get(id(module), whole))
+        for method in methods:
+            self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
+
+    def guard(self, one: Attached) -> None:
+        """What else people do to modules; all of the model's, for what is tied across them."""
+        parts = [self._client.session.own(name) for name in one.all_of_it.names]
+        weights = Registered(self._client, one.name, parts, lambda: self._attachment.use(one.name))
+        for root in self._roots.values():
+            self._attachment.to_undo(guards.guard(root, weights))
+
+    def _hook(self, module: Module, gate: Gate) -> None:
+        if id(module) not in self._hooked:
+            self._hooked.add(id(module))
+            self._attachment.to_undo(hooks.install(module, gate))
+
+    def _modules(self, one: Attached) -> Iterator[Module]:
+        return find.walk(one.module, self._starts)
+
+    def _covers(self, tensor: torch.Tensor) -> bool:
+        parts = list(self._client.session.components.values())
+        return all(
+            any(0 <= start - part.address < part.nbytes for part in parts)
+            for start, _ in find.bytes_in(tensor)
+        )
+
+
+def entrances(root: Module, starts: set[int]) -> list[Module]:
+    """The modules of a component that are called from outside it.
+
+    The root, its children and theirs, and embeddings at any depth; not what is in a list, which is
+    called in turn, nor what is compiled into one with what is around it.
+    """
+    found = [root]
+    waiting = [(root, 0)]
+    while waiting:
+        module, depth = waiting.pop()
+        if find.bare(module) is not module:
+            continue
+        listed = isinstance(module, find.CONTAINERS)
+        for child in module._modules.values():
+            if child is None or id(child) in starts:
+                continue
+            near = depth < DEPTH and not listed and not isinstance(child, find.CONTAINERS)
+            if near or isinstance(child, Embedding):
+                found.append(child)
+            waiting.append((child, DEPTH if listed else depth + 1))
+    return found

@@ -1,0 +1,146 @@
+"""Moving a model's weights into swapd: each piece as one component, or as a family of blocks."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.nn import Module
+
+from swapd_client.client import Client
+from swapd_client.errors import DuplicateName
+from swapd_client.offload import find
+from swapd_client.offload.blocks import blocks_of
+from swapd_client.offload.find import Found, Ownership, Piece
+from swapd_client.offload.strategy import How
+from swapd_client.offload.stream import Stream
+
+log = logging.getLogger("swapd_client")
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """How a component passes through the device."""
+
+    stream: Stream
+    #: The modules of each of the stream's parts.
+    blocks: tuple[tuple[Module, ...], ...]
+
+
+class Registering:
+    """Registers what is new of a model; all of it, or nothing."""
+
+    def __init__(
+        self,
+        client: Client,
+        owned: Ownership,
+        hows: Mapping[str, How],
+        called: Callable[[str], str],
+    ) -> None:
+        """`called(name)`: what a piece is to be called."""
+        self._client = client
+        self._owned = owned
+        self._hows = hows
+        self._called = called
+        self._group = f"attach {client.session.welcome.session}.{next(_numbers)}"
+        #: By piece: what it was registered as.
+        self.names_of: dict[Piece, list[str]] = {}
+        self.streamed: dict[str, Streamed] = {}
+
+    def run(
+        self, found: Sequence[Found], blocks: Mapping[str, Sequence[str]], stops: Iterable[int]
+    ) -> None:
+        """`blocks`: by component, the paths of its blocks. `stops`: modules that begin another.
+
+        Blocks for the copies. Raises as `Client.register` and `register_family`.
+        """
+        by_name = {one.name: one for one in found}
+        try:
+            for piece in self._owned.pieces.values():
+                how = self._how(piece)
+                one = by_name.get(piece.name)
+                if not how.streamed or one is None:
+                    self._whole(piece, how)
+                elif not self._in_blocks(piece, how, one, blocks.get(one.name), stops):
+                    log.warning(
+                        "%r has no list of blocks that holds most of it: it is not streamed. "
+                        "blocks= says which they are",
+                        piece.name,
+                    )
+                    self._whole(piece, how)
+        except BaseException as exc:
+            self.take_back()
+            if isinstance(exc, DuplicateName):
+                raise DuplicateName(
+                    f"{exc}. Give this model's components names of their own: attach(..., "
+                    "prefix=...)"
+                ) from exc
+            raise
+
+    def take_back(self) -> None:
+        """Have in private memory again what was registered here."""
+        while self.names_of:
+            _, names = self.names_of.popitem()
+            for name in reversed(names):
+                self._client.unregister(name)
+
+    @property
+    def names(self) -> list[str]:
+        """All that was registered here, in order."""
+        return [name for names in self.names_of.values() for name in names]
+
+    def _how(self, piece: Piece) -> How:
+        parts = self._owned.made_of.get(piece.name)
+        if parts is None:
+            return self._shared(piece)
+        if any(isinstance(part, str) for part in parts):
+            return How()  # it comes beside what may be of a group, or streamed
+        return self._hows[piece.name]
+
+    def _shared(self, piece: Piece) -> How:
+        """What several use goes when all of them would, and stays if one would."""
+        users = [self._hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
+        if all(how.policy == "sequential" for how in users):
+            return How("sequential")
+        return How("resident") if any(how.policy == "resident" for how in users) else How()
+
+    def _whole(self, piece: Piece, how: How) -> None:
+        called = self._called(piece.name)
+        self._client.register(
+            called,
+            piece.tensors,
+            policy=how.policy,
+            group=self._group if how.exclusive else None,
+            part_of=self._called(how.part_of) if how.part_of else "",
+        )
+        self.names_of[piece] = [called]
+
+    def _in_blocks(
+        self,
+        piece: Piece,
+        how: How,
+        one: Found,
+        named: Sequence[str] | None,
+        stops: Iterable[int],
+    ) -> bool:
+        """Register a piece block by block; False if it has none."""
+        least = self._client.session.welcome.chunk_bytes
+        blocks = blocks_of(find.bare(one.module), named, least)
+        rest, parts = find.by_block(piece, [block.modules for block in blocks], stops)
+        full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
+        if not full:
+            return False
+        family = self._called(piece.name)
+        made = self._client.register_family(
+            family,
+            ({"rest": rest} if rest else {}) | {block.name: part for block, part in full},
+            policy=how.policy,
+            group=self._group if how.exclusive else None,
+            resident=how.resident,
+        )
+        names = self.names_of[piece] = [component.name for component in made]
+        stream = Stream(self._client, family, names[0] if rest else None, names[1 if rest else 0 :])
+        self.streamed[one.name] = Streamed(stream, tuple(block.modules for block, _ in full))
+        return True

@@ -1,0 +1,296 @@
+"""attach streams a component block by block: around the blocks' own calls, and what is between."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import Client, InvalidSource, NotWhileAttached, TooLarge
+from swapd_client.offload.scope import here
+from tests.offload.modules import Decoder, Encoder, evict, leases, seeded
+
+#: A block of 4 MiB, that is 2 chunks.
+WIDE = 1024
+X = torch.ones(2, WIDE)
+NAMES = {"dit/rest", *(f"dit/blocks.{i}" for i in range(6))}
+
+
+class Dit(nn.Module):
+    """28 MiB, of which a quarter fits at a time."""
+
+    def __init__(self, blocks: int = 6) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(WIDE, WIDE)
+        self.blocks = nn.ModuleList(nn.Linear(WIDE, WIDE, bias=False) for _ in range(blocks))
+        self.proj_out = nn.Linear(WIDE, 4)
+        self.skipped: set[int] = set()
+        self.error: BaseException | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.proj_in(x)
+        for i, block in enumerate(self.blocks):
+            if i not in self.skipped:
+                x = block(x)
+            if self.error is not None and i == 3:
+                raise self.error
+        return self.proj_out(x)  # type: ignore[no-any-return]
+
+    def later(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _ in range(2):
+            yield self(x)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def held_now(client: Client) -> dict[str, int]:
+    return {name: count for name, count in leases(client).items() if count}
+
+
+def test_a_dit_that_does_not_fit_is_streamed_by_its_blocks(client: Client) -> None:
+    model = seeded(Dit)
+    expected = model(X)
+    with client.attach({"dit": model}, enable_layerwise_offload=True) as attachment:
+        assert leases(client).keys() == NAMES
+        assert "dit (28.02 MiB, streamed in 6 blocks)" in str(attachment)
+        for _ in range(3):
+            assert torch.equal(model(X), expected)
+            assert not held_now(client)
+        assert client.status().bytes_out == 0
+    assert torch.equal(model(X), expected)
+
+
+def test_peak_of_a_streamed_component_is_its_rest_and_its_slots(client: Client) -> None:
+    model = seeded(Dit)
+    seen: list[int] = []
+    with client.attach({"dit": model}, resident=0):
+        for block in model.blocks:
+            block.register_forward_hook(lambda *_: seen.append(client.status().used_bytes))
+        model(X)
+    assert max(seen) <= (6 + 2 * 4) << 20
+
+
+def test_one_that_fits_is_held_as_one_and_moves_nothing(client: Client) -> None:
+    model = seeded(Dit, 2)
+    expected = model(X)
+    with client.attach({"dit": model}, enable_layerwise_offload=True):
+        model(X)
+        before = client.status()
+        counts = []
+        for block in model.blocks:
+            block.register_forward_hook(lambda *_: counts.append(len(client.session.leases)))
+        for _ in range(3):
+            assert torch.equal(model(X), expected)
+        assert client.status().bytes_in == before.bytes_in
+        assert counts == [1] * 6
+
+
+def test_what_is_to_stay_is_set_when_attaching_and_while_it_runs(client: Client) -> None:
+    model = seeded(Dit)
+    expected = model(X)
+
+    def kept() -> set[str]:
+        return {c.name for c in client.status().components if c.policy != "sequential"}
+
+    with client.attach({"dit": model}, resident="9MiB"):
+        assert kept() == {"dit/rest", "dit/blocks.0"} or len(kept()) == 2
+        assert torch.equal(model(X), expected)
+        client.set_resident("dit", "5MiB")
+        assert kept() == {"dit/rest"}
+        assert torch.equal(model(X), expected)
+    with client.attach({"dit": model}, cpu_offload_gb=19 / 1024):
+        assert len(kept()) == 2
+        assert torch.equal(model(X), expected)
+
+
+def test_skipped_blocks_and_errors_in_a_pass(client: Client) -> None:
+    model, twin = seeded(Dit), seeded(Dit)
+    with client.attach({"dit": model}, resident=0):
+        for skipped in (set(), {1, 4}, {0}, set()):
+            model.skipped = twin.skipped = skipped
+            assert torch.equal(model(X), twin(X))
+        for error in (ValueError(), KeyboardInterrupt(), asyncio.CancelledError()):
+            model.error = error
+            with pytest.raises(type(error)):
+                model(X)
+            model.error = None
+            assert torch.equal(model(X), twin(X))
+            assert not held_now(client)
+        assert not here()._counts
+
+
+def test_blocks_may_be_called_alone_and_so_may_the_rest(client: Client) -> None:
+    model, twin = seeded(Dit), seeded(Dit)
+    with client.attach({"dit": model}, resident=0) as attachment:
+        assert torch.equal(model.blocks[4](X), twin.blocks[4](X))
+        assert torch.equal(model.proj_in(X), twin.proj_in(X))
+        with attachment.use(model.blocks[2]):
+            assert torch.equal(model.blocks[2].weight, twin.blocks[2].weight)
+        with attachment.use(model.proj_out):
+            assert torch.equal(model.proj_out.weight, twin.proj_out.weight)
+        assert not held_now(client)
+
+
+def test_use_of_a_streamed_component_is_all_of_it_or_refused(client: Client) -> None:
+    small, large = seeded(Dit, 2), seeded(Dit)
+    expected = small(X)
+    with client.attach({"dit": small}, resident=0) as attachment:
+        with attachment.use("dit"):
+            assert len(held_now(client)) == 3
+            assert torch.equal(small(X), expected)
+            assert torch.equal(
+                small.blocks[1](small.blocks[0].weight[:2]),
+                small.blocks[1](small.blocks[0].weight[:2]),
+            )
+        assert not held_now(client)
+    with client.attach({"dit": large}, resident=0) as attachment:
+        with pytest.raises(TooLarge), attachment.use("dit"):
+            pass
+        assert not held_now(client)
+
+
+def test_gradients_of_a_streamed_component_are_refused(client: Client) -> None:
+    model = seeded(Dit).requires_grad_(True)
+    with (
+        client.attach({"dit": model}, resident=0),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        for call in (model, model.blocks[0], model.proj_in):
+            with pytest.raises(NotWhileAttached, match="require grad"):
+                call(torch.ones(2, WIDE))
+        assert not held_now(client)
+
+
+def test_generators_of_a_streamed_component_hold_it_step_by_step(client: Client) -> None:
+    model = seeded(Dit)
+    expected = model(X)
+    with client.attach({"dit": model}, resident=0):
+        first, second = model.later(X), model.later(X)
+        for _ in range(2):
+            assert torch.equal(next(first), expected)
+            assert torch.equal(next(second), expected)
+            assert not held_now(client)
+        first.close()
+        del second
+
+
+def test_two_threads_stream_one_component(client: Client) -> None:
+    model = seeded(Dit)
+    expected = model(X)
+    wrong: list[Any] = []
+
+    def run() -> None:
+        with torch.inference_mode():
+            wrong.extend(i for i in range(3) if not torch.equal(model(X), expected))
+
+    with client.attach({"dit": model}, resident=0):
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert not held_now(client)
+
+
+def test_dit_streamed_encoders_and_vae_beside_it(client: Client) -> None:
+    parts = {"text_encoder": seeded(Encoder), "transformer": seeded(Dit), "vae": seeded(Decoder)}
+    with client.attach(parts, enable_layerwise_offload=True):
+        policies = {c.name: c.policy for c in client.status().components}
+        assert policies["text_encoder"] == "lru"
+        assert policies["vae"] == "resident"
+        assert policies["transformer/rest"] in ("lru", "resident")
+        parts["transformer"](X)
+
+
+def test_alternating_with_a_streamed_dit(client: Client) -> None:
+    parts = {"text_encoder": seeded(Encoder), "transformer": seeded(Dit)}
+    expected = parts["transformer"](X)
+    with client.attach(parts, cpu_offload_enabled=True, cpu_offload_gb=20 / 1024):
+        for _ in range(2):
+            parts["text_encoder"](torch.zeros(1, 1, dtype=torch.int64))
+            assert torch.equal(parts["transformer"](X), expected)
+            states = {c.name: c.state for c in client.status().components}
+            assert states["text_encoder"] == "absent"
+            assert states["transformer/rest"] != "absent"
+
+
+def test_blocks_are_named_by_the_class_or_by_the_caller(client: Client) -> None:
+    model = seeded(nn.Sequential, *[nn.Linear(WIDE, WIDE, bias=False) for _ in range(4)])
+    expected = model(X)
+    with client.attach({"dit": model}, blocks=["1", "2"]):
+        assert leases(client).keys() == {"dit/rest", "dit/1", "dit/2"}
+        evict(client, "dit/1", "dit/2")
+        assert torch.equal(model(X), expected)
+    model._layerwise_offload_blocks_attrs = ["0"]
+    with client.attach({"dit": model}, enable_layerwise_offload=True):
+        assert leases(client).keys() == {"dit/rest", "dit/0"}
+        assert torch.equal(model(X), expected)
+    with pytest.raises(InvalidSource, match="'missing'"):
+        client.attach({"dit": model}, blocks=["missing"])
+    assert not leases(client)
+    with pytest.raises(InvalidSource, match="no component is called 'vae'"):
+        client.attach({"dit": model}, resident={"vae": 0})
+
+
+def test_without_blocks_a_component_is_not_streamed_and_that_is_said(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Decoder)
+    with client.attach({"dit": model}, enable_layerwise_offload=True):
+        assert leases(client).keys() == {"dit"}
+    assert "blocks= says which" in caplog.text
+
+
+def test_weights_that_blocks_share_are_with_the_rest(client: Client) -> None:
+    model = seeded(Dit)
+    model.blocks[3].weight = model.blocks[1].weight
+    model.blocks[5] = model.blocks[0]
+    expected = model(X)
+    with client.attach({"dit": model}, resident=0):
+        assert leases(client).keys() == NAMES - {"dit/blocks.1", "dit/blocks.3", "dit/blocks.5"}
+        for _ in range(2):
+            assert torch.equal(model(X), expected)
+        assert model.blocks[3].weight is model.blocks[1].weight
+
+
+def test_an_adapter_in_a_streamed_block_is_taken_in_beside_it(client: Client) -> None:
+    model = seeded(Dit)
+    with client.attach({"dit": model}, resident=0) as attachment:
+        model.blocks[2].register_parameter("extra", nn.Parameter(torch.ones(4)))
+        expected = model(X)
+        attachment.refresh()
+        assert leases(client).keys() == NAMES | {"dit~2"}
+        evict(client, *leases(client))
+        assert torch.equal(model(X), expected)
+        with attachment.use(model.blocks[2]):
+            assert model.blocks[2].extra.sum() == 4
+
+
+def test_compiled_blocks_are_streamed_and_compiled_once(client: Client) -> None:
+    torch._dynamo.reset()
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    model = seeded(Dit)
+    expected = model(X)
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, backend=backend, fullgraph=True)
+    model(X)
+    before = len(compiled)
+    with client.attach({"dit": model}, resident=0):
+        for _ in range(2):
+            assert torch.equal(model(X), expected)
+        assert len(compiled) == before
+    torch._dynamo.reset()
