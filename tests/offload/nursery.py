@@ -1,0 +1,74 @@
+"""Processes that may crash, one for each program: forked from one that has torch already.
+
+`python nursery.py` is that one: a program as a JSON string in each line of its stdin, run in a
+child; the child's exit status (negative for a signal) and what it printed, in a line of stdout.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from textwrap import dedent
+
+from tests.guarantees.harness import environment
+
+
+class Nursery:
+    """Runs programs one after the other."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, program: str) -> tuple[int, str]:
+        """How a process ends that runs `program`, and what it printed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(dedent(program)) + "\n")
+        self._process.stdin.flush()
+        status, said = json.loads(self._process.stdout.readline())
+        return status, said
+
+    def close(self) -> None:
+        assert self._process.stdout is not None
+        self._process.communicate()
+
+
+def _serve() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            os.dup2(writing, 1)
+            os._exit(_run(json.loads(line)))
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(json.dumps([os.waitstatus_to_exitcode(status), said]) + "\n")
+        sys.stdout.flush()
+
+
+def _run(program: str) -> int:
+    try:
+        exec(program, {"__name__": "__child__"})
+    except BaseException:  # noqa: BLE001 - whoever asked sees it
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,333 @@
+"""After any number of swaps a module is what its twin is, which was never lent.
+
+Aliasing, what `parameters()` does not show, representation: see README.md for the list.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from swapd_client import Client
+from tests.offload.modules import evict
+from tests.offload.twins import Lent, same
+
+
+class Fused(nn.Module):
+    """Three projections that are views of one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fused = torch.randn(48, 16)
+        self.q, self.k, self.v = (nn.Parameter(fused[at : at + 16]) for at in (0, 16, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.q.T) @ (x @ self.k.T).T @ (x @ self.v.T)
+
+
+class Rotary(nn.Module):
+    """A cache that is in no state dict, and is read in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+        self.register_buffer("cache", torch.arange(8.0).cos(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        assert isinstance(self.cache, torch.Tensor)
+        return self.out(x * self.cache)
+
+
+class Workspace(nn.Module):
+    """Scratch memory whose address a kernel may have baked in, and which it writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+        self.scratch = torch.zeros(8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.scratch += 1
+        return self.out(x) + self.scratch
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        made: nn.Module = torch.nn.utils.weight_norm(nn.Conv1d(4, 6, 3))
+    return made
+
+
+def new_weight_norm() -> nn.Module:
+    made: nn.Module = parametrizations.weight_norm(nn.Conv1d(4, 6, 3))
+    return made
+
+
+def test_views_of_a_fused_storage_are_one_storage_of_its_size(client: Client) -> None:
+    lent = Lent(client, Fused)
+    assert lent.component.nbytes == 48 * 16 * 4
+    x = torch.randn(4, 16)
+    for _ in range(3):
+        assert torch.equal(lent.run(x), lent.twin(x))
+    q, k, v = lent.module.parameters()
+    assert {t.untyped_storage().data_ptr() for t in (q, k, v)} == {q.data_ptr()}
+    assert q.untyped_storage().nbytes() == lent.component.nbytes
+    assert (k.data_ptr() - q.data_ptr(), v.data_ptr() - q.data_ptr()) == (1024, 2048)
+
+
+def test_who_asks_which_tensors_share_a_storage_is_told_the_same_as_before(
+    client: Client,
+) -> None:
+    """Else what saves modules, or registers them in other components, takes all for tied."""
+    lent = Lent(client, lambda: nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
+    for _ in range(2):
+        storages = [p.untyped_storage() for p in lent.module.parameters()]
+        assert [s.nbytes() for s in storages] == [64, 16, 64, 16, 64, 16]
+        assert len({s.data_ptr() for s in storages}) == len(storages)
+        if "m" in client.session.components:
+            lent.undo()
+            client.unregister("m")
+    middle = lent.module.get_submodule("1")
+    assert client.register("middle", middle).nbytes == 256 + 16
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool, torch.int8, torch.float64],
+    ids=str,
+)
+def test_any_type_stride_and_offset_comes_back_bit_for_bit(
+    client: Client, dtype: torch.dtype
+) -> None:
+    def make() -> dict[str, torch.Tensor]:
+        rng = torch.Generator().manual_seed(1)
+        bits = torch.randint(0, 2, (4096,), generator=rng, dtype=torch.uint8)
+        if dtype is not torch.bool:
+            bits = torch.randint(0, 256, (4096,), generator=rng, dtype=torch.uint8)
+        flat = bits.view(dtype)
+        return {
+            "whole": flat[: flat.numel() // 2].clone(),
+            "transposed": flat[:12].clone().view(3, 4).T,
+            "offset": flat[7:40],
+            "strided": flat[40:240].view(10, 20)[1::3, 2::5],
+            "empty": flat[:0],
+            "scalar": flat[3],
+        }
+
+    mine, its = make(), make()
+    client.register("m", mine)
+    for _ in range(3):
+        evict(client, "m")
+        with client.acquire("m"):
+            for name, tensor in mine.items():
+                assert tensor.stride() == its[name].stride()
+                assert tensor.storage_offset() * tensor.element_size() % 256 == (
+                    its[name].storage_offset() * its[name].element_size() % 256
+                )
+                same_bits = torch.equal(
+                    tensor.contiguous().view(-1).view(torch.uint8),
+                    its[name].contiguous().view(-1).view(torch.uint8),
+                )
+                assert same_bits, name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Rotary, Workspace, old_weight_norm, new_weight_norm],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_it_computes_what_its_twin_computes(client: Client, make: Callable[[], nn.Module]) -> None:
+    lent = Lent(client, lambda: make().requires_grad_(False))
+    x = torch.randn(2, 4, 8)
+    for _ in range(4):
+        assert torch.equal(lent.run(x), lent.twin(x))
+    assert same(lent.module.state_dict(), lent.twin.state_dict())
+
+
+def test_what_is_no_parameter_stays_where_it_is(client: Client) -> None:
+    module = Workspace()
+    scratch, address = module.scratch, module.scratch.data_ptr()
+    component = client.register("m", module)
+    with client.acquire("m"):
+        module(torch.ones(8))
+    assert module.scratch is scratch
+    assert scratch.data_ptr() == address
+    assert component.nbytes == 256 + 8 * 4
+
+
+def train(module: nn.Module, x: torch.Tensor) -> None:
+    """One step: statistics, gradients, new weights."""
+    module.train()
+    module(x).square().sum().backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(0.01 * parameter.grad)
+            parameter.grad = None
+
+
+@pytest.mark.parametrize("make", [old_weight_norm, new_weight_norm], ids=["old", "new"])
+def test_normed_weights_are_trained_as_the_twin_s(
+    client: Client, make: Callable[[], nn.Module]
+) -> None:
+    lent = Lent(client, make, mutable=True)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(2, 4, 9)
+        evict(client, "m")
+        with client.acquire("m"):
+            train(lent.module, x)
+        train(lent.twin, x)
+    assert same(lent.module.state_dict(), lent.twin.state_dict())
+
+
+def test_statistics_that_forward_writes_are_not_lost(client: Client) -> None:
+    """Of a clean component: its buffers are private, and swaps do not touch them."""
+    lent = Lent(client, lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(4, 8)
+        with torch.no_grad():
+            assert torch.equal(lent.run(x), lent.twin(x))
+    assert lent.module.get_buffer("1.num_batches_tracked") == 3
+    assert same(lent.module.state_dict(), lent.twin.state_dict())
+
+
+def test_whole_training_steps_are_those_of_the_twin(client: Client) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+    lent = Lent(client, make, mutable=True)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(6, 8)
+        evict(client, "m")
+        with client.acquire("m"):
+            train(lent.module, x)
+        train(lent.twin, x)
+    assert same(lent.module.state_dict(), lent.twin.state_dict())
+
+
+def test_parameters_stay_the_objects_they_were_and_keep_what_is_set_on_them(
+    client: Client,
+) -> None:
+    module = nn.Linear(4, 4)
+    vars(module.weight)["quant_state"] = state = {"scale": 3}
+    module.bias.requires_grad_(False)
+    before = [id(p) for p in module.parameters()]
+    client.register("m", module)
+    for _ in range(3):
+        evict(client, "m")
+        client.acquire("m").release()
+        assert [id(p) for p in module.parameters()] == before
+        assert vars(module.weight)["quant_state"] is state
+        assert [p.requires_grad for p in module.parameters()] == [True, False]
+        assert all(type(p) is nn.Parameter and p.is_leaf for p in module.parameters())
+
+
+def test_no_tensor_of_size_0_is_ever_seen(client: Client) -> None:
+    lent = Lent(client, Fused)
+    for step in range(6):
+        if step % 2:
+            evict(client, "m")
+        for parameter in lent.module.parameters():
+            assert parameter.numel() == 16 * 16
+            assert parameter.untyped_storage().nbytes() == 48 * 16 * 4
+            assert parameter.data_ptr()
+            assert parameter.device.type == "cpu"
+        client.acquire("m").release()
+
+
+def test_registered_under_inference_mode_it_is_no_inference_tensor(client: Client) -> None:
+    module, twin = nn.Linear(4, 4), nn.Linear(4, 4)
+    twin.load_state_dict(module.state_dict())
+    with torch.inference_mode():
+        client.register("m", module)
+        evict(client, "m")
+        with client.acquire("m"):
+            module(torch.ones(4))
+    assert not any(p.is_inference() for p in module.parameters())
+    with client.acquire("m"):
+        module(torch.ones(4)).sum().backward()
+    twin(torch.ones(4)).sum().backward()
+    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert torch.equal(mine.grad, its.grad)
+
+
+def test_a_module_made_under_inference_mode_is_one_still(client: Client) -> None:
+    with torch.inference_mode():
+        lent = Lent(client, lambda: nn.Linear(4, 4))
+        x = torch.randn(2, 4)
+    assert all(p.is_inference() for p in lent.module.parameters())
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert torch.equal(lent.run(x), lent.twin(x))
+    assert same(lent.module.state_dict(), lent.twin.state_dict())
+
+
+def test_gradients_under_an_explicit_lease_are_those_of_the_twin(client: Client) -> None:
+    lent = Lent(client, Fused)
+    x = torch.randn(4, 16)
+    for _ in range(2):
+        evict(client, "m")
+        with client.acquire("m"):
+            lent.module(x).square().sum().backward()
+        lent.twin(x).square().sum().backward()
+        for mine, its in zip(lent.module.parameters(), lent.twin.parameters(), strict=True):
+            assert mine.grad is not None
+            assert its.grad is not None
+            assert torch.equal(mine.grad, its.grad)
+
+
+class Prepacked(nn.Module):
+    """Replaces its weight after loading, as quantisation does: transposed, of another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8))
+
+    def process(self) -> None:
+        scale = self.weight.detach().abs().amax(1, keepdim=True) / 127
+        packed = (self.weight.detach() / scale).round().to(torch.int8).T
+        del self.weight
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.scale = nn.Parameter(scale.T, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.packed.float()) * self.scale
+
+
+def test_registered_after_quantisation_it_is_what_that_left(client: Client) -> None:
+    def make() -> nn.Module:
+        module = Prepacked()
+        module.process()
+        return module
+
+    lent = Lent(client, make)
+    assert lent.component.nbytes == 256 + 24
+    x = torch.randn(2, 8)
+    for _ in range(3):
+        assert torch.equal(lent.run(x), lent.twin(x))
+    assert lent.module.get_parameter("packed").stride() == (1, 8)
+
+
+def test_the_ledger_is_the_same_before_and_after_a_hundred_swaps(client: Client) -> None:
+    client.register("m", nn.Linear(256, 256))
+    client.register("all", {"bytes": bytes(client.status().budget_bytes)})
+    client.acquire("m").release()
+    client.acquire("all").release()
+    before = client.status()
+    for _ in range(100):
+        client.acquire("m").release()
+        client.acquire("all").release()
+    after = client.status()
+    for name in ("budget_bytes", "used_bytes", "quarantined_bytes", "master_bytes", "chunk_bytes"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.loads == before.loads + 200
+    assert after.bytes_out == before.bytes_out
