@@ -97,9 +97,10 @@ class _Staged:
 
 def _traces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """What is different once a tensor was written to, or its memory replaced."""
-    if is_wrapper(tensor):
-        return [trace for n in inner_names(tensor) for trace in _traces(getattr(tensor, n))]
-    return [(start_of(tensor), tensor._version)]
+    inner = inner_names(tensor) if is_wrapper(tensor) else ()
+    # what writes to a wrapper counts for it, and need not for those inside
+    own = (0 if inner else start_of(tensor), tensor._version)
+    return [own, *(trace for name in inner for trace in _traces(getattr(tensor, name)))]
 
 
 class _Here(threading.local):
