@@ -169,8 +169,23 @@ def test_parameters_in_lists_stay_the_parameters(client: Client, way: Any) -> No
     assert made.named["bias"] is made.inner.bias
 
 
+@every_way
+def test_a_recurrent_module_that_keeps_lists_of_its_weights(client: Client, way: Any) -> None:
+    lent = Lent(client, lambda: nn.LSTM(4, 8, num_layers=2, bidirectional=True))
+    lent.module.to("cpu")
+    made = way(lent.module)
+    assert is_plain(made)
+    x = torch.randn(3, 2, 4)
+    assert torch.equal(made(x)[0], lent.twin(x)[0])
+    assert torch.equal(lent.run(x)[0], lent.twin(x)[0])
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.zero_()
+    assert not made(x)[0].any()
+
+
 class Slow(nn.Module):
-    """A class that says how it is pickled, and one that says how it is copied."""
+    """A class that says how it is pickled."""
 
     def __init__(self) -> None:
         super().__init__()

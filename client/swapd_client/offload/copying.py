@@ -21,10 +21,12 @@ def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
             yield from (one for one in inside if isinstance(one, torch.Tensor))
 
 
-def stand_in(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
-    """What is pickled instead of a tensor: the same with other memory, on the CPU."""
+def stand_in(
+    tensor: torch.Tensor, copies: Copies, device: torch.device | None = None
+) -> torch.Tensor:
+    """What is pickled instead of a tensor: the same with other memory, on the CPU or `device`."""
     with torch.inference_mode(False):
-        made = copies.of(tensor)
+        made = copies.of(tensor).to(device or "cpu")
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         if not is_wrapper(tensor):  # what is set on those is what they are made of
@@ -34,14 +36,7 @@ def stand_in(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
 
 def private(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
     """As `copy.deepcopy` of the tensor, were it not swapd's."""
-    made = copy.deepcopy(stand_in(tensor, copies))
-    return made if made.device == tensor.device else _moved(made, tensor.device)
-
-
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    with torch.no_grad():
-        tensor.data = tensor.data.to(device)
-    return tensor
+    return copy.deepcopy(stand_in(tensor, copies, tensor.device))
 
 
 def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
