@@ -66,7 +66,8 @@ class Registered:
             if part is None or part.mutable:
                 mutable.append((tensor, value))
             else:
-                clean.setdefault(part.name, {})[_name_in(part, tensor)] = value
+                whole, key = _updated_as(part, _name_in(part, tensor))
+                clean.setdefault(whole, {})[key] = value
         if mutable:
             with self._hold(), torch.no_grad():
                 for tensor, value in mutable:
@@ -82,6 +83,17 @@ class Registered:
         part = self._components[at]
         known = self._client.session.components.get(part.name) is part
         return part if known and address < part.address + part.nbytes else None
+
+
+def _updated_as(part: Component, name: str) -> tuple[str, str]:
+    """What is updated for a tensor of a component, and what the tensor is called there.
+
+    The blocks of one component are updated together.
+    """
+    family = f"{part.part_of}/"
+    if not part.part_of or not part.name.startswith(family):
+        return part.name, name
+    return part.part_of, f"{part.name.removeprefix(family)}.{name}"
 
 
 def _unwrapped(
