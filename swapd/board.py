@@ -141,21 +141,24 @@ class Boards:
 class Progress:
     """Writes how far a component's copies are into its slot, in any thread."""
 
-    def __init__(self, boards: Boards, slot: int, ends: tuple[int, ...]) -> None:
-        """`ends`: where each segment ends, in bytes, ascending. `slot` is given back by `close`."""
+    def __init__(self, boards: Boards, ends: tuple[int, ...]) -> None:
+        """Take a slot, until `close`. `ends`: where each segment ends, in bytes, ascending.
+
+        Raises: IndexError when all slots are taken.
+        """
         self._boards = boards
-        self._slot = slot
+        self.slot = boards.take()
         self._ends = ends
 
     def landed(self, generation: int, nbytes: int) -> None:
         """The first `nbytes` bytes of this generation are on the device."""
         arrived = sum(1 for end in self._ends if end <= nbytes)
-        self._boards.board.set(self._slot, word(generation, arrived))
+        self._boards.board.set(self.slot, word(generation, arrived))
 
     def saved(self, generation: int, chunks: int) -> None:
         """The first `chunks` chunks of this generation are in the master."""
-        self._boards.board.set_saved(self._slot, generation, chunks)
+        self._boards.board.set_saved(self.slot, generation, chunks)
 
     def close(self) -> None:
         """The component is gone, and no copy of it is in flight."""
-        self._boards.give(self._slot)
+        self._boards.give(self.slot)

@@ -22,6 +22,7 @@ import zmq.asyncio
 from swapd import __version__, protocol, runtime_dir
 from swapd.board import SLOTS, Progress
 from swapd.config import Config
+from swapd.contents import Contents
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
@@ -42,6 +43,11 @@ log = logging.getLogger("swapd")
 
 #: Subscribers that read slower than this many records behind lose some.
 PUB_BACKLOG = 100_000
+
+#: How long one worker's load may keep another waiting that needs the same bytes: so long, and
+#: as long as so slow a disk takes.
+SHARE_PATIENCE_S = 30.0
+SLOWEST_BYTES_PER_S = 100e6
 
 _NO_DESCRIPTORS = "the daemon has no descriptor left; raise its `ulimit -n`"
 
@@ -87,6 +93,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._started = self._clock()
         self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._contents = Contents(self._loop.call_later)
         self._open()
         serving = self._loop.create_task(self._router.serve(), name="rpc")
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
@@ -167,6 +174,7 @@ class Daemon:
             self._timer.cancel()
         self._lender.close()
         self._mover.close()
+        self._contents.close()
         for threads in (self._host, self._queries):
             threads.shutdown()
         self._journal.close()
@@ -404,27 +412,42 @@ class Daemon:
 
     def _do_make_master(self, a: actions.MakeMaster, seq: int) -> None:
         self._causes["master", a.uid] = seq
-        future = self._host.submit(self._masters.make, a.uid, a.nbytes, mutable=a.mutable)
-        self._when_done(future, self._master_made, a)
+        if a.content:
+            patience_s = SHARE_PATIENCE_S + a.nbytes / SLOWEST_BYTES_PER_S
+            then = partial(self._make_or_share, a)
+            self._contents.ask(a.uid, a.session, (a.content, a.nbytes), patience_s, then)
+        else:
+            self._make_or_share(a, None)
 
-    def _master_made(self, a: actions.MakeMaster, fd: int) -> AnyEvent:
+    def _make_or_share(self, a: actions.MakeMaster, original: int | None) -> None:
+        if a.session not in self._workers:  # it ended while this waited
+            self._post(events.MasterMade(self._clock(), a.uid))
+        elif original is None:
+            future = self._host.submit(self._masters.make, a.uid, a.nbytes, mutable=a.mutable)
+            self._when_done(future, self._master_made, a)
+        else:
+            future = self._host.submit(self._masters.share, a.uid, original)
+            self._when_done(future, partial(self._master_made, filled=True), a)
+
+    def _master_made(self, a: actions.MakeMaster, fd: int, *, filled: bool = False) -> AnyEvent:
         worker = self._workers.get(a.session)
-        if worker is None:
-            return events.MasterMade(self._clock(), a.uid)
+        replaced = self._progress.get(a.replaces)
+        if worker is None or (a.replaces and replaced is None):
+            return events.MasterMade(self._clock(), a.uid)  # nobody wants it any more
         try:
             master = OwnedFd(os.dup(fd))
         except OSError as exc:
             why = f"{_NO_DESCRIPTORS} ({exc.strerror})"
             return events.MasterFailed(self._clock(), a.uid, "host_memory", why)
         try:
-            slot = worker.boards.take()
+            progress = replaced or Progress(worker.boards, a.segments or (a.nbytes,))
         except IndexError:
             master.close()
             why = f"this session has {SLOTS} components, and no room for another on its board"
             return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
-        ends = a.segments or (a.nbytes,)
-        self._progress[a.uid] = Progress(worker.boards, slot, ends)
-        worker.lifeline.send(protocol.Master(a.name, a.nbytes, slot), [master])
+        self._progress[a.uid] = progress
+        message = protocol.Master(a.name, a.nbytes, progress.slot, a.request, filled)
+        worker.lifeline.send(message, [master])
         return events.MasterMade(self._clock(), a.uid)
 
     def _do_seal_master(self, a: actions.SealMaster, seq: int) -> None:
@@ -433,6 +456,7 @@ class Daemon:
         self._when_done(future, self._master_sealed, a)
 
     def _master_sealed(self, a: actions.SealMaster, _: None) -> AnyEvent:
+        self._contents.sealed(a.uid)
         return events.MasterSealed(self._clock(), a.uid)
 
     def _when_done(
@@ -453,8 +477,10 @@ class Daemon:
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
 
     def _do_drop_master(self, a: actions.DropMaster, seq: int) -> None:
-        if progress := self._progress.pop(a.uid, None):
+        progress = self._progress.pop(a.uid, None)
+        if progress is not None and progress not in self._progress.values():
             progress.close()
+        self._contents.gone(a.uid)
         self._host.submit(self._masters.drop, a.uid)  # unmapping gigabytes takes a while
 
     def _do_fence(self, a: actions.Fence, seq: int) -> None:

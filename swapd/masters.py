@@ -39,11 +39,17 @@ class MasterError(Exception):
 
 @dataclass(slots=True)
 class Master:
-    """One component's bytes. `address` is 0 until it is sealed."""
+    """A component's bytes, or those of several of the same content.
+
+    `address` is 0 until it is sealed.
+    """
 
     fd: OwnedFd
     nbytes: int
     mutable: bool
+    sealed: bool = False
+    #: How many components' it is.
+    users: int = 1
     address: int = 0
     pinning: Future[None] | None = None
 
@@ -97,6 +103,15 @@ class Masters:
         self.total_bytes += nbytes
         return fd.fileno()
 
+    def share(self, uid: int, original: int) -> int:
+        """Have the sealed master of `original` be that of `uid` too; return its descriptor."""
+        master = self._masters[original]
+        assert master.sealed
+        assert not master.mutable
+        master.users += 1
+        self._masters[uid] = master
+        return master.fd.fileno()
+
     def seal(self, uid: int) -> None:
         """Make a filled master ready to copy from: mapped, present, and if clean read-only.
 
@@ -104,10 +119,12 @@ class Masters:
         has sealed or shut it; `host_memory` if it cannot be mapped here.
         """
         master = self._masters[uid]
-        if not master.nbytes:
-            return
+        if master.sealed:
+            return  # it is shared
         try:
-            self._map(master)
+            if master.nbytes:
+                self._map(master)
+            master.sealed = True
         except PermissionError as exc:
             why = "the worker has sealed it, or changed its mode; leave its descriptor alone"
             raise MasterError("bad_request", f"the master cannot be mapped: {why}") from exc
@@ -146,10 +163,16 @@ class Masters:
         return self._masters[uid].address
 
     def drop(self, uid: int) -> None:
-        """Unpin, unmap and close; a worker's own mapping or descriptor keeps the memory."""
+        """Unpin, unmap and close, if nobody else uses it.
+
+        A worker's own mapping or descriptor keeps the memory.
+        """
         master = self._masters.pop(uid, None)
         if master is None:
             return  # it could not be made
+        master.users -= 1
+        if master.users:
+            return
         if master.pinning is not None:
             if not master.pinning.cancel():
                 wait([master.pinning])

@@ -89,12 +89,29 @@ class Register(Request, frozen=True, tag="register"):
     mutable: bool = False
     segments: tuple[int, ...] = ()  # where each ends, bytes, ascending; () is one segment
     part_of: str = ""  # a name that stands for all its parts; no component has it
+    content: str = ""  # what its bytes are: equal contents and layouts share one master
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """The master is filled and unmapped in the worker: from now on it may be acquired."""
+    """The new master is filled and unmapped in the worker: from now on it may be acquired."""
 
     name: str
+
+
+class Update(Request, frozen=True, tag="update"):
+    """Have a new master made for a clean component, beside the one it has.
+
+    Its descriptor comes by the lifeline. Commit puts it in the place of the old one, in one step.
+    """
+
+    name: str
+
+
+class GiveUp(Request, frozen=True, tag="give_up"):
+    """The Update of this id will not be committed: drop the new master."""
+
+    name: str
+    update: int
 
 
 class Unregister(Request, frozen=True, tag="unregister"):
@@ -170,6 +187,8 @@ class Status(Request, frozen=True, tag="status"):
 AnyRequest = (
     Register
     | Commit
+    | Update
+    | GiveUp
     | Unregister
     | Acquire
     | AcquireWorkspace
@@ -353,11 +372,17 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Master(msgspec.Struct, frozen=True, tag="master"):
-    """Comes with the master's descriptor. `slot` is the component's word on the board."""
+    """Comes with the master's descriptor. `slot` is the component's word on the board.
+
+    `request` is the Register or Update it was made for. If it is `filled`, it has the content
+    that was asked for already, is shared, and cannot be written.
+    """
 
     name: str
     nbytes: int
     slot: int = 0
+    request: int = 0
+    filled: bool = False
 
 
 class Files(msgspec.Struct, frozen=True, tag="files"):

@@ -25,8 +25,12 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names(request.names)
         case protocol.Register():
             names = (request.name, request.part_of) if request.part_of else (request.name,)
-            return _names(names) or _size(request.nbytes, request.segments)
-        case protocol.Commit() | protocol.Unregister():
+            return (
+                _names(names)
+                or _size(request.nbytes, request.segments)
+                or _content(request.content, mutable=request.mutable)
+            )
+        case protocol.Commit() | protocol.Update() | protocol.GiveUp() | protocol.Unregister():
             return _names((request.name,))
         case protocol.Resize():
             return _names((request.name,)) or _size(request.resident_bytes or 0, ())
@@ -51,6 +55,14 @@ def _timeout(timeout_s: float | None) -> str | None:
 
 def _workspace(nbytes: int) -> str | None:
     return None if 0 < nbytes < _BYTES_MAX else f"nbytes={nbytes} is no size of a workspace"
+
+
+def _content(content: str, *, mutable: bool) -> str | None:
+    if len(content) > protocol.NAME_MAX_CHARS:
+        return f"content has {len(content)} characters; at most {protocol.NAME_MAX_CHARS}"
+    if content and mutable:
+        return "a mutable component shares its bytes with no other; give no content"
+    return None
 
 
 def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
@@ -99,9 +111,14 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.mutable,
                 request.segments,
                 request.part_of,
+                f"{request.content} {request.layout}" if request.content else "",
             )
         case protocol.Commit():
             return events.Commit(now, session, request.id, request.name)
+        case protocol.Update():
+            return events.Update(now, session, request.id, request.name)
+        case protocol.GiveUp():
+            return events.GiveUp(now, session, request.id, request.name, request.update)
         case protocol.Unregister():
             return events.Unregister(now, session, request.id, request.name)
         case protocol.AcquireWorkspace():

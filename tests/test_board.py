@@ -37,7 +37,7 @@ def waits(board: Board, slot: int, target: int) -> tuple[threading.Thread, list[
 
 
 def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
-    progress = Progress(boards, boards.take(), (10, 10, 30))
+    progress = Progress(boards, (10, 10, 30))
     for nbytes, segments in ((0, 0), (9, 0), (10, 2), (29, 2), (30, 3)):
         progress.landed(5, nbytes)
         assert boards.board.has(0, word(5, segments))
@@ -45,12 +45,12 @@ def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
 
 
 def test_a_component_of_no_bytes_arrives(boards: Boards) -> None:
-    Progress(boards, boards.take(), (0,)).landed(1, 0)
+    Progress(boards, (0,)).landed(1, 0)
     assert boards.board.has(0, word(1, 1))
 
 
 def test_how_much_is_saved_is_said_of_one_generation(boards: Boards) -> None:
-    progress = Progress(boards, boards.take(), (30,))
+    progress = Progress(boards, (30,))
     progress.landed(6, 30)
     assert boards.board.saved(0, 6) == 0
     progress.saved(6, 17)
@@ -135,7 +135,7 @@ def test_the_end_changes_what_a_sleeper_compares(boards: Boards, before: int) ->
 
 
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
-    taken = [Progress(boards, boards.take(), (1,)) for _ in range(SLOTS)]
+    taken = [Progress(boards, (1,)) for _ in range(SLOTS)]
     with pytest.raises(IndexError):
         boards.take()
     taken[17].close()

@@ -327,3 +327,29 @@ def test_close_drops_all(masters: Masters) -> None:
         masters.seal(uid)
     masters.close()
     assert snapshot() == before
+
+
+# --- shared by content -------------------------------------------------------------------
+
+
+def test_a_shared_master_is_counted_once_and_dropped_with_the_last(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=False)
+    fill(fd, CONTENT)
+    masters.seal(1)
+    assert masters.share(2, 1) == fd
+    masters.seal(2)
+    assert masters.total_bytes == NBYTES
+    assert masters.address(2) == masters.address(1)
+    masters.drop(1)
+    assert masters.total_bytes == NBYTES
+    assert bytes(vm.view(masters.address(2), NBYTES)) == CONTENT
+    masters.drop(2)
+    assert masters.total_bytes == 0
+
+
+def test_what_has_no_bytes_is_shared_too(masters: Masters) -> None:
+    masters.make(1, 0, mutable=False)
+    masters.seal(1)
+    masters.share(2, 1)
+    masters.drop(1)
+    masters.drop(2)

@@ -263,6 +263,18 @@ class AsyncClient:
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
+    async def update(self, name: str, values: Mapping[str, Any]) -> None:
+        """As `Client.update`; the copies run in a thread."""
+        from swapd_client.weights import update
+
+        loop = asyncio.get_running_loop()
+
+        def call(request: protocol.AnyRequest) -> protocol.AnyReply:
+            return asyncio.run_coroutine_threadsafe(self._call(request), loop).result()
+
+        asked = update.changes(self.session, name, values)
+        await _in_thread(update.apply, self.session, call, asked)
+
     async def status(self) -> protocol.StatusReply:
         """As `Client.status`."""
         reply = await self._call(protocol.Status(self.session.next_id()))

@@ -272,7 +272,10 @@ class Client:
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
         self.session.check()  # first: after a fork the keeper's lock may be held for good
-        if kept := self._keeper.take((threading.get_ident(), names)):
+        kept = self._keeper.take((threading.get_ident(), names))
+        if kept and kept.granted.id in self.session.outdated:  # its bytes are others by now
+            self._end(kept, ack=False)
+        elif kept:
             if kept.work is not None:
                 self.session.taken_again(kept.work)
             return Lease(self, kept, names)
@@ -400,6 +403,25 @@ class Client:
         reply = self._call(protocol.Forecast(self.session.next_id(), names))
         assert isinstance(reply, protocol.ForecastReply)
         return reply
+
+    def update(self, name: str, values: "Mapping[str, Any]") -> None:
+        """Give a clean component, or parts of a family, new values: a state dict, or part of one.
+
+        `values` are tensors (or buffers, where buffers were registered) by the names of those that
+        were registered, of their shapes and dtypes; what is not named stays as it is. They are
+        written to a new master beside the old one, which takes its place in one step. Who holds
+        the component goes on with the old bytes until it releases; every acquire that comes after
+        this sees the new ones. Of a family all parts are prepared before any is replaced.
+
+        Blocks for the copies, and needs host memory for a second master meanwhile. Raises:
+        InvalidSource, naming the first value that does not fit; BadRequest for a mutable
+        component, which is written to under a lease; HostMemoryExhausted, ComponentInUse if
+        another thread updates it; UnknownComponent, DaemonGone. After any of them nothing changed.
+        """
+        from swapd_client.weights import update
+
+        update.apply(self.session, self._call, update.changes(self.session, name, values))
+        self._keeper.flush_all()
 
     def status(self) -> protocol.StatusReply:
         """What is on the device, who holds it, and how much was moved."""

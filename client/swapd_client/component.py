@@ -76,6 +76,8 @@ class Component:
         self.segments = len(layout.segments)
         self._master: OwnedFd | None = None
         self._slot = 0
+        #: The request that its master comes for.
+        self._asked = 0
         self._holders = 0
 
     def __repr__(self) -> str:

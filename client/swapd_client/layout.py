@@ -4,9 +4,10 @@ A layout is made from a source (buffers here, tensors in `tensors.py`), says how
 the master needs, fills it once, and then points the source at the component's address.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 from swapd.device import vm
 from swapd_client.errors import InvalidSource
@@ -24,6 +25,8 @@ class Layout(Protocol):
     nbytes: int
     #: Where each segment ends, bytes, ascending; the last at `nbytes`.
     segments: tuple[int, ...]
+    #: What the bytes are, if that is known beforehand: who has the same shares its master.
+    content: str
 
     @property
     def memory(self) -> Collection[int]:
@@ -32,11 +35,39 @@ class Layout(Protocol):
     def digest(self) -> str:
         """A hash of names, kinds and places: equal layouts can share a master's bytes."""
 
-    def fill(self, target: int) -> None:
-        """Copy every byte, once, to `target` and on."""
+    def fill_file(self, fd: int) -> None:
+        """Copy every byte, once, into a file of `nbytes`; map it no longer than that takes."""
 
     def bind(self, address: int) -> None:
         """The component is registered: point the source at its address."""
+
+    def names(self) -> Iterable[str]:
+        """What `writer` takes."""
+
+    def writer(self, values: Mapping[str, Any]) -> Callable[[int], None]:
+        """What writes `values` over the component's bytes, at the address that it is given.
+
+        Raises: InvalidSource, naming the first that does not fit.
+        """
+
+
+class InMemory:
+    """Layouts that are filled by address."""
+
+    nbytes: int
+    content = ""
+
+    def fill(self, target: int) -> None:
+        """Copy every byte, once, to `target` and on."""
+        raise NotImplementedError
+
+    def fill_file(self, fd: int) -> None:
+        span = vm.round_up(self.nbytes)
+        target = vm.map_shared(fd, 0, span, writable=True)
+        try:
+            self.fill(target)
+        finally:
+            vm.free(target, span)
 
 
 #: Name prefixes of each segment, in the order in which they are needed.
@@ -77,7 +108,7 @@ class Packer:
         return offset
 
 
-class BufferLayout:
+class BufferLayout(InMemory):
     """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address."""
 
     def __init__(self, buffers: Mapping[str, Buffer], segments: Segments = ()) -> None:
@@ -107,10 +138,41 @@ class BufferLayout:
     def bind(self, address: int) -> None:
         self._sources.clear()  # whoever gave them keeps them; `view` is where the bytes are
 
+    def names(self) -> Iterable[str]:
+        return self._places
+
+    def writer(self, values: Mapping[str, Any]) -> Callable[[int], None]:
+        sources = {name: _bytes_of(name, value) for name, value in values.items()}
+        for name, source in sources.items():
+            if name not in self._places:
+                raise no_such(name, self._places)
+            if (nbytes := self._places[name][1]) != source.nbytes:
+                raise InvalidSource(
+                    f"{name!r} has {source.nbytes} bytes, and {nbytes} in the component; nothing "
+                    "was changed"
+                )
+
+        def write(target: int) -> None:
+            for name, source in sources.items():
+                if source.nbytes:
+                    self.view(name, target)[:] = source
+
+        return write
+
     def view(self, name: str, address: int) -> memoryview:
         """The bytes of one buffer of the component at `address`."""
         offset, nbytes = self._places[name]
         return vm.view(address + offset, nbytes)
+
+
+def no_such(name: str, names: Iterable[str]) -> InvalidSource:
+    """The error for a value of a name that the component has not."""
+    near = get_close_matches(name, list(names), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InvalidSource(
+        f"the component has no tensor {name!r}{hint} Nothing was changed (buffers are no part of "
+        "it: they are private)"
+    )
 
 
 def _bytes_of(name: str, buffer: Buffer) -> memoryview:

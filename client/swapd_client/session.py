@@ -18,7 +18,6 @@ from typing import Any
 
 from swapd import protocol
 from swapd.board import ArrivalFailed, Board, word
-from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd_client.agents import Agent
 from swapd_client.component import Component, Place
@@ -64,7 +63,11 @@ class Session:
         self.leases: dict[int, protocol.Granted] = {}
         self._lock = threading.Lock()
         self._ids = 0
-        self._masters: dict[str, tuple[OwnedFd, int]] = {}
+        #: Masters that have come, by the request they were made for; and those given up before.
+        self._masters: dict[int, tuple[protocol.Master, OwnedFd]] = {}
+        self._unwanted: set[int] = set()
+        #: Leases on what was updated since they were granted.
+        self.outdated: set[int] = set()
         #: Why a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
         #: By lease: slots and words that streams of this process wait for.
@@ -224,8 +227,9 @@ class Session:
     def register_request(
         self, part: Component, policy: protocol.Policy, group: str | None
     ) -> protocol.Register:
+        part._asked = self.next_id()
         return protocol.Register(
-            self.next_id(),
+            part._asked,
             part.name,
             part.nbytes,
             part._layout.digest(),
@@ -234,18 +238,18 @@ class Session:
             part.mutable,
             part._layout.segments if part.segments > 1 else (),
             part.part_of,
+            part._layout.content,
         )
 
     def fill(self, part: Component) -> None:
-        """Copy the source into the master the daemon has sent. Blocks for the copy."""
-        part._master, part._slot = self._take_master(part.name)
-        if part.nbytes:
-            span = vm.round_up(part.nbytes)
-            target = vm.map_shared(part._master.fileno(), 0, span, writable=True)
-            try:
-                part._layout.fill(target)
-            finally:
-                vm.free(target, span)
+        """Copy the source into the master the daemon has sent. Blocks for the copy.
+
+        Not if it is shared, and has the bytes already.
+        """
+        message, part._master = self.take_master(part._asked)
+        part._slot = message.slot
+        if part.nbytes and not message.filled:
+            part._layout.fill_file(part._master.fileno())
         with self._lock:  # before the commit: another thread may be granted it right after
             self.components[part.name] = part
 
@@ -258,8 +262,22 @@ class Session:
         with self._lock:
             if self.components.get(part.name) is part:
                 del self.components[part.name]
+        if part._asked and part._master is None:
+            self.forget_master(part._asked)
         part._range.discard()
         part._close()
+
+    def renew(self, part: Component, master: OwnedFd) -> None:
+        """An update is committed: `master` has the bytes now; leases are on the old ones."""
+        with self._lock:
+            old, part._master = part._master, master
+            self.outdated.update(
+                lease
+                for lease, granted in self.leases.items()
+                if any(place.name == part.name for place in granted.placements)
+            )
+        if old is not None:
+            old.close()
 
     def own(self, name: str) -> Component:
         with self._lock:
@@ -479,6 +497,7 @@ class Session:
     def _released(self, granted: protocol.Granted) -> None:
         """Under strict isolation, what nobody in this process holds may not be touched."""
         self.leases.pop(granted.id, None)
+        self.outdated.discard(granted.id)
         if self._awaited:
             with self._lock:
                 self._awaited.pop(granted.id, None)
@@ -504,7 +523,7 @@ class Session:
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         without_memory = self._make_all_private()
-        for master, _ in self._masters.values():
+        for _, master in self._masters.values():
             master.close()
         self._files.close()
         if self.gpu is not None:
@@ -582,8 +601,12 @@ class Session:
             case protocol.Master() as master:
                 (fd,) = fds
                 with self._master_came:
-                    self._masters[master.name] = fd, master.slot
-                    self._master_came.notify_all()
+                    if master.request in self._unwanted:
+                        self._unwanted.discard(master.request)
+                        fd.close()
+                    else:
+                        self._masters[master.request] = master, fd
+                        self._master_came.notify_all()
             case protocol.Files() as files:
                 self._files.add(files, fds)
             case protocol.Drop() as drop:
@@ -662,9 +685,10 @@ class Session:
         clean = [part for part in list(self.components.values()) if not part.mutable]
         if self.gpu is None:
             for part in clean:
-                if part._range.shown:
-                    assert part._master is not None
-                    part._range.make_private(part._master, keep_shown=False)
+                with self._lock:  # it may just be given another master
+                    if part._range.shown:
+                        assert part._master is not None
+                        part._range.make_private(part._master, keep_shown=False)
             return self._end(error)
         self._end(error)  # first: then streams that wait go on, and the work ends
         self.gpu.card.settle()
@@ -679,16 +703,24 @@ class Session:
         else:
             self.wanted.discard(wanted.name)
 
-    def _take_master(self, name: str) -> tuple[OwnedFd, int]:
-        """The master's descriptor, from now on the caller's, and the component's slot."""
+    def take_master(self, request: int) -> tuple[protocol.Master, OwnedFd]:
+        """The master that was made for a request, its descriptor from now on the caller's."""
         with self._master_came:
             self._master_came.wait_for(
-                lambda: name in self._masters or self._error is not None, MASTER_S
+                lambda: request in self._masters or self._error is not None, MASTER_S
             )
             self.check()
-            if name not in self._masters:
-                raise DaemonGone(f"{self.endpoint}: the daemon sent no master for {name!r}")
-            return self._masters.pop(name)
+            if request not in self._masters:
+                raise DaemonGone(f"{self.endpoint}: the daemon sent no master that it had made")
+            return self._masters.pop(request)
+
+    def forget_master(self, request: int) -> None:
+        """Nobody will take the master that was asked for: close it, now or when it comes."""
+        with self._master_came:
+            if request in self._masters:
+                self._masters.pop(request)[1].close()
+            else:
+                self._unwanted.add(request)
 
     def _end(self, error: SwapdError) -> None:
         """Remember why, once, and wake every wait."""

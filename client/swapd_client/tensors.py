@@ -7,7 +7,7 @@ weight and its scale) the inner ones are moved, and the outer one stays around t
 """
 
 import ctypes
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from swapd.device import vm
 from swapd_client import dlpack
 from swapd_client.dlpack import Target
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import ALIGN_BYTES, Packer, Segments, by_segment
+from swapd_client.layout import ALIGN_BYTES, InMemory, Packer, Segments, by_segment, no_such
 
 Source = torch.nn.Module | Mapping[str, torch.Tensor]
 
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
     place: int
 
 
-class TensorLayout:
+class TensorLayout(InMemory):
     """The parameters of a module, or named tensors, grouped by storage.
 
     Buffers of a module stay private: forward may write to them. If the component is to be on
@@ -77,6 +77,9 @@ class TensorLayout:
             repr((described, self.segments)).encode(), digest_size=16
         ).hexdigest()
 
+        #: Tied parameters, by their further names.
+        self._aliases = _aliases(source)
+
     @property
     def memory(self) -> Collection[int]:
         return self._spans.keys()
@@ -114,6 +117,14 @@ class TensorLayout:
             self._remote.clear()
             torch.cuda.empty_cache()  # the memory they had is the driver's again
 
+    def names(self) -> Iterable[str]:
+        return [*(placed.name for placed in self.placed), *self._aliases]
+
+    def writer(self, values: Mapping[str, torch.Tensor]) -> Callable[[int], None]:
+        placed = {one.name: one for one in self.placed}
+        aliases = {name: placed[first] for name, first in self._aliases.items() if first in placed}
+        return write_over({**aliases, **placed}, values, self.nbytes)
+
     def _view(
         self, bases: Mapping[int, torch.UntypedStorage], tensor: torch.Tensor
     ) -> torch.Tensor | None:
@@ -132,6 +143,58 @@ class TensorLayout:
         storage = tensor.untyped_storage()
         start, offset, _ = self._spans[storage.data_ptr()]
         return offset + tensor.data_ptr() - start
+
+
+def write_over(
+    placed: Mapping[str, Placed], values: Mapping[str, torch.Tensor], nbytes: int
+) -> Callable[[int], None]:
+    """What writes `values` over a component of `nbytes` bytes, at the address that it is given.
+
+    Raises: InvalidSource, naming the first that does not fit.
+    """
+    for name, value in values.items():
+        if name not in placed:
+            raise no_such(name, placed)
+        _check_fits(placed[name], value)
+
+    def write(target: int) -> None:
+        memory = (ctypes.c_ubyte * nbytes).from_address(target)
+        base = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        with torch.no_grad():
+            for name, value in values.items():
+                if value.numel():
+                    one = placed[name]
+                    item = torch.empty(0, dtype=one.dtype)
+                    item.set_(base, one.place // item.element_size(), one.shape, one.stride)
+                    item.copy_(value)
+
+    return write
+
+
+def _check_fits(placed: Placed, value: torch.Tensor) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidSource(
+            f"{placed.name!r} is a {type(value).__name__}, not a tensor; nothing was changed"
+        )
+    if value.is_meta:
+        raise InvalidSource(f"{placed.name!r} is on the meta device and has no bytes")
+    if tuple(value.shape) != placed.shape or value.dtype != placed.dtype:
+        raise InvalidSource(
+            f"{placed.name!r} is {tuple(value.shape)} of {value.dtype}, and {placed.shape} of "
+            f"{placed.dtype} in the component; nothing was changed"
+        )
+
+
+def _aliases(source: Source) -> dict[str, str]:
+    """The further names of parameters that have several, and their first."""
+    if not isinstance(source, torch.nn.Module):
+        return {}
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, tensor in source.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(tensor), name) != name:
+            aliases[name] = first[id(tensor)]
+    return aliases
 
 
 class _Buffers:

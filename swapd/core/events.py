@@ -77,11 +77,12 @@ class Update(Event, frozen=True, tag="update"):
 
 
 class GiveUp(Event, frozen=True, tag="give_up"):
-    """An update that was not committed will not be: the component stays what it is."""
+    """The update that this request began will not be committed: the component stays what it is."""
 
     session: int
     request: int
     name: str
+    update: int
 
 
 class Unregister(Event, frozen=True, tag="unregister"):

@@ -300,7 +300,7 @@ class Ledger:
 
     def begin_update(self, c: Component, request: int) -> None:
         """Have a second master made. What is on the device, and in the first, stays."""
-        c.renewal = Renewal(self._next_uid(), request)
+        c.renewal = Renewal(self._next_uid(), request, request)
         self._make_master(c, c.renewal.uid, request)
 
     def answer_update(self, c: Component, renewal: Renewal) -> None:

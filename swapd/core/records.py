@@ -35,6 +35,8 @@ class Renewal:
     """A new master of a component, made beside the one it has."""
 
     uid: int
+    #: The request that began it.
+    begun_by: int
     #: The update or commit to answer when the step it began ends; None while it is filled.
     request: int | None
 

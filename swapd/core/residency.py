@@ -230,11 +230,12 @@ class Residency:
     def _on_give_up(self, event: GiveUp) -> None:
         ledger, key = self.ledger, (event.session, event.request)
         c = ledger.components.get(event.name)
-        if c is not None and c.session == event.session and c.renewal is not None:
-            if c.renewal.request is not None:
-                asked = (c.session, c.renewal.request)
+        renewal = c.renewal if c is not None and c.session == event.session else None
+        if c is not None and renewal is not None and renewal.begun_by == event.update:
+            if renewal.request is not None:
+                asked = (c.session, renewal.request)
                 ledger.refuse(asked, "bad_request", explain.given_up(c))
-            ledger.give_up_update(c, c.renewal)
+            ledger.give_up_update(c, renewal)
         ledger.accept(key)
 
     def _on_unregister(self, event: Unregister) -> None:

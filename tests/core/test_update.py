@@ -328,6 +328,15 @@ def test_one_update_at_a_time(make: Make) -> None:
     assert w.refusal(w.update(s, "a")).code == "in_use"
 
 
+def test_who_was_refused_cannot_give_up_the_update_of_another(make: Make) -> None:
+    w, s = there(make)
+    first = w.update(s, "a")
+    w.update(s, "a")
+    w.give_up(s, "a")
+    w.make_masters()
+    assert isinstance(w.answers[first], Accept)
+
+
 def test_who_may_update_what(make: Make) -> None:
     w, s = there(make)
     other = w.open()

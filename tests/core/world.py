@@ -148,6 +148,8 @@ class World:
         #: By name: the master that was ordered last, and the one that its bytes are in.
         self.newest: dict[str, int] = {}
         self.current: dict[str, int] = {}
+        #: By name: the update that was asked for last.
+        self.updates: dict[str, int] = {}
         #: By acquire: the masters whose bytes it is to see, or later ones.
         self.to_see: dict[Key, dict[str, int]] = {}
         self._committing: dict[Key, str] = {}
@@ -210,6 +212,7 @@ class World:
     def update(self, session: int, name: str) -> Key:
         """Begin an update."""
         key = self._key(session)
+        self.updates[name] = key[1]
         self.send(Update(self.now, *key, name))
         return key
 
@@ -224,7 +227,7 @@ class World:
 
     def give_up(self, session: int, name: str) -> Key:
         key = self._key(session)
-        self.send(GiveUp(self.now, *key, name))
+        self.send(GiveUp(self.now, *key, name, self.updates.get(name, 0)))
         return key
 
     def unregister(self, session: int, name: str) -> Key:

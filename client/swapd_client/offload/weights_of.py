@@ -73,7 +73,7 @@ class Registered:
                 for tensor, value in mutable:
                     tensor.copy_(value)
         for name, named in clean.items():
-            self._client.update(name, named)  # type: ignore[attr-defined]
+            self._client.update(name, named)
 
     def _owner(self, address: int) -> Component | None:
         """Whose range an address is in, unless that component is none any more."""

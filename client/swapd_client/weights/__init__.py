@@ -1,0 +1,1 @@
+"""Weights from files, and new values for weights that are there already."""

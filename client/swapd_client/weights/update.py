@@ -1,0 +1,135 @@
+"""New values for a clean component: a second master is filled, and takes the place of the first.
+
+Nothing changes until all of it is written, and then in one step for each component. No torch:
+what values are, and where they go, the layout knows.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from swapd import protocol
+from swapd.device import vm
+from swapd.fds import OwnedFd
+from swapd_client.component import Component
+from swapd_client.errors import BadRequest, InvalidSource, SwapdError
+from swapd_client.session import Session
+
+#: Sends a request and waits; raises what it is refused with.
+Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
+
+
+class Change(NamedTuple):
+    """What is to be written over a copy of a component's bytes, at the address that is given."""
+
+    part: Component
+    write: Callable[[int], None]
+
+
+def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Change]:
+    """What `values` change of a component, or of the parts of a family.
+
+    Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
+    """
+    family = session.family(name)
+    parts = [session.own(part) for part in family or [name]]
+    for part in parts:
+        if part.mutable:
+            raise BadRequest(
+                f"{part.name!r} is mutable: write to its tensors under a lease, there is nothing "
+                "to update"
+            )
+    grouped: dict[str, dict[str, Any]] = {}
+    owners = _owners(name, parts) if family else None
+    for key, value in values.items():
+        if owners is None:
+            grouped.setdefault(name, {})[key] = value
+            continue
+        found = owners.get(key, ())
+        if len(found) != 1:
+            which = f"in several: {', '.join(p.name for p, _ in found)}" if found else "in none"
+            raise InvalidSource(f"{key!r} is {which} of the parts of {name!r}; nothing was changed")
+        part, inner = found[0]
+        grouped.setdefault(part.name, {})[inner] = value
+    by_name = {part.name: part for part in parts}
+    return [Change(by_name[n], by_name[n]._layout.writer(own)) for n, own in grouped.items()]
+
+
+def apply(session: Session, call: Call, asked: list[Change]) -> None:
+    """Fill new masters and commit them. Blocks for the copies.
+
+    All are filled before any is committed. After an error those that were not committed are as
+    they were. Raises what the daemon refuses with.
+    """
+    begun: list[_Begun] = []
+    try:
+        for part, write in asked:
+            begun.append(_Begun(part, session.next_id()))
+            begun[-1].fill(session, call, write)
+        while begun:
+            call(protocol.Commit(session.next_id(), begun[0].part.name))
+            begun.pop(0).replace(session)
+    except BaseException:
+        for update in begun:
+            with suppress(SwapdError):  # what went wrong first is what to say
+                update.give_up(session, call)
+        raise
+
+
+class _Begun:
+    """An update that was asked for, and not committed."""
+
+    def __init__(self, part: Component, request: int) -> None:
+        self.part = part
+        self._request = request
+        self._master: OwnedFd | None = None
+
+    def fill(self, session: Session, call: Call, write: Callable[[int], None]) -> None:
+        part = self.part
+        call(protocol.Update(self._request, part.name))
+        _, self._master = session.take_master(self._request)
+        if part.nbytes:
+            assert part._master is not None
+            _copy(part._master.fileno(), self._master.fileno(), part.nbytes)
+            _write(self._master.fileno(), part.nbytes, write)
+
+    def replace(self, session: Session) -> None:
+        assert self._master is not None
+        session.renew(self.part, self._master)
+
+    def give_up(self, session: Session, call: Call) -> None:
+        if self._master is None:
+            session.forget_master(self._request)
+        else:
+            self._master.close()
+        if session.error is None:
+            call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
+
+
+def _owners(family: str, parts: list[Component]) -> dict[str, list[tuple[Component, str]]]:
+    """Which part has a tensor, and what it is called there: by that name, or with the part's."""
+    owners: dict[str, list[tuple[Component, str]]] = {}
+    for part in parts:
+        path = part.name.removeprefix(f"{family}/")
+        for inner in part._layout.names():
+            for name in (inner, f"{path}.{inner}"):
+                owners.setdefault(name, []).append((part, inner))
+    return owners
+
+
+def _copy(source: int, target: int, nbytes: int) -> None:
+    """Copy one master to another."""
+    at = 0
+    os.lseek(target, 0, os.SEEK_SET)
+    while at < nbytes:
+        at += os.sendfile(target, source, at, nbytes - at)
+
+
+def _write(fd: int, nbytes: int, write: Callable[[int], None]) -> None:
+    span = vm.round_up(nbytes)
+    target = vm.map_shared(fd, 0, span, writable=True)
+    try:
+        write(target)
+    finally:
+        vm.free(target, span)

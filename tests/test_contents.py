@@ -1,0 +1,151 @@
+"""Who fills, who waits, who shares: every `ask` is answered once, unless it is gone."""
+
+from collections.abc import Callable
+
+import pytest
+
+from swapd.contents import Contents
+
+
+class Timer:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Desk:
+    """A Contents, and what each uid was told."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Timer]] = []
+        self.contents = Contents(self._call_later)
+        self.told: dict[int, list[int | None]] = {}
+
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        self.timers.append((seconds, Timer(call)))
+        return self.timers[-1][1]
+
+    def ask(self, uid: int, session: int | None = None, key: str = "x") -> None:
+        self.told[uid] = []
+        self.contents.ask(uid, session or 100 + uid, key, 30.0, self.told[uid].append)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_the_first_fills_and_who_comes_after_the_seal_shares(desk: Desk) -> None:
+    desk.ask(1)
+    desk.contents.sealed(1)
+    desk.ask(2)
+    desk.ask(3, key="y")
+    assert desk.told == {1: [None], 2: [1], 3: [None]}
+
+
+def test_who_comes_meanwhile_waits_for_the_seal(desk: Desk) -> None:
+    for uid in (1, 2, 3):
+        desk.ask(uid)
+    assert desk.told == {1: [None], 2: [], 3: []}
+    desk.contents.sealed(1)
+    assert desk.told == {1: [None], 2: [1], 3: [1]}
+    assert all(timer.cancelled for _, timer in desk.timers)
+
+
+def test_if_the_first_goes_the_next_fills_and_the_others_wait_for_that(desk: Desk) -> None:
+    for uid in (1, 2, 3):
+        desk.ask(uid)
+    desk.contents.gone(1)
+    assert desk.told == {1: [None], 2: [None], 3: []}
+    desk.contents.sealed(2)
+    assert desk.told[3] == [2]
+
+
+def test_the_bytes_are_there_as_long_as_anybody_has_them(desk: Desk) -> None:
+    desk.ask(1)
+    desk.contents.sealed(1)
+    desk.ask(2)
+    desk.contents.gone(1)
+    desk.ask(3)
+    assert desk.told[3] == [2]
+    desk.contents.gone(2)
+    desk.contents.gone(3)
+    desk.ask(4)
+    assert desk.told[4] == [None]
+
+
+def test_who_goes_while_it_waits_is_told_nothing(desk: Desk) -> None:
+    desk.ask(1)
+    desk.ask(2)
+    desk.contents.gone(2)
+    desk.contents.sealed(1)
+    assert desk.told[2] == []
+
+
+def test_who_has_waited_too_long_fills_its_own_and_others_may_share_that(desk: Desk) -> None:
+    for uid in (1, 2, 3):
+        desk.ask(uid)
+    seconds, timer = desk.timers[0]
+    assert seconds == 30.0
+    timer.call()
+    assert desk.told == {1: [None], 2: [None], 3: []}
+    desk.contents.sealed(2)
+    assert desk.told[3] == [2]
+    desk.contents.sealed(1)
+    assert desk.told == {1: [None], 2: [None], 3: [2]}
+
+
+def test_two_that_load_the_same_in_another_order_do_not_wait_for_each_other(desk: Desk) -> None:
+    desk.ask(1, session=7, key="x")
+    desk.ask(2, session=8, key="y")
+    desk.ask(3, session=7, key="y")
+    desk.ask(4, session=8, key="x")
+    assert desk.told == {1: [None], 2: [None], 3: [], 4: [None]}
+
+
+def test_nor_do_three(desk: Desk) -> None:
+    for i, key in enumerate("xyz", 1):
+        desk.ask(i, session=i, key=key)
+    desk.ask(10, session=1, key="y")
+    desk.ask(11, session=2, key="z")
+    desk.ask(12, session=3, key="x")
+    assert [desk.told[uid] for uid in (10, 11, 12)] == [[], [], [None]]
+
+
+def test_nor_when_the_turn_of_another_comes(desk: Desk) -> None:
+    desk.ask(1, session=1, key="x")
+    desk.ask(2, session=3, key="y")
+    desk.ask(3, session=2, key="y")
+    desk.ask(4, session=2, key="x")
+    desk.ask(5, session=3, key="x")
+    desk.contents.gone(1)
+    assert [desk.told[uid] for uid in (3, 4, 5)] == [[], [None], [None]]
+
+
+def test_a_session_does_not_wait_for_itself(desk: Desk) -> None:
+    desk.ask(1, session=7)
+    desk.ask(2, session=7)
+    assert desk.told[2] == [None]
+
+
+def test_nothing_is_left_when_all_are_gone(desk: Desk) -> None:
+    for uid in (1, 2, 3):
+        desk.ask(uid)
+    desk.contents.sealed(1)
+    for uid in (1, 2, 3, 4):
+        desk.contents.gone(uid)
+        desk.contents.sealed(uid)
+    assert not desk.contents._contents
+    assert not desk.contents._of
+
+
+def test_after_close_nobody_is_told(desk: Desk) -> None:
+    desk.ask(1)
+    desk.ask(2)
+    desk.contents.close()
+    assert desk.timers[0][1].cancelled
+    desk.contents.sealed(1)
+    assert desk.told[2] == []

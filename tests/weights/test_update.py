@@ -1,0 +1,385 @@
+"""New values for clean components: all of them or none, and every later acquire sees them."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import swapd_client
+from swapd import protocol, spawn
+from swapd_client import (
+    BadRequest,
+    Client,
+    ComponentInUse,
+    HostMemoryExhausted,
+    InvalidSource,
+    UnknownComponent,
+)
+from tests.processes import start_python
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["strict", "relaxed"])
+def daemon(request: pytest.FixtureRequest) -> Iterator[spawn.Spawned]:
+    with spawn.daemon(budget="64MiB", isolation=request.param) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: spawn.Spawned) -> Iterator[Client]:
+    with swapd_client.connect(daemon.folder) as client:
+        yield client
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
+
+
+def copies(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def seen(client: Client, name: str, module: nn.Module) -> dict[str, torch.Tensor]:
+    """A component's values under a lease."""
+    with client.acquire(name):
+        return copies(module)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def master_bytes(client: Client) -> int:
+    """Those of the daemon, once all that were dropped by now are gone."""
+    client.register("probe", {"x": b"1"})
+    client.unregister("probe")
+    client.register("probe", {"x": b"1"})
+    client.unregister("probe")
+    return client.status().master_bytes
+
+
+# --- what is seen ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_next_acquire_sees_the_new_values(client: Client, resident: bool) -> None:
+    module, new = model(), copies(model(1))
+    client.register("talker", module)
+    addresses = [p.data_ptr() for p in module.parameters()]
+    if resident:
+        seen(client, "talker", module)
+    client.update("talker", new)
+    assert same(seen(client, "talker", module), new)
+    assert [p.data_ptr() for p in module.parameters()] == addresses
+
+
+def test_what_is_not_named_stays(client: Client) -> None:
+    module = model()
+    old, new = copies(module), copies(model(1))
+    client.register("talker", module)
+    client.update("talker", {"2.weight": new["2.weight"]})
+    assert same(seen(client, "talker", module), {**old, "2.weight": new["2.weight"]})
+
+
+def test_updates_follow_each_other(client: Client) -> None:
+    module = model()
+    client.register("talker", module)
+    client.update("talker", {"0.bias": torch.ones(32)})
+    client.update("talker", {"2.bias": torch.ones(16)})
+    values = seen(client, "talker", module)
+    assert values["0.bias"].eq(1).all()
+    assert values["2.bias"].eq(1).all()
+    assert master_bytes(client) == client.session.components["talker"].nbytes
+
+
+def test_whoever_holds_it_goes_on_with_the_old_values(client: Client) -> None:
+    module = model()
+    old, new = copies(module), copies(model(1))
+    client.register("talker", module)
+    lease = client.acquire("talker")
+    client.update("talker", new)
+    assert same(copies(module), old)
+    with client.acquire("talker"):  # its session holds it
+        assert same(copies(module), old)
+    lease.release()
+    assert same(seen(client, "talker", module), new)
+
+
+def test_a_holder_in_another_process_keeps_it_in_until_it_releases(
+    daemon: spawn.Spawned, client: Client
+) -> None:
+    module, new = model(), copies(model(1))
+    client.register("talker", module)
+    with swapd_client.connect(daemon.folder) as other:
+        lease = other.acquire("talker")
+        client.update("talker", new)
+        done = []
+        asking = threading.Thread(target=lambda: done.append(seen(client, "talker", module)))
+        asking.start()
+        while not client.status().waiting:
+            pass
+        assert not done
+        lease.release()
+        asking.join()
+    assert same(done[0], new)
+
+
+def test_a_loop_that_keeps_its_lease_sees_them_once_the_update_returns(client: Client) -> None:
+    """A lease that lingers is not handed out again."""
+    module = model()
+    client.register("talker", module)
+    updated = threading.Event()
+    going = threading.Event()
+    late: list[float] = []
+    failed: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            after = 0
+            while after < 50:
+                is_after = updated.is_set()
+                with client.acquire("talker"):
+                    value = module[0].bias[0].item()  # type: ignore[index]
+                if is_after:
+                    late.append(value)
+                    after += 1
+                going.set()
+        except BaseException as exc:  # noqa: BLE001 - for the thread that waits
+            failed.append(exc)
+            going.set()
+
+    looping = threading.Thread(target=loop)
+    looping.start()
+    going.wait()
+    client.update("talker", {"0.bias": torch.full((32,), 7.0)})
+    updated.set()
+    looping.join()
+    assert not failed
+    assert set(late) == {7.0}
+
+
+def test_closing_leaves_the_new_values(daemon: spawn.Spawned) -> None:
+    module, new = model(), copies(model(1))
+    with swapd_client.connect(daemon.folder) as client:
+        client.register("talker", module)
+        seen(client, "talker", module)
+        client.update("talker", new)
+    assert same(copies(module), new)
+
+
+def test_unregistering_leaves_the_new_values(client: Client) -> None:
+    module, new = model(), copies(model(1))
+    client.register("talker", module)
+    client.update("talker", new)
+    client.unregister("talker")
+    assert same(copies(module), new)
+
+
+def test_tied_parameters_go_by_either_name(client: Client) -> None:
+    embed, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+    head.weight = embed.weight
+    client.register("tied", nn.ModuleDict({"embed": embed, "head": head}))
+    new = torch.randn(16, 8)
+    client.update("tied", {"head.weight": new})
+    with client.acquire("tied"):
+        assert torch.equal(embed.weight, new)
+
+
+def test_values_are_written_in_the_strides_there_are(client: Client) -> None:
+    base = torch.zeros(8, 6)
+    tensors = {"turned": base.t(), "row": base[3]}
+    client.register("views", tensors)
+    new = torch.randn(6, 8)
+    client.update("views", {"turned": new})
+    with client.acquire("views"):
+        assert torch.equal(tensors["turned"], new)
+        assert torch.equal(tensors["row"], new[:, 3])
+
+
+def test_a_low_rank_delta_is_merged_as_it_would_be_in_place(client: Client) -> None:
+    module, twin = model(), model()
+    torch.manual_seed(2)
+    down, up, scale = torch.randn(4, 64), torch.randn(32, 4), 0.5
+    with torch.no_grad():
+        twin[0].weight.add_(up @ down, alpha=scale)  # type: ignore[index]
+    client.register("dit", module)
+    seen(client, "dit", module)
+    with client.acquire("dit"), torch.no_grad():
+        merged = torch.add(module[0].weight, up @ down, alpha=scale)  # type: ignore[index]
+    client.update("dit", {"0.weight": merged})
+    assert same(seen(client, "dit", module), copies(twin))
+    x = torch.randn(3, 64)
+    with client.acquire("dit"):
+        assert torch.equal(module(x), twin(x))
+
+
+def test_buffers_go_by_their_names(client: Client) -> None:
+    part = client.register("raw", {"a": b"old", "b": b"stays"})
+    client.update("raw", {"a": b"new"})
+    with client.acquire("raw"):
+        assert bytes(part.view("a")) + bytes(part.view("b")) == b"newstays"
+    with pytest.raises(InvalidSource, match="has 4 bytes"):
+        client.update("raw", {"a": b"long"})
+
+
+# --- families ----------------------------------------------------------------------------
+
+
+def family(client: Client) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    module = model()
+    parts = {
+        "rest": {"0.bias": module[0].bias, "2.bias": module[2].bias},  # type: ignore[index]
+        "0": {"weight": module[0].weight},  # type: ignore[index]
+        "2": {"weight": module[2].weight},  # type: ignore[index]
+    }
+    client.register_family("dit", parts)
+    return module, copies(model(1))
+
+
+def test_each_part_of_a_family_gets_its_share(client: Client) -> None:
+    module, new = family(client)
+    client.update("dit", new)
+    assert same(seen(client, "dit", module), new)
+
+
+def test_of_a_family_nothing_changes_if_one_value_does_not_fit(client: Client) -> None:
+    module, new = family(client)
+    old = seen(client, "dit", module)
+    with pytest.raises(InvalidSource, match=r"weight.*\(3,\)"):
+        client.update("dit", {**new, "2.weight": torch.zeros(3)})
+    with pytest.raises(InvalidSource, match="in several: dit/0, dit/2"):
+        client.update("dit", {"weight": new["0.weight"]})
+    with pytest.raises(InvalidSource, match="'nobody' is in none"):
+        client.update("dit", {"nobody": new["0.weight"]})
+    assert same(seen(client, "dit", module), old)
+
+
+# --- all or nothing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"0.bias": torch.zeros(31)}, r"'0\.bias' is \(31,\)"),
+        ({"0.bias": torch.zeros(32, dtype=torch.float64)}, "float64"),
+        ({"0.bias": torch.zeros(32, device="meta")}, "meta"),
+        ({"0.bias": [0.0] * 32}, "is a list"),
+        ({"0.bia": torch.zeros(32)}, r"no tensor '0\.bia'; did you mean '0\.bias'"),
+    ],
+)
+def test_a_value_that_does_not_fit_changes_nothing(
+    client: Client, values: dict[str, torch.Tensor], said: str
+) -> None:
+    module = model()
+    old = copies(module)
+    client.register("talker", module)
+    with pytest.raises(InvalidSource, match=said):
+        client.update("talker", {"2.bias": torch.ones(16), **values})
+    assert same(seen(client, "talker", module), old)
+
+
+class Breaks(torch.Tensor):
+    """Fits, and cannot be copied."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.Tensor.copy_:
+            raise RuntimeError("broken")
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def test_an_update_that_fails_halfway_leaves_nothing(client: Client) -> None:
+    module = model()
+    old = copies(module)
+    client.register("talker", module)
+    for _ in range(2):  # and another may begin
+        with pytest.raises(RuntimeError, match="broken"):
+            client.update(
+                "talker",
+                {"0.bias": torch.ones(32), "2.bias": torch.ones(16).as_subclass(Breaks)},
+            )
+    assert same(seen(client, "talker", module), old)
+    assert master_bytes(client) == client.session.components["talker"].nbytes
+    client.update("talker", {"0.bias": torch.ones(32)})
+    assert same(seen(client, "talker", module), {**old, "0.bias": torch.ones(32)})
+
+
+def test_no_room_for_a_second_master_changes_nothing() -> None:
+    with (
+        spawn.daemon(budget="16MiB", host_memory="5MiB") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        part = client.register("raw", {"a": bytes(4 * MIB)})
+        with pytest.raises(HostMemoryExhausted):
+            client.update("raw", {"a": bytes([1]) * (4 * MIB)})
+        with client.acquire("raw"):
+            assert part.view("a")[0] == 0
+
+
+def test_who_may_not_update_is_told(daemon: spawn.Spawned, client: Client) -> None:
+    client.register("m", {"a": b"x"}, mutable=True)
+    with pytest.raises(BadRequest, match="under a lease"):
+        client.update("m", {"a": b"y"})
+    with pytest.raises(UnknownComponent):
+        client.update("nobody", {"a": b"y"})
+
+
+def test_one_update_at_a_time(client: Client) -> None:
+    client.register("raw", {"a": b"x"})
+    other = client.session.next_id()
+    client._call(protocol.Update(other, "raw"))
+    with pytest.raises(ComponentInUse, match="being updated"):
+        client.update("raw", {"a": b"y"})
+    with pytest.raises(ComponentInUse, match="being updated"):
+        client.unregister("raw")
+    client._call(protocol.GiveUp(client.session.next_id(), "raw", other))
+    client.update("raw", {"a": b"y"})
+
+
+DIES = """
+import sys, swapd_client
+from swapd import protocol
+client = swapd_client.connect(sys.argv[1])
+client.register("raw", {"a": bytes(1 << 20)})
+request = client.session.next_id()
+client._call(protocol.Update(request, "raw"))
+client.session.take_master(request)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_of_a_client_killed_in_the_middle_nothing_is_left(
+    daemon: spawn.Spawned, client: Client
+) -> None:
+    with start_python(DIES, daemon.folder) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "begun\n"
+        assert client.status().master_bytes == 2 * MIB
+        with pytest.raises(UnknownComponent):
+            client.update("raw", {})
+        worker.send_signal(signal.SIGKILL)
+    while len(client.status().sessions) > 1:
+        pass
+    assert master_bytes(client) == 0
+
+
+async def test_the_async_client_has_it_too(daemon: spawn.Spawned) -> None:
+    module, new = model(), copies(model(1))
+    async with await swapd_client.connect_async(daemon.folder) as client:
+        await client.register("talker", module)
+        await client.update("talker", new)
+        async with client.acquire("talker"):
+            assert same(copies(module), new)
+        with pytest.raises(InvalidSource):
+            await client.update("talker", {"0.bias": torch.zeros(1)})
