@@ -4,8 +4,12 @@ import msgspec
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Bytes since the start: into the device, back to the host, most on the device at once."""
+    """Bytes since the start: into the device, back to the host, most on the device at once.
+
+    `waited_s`: seconds in which nothing was computed, as weights came or went.
+    """
 
     bytes_in: int
     bytes_back: int
     peak_bytes: int
+    waited_s: float

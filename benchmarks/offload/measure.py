@@ -24,10 +24,13 @@ CHUNK = 2 << 20
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One side. Bytes are for one picture, once it goes on as it will; seconds are its median."""
+    """One side. All but the peak is for one picture, once it goes on as it will; seconds are
+    medians."""
 
     name: str
     seconds: float
+    #: Of those, without compute: weights came or went.
+    waited_s: float
     bytes_in: int
     bytes_back: int
     #: Weights, most at once.
@@ -93,7 +96,9 @@ def _sides(plan: Plan, budget: int) -> dict[str, Side]:
         def side(pipeline: Any) -> Iterator[Callable[[], Counts]]:
             device = StandIn(plan.bandwidth)
             with installed(pipeline, device):
-                yield lambda: Counts(device.bytes_in, device.bytes_back, device.peak_bytes)
+                yield lambda: Counts(
+                    device.bytes_in, device.bytes_back, device.peak_bytes, device.waited_s
+                )
 
         return side
 
@@ -103,6 +108,7 @@ def _sides(plan: Plan, budget: int) -> dict[str, Side]:
     sides = {
         "all on the device": rival(rivals.nothing),
         "diffusers enable_model_cpu_offload": rival(rivals.diffusers_model),
+        "diffusers enable_group_offload": rival(rivals.diffusers_groups),
         "vLLM-Omni enable_cpu_offload (rule)": rival(rivals.vllm_omni_rule),
         "swapd lru": swapd(),
         "swapd alternating": swapd(policy="alternating"),
@@ -128,6 +134,7 @@ def _measure(
     return Row(
         name=name,
         seconds=statistics.median(times),
+        waited_s=(after.waited_s - before.waited_s) / plan.pictures,
         bytes_in=(after.bytes_in - before.bytes_in) // plan.pictures,
         bytes_back=(after.bytes_back - before.bytes_back) // plan.pictures,
         peak_bytes=after.peak_bytes,
@@ -139,6 +146,7 @@ def _merged(rounds: list[Row]) -> Row:
     return msgspec.structs.replace(
         rounds[-1],
         seconds=statistics.median(row.seconds for row in rounds),
+        waited_s=statistics.median(row.waited_s for row in rounds),
         peak_bytes=max(row.peak_bytes for row in rounds),
         identical=all(row.identical for row in rounds),
     )
@@ -147,11 +155,13 @@ def _merged(rounds: list[Row]) -> Row:
 def table(report: Report) -> str:
     """The report for people: Markdown."""
     lines = [
-        "| | s a picture | in | back | peak on the device |",
-        "| --- | --- | --- | --- | --- |",
+        "| | s a picture | waiting | in | back | peak on the device |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in report.rows:
         figures = " | ".join(size(n) for n in (row.bytes_in, row.bytes_back, row.peak_bytes))
         verdict = "" if row.identical else " **WRONG PICTURE**"
-        lines.append(f"| {row.name}{verdict} | {row.seconds:.2f} | {figures} |")
+        lines.append(
+            f"| {row.name}{verdict} | {row.seconds:.2f} | {row.waited_s:.2f} | {figures} |"
+        )
     return "\n".join(lines)

@@ -1,7 +1,9 @@
 """swapd, attached to the pipeline for the length of a block."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import swapd_client
@@ -20,11 +22,37 @@ def attached(
     with (
         spawn.daemon(**daemon_settings) as daemon,
         swapd_client.connect(daemon.folder, label="pictures") as client,
+        _timed(client) as waits,
     ):
 
         def count() -> Counts:
             status = client.status()
-            return Counts(status.bytes_in, status.bytes_out, status.peak_bytes)
+            return Counts(status.bytes_in, status.bytes_out, status.peak_bytes, waits.seconds)
 
         with client.attach(pipeline, **settings):
             yield count
+
+
+@dataclass
+class _Waits:
+    seconds: float = 0.0
+
+
+@contextmanager
+def _timed(client: swapd_client.Client) -> Iterator[_Waits]:
+    """Count the time that acquires take, copies that they wait for included."""
+    waits = _Waits()
+    acquire = client.acquire
+
+    def timed(*names: str, **options: Any) -> swapd_client.Lease:
+        started = time.perf_counter()
+        try:
+            return acquire(*names, **options)
+        finally:
+            waits.seconds += time.perf_counter() - started
+
+    client.acquire = timed  # type: ignore[method-assign]
+    try:
+        yield waits
+    finally:
+        client.acquire = acquire  # type: ignore[method-assign]

@@ -49,6 +49,38 @@ def diffusers_model(pipeline: Any, device: StandIn) -> Iterator[None]:
 
 
 @contextmanager
+def diffusers_groups(pipeline: Any, device: StandIn) -> Iterator[None]:
+    """`enable_group_offload`, block by block, without streams: diffusers' own hooks and groups.
+
+    Only how a group moves its tensors is replaced, for it does not use `Module.to` alone.
+    """
+    from diffusers.hooks import HookRegistry
+    from diffusers.hooks.group_offloading import _GROUP_OFFLOADING, ModuleGroup
+
+    def mover(target: torch.device) -> Callable[[Any], None]:
+        def move(group: Any) -> None:
+            tensors = [t for m in group.modules for t in (*m.parameters(), *m.buffers())]
+            device.move_tensors([*tensors, *group.parameters, *group.buffers], target)
+
+        return move
+
+    usual = ModuleGroup.onload_, ModuleGroup.offload_
+    ModuleGroup.onload_, ModuleGroup.offload_ = mover(DEVICE), mover(HOST)
+    with _and_back(pipeline, device):
+        try:
+            pipeline.enable_group_offload(
+                onload_device=DEVICE, offload_type="block_level", num_blocks_per_group=1
+            )
+            yield
+        finally:
+            for part in modules(pipeline).values():
+                HookRegistry.check_if_exists_or_initialize(part).remove_hook(
+                    _GROUP_OFFLOADING, recurse=True
+                )
+            ModuleGroup.onload_, ModuleGroup.offload_ = usual
+
+
+@contextmanager
 def vllm_omni_rule(pipeline: Any, device: StandIn) -> Iterator[None]:
     """The rule of vLLM-Omni's `enable_cpu_offload`, in few lines: a model of it, not its code.
 

@@ -7,7 +7,7 @@ every byte is counted.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,8 @@ class StandIn:
         self.bytes_back = 0
         self.live_bytes = 0
         self.peak_bytes = 0
+        #: Seconds in `move`.
+        self.waited_s = 0.0
         self._bandwidth = bandwidth
         #: What backs each tensor that is there, by its id.
         self._taken: dict[int, torch.Tensor] = {}
@@ -55,13 +57,18 @@ class StandIn:
 
         Blocks for the copy.
         """
+        return self.move_tensors([*module.parameters(), *module.buffers()], device)
+
+    def move_tensors(self, tensors: Iterable[torch.Tensor], device: torch.device) -> bool:
+        """As `move`."""
         started = time.perf_counter()
         moved = 0
-        for tensor in [*module.parameters(), *module.buffers()]:
+        for tensor in tensors:
             if tensor.device != device:
                 moved += self._bring(tensor) if device == DEVICE else self._send_back(tensor)
         if self._bandwidth is not None and moved:
             time.sleep(max(0.0, started + moved / self._bandwidth - time.perf_counter()))
+        self.waited_s += time.perf_counter() - started
         return moved > 0
 
     @contextmanager

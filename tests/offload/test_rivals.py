@@ -65,6 +65,17 @@ def test_diffusers_copies_every_component_in_and_back_for_every_picture(
     assert torch.equal(paint(pipeline, STEPS), expected)
 
 
+def test_diffusers_groups_come_and_go_at_every_step(
+    pipeline: Any, expected: torch.Tensor, sizes: dict[str, int]
+) -> None:
+    device = StandIn()
+    with rivals.diffusers_groups(pipeline, device):
+        assert torch.equal(paint(pipeline, STEPS), expected)
+    assert device.bytes_in == device.bytes_back > STEPS * sizes["transformer"]
+    assert device.peak_bytes < sizes["transformer"]
+    assert torch.equal(paint(pipeline, STEPS), expected)
+
+
 def test_vllm_omni_copies_encoders_and_dit_in_and_back_for_every_picture(
     pipeline: Any, expected: torch.Tensor, sizes: dict[str, int]
 ) -> None:
