@@ -111,7 +111,8 @@ def _sides(plan: Plan, budget: int) -> dict[str, Side]:
         "diffusers enable_group_offload": rival(rivals.diffusers_groups),
         "vLLM-Omni enable_cpu_offload (rule)": rival(rivals.vllm_omni_rule),
         "swapd lru": swapd(),
-        "swapd alternating": swapd(policy="alternating"),
+        "swapd cpu_offload_strategy=alternating": swapd(cpu_offload_enabled=True),
+        "swapd enable_cpu_offload": swapd(enable_cpu_offload=True),
     }
     if plan.vllm_omni is not None:
         sides["vLLM-Omni enable_cpu_offload (its code)"] = rival(

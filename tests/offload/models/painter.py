@@ -17,7 +17,7 @@ def main(build: str, endpoint: str, rounds: int) -> None:
     torch.set_num_threads(1)
     subject = twin(getattr(pictures, build))
     with connect(endpoint, label=build) as client:
-        attachment = client.attach(subject.model, prefix=build)
+        attachment = client.attach(subject.model, prefix=build, enable_cpu_offload=True)
         print("ready", flush=True)  # noqa: T201
         sys.stdin.readline()
         for _ in range(rounds):

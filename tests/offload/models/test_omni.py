@@ -12,12 +12,12 @@ from tests.offload.models.twin import check_swapped, twin
 Device = Callable[[int], Daemon]
 
 STRATEGIES: dict[str, dict[str, Any]] = {
+    "least recently used": {},
+    "alternating": {"cpu_offload_enabled": True},
+    "sequential": {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"},
     "towers on their own": {
         "components": ["thinker", "*.visual", "*.audio_tower", "talker", "*2wav"]
     },
-    "least recently used": {},
-    "alternating": {"policy": "alternating"},
-    "sequential": {"policy": "sequential"},
 }
 
 # said by the models' own generate(), of arguments they pass themselves

@@ -13,8 +13,9 @@ Device = Callable[[int], Daemon]
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "least recently used": {},
-    "alternating": {"policy": "alternating"},
-    "sequential": {"policy": "sequential"},
+    "alternating": {"cpu_offload_enabled": True},
+    "sequential": {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"},
+    "DiTs against encoders": {"enable_cpu_offload": True},
 }
 
 
