@@ -68,9 +68,9 @@ def measure(
             with client.acquire("mine") as lease:
                 swaps.append(time.perf_counter() - started)
                 assert lease.loaded
-                first.append(_seconds(touch))
-                later.append(_seconds(touch))
-            copies.append(_seconds(copier.copy))
+                first.append(seconds_of(touch))
+                later.append(seconds_of(touch))
+            copies.append(seconds_of(copier.copy))
         status = client.status()
     swap_s, copy_s = statistics.median(swaps), statistics.median(copies)
     on_host = device == "host"
@@ -143,7 +143,7 @@ def _rival_main(pipe: Connection, endpoint: str, nbytes: int) -> None:
             pipe.send_bytes(b"done")
 
 
-def _seconds(what: Callable[[], object]) -> float:
+def seconds_of(what: Callable[[], object]) -> float:
     started = time.perf_counter()
     what()
     return time.perf_counter() - started

@@ -10,6 +10,7 @@ from swapd.cli.common import guarded
 from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
 from swapd.cli.log import log
+from swapd.cli.plan import plan
 from swapd.cli.resize import resize
 from swapd.cli.serve import serve
 from swapd.cli.status import status
@@ -45,6 +46,7 @@ app.command("status")(guarded(status))
 app.command("resize")(guarded(resize))
 app.command("log")(guarded(log))
 app.command("story")(guarded(story))
+app.command("plan")(guarded(plan))
 app.command("doctor")(guarded(doctor))
 app.command("bench")(guarded(bench))
 app.command("demo")(guarded(demo))

@@ -14,6 +14,7 @@ from rich.text import Text
 import swapd_client
 from swapd.config import ConfigError
 from swapd.device import DeviceError
+from swapd.plan.advise import PlanError
 from swapd.runtime_dir import RuntimeDirError
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
@@ -29,7 +30,15 @@ Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 _WIDE = 200
 
 #: What users can cause and mend: one line, no traceback.
-_EXPECTED = (ConfigError, DeviceError, RuntimeDirError, SpawnError, SwapdError, OSError)
+_EXPECTED = (
+    ConfigError,
+    DeviceError,
+    PlanError,
+    RuntimeDirError,
+    SpawnError,
+    SwapdError,
+    OSError,
+)
 
 INTERRUPTED = 130
 

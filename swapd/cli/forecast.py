@@ -1,0 +1,63 @@
+"""What `swapd plan --acquire` prints: what acquiring components would do now."""
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from swapd.cli.common import ask, console, plain
+from swapd.protocol import ForecastReply
+from swapd.units import rate, seconds, size
+
+
+def forecast(names: list[str], endpoint: str | None, json: bool) -> None:
+    """Ask the daemon, and print its answer."""
+    with ask(endpoint, "plan") as client:
+        reply = client.forecast(*names)
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
+    else:
+        console.print(page(reply))
+
+
+def page(reply: ForecastReply) -> Table:
+    """The answer for people."""
+    names = plain(" + ".join(reply.names))
+    table = Table.grid(padding=(0, 2), expand=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    table.add_row("acquire", Text(names))
+    table.add_row("copies in", _copies(reply))
+    table.add_row("evicts", _victims(reply))
+    if reply.bytes_back:
+        table.add_row("writes back", size(reply.bytes_back))
+    table.add_row("waits for", _waits(reply))
+    table.add_row("takes", _takes(reply))
+    return table
+
+
+def _copies(reply: ForecastReply) -> str:
+    parts = [size(reply.bytes_in)] if reply.bytes_in else []
+    parts += [f"{size(reply.bytes_coming)} on the way already"] if reply.bytes_coming else []
+    return ", ".join(parts) or "nothing: it is in"
+
+
+def _victims(reply: ForecastReply) -> Text:
+    if reply.victims:
+        return Text(plain(", ".join(f"{v.name} ({size(v.nbytes)})" for v in reply.victims)))
+    return Text("nothing" if reply.at_once else "depends on who gives way")
+
+
+def _waits(reply: ForecastReply) -> Text:
+    if reply.at_once:
+        return Text("nobody", "green")
+    return Text("\n".join(plain(f"{way.name}: {way.why}") for way in reply.waits_for), "yellow")
+
+
+def _takes(reply: ForecastReply) -> str:
+    if reply.seconds is None:
+        return "not known: nothing was swapped in yet"
+    took = "no time" if not reply.seconds else f"about {seconds(reply.seconds)}"
+    if reply.bytes_per_s and reply.seconds:
+        took += f", at the {rate(reply.bytes_per_s)} measured"
+    return took if reply.at_once else f"{took}, once nobody has to be waited for"

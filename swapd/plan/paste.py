@@ -1,0 +1,88 @@
+"""Advice as settings to paste: a stage file, lines of Python, and the daemon's command line."""
+
+from collections.abc import Iterable
+from math import ceil
+
+from swapd.plan.advise import Advice, Placement
+from swapd.plan.sizes import STAGES
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def stage_file(advice: Advice) -> str:
+    """The stages in the form of vLLM-Omni's RFC.
+
+    Components that are stages of their own are so here; all others are of one stage.
+    """
+    stages = [[p] for p in advice.placements if p.name in STAGES]
+    stages += [rest] if (rest := [p for p in advice.placements if p.name not in STAGES]) else []
+    lines = ["stage_args:"]
+    for number, placements in enumerate(stages):
+        lines += [f"  - stage_id: {number}", "    engine_args:"]
+        if len(placements) == 1 and placements[0].name in STAGES:
+            lines.append(f"      model_stage: {placements[0].name}")
+        lines += [f"      {line}" for line in _settings(placements)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(placements: list[Placement]) -> list[str]:
+    """One stage's. It has one switch: where ways are mixed, that of what is streamed."""
+    streamed = [p for p in placements if p.how == "stream"]
+    alternating = [p for p in placements if p.how == "alternate"]
+    moved = streamed or alternating
+    if not moved:
+        return ["cpu_offload_enabled: false"]
+    if len(streamed) == 1 and not alternating:
+        lines = [f"cpu_offload_gb: {_gb(streamed[0])}"]
+    elif streamed:
+        lines = ["enable_layerwise_offload: true"]
+    else:
+        lines = ["cpu_offload_enabled: true", "cpu_offload_strategy: alternating"]
+    if len(moved) < len(placements) or len(placements) > 1:
+        lines.append(_names(moved))
+    if streamed and alternating:
+        lines.append(f"# and {_called(alternating)}, as in Python below: a stage has one switch")
+    return lines
+
+
+def _called(placements: Iterable[Placement]) -> str:
+    return ", ".join(p.name for p in placements)
+
+
+def _names(placements: Iterable[Placement]) -> str:
+    return f"cpu_offload_components: [{_called(placements)}]"
+
+
+def _gb(p: Placement) -> float:
+    """GiB of it that stay on the host, a little more rather than less."""
+    return ceil((p.nbytes - p.kept_bytes) / _GIB * 10) / 10
+
+
+def python(advice: Advice) -> str:
+    """Lines for a worker that has `client` and `model`."""
+    lines = []
+    if kept := advice.treated("keep"):
+        lines.append(f'client.attach(model, {_listed(kept)}, policy="resident")')
+    if alternating := advice.treated("alternate"):
+        lines.append(f"client.attach(model, {_listed(alternating)}, cpu_offload_enabled=True)")
+    for p in advice.treated("stream"):
+        kept_too = f', resident="{amount(p.kept_bytes)}"'
+        lines.append(
+            f"client.attach(model, {_listed([p])}, enable_layerwise_offload=True{kept_too})"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _listed(placements: Iterable[Placement]) -> str:
+    return "[" + ", ".join(f'"{p.name}"' for p in placements) + "]"
+
+
+def serve(advice: Advice, device: str) -> str:
+    """The daemon's command line; its budget is in whole chunks already."""
+    return f"swapd serve --device {device} --budget {amount(advice.budget_bytes)}\n"
+
+
+def amount(nbytes: int) -> str:
+    """`nbytes` as `--budget` and `resident=` read it, never more than they are."""
+    return f"{nbytes // _GIB}GiB" if nbytes % _GIB == 0 else f"{nbytes // _MIB}MiB"

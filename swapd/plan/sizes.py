@@ -1,0 +1,257 @@
+"""How large the components of a model are, by its files or by a running daemon.
+
+No weights are read: a safetensors file says at its beginning how large its tensors are.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from swapd.plan.advise import Component, PlanError
+from swapd.protocol import ComponentStatus
+from swapd.units import parse_size
+
+#: What a part of a model is called that runs as a component of its own.
+STAGES = ("thinker", "talker", "code2wav", "token2wav")
+COMPONENTS = (
+    *STAGES,
+    *("transformer", "transformer_2", "dit", "unet", "vae", "image_encoder"),
+    *("text_encoder", "text_encoder_2", "text_encoder_3", "visual", "audio_tower"),
+)
+
+#: How often one request goes through the weights, where nobody says: denoising steps, tokens.
+TYPICAL_PASSES = {
+    **dict.fromkeys(("transformer", "transformer_2", "dit", "unet"), 20),
+    **dict.fromkeys(("thinker", "talker", "language_model"), 100),
+}
+
+_HEADER_MAX = 100 << 20
+_NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
+_INDEX = ".safetensors.index.json"
+_BITS = re.compile(r"\d+")
+
+
+class NoSizes(PlanError):
+    """Nothing can be said of the size of this; the message says what can be given instead."""
+
+
+def named(text: str) -> Component | None:
+    """The component that `dit=40GiB` says, or None if it is none. Raises: NoSizes."""
+    name, equals, nbytes = text.partition("=")
+    if not equals or not name or Path(text).exists():
+        return None
+    try:
+        given = parse_size(nbytes)
+    except ValueError as exc:
+        raise NoSizes(f"{text}: {exc}") from exc
+    if not given:
+        raise NoSizes(f"{text}: a component of no bytes needs no plan")
+    return Component(name, given)
+
+
+def of_path(path: Path) -> list[Component]:
+    """The components of a model: a file or folder of safetensors, or a config. Raises: NoSizes."""
+    if path.is_dir():
+        return _of_folder(path)
+    if path.name.endswith(_INDEX):
+        return _of_tensors(_of_index(path), _called(path.parent))
+    if path.suffix == ".safetensors":
+        return _of_tensors(_header(path), path.stem)
+    if path.name == "model_index.json":
+        return _of_pipeline(path.parent)
+    if path.suffix == ".json":
+        return _of_config(path)
+    if path.exists():
+        raise NoSizes(f"{path} is neither safetensors nor a config; or give NAME=SIZE")
+    raise NoSizes(
+        f"{path} does not exist; give a file or folder of safetensors, a config.json, or "
+        "NAME=SIZE, as in dit=40GiB"
+    )
+
+
+def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
+    """The components that a running daemon has; parts of a family as the blocks of one."""
+    families: dict[str, dict[str, int]] = {}
+    for c in status:
+        if not c.name.startswith("workspace "):
+            families.setdefault(c.part_of or c.name, {})[c.name] = c.nbytes
+    return [_family(name, parts) for name, parts in families.items() if sum(parts.values())]
+
+
+def _family(name: str, parts: Mapping[str, int]) -> Component:
+    blocks = [nbytes for part, nbytes in parts.items() if part not in (name, f"{name}/rest")]
+    total = sum(parts.values())
+    if len(blocks) < 2:
+        return Component(name, total)
+    return Component(name, total, len(blocks), max(blocks), total - sum(blocks))
+
+
+# --- folders -----------------------------------------------------------------------------
+
+
+def _of_folder(folder: Path) -> list[Component]:
+    if (folder / "model_index.json").exists():
+        return _of_pipeline(folder)
+    if tensors := _tensors_in(folder):
+        return _of_tensors(tensors, _called(folder))
+    if (folder / "config.json").exists():
+        return _of_config(folder / "config.json")
+    raise NoSizes(f"{folder} has neither safetensors, nor a model_index.json, nor a config.json")
+
+
+def _of_pipeline(folder: Path) -> list[Component]:
+    """A diffusers pipeline: each of its folders with weights is a component."""
+    index = _json(folder / "model_index.json")
+    found = []
+    for name, entry in index.items():
+        weights = isinstance(entry, list) and _tensors_in(folder / name)
+        if weights:
+            found.append(_component(name, weights))
+    if not found:
+        raise NoSizes(f"{folder} has a model_index.json, but no folder of it has safetensors")
+    return found
+
+
+def _tensors_in(folder: Path) -> dict[str, int]:
+    """The tensors of the model in `folder`, each in one variant alone."""
+    indices = sorted(folder.glob(f"*{_INDEX}"), key=lambda p: len(p.name))
+    if indices:
+        return _of_index(indices[0])
+    files = sorted(folder.glob("*.safetensors"), key=lambda p: len(p.name))
+    stems = {p.stem for p in files}
+    tensors: dict[str, int] = {}
+    for path in files:
+        # model.fp16.safetensors beside model.safetensors is the same once more
+        if path.stem.rpartition(".")[0] not in stems:
+            tensors |= _header(path)
+    return tensors
+
+
+def _of_index(path: Path) -> dict[str, int]:
+    """The tensors that an index lists, by the headers of the files it names."""
+    listed = _json(path).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise NoSizes(f"{path} lists no tensors")
+    headers = {name: _header(path.parent / name) for name in sorted(set(listed.values()))}
+    try:
+        return {tensor: headers[file][tensor] for tensor, file in listed.items()}
+    except KeyError as exc:
+        raise NoSizes(f"{path} lists {exc}, which is not in its file") from exc
+
+
+def _called(folder: Path) -> str:
+    return folder.resolve().name or "model"
+
+
+# --- files -------------------------------------------------------------------------------
+
+
+def _header(path: Path) -> dict[str, int]:
+    """Bytes of each tensor in a safetensors file. Raises: NoSizes."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _HEADER_MAX:
+                raise ValueError("its header is longer than any is")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {name: e["data_offsets"][1] - e["data_offsets"][0] for name, e in header.items()}
+    except OSError as exc:
+        raise NoSizes(f"{path}: {exc.strerror}") from exc
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as exc:
+        raise NoSizes(f"{path} is no safetensors file: {exc}") from exc
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise NoSizes(f"{path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise NoSizes(f"{path}: {exc}") from exc
+    if not isinstance(found, dict):
+        raise NoSizes(f"{path} describes no model")
+    return found
+
+
+# --- tensors by their names --------------------------------------------------------------
+
+
+def _of_tensors(tensors: Mapping[str, int], name: str) -> list[Component]:
+    """The components of one model: its stages and the like if it has them, else itself."""
+    parts: dict[str, dict[str, int]] = {}
+    for tensor, nbytes in tensors.items():
+        top = tensor.partition(".")[0]
+        parts.setdefault(top if top in COMPONENTS else name, {})[tensor] = nbytes
+    return [_component(part, of) for part, of in parts.items() if sum(of.values())]
+
+
+def _component(name: str, tensors: Mapping[str, int]) -> Component:
+    """With its blocks: what the outermost numbers in the names of its tensors count."""
+    blocks: dict[tuple[str, str], int] = {}
+    for tensor, nbytes in tensors.items():
+        if numbered := _NUMBERED.match(tensor):
+            key = numbered.group(1), numbered.group(2)
+            blocks[key] = blocks.get(key, 0) + nbytes
+    total = sum(tensors.values())
+    if len(blocks) < 2 or 2 * sum(blocks.values()) < total:
+        return Component(name, total)
+    return Component(
+        name=name,
+        nbytes=total,
+        blocks=len(blocks),
+        block_bytes=max(blocks.values()),
+        rest_bytes=total - sum(blocks.values()),
+    )
+
+
+# --- configs -----------------------------------------------------------------------------
+
+
+def _of_config(path: Path) -> list[Component]:
+    """A Hugging Face config: the model is built without memory, and weighed. Needs transformers."""
+    config = _json(path)
+    architectures = config.get("architectures")
+    if not architectures:
+        raise NoSizes(f"{path} names no architecture; give its safetensors, or NAME=SIZE")
+    try:
+        import torch
+        import transformers
+    except ModuleNotFoundError as exc:
+        raise NoSizes(
+            f"{path}: {exc.name} is needed to build a model from its config: "
+            "pip install 'swapd[demo]', or give NAME=SIZE"
+        ) from exc
+    kind = getattr(transformers, architectures[0], None)
+    if kind is None:
+        raise NoSizes(f"{path}: transformers has no {architectures[0]}; give NAME=SIZE")
+    try:
+        made = kind.config_class.from_json_file(path)
+        with torch.device("meta"):
+            model = kind(made)
+    except Exception as exc:  # whatever a config can be wrong about
+        raise NoSizes(f"{path}: {architectures[0]} cannot be built from it: {exc}") from exc
+    item = _item_bytes(config)
+    tensors = {name: t.numel() * item for name, t in model.named_parameters()}
+    return _of_tensors(tensors, _called(path.parent))
+
+
+def _item_bytes(config: Mapping[str, Any]) -> int:
+    """Bytes of one number, by the dtype that the config or one in it names; else 16 bits."""
+    for key, value in config.items():
+        if key in ("dtype", "torch_dtype") and isinstance(value, str):
+            bits = _BITS.search(value)
+            return int(bits[0]) // 8 if bits else 2
+    inner = (v for v in config.values() if isinstance(v, dict) and _names_dtype(v))
+    return next((_item_bytes(v) for v in inner), 2)
+
+
+def _names_dtype(config: Mapping[str, Any]) -> bool:
+    return (
+        "dtype" in config
+        or "torch_dtype" in config
+        or any(isinstance(v, dict) and _names_dtype(v) for v in config.values())
+    )

@@ -1,0 +1,206 @@
+"""What is advised fits, waits least, and is what the rules say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swapd.plan.advise import (
+    SLOTS,
+    Advice,
+    Component,
+    DoesNotFit,
+    Memory,
+    Placement,
+    advise,
+)
+from tests.plan.test_stall import simulated
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def blocks(
+    name: str, gib: float, count: int, passes: int = 1, compute_s: float | None = None
+) -> Component:
+    nbytes = round(gib * GIB)
+    return Component(name, nbytes, count, -(-nbytes // count), 0, passes, compute_s)
+
+
+def ways(advice: Advice) -> dict[str, str]:
+    return {p.name: p.how for p in advice.placements}
+
+
+def placed(advice: Advice, name: str) -> Placement:
+    (found,) = [p for p in advice.placements if p.name == name]
+    return found
+
+
+# --- the examples of the documents --------------------------------------------------------
+
+
+def test_a_7b_model_on_a_card_of_16_gib_leaves_about_8_on_the_host() -> None:
+    """13.6 GiB of weights, 6.9 GiB of KV cache, and the 15 % that the engine is not given."""
+    memory = Memory(16 * GIB, kv_cache=round(6.9 * GIB), overhead=round(2.4 * GIB))
+    advice = advise([blocks("olmo", 13.6, 32)], memory, 25e9)
+    (olmo,) = advice.placements
+    assert olmo.how == "stream"
+    assert olmo.kept_bytes / GIB == pytest.approx(5.6, abs=0.2)
+    assert (olmo.nbytes - olmo.kept_bytes) / GIB == pytest.approx(8.0, abs=0.2)
+    assert olmo.step_s == pytest.approx(8.0 * GIB / 25e9, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gib", "how"), [(2, "keep"), (8, "keep"), (13.6, "stream"), (24, "stream")]
+)
+def test_only_what_does_not_fit_is_offloaded(gib: float, how: str) -> None:
+    memory = Memory(16 * GIB, kv_cache=4 * GIB, overhead=2 * GIB)
+    assert ways(advise([blocks("model", gib, 32)], memory, 25e9)) == {"model": how}
+
+
+def test_stages_that_fit_by_turns_alternate() -> None:
+    """Tokens go over the weights so often that they are loaded once, not streamed."""
+    stages = [
+        blocks("thinker", 17, 28, passes=100),
+        blocks("talker", 3, 24, passes=100),
+        blocks("code2wav", 1.5, 8),
+    ]
+    advice = advise(stages, Memory(24 * GIB, kv_cache=3 * GIB, overhead=2 * GIB), 25e9)
+    assert ways(advice) == {"thinker": "alternate", "talker": "alternate", "code2wav": "keep"}
+    assert advice.budget_bytes == round(18.5 * GIB)
+
+
+def test_a_dit_that_computes_long_enough_hides_its_copies() -> None:
+    memory = Memory(12 * GIB)
+    slow, fast = 2.0, 0.1
+    advice = advise([blocks("dit", 20, 40, passes=20, compute_s=slow)], memory, 25e9)
+    assert (placed(advice, "dit").step_s, advice.request_s) == (0.0, 0.0)
+    advice = advise([blocks("dit", 20, 40, passes=20, compute_s=fast)], memory, 25e9)
+    dit = placed(advice, "dit")
+    assert dit.step_s == pytest.approx((dit.nbytes - dit.kept_bytes) / 25e9 - fast)
+    assert dit.request_s == pytest.approx(20 * dit.step_s)
+
+
+def test_room_goes_to_what_is_passed_over_most_often() -> None:
+    components = [blocks("encoder", 8, 32), blocks("dit", 8, 32, passes=20)]
+    advice = advise(components, Memory(10 * GIB), 25e9)
+    assert placed(advice, "dit").how == "keep"
+    assert placed(advice, "encoder").how == "stream"
+
+
+# --- what fits ----------------------------------------------------------------------------
+
+
+def test_what_is_in_no_block_stays_in() -> None:
+    model = Component("model", 10 * GIB, 16, GIB // 2, rest_bytes=2 * GIB)
+    (placement,) = advise([model], Memory(4 * GIB), 25e9).placements
+    assert placement.kept_bytes == 2 * GIB + 2 * (GIB // 2)
+    with pytest.raises(DoesNotFit, match="in no block of model"):
+        advise([model], Memory(3 * GIB - MIB), 25e9)
+
+
+def test_blocks_take_whole_chunks() -> None:
+    exact = Component("model", 64 * 64 * MIB, 64, 64 * MIB)
+    wasteful = Component("model", 64 * 65 * MIB, 64, 65 * MIB)
+    assert advise([exact], Memory(GIB), 25e9).placements[0].kept_bytes == 14 * 64 * MIB
+    assert advise([wasteful], Memory(GIB), 25e9).placements[0].kept_bytes == 6 * 65 * MIB
+
+
+def test_small_blocks_are_streamed_in_groups() -> None:
+    tiny = Component("tiny", 256 * MIB, 256, MIB)
+    (placement,) = advise([tiny], Memory(192 * MIB), 25e9).placements
+    assert placement.kept_bytes == 64 * MIB  # beside two slots of 64 blocks each
+
+
+def test_the_sum_that_does_not_come_out_is_spelled_out() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        advise([blocks("dit", 40, 32)], Memory(4 * GIB, 2 * GIB, 0, GIB // 2), 25e9)
+    said = str(caught.value)
+    assert "4 GiB - 2 GiB KV cache - 512 MiB overhead leaves 1.5 GiB" in said
+    assert "2 blocks of dit (2.5 GiB) = 2.5 GiB" in said
+
+
+def test_what_leaves_no_room_at_all_is_said() -> None:
+    with pytest.raises(DoesNotFit, match="leaves nothing for weights"):
+        advise([blocks("dit", 1, 32)], Memory(4 * GIB, 5 * GIB), 25e9)
+
+
+def test_what_cannot_be_streamed_must_fit_whole() -> None:
+    with pytest.raises(DoesNotFit, match=r"vae whole \(3 GiB\).*--blocks vae=N"):
+        advise([Component("vae", 3 * GIB)], Memory(2 * GIB), 25e9)
+
+
+def test_many_components_are_not_weighed_for_ever() -> None:
+    many = [blocks(f"c{i}", 1, 16) for i in range(40)]
+    assert advise(many, Memory(36 * GIB), 25e9).budget_bytes <= 36 * GIB
+    assert advise(many, Memory(4 * GIB), 25e9).budget_bytes <= 4 * GIB
+
+
+def made(of: list[tuple[int, int, int, float | None]]) -> list[Component]:
+    return [
+        Component(f"c{i}", gib * GIB, count, gib * GIB // max(count, 1), 0, passes, compute)
+        for i, (gib, count, passes, compute) in enumerate(of)
+    ]
+
+
+COMPONENTS = st.lists(
+    st.tuples(
+        st.integers(1, 24),
+        st.sampled_from([0, 4, 24]),
+        st.sampled_from([1, 20]),
+        st.sampled_from([None, 0.05, 1.0]),
+    ),
+    min_size=1,
+    max_size=4,
+).map(made)
+
+
+def tried(components: list[Component], gib: int) -> Advice | None:
+    try:
+        return advise(components, Memory(gib * GIB), 25e9)
+    except DoesNotFit:
+        return None
+
+
+@given(COMPONENTS, st.integers(1, 60), st.integers(1, 20))
+def test_what_is_advised_fits_and_more_memory_never_waits_longer(
+    components: list[Component], gib: int, more: int
+) -> None:
+    advice = tried(components, gib)
+    if advice is None:
+        return
+    assert advice.budget_bytes <= gib * GIB
+    larger = tried(components, gib + more)
+    assert larger is not None
+    assert larger.request_s <= advice.request_s + 1e-9
+
+
+@given(COMPONENTS, st.integers(1, 60))
+def test_a_request_waits_as_long_as_was_said(components: list[Component], gib: int) -> None:
+    """Request after request, step by step: one place that all use in turn, one copy at a time."""
+    advice = tried(components, gib)
+    if advice is None:
+        return
+    waited = slack = 0.0
+    in_place = ""
+    for _ in range(3):
+        for c, p in zip(components, advice.placements, strict=True):
+            if p.how == "alternate":
+                waited += 0.0 if in_place == c.name else c.nbytes / 25e9
+            elif p.how == "stream":
+                once, most = streamed(c, p)
+                waited += once
+                slack += most
+            if p.how != "keep":
+                in_place = c.name
+    assert waited == pytest.approx(3 * advice.request_s, rel=1e-6, abs=slack + 1e-6)
+
+
+def streamed(c: Component, p: Placement) -> tuple[float, float]:
+    """Seconds a streamed component waits, and by how much the formula may be off."""
+    copy_s, compute_s = c.block_bytes / 25e9, (c.compute_s or 0.0) / c.blocks
+    moved = c.blocks - p.kept_bytes // c.block_bytes
+    every = c.blocks // moved
+    if every * moved != c.blocks:  # not evenly spread
+        return p.request_s, 0.0
+    waited = simulated(c.blocks, every, copy_s, compute_s, c.passes)
+    return waited, SLOTS * copy_s + every * compute_s

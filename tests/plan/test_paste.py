@@ -1,0 +1,85 @@
+"""What is printed to be pasted says what was advised, and is read back as such."""
+
+from pathlib import Path
+
+import pytest
+
+from swapd.plan import paste
+from swapd.plan.advise import Advice, Component, Memory, advise
+from swapd_client.offload.settings import from_yaml
+
+GIB = 1 << 30
+
+
+def advised(room: float, *components: Component) -> Advice:
+    return advise(components, Memory(round(room * GIB)), 25e9)
+
+
+def part(name: str, gib: float, count: int = 0, passes: int = 1) -> Component:
+    nbytes = round(gib * GIB)
+    return Component(name, nbytes, count, nbytes // max(count, 1), 0, passes)
+
+
+def written(folder: Path, advice: Advice) -> Path:
+    path = folder / "stages.yaml"
+    path.write_text(paste.stage_file(advice))
+    return path
+
+
+def test_what_fits_is_left_alone(tmp_path: Path) -> None:
+    advice = advised(8, part("model", 4, 16))
+    assert from_yaml(written(tmp_path, advice)).mode == "off"
+    assert paste.python(advice) == 'client.attach(model, ["model"], policy="resident")\n'
+    assert paste.serve(advice, "cuda:1") == "swapd serve --device cuda:1 --budget 4GiB\n"
+
+
+def test_what_is_streamed_in_part_says_how_much_stays_on_the_host(tmp_path: Path) -> None:
+    advice = advised(6, part("model", 16, 32))
+    settings = from_yaml(written(tmp_path, advice))
+    assert settings.mode == "partial"
+    kept = advice.placements[0].kept_bytes
+    assert 0 <= settings.offloaded_bytes - (16 * GIB - kept) < GIB // 8
+    assert 'enable_layerwise_offload=True, resident="5GiB"' in paste.python(advice)
+
+
+def test_stages_are_stages_of_the_file(tmp_path: Path) -> None:
+    advice = advised(
+        19, part("thinker", 17, 28, 100), part("talker", 3, 24, 100), part("code2wav", 1.5)
+    )
+    path = written(tmp_path, advice)
+    assert from_yaml(path, "thinker").mode == "alternating"
+    assert from_yaml(path, "talker").mode == "alternating"
+    assert from_yaml(path, "code2wav").mode == "off"
+    lines = paste.python(advice).splitlines()
+    assert lines == [
+        'client.attach(model, ["code2wav"], policy="resident")',
+        'client.attach(model, ["thinker", "talker"], cpu_offload_enabled=True)',
+    ]
+
+
+def test_components_of_one_stage_are_named_in_it(tmp_path: Path) -> None:
+    advice = advised(10, part("transformer", 9, passes=20), part("text_encoder", 8), part("vae", 1))
+    settings = from_yaml(written(tmp_path, advice))
+    assert settings.mode == "alternating"
+    assert settings.cpu_offload_components == ("transformer", "text_encoder")
+
+
+def test_several_that_are_streamed_are_streamed_by_layers(tmp_path: Path) -> None:
+    advice = advised(4, part("transformer", 16, 32, 20), part("text_encoder", 8, 32))
+    settings = from_yaml(written(tmp_path, advice))
+    assert settings.mode == "layerwise"
+    assert settings.cpu_offload_components == ("transformer", "text_encoder")
+
+
+def test_where_one_switch_is_too_few_the_file_says_so(tmp_path: Path) -> None:
+    advice = advised(9, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
+    text = paste.stage_file(advice)
+    assert "# and a, b, as in Python below" in text
+    assert from_yaml(written(tmp_path, advice)).mode == "layerwise"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0GiB"), (GIB, "1GiB"), (3 * GIB // 2, "1536MiB"), (7, "0MiB")]
+)
+def test_an_amount_is_never_more_than_it_is(nbytes: int, text: str) -> None:
+    assert paste.amount(nbytes) == text

@@ -1,0 +1,55 @@
+"""The closed forms against a step-by-step run: one copy engine, one that computes, two slots."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swapd.plan import stall
+
+
+def simulated(
+    blocks: int, every: int, copy_s: float, compute_s: float, passes: int, slots: int = 2
+) -> float:
+    """Seconds waited in `passes` over `blocks`, of which one in `every` is streamed."""
+    copied_at = computed_at = 0.0
+    left_at: list[float] = []  # when the block in each slot was done with, in order of use
+    for number in range(blocks * passes):
+        ready_at = 0.0
+        if number % every == 0:
+            free_at = left_at[-slots] if len(left_at) >= slots else 0.0
+            copied_at = ready_at = max(copied_at, free_at) + copy_s
+        computed_at = max(computed_at, ready_at) + compute_s
+        if number % every == 0:
+            left_at.append(computed_at)
+    return computed_at - blocks * passes * compute_s
+
+
+@given(
+    streamed=st.integers(2, 16),
+    every=st.integers(1, 4),
+    compute=st.floats(0.01, 4.0),
+    passes=st.integers(1, 20),
+)
+def test_streaming_waits_as_long_as_the_formula_says(
+    streamed: int, every: int, compute: float, passes: int
+) -> None:
+    blocks, copy_s = streamed * every, 1.0
+    transfer_s, share = blocks * copy_s, 1 - 1 / every
+    expected = stall.streamed_s(transfer_s, share, blocks * compute, passes)
+    waited = simulated(blocks, every, copy_s, compute, passes)
+    # the first block of all has nothing to hide behind, and what follows the last hides nothing
+    assert abs(waited - expected) <= 2 * copy_s + every * compute
+
+
+def test_what_is_kept_need_not_be_copied() -> None:
+    assert stall.step_s(8.0, 1.0, 0.0) == 0.0
+    assert stall.step_s(8.0, 0.5, 1.0) == pytest.approx(3.0)
+
+
+def test_computing_hides_copies_up_to_its_own_length() -> None:
+    assert stall.step_s(8.0, 0.0, 8.0) == 0.0
+    assert stall.streamed_s(8.0, 0.0, 6.0, 20) == pytest.approx(40.0)
+
+
+def test_whole_loads_are_waited_for_once_a_request() -> None:
+    assert stall.loaded_s(8.0) == 8.0
