@@ -235,10 +235,11 @@ class Victim(msgspec.Struct, frozen=True):
     nbytes: int
     bytes_back: int
     reason: str
+    part_of: str = ""
 
 
 class InTheWay(msgspec.Struct, frozen=True):
-    """What would have to be waited for, and why, for people."""
+    """What would have to be waited for, and why, for people. Of a family its name."""
 
     name: str
     why: str

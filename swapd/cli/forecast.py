@@ -17,16 +17,15 @@ def forecast(names: list[str], endpoint: str | None, json: bool) -> None:
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
     else:
-        console.print(page(reply))
+        console.print(page(names, reply))
 
 
-def page(reply: ForecastReply) -> Table:
-    """The answer for people."""
-    names = plain(" + ".join(reply.names))
+def page(names: list[str], reply: ForecastReply) -> Table:
+    """The answer for people who asked for `names`."""
     table = Table.grid(padding=(0, 2), expand=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    table.add_row("acquire", Text(names))
+    table.add_row("acquire", Text(plain(" + ".join(names))))
     table.add_row("copies in", _copies(reply))
     table.add_row("evicts", _victims(reply))
     if reply.bytes_back:
@@ -43,9 +42,20 @@ def _copies(reply: ForecastReply) -> str:
 
 
 def _victims(reply: ForecastReply) -> Text:
-    if reply.victims:
-        return Text(plain(", ".join(f"{v.name} ({size(v.nbytes)})" for v in reply.victims)))
-    return Text("nothing" if reply.at_once else "depends on who gives way")
+    """Parts of a family in one figure."""
+    if not reply.victims:
+        return Text("nothing" if reply.at_once else "depends on who gives way")
+    families: dict[str, list[int]] = {}
+    for v in reply.victims:
+        families.setdefault(v.part_of or v.name, []).append(v.nbytes)
+    return Text(
+        plain(
+            ", ".join(
+                f"{name} ({size(sum(parts))}{f' in {len(parts)} parts' if len(parts) > 1 else ''})"
+                for name, parts in families.items()
+            )
+        )
+    )
 
 
 def _waits(reply: ForecastReply) -> Text:

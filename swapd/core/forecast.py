@@ -65,13 +65,14 @@ def _room(
     if first:
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
     if leaving := [c for c in asked if _must_leave(ledger, c, w)]:
-        return [], [InTheWay(c.name, "leaving; it comes back when it has left") for c in leaving]
+        why = "leaving; it comes back when it has left"
+        return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in leaving))
     rivals = ledger.rivals(asked)
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
     room = choose(ledger, asked, missing, rivals, lambda c: stays_until(ledger, c) <= now)
     if room is None:
         going = in_the_way(ledger, asked, missing, rivals, w.owner)
-        return [], list(_blocking(ledger, asked, going, now))
+        return [], list(dict.fromkeys(_blocking(ledger, asked, going, now)))
     victims = [_victim(c, "alternating") for c in room.rivals]
     return victims + [_victim(c, "room") for c in room.victims], []
 
@@ -81,7 +82,12 @@ def _must_leave(ledger: Ledger, c: Component, w: Waiter) -> bool:
 
 
 def _victim(c: Component, reason: str) -> Victim:
-    return Victim(c.name, c.nbytes, c.nbytes if c.dirty else 0, reason)
+    return Victim(c.name, c.nbytes, c.nbytes if c.dirty else 0, reason, c.part_of)
+
+
+def _known_as(c: Component) -> str:
+    """The parts of a family are in the way together."""
+    return c.part_of or explain.called(c)
 
 
 def _first(ledger: Ledger, w: Waiter) -> InTheWay:
@@ -95,14 +101,14 @@ def _blocking(
     """Those that must go and cannot; and what is promised to others, which come first."""
     for c in going:
         if c.leases:
-            yield InTheWay(explain.called(c), f"leased by {', '.join(explain.holders(ledger, c))}")
+            yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
         elif (until := stays_until(ledger, c)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
-            yield InTheWay(c.name, why)
+            yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():
         if c.promised and c not in asked and c not in going:
             sessions = ", ".join(explain.who(ledger, s) for s in sorted({s for s, _ in c.promised}))
-            yield InTheWay(explain.called(c), f"coming in for {sessions}")
+            yield InTheWay(_known_as(c), f"coming in for {sessions}")
 
 
 # --- how long it would take --------------------------------------------------------------

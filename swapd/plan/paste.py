@@ -27,10 +27,10 @@ def stage_file(advice: Advice) -> str:
 
 
 def _settings(placements: list[Placement]) -> list[str]:
-    """One stage's. It has one switch: where ways are mixed, that of what is streamed."""
+    """One stage's. It has one switch: where that is too few, that of what is streamed."""
     streamed = [p for p in placements if p.how == "stream"]
     alternating = [p for p in placements if p.how == "alternate"]
-    moved = streamed or alternating
+    moved = [p for p in placements if p.how != "keep"]
     if not moved:
         return ["cpu_offload_enabled: false"]
     if len(streamed) == 1 and not alternating:
@@ -41,8 +41,10 @@ def _settings(placements: list[Placement]) -> list[str]:
         lines = ["cpu_offload_enabled: true", "cpu_offload_strategy: alternating"]
     if len(moved) < len(placements) or len(placements) > 1:
         lines.append(_names(moved))
-    if streamed and alternating:
-        lines.append(f"# and {_called(alternating)}, as in Python below: a stage has one switch")
+    if streamed and len(moved) > 1:
+        lines.append(
+            "# a stage has one switch: the lines of Python below say more exactly what to do"
+        )
     return lines
 
 
@@ -66,11 +68,10 @@ def python(advice: Advice) -> str:
         lines.append(f'client.attach(model, {_listed(kept)}, policy="resident")')
     if alternating := advice.treated("alternate"):
         lines.append(f"client.attach(model, {_listed(alternating)}, cpu_offload_enabled=True)")
-    for p in advice.treated("stream"):
-        kept_too = f', resident="{amount(p.kept_bytes)}"'
-        lines.append(
-            f"client.attach(model, {_listed([p])}, enable_layerwise_offload=True{kept_too})"
-        )
+    lines += [
+        f'client.attach(model, {_listed([p])}, resident="{amount(p.kept_bytes)}")'
+        for p in advice.treated("stream")
+    ]
     return "\n".join(lines) + "\n"
 
 

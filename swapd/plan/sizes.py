@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swapd.plan.advise import Component, PlanError
-from swapd.protocol import ComponentStatus
+from swapd.protocol import REST, ComponentStatus, part_name
 from swapd.units import parse_size
 
 #: What a part of a model is called that runs as a component of its own.
@@ -82,7 +82,8 @@ def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
 
 
 def _family(name: str, parts: Mapping[str, int]) -> Component:
-    blocks = [nbytes for part, nbytes in parts.items() if part not in (name, f"{name}/rest")]
+    rest = part_name(name, REST)
+    blocks = [nbytes for part, nbytes in parts.items() if part not in (name, rest)]
     total = sum(parts.values())
     if len(blocks) < 2:
         return Component(name, total)

@@ -157,7 +157,7 @@ def forecast(**changes: Any) -> str:
         "bytes_per_s": None,
     }
     out = StringIO()
-    Console(file=out, width=120).print(page(ForecastReply(**{**fields, **changes})))
+    Console(file=out, width=120).print(page(["a", "b"], ForecastReply(**{**fields, **changes})))
     return out.getvalue()
 
 
@@ -169,6 +169,8 @@ def test_a_forecast_reads_as_what_it_is() -> None:
     shown = forecast(victims=victims, bytes_back=GIB, seconds=0.5, bytes_per_s=6e9)
     assert "m (1 GiB)" in shown
     assert "about 500 ms, at the 6 GB/s measured" in shown
+    parts = tuple(Victim(f"dit/{i}", GIB, 0, "room", "dit") for i in range(3))
+    assert "dit (3 GiB in 3 parts)" in forecast(victims=parts)
     waits = forecast(waits_for=(InTheWay("x", "leased by y"),), seconds=0.5)
     assert "x: leased by y" in waits
     assert "once nobody has to be waited for" in waits

@@ -150,6 +150,19 @@ def test_what_is_promised_to_another_is_said(w: World) -> None:
     assert way == protocol.InTheWay("a", f"coming in for other (session {two})")
 
 
+def test_parts_of_a_family_are_asked_for_and_in_the_way_as_one(w: World) -> None:
+    one, two = pair(w)
+    for i in range(3):
+        w.register(one, f"dit/{i}", 2, part_of="dit")
+    w.register(two, "a", 6)
+    assert told(w, two, "dit").bytes_in == 6
+    w.touch(one, "dit")
+    assert {v.part_of for v in told(w, two, "a").victims} == {"dit"}
+    w.use(one, "dit/0", "dit/1", "dit/2")
+    (way,) = told(w, two, "a").waits_for
+    assert way.name == "dit"
+
+
 # --- what would be refused ---------------------------------------------------------------
 
 
