@@ -16,6 +16,7 @@ from swapd.bench import plain as plain_copy
 from swapd.bench import swap_in
 from swapd.cli.common import Endpoint, Json, ask, console, errors, plain
 from swapd.cli.forecast import forecast
+from swapd.device.driver import checked, load
 from swapd.plan import paste, sizes
 from swapd.plan.advise import CHUNK_BYTES, Advice, Component, Memory, Placement, PlanError, advise
 from swapd.protocol import StatusReply
@@ -256,11 +257,17 @@ def _memory(
 
 
 def _gpu_memory(device: str) -> int:
-    from swapd.device.driver import checked, load
-
+    """All memory of a GPU, by the driver. Raises: DeviceError, PlanError."""
+    number = _gpu_number(device)
     api = load()
-    number = checked(api, api.cuDeviceGet, int(device.partition(":")[2] or 0))
-    return int(checked(api, api.cuDeviceTotalMem, number))
+    return int(checked(api, api.cuDeviceTotalMem, checked(api, api.cuDeviceGet, number)))
+
+
+def _gpu_number(device: str) -> int:
+    number = device.removeprefix("cuda").removeprefix(":") or "0"
+    if not (device.startswith("cuda") and number.isdecimal()):
+        raise PlanError(f"there is no device {device!r}; use --device host, cuda or cuda:0")
+    return int(number)
 
 
 def _bandwidth(given: str | None, status: StatusReply | None, device: str | None) -> Bandwidth:
@@ -285,7 +292,8 @@ def _measured(device: str) -> float:
     if device == "host":
         swaps = swap_in.measure(device, _MEASURED_BYTES, _MEASURED_ROUNDS)
         return swaps.nbytes / swaps.swap_s
-    with plain_copy.copier(device, _MEASURED_BYTES) as copier:
+    gpu = f"cuda:{_gpu_number(device)}"
+    with plain_copy.copier(gpu, _MEASURED_BYTES) as copier:
         copier.copy()
         took_s = min(swap_in.seconds_of(copier.copy) for _ in range(_MEASURED_ROUNDS))
     return _MEASURED_BYTES / took_s

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from swapd.cli.forecast import page
 from swapd.protocol import ForecastReply, InTheWay, Victim
+from tests import fakecuda
 from tests.plan.test_sizes import layers, save
+from tests.processes import output_of
 
 from .conftest import MIB, Running, on_terminal, swapd
 
@@ -100,6 +102,20 @@ def test_what_makes_no_sense_is_named(words: tuple[str, ...], says: str) -> None
 
 def test_without_a_daemon_it_must_be_told(tmp_path: Path) -> None:
     assert "or say of what to plan" in refused("--endpoint", tmp_path)
+
+
+def test_a_gpu_says_how_much_memory_it_has_and_how_fast_its_copies_are() -> None:
+    program = "from swapd.cli import main\nimport sys\n"
+    program += "sys.argv = ['swapd', 'plan', 'a=64MiB', '--device', 'cuda:0', '--json']\nmain()"
+    with fakecuda.machine(total=512 * MIB) as fake:
+        report = json.loads(output_of(program, env=fake.environment()))
+    assert report["memory"]["total"] == 512 * MIB
+    assert report["bandwidth_from"] == "measured here now, on cuda:0"
+    assert report["serve"].startswith("swapd serve --device cuda:0")
+
+
+def test_a_device_that_is_none_is_refused() -> None:
+    assert "there is no device 'gpu7'" in refused("a=1GiB", "--device", "gpu7")
 
 
 # --- with a running daemon ---------------------------------------------------------------
