@@ -284,6 +284,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     hits: int
     swap_in_s: float | None
     part_of: str = ""
+    copy_s: float | None = None  # of the last swap-in, without its wait for other copies
 
 
 class SessionStatus(msgspec.Struct, frozen=True):

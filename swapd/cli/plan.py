@@ -277,8 +277,8 @@ def _bandwidth(given: str | None, status: StatusReply | None, device: str | None
             return Bandwidth(parse_rate(given), "as given")
         except ValueError as exc:
             raise PlanError(f"--bandwidth: {exc}") from exc
-    measured = [c for c in status.components if c.swap_in_s and c.nbytes] if status else []
-    if took_s := sum(c.swap_in_s or 0.0 for c in measured):
+    measured = [c for c in status.components if c.copy_s and c.nbytes] if status else []
+    if took_s := sum(c.copy_s or 0.0 for c in measured):
         nbytes = sum(c.nbytes for c in measured)
         return Bandwidth(nbytes / took_s, f"measured by the daemon, in {len(measured)} swap-ins")
     if device is not None:

@@ -312,6 +312,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         evictions=c.evictions,
         hits=c.hits,
         swap_in_s=c.swap_in_s,
+        copy_s=c.copy_s,
         part_of=c.part_of,
     )
 

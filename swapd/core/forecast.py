@@ -139,8 +139,8 @@ def _reply(
 
 def measured_rate(components: Iterable[Component]) -> float | None:
     """Bytes per second of the last swap-in of each; None if there was none."""
-    measured = [c for c in components if c.swap_in_s and c.nbytes and not c.workspace]
-    took_s = sum(c.swap_in_s or 0.0 for c in measured)
+    measured = [c for c in components if c.copy_s and c.nbytes and not c.workspace]
+    took_s = sum(c.copy_s or 0.0 for c in measured)
     return sum(c.nbytes for c in measured) / took_s if took_s else None
 
 
@@ -162,16 +162,20 @@ def _seconds(
     ahead = [c for c in coming if c.generation <= last and not c.workspace]
     if not loads and not ahead:
         return 0.0
-    times = [_swap_in_s(c, rate) for c in (*loads, *ahead)]
+    times = [_copy_s(c, rate) for c in (*loads, *ahead)]
     if rate is None or None in times:
         return None
-    done = sum(min(now - c.load_started, _swap_in_s(c, rate) or 0.0) for c in ahead)
-    back = sum(v.bytes_back for v in victims) / rate
-    return max(sum(t or 0.0 for t in times) - done, back)
+    under_way_s = 0.0
+    if ahead:
+        first = ahead[0]
+        so_far_s = now - max(first.load_started, ledger.copied_at)
+        under_way_s = min(so_far_s, _copy_s(first, rate) or 0.0)
+    back_s = sum(v.bytes_back for v in victims) / rate
+    return max(sum(t or 0.0 for t in times) - under_way_s, back_s)
 
 
-def _swap_in_s(c: Component, rate: float | None) -> float | None:
-    """Its own last one, else what the others' say."""
-    if c.swap_in_s is not None:
-        return c.swap_in_s
+def _copy_s(c: Component, rate: float | None) -> float | None:
+    """As its own last one took, else what the others' say."""
+    if c.copy_s is not None:
+        return c.copy_s
     return c.nbytes / rate if rate else (None if c.nbytes else 0.0)

@@ -93,6 +93,8 @@ class Ledger:
         #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor
         #: evicted to make room, since it could not come back.
         self.down = ""
+        #: When the last copy in ended: they run one after the other.
+        self.copied_at = 0.0
         #: Totals since the start, for status.
         self.loads = self.evictions = self.hits = self.bytes_in = self.bytes_out = 0
         self.peak_chunks = 0
@@ -436,6 +438,8 @@ class Ledger:
         c.resident_since = self.now
         c.swap_in_s = self.now - c.load_started
         if not c.workspace:
+            c.copy_s = self.now - max(c.load_started, self.copied_at)
+            self.copied_at = self.now
             c.loads += 1
             self.loads += 1
 

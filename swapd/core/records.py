@@ -99,6 +99,8 @@ class Component:
     last_used: float | None = None
     #: Measured: the last copy in, order to completion; and release to next acquire.
     swap_in_s: float | None = None
+    #: The same less what it waited for copies that were ordered before.
+    copy_s: float | None = None
     gap_s: float | None = None
     loads: int = 0
     evictions: int = 0

@@ -221,6 +221,25 @@ def test_else_the_rate_of_the_others_does(w: World) -> None:
     assert answer.seconds == pytest.approx(1.5)
 
 
+def test_what_a_copy_waited_for_others_is_not_its_own_time(w: World) -> None:
+    one, two = pair(w)
+    for name in ("a", "b", "c"):
+        w.register(one, name, 5)
+    first, second = w.acquire(one, "a"), w.acquire(two, "b")
+    w.now += 1.0
+    w.move("a")
+    w.now += 2.0
+    w.move("b")
+    w.release(first)
+    w.release(second)
+    assert w.ledger.components["b"].swap_in_s == pytest.approx(3.0)
+    answer = told(w, one, "c")
+    assert answer.bytes_per_s == pytest.approx(10 / 3.0)
+    load(w, one, "c", 1.0)
+    load(w, two, "a", 1.0)
+    assert told(w, one, "b").seconds == pytest.approx(2.0)
+
+
 def test_what_is_on_its_way_already_comes_first(w: World) -> None:
     one, two = pair(w)
     for name, nbytes in (("a", 2), ("b", 4), ("c", 4)):
