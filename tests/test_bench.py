@@ -21,6 +21,8 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
         "handle_busy_us",
         "fd_growth",
         "rss_growth_bytes",
+        "stream_ratio",
+        "stream_peak_blocks",
         "raw",
         "device",
     }
@@ -31,3 +33,9 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
     assert report["rss_growth_bytes"] < 2 << 20
     assert report["raw"]["leaks"]["swaps"] == 2000
     assert report["raw"]["leaks"]["idle_wakeups_per_s"] < 1
+    streaming = report["raw"]["stream"]
+    assert streaming.keys() >= {"stream_s", "alone_s"}
+    assert report["stream_peak_blocks"] <= 3
+    assert streaming["kept"] == {"4": "..k...k...k...k.", "8": ".k.k.k.k.k.k.k.k"}
+    for kept, copied in streaming["copied"].items():
+        assert abs(copied - (16 - int(kept))) <= 1, "but for one on its way as it was counted"

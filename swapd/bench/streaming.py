@@ -1,0 +1,139 @@
+"""A component streamed block by block, beside the same computation on what never moves.
+
+The device is so slow that a block's copy takes as long as its computation, and passes follow each
+other at once: whatever is not hidden shows.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+import swapd_client
+from swapd import spawn
+
+BLOCKS = 16
+#: Small, since the host copies by its own hands: what counts is how long it takes.
+BLOCK_BYTES = 4 << 20
+BLOCK_S = 0.03
+ROUNDS = 5
+
+
+class Streaming(msgspec.Struct, frozen=True):
+    """Seconds are medians of a pass over `blocks`, `rounds` of each side in turn."""
+
+    #: Streamed over computed alone, two slots.
+    ratio: float
+    stream_s: float
+    alone_s: float
+    blocks: int
+    block_bytes: int
+    #: What a block's computation takes, and its copy.
+    block_s: float
+    rounds: int
+    #: The most that was on the device at a time, in blocks.
+    peak_blocks: float
+    #: By how many blocks are kept: which, in their order; and how many a pass then copies.
+    kept: dict[int, str]
+    copied: dict[int, float]
+
+
+def measure(blocks: int = BLOCKS, rounds: int = ROUNDS) -> Streaming:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the other core copies
+    try:
+        return _measure(torch, blocks, rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
+    from swapd_client.offload.stream import Stream
+
+    side = int((BLOCK_BYTES // 4) ** 0.5)
+    x = torch.randn(1, side)
+    own = [torch.randn(side, side) for _ in range(blocks)]
+    lent = [weights.clone() for weights in own]
+    alone, streamed = [], []
+    with (
+        # room for all of them: what is not used was not needed
+        spawn.daemon(
+            budget=(blocks + 4) * BLOCK_BYTES, bandwidth=f"{int(BLOCK_BYTES / BLOCK_S)}B/s"
+        ) as daemon,
+        swapd_client.connect(daemon.folder, label="bench") as client,
+    ):
+        parts = {str(i): {"weights": weights} for i, weights in enumerate(lent)}
+        names = [c.name for c in client.register_family("dit", parts, resident=0)]
+        stream = Stream(client, "dit", None, names, slots=2)
+
+        def streamed_pass() -> None:
+            stream.enter()
+            for i, weights in enumerate(lent):
+                stream.need(i)
+                _compute(weights, x)
+                stream.done(i)
+            stream.leave()
+
+        def alone_pass() -> None:
+            for weights in own:
+                _compute(weights, x)
+
+        for _ in range(rounds):
+            alone.append(_seconds(alone_pass))
+            streamed_pass()
+            streamed.append(_seconds(streamed_pass))
+        peak = client.status().peak_bytes
+        kept, copied = {}, {}
+        for keep in (blocks // 4, blocks // 2):
+            client.set_resident("dit", keep * BLOCK_BYTES)
+            kept[keep] = _kept(client)
+            copied[keep] = _copied(client, streamed_pass)
+    alone_s, stream_s = statistics.median(alone), statistics.median(streamed)
+    return Streaming(
+        ratio=stream_s / alone_s,
+        stream_s=stream_s,
+        alone_s=alone_s,
+        blocks=blocks,
+        block_bytes=BLOCK_BYTES,
+        block_s=BLOCK_S,
+        rounds=rounds,
+        peak_blocks=peak / BLOCK_BYTES,
+        kept=kept,
+        copied=copied,
+    )
+
+
+def _compute(weights: Any, x: Any) -> None:
+    """A block's forward: it goes on with all of the weights until its time is over.
+
+    By the clock, since the machine's speed drifts and the device's does not: what shows is what
+    of the copies is not hidden.
+    """
+    until = time.perf_counter() + BLOCK_S
+    while time.perf_counter() < until:
+        x @ weights
+
+
+def _kept(client: swapd_client.Client) -> str:
+    """Which are kept, one character each."""
+    return "".join(
+        "." if c.policy == "sequential" else "k" for c in client.status().components if c.part_of
+    )
+
+
+def _copied(client: swapd_client.Client, run: Callable[[], None]) -> float:
+    """How many blocks a pass copies, once those that are kept are in."""
+    run()
+    before = client.status().bytes_in
+    run()
+    return (client.status().bytes_in - before) / BLOCK_BYTES
+
+
+def _seconds(what: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    what()
+    return time.perf_counter() - started
