@@ -3,6 +3,7 @@
 Aliasing, what `parameters()` does not show, representation: see README.md for the list.
 """
 
+import ctypes
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from swapd.device import vm
 from swapd_client import Client
 from tests.offload.modules import evict
 from tests.offload.twins import Lent, same
@@ -315,6 +317,34 @@ def test_registered_after_quantisation_it_is_what_that_left(client: Client) -> N
     for _ in range(3):
         assert torch.equal(lent.run(x), lent.twin(x))
     assert lent.module.get_parameter("packed").stride() == (1, 8)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_a_registration_that_fails_at_any_tensor_leaves_all_as_it_was(
+    client: Client, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    before = {name: (p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters()}
+    copies = iter(range(n + 1))
+
+    def copy(target: int, source: int, nbytes: int) -> None:
+        if next(copies) == n:
+            raise OSError("injected")
+        ctypes.memmove(target, source, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "copy", copy)
+        with pytest.raises(OSError, match="injected"):
+            client.register("m", module)
+    assert not client.status().components
+    assert client.status().master_bytes == 0
+    for name, parameter in module.named_parameters():
+        address, value = before[name]
+        assert parameter.data_ptr() == address
+        assert torch.equal(parameter, value)
+    client.register("m", module)
+    with client.acquire("m"):
+        assert all(torch.equal(p, before[name][1]) for name, p in module.named_parameters())
 
 
 def test_the_ledger_is_the_same_before_and_after_a_hundred_swaps(client: Client) -> None:
