@@ -177,11 +177,17 @@ def test_moves_and_casts(client: Client, make: Any) -> None:
 
 
 @every_kind
-def test_mutable_ones_are_loaded_into_the_inner_tensors(client: Client, make: Any) -> None:
-    lent = Lent(client, make, mutable=True)
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("mutable", [False, True])
+def test_what_is_loaded_goes_into_the_inner_tensors(
+    client: Client, make: Any, mutable: bool, assign: bool
+) -> None:
+    lent = Lent(client, make, mutable=mutable)
+    insides = [id(t) for p in lent.module.parameters() for t in inner(p)]
     torch.manual_seed(5)
     other = make()
-    lent.module.load_state_dict(other.state_dict())
+    lent.module.load_state_dict(other.state_dict(), assign=assign)
+    assert [id(t) for p in lent.module.parameters() for t in inner(p)] == insides
     x = given(make)
     assert torch.equal(lent.run(x), other(x))
     assert not torch.equal(lent.twin(x), other(x))
