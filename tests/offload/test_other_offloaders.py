@@ -77,6 +77,14 @@ def test_once_they_are_removed_it_is_taken(client: Client) -> None:
         assert torch.equal(model(TOKENS), expected)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_refused_by_name(client: Client) -> None:
+    model: Any = seeded(Model)
+    model.vae = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(InvalidSource, match=r"'vae' is scripted or traced"):
+        client.attach(model)
+
+
 def test_hooks_of_nobody_in_particular_are_no_obstacle(client: Client) -> None:
     seen = []
 

@@ -194,6 +194,11 @@ def refuse_hooked(roots: Mapping[str, Module]) -> None:
     """Raise for a module that another offloader moves."""
     for path, module in modules_of(roots).items():
         where = path or type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidSource(
+                f"{where!r} is scripted or traced (torch.jit), and runs without the hooks that "
+                "would bring its weights in: attach the module that it was made from"
+            )
         if hook := module.__dict__.get("_hf_hook"):
             raise InvalidSource(
                 f"{where!r} has `_hf_hook`, a {type(hook).__name__} of accelerate, which moves its "
