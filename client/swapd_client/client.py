@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,7 +22,7 @@ from swapd_client.errors import (
     SwapdError,
 )
 from swapd_client.keeper import Keeper
-from swapd_client.layout import Buffer, Segments
+from swapd_client.layout import Buffer, Ready, Segments
 from swapd_client.lease import HeldLease
 from swapd_client.linger import Held, Key
 from swapd_client.session import Session
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
     from swapd_client.offload.attachment import Attachment
     from swapd_client.offload.settings import OffloadSettings
+    from swapd_client.weights.safetensors import Files
 
-#: What can be registered: a module's parameters, named tensors, or named buffers.
-Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer]"
+#: What can be registered: a module's parameters, named tensors, named buffers, or what a load
+#: has planned.
+Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer] | Ready"
 
 
 def connect(
@@ -242,6 +244,94 @@ class Client:
             raise
         for part in parts:
             session.bind(part)
+
+    def load(
+        self,
+        name: str,
+        files: "Files",
+        module: "torch.nn.Module | None" = None,
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        segments: Segments = (),
+        prefix: str = "",
+        rename: Callable[[str], str | None] | None = None,
+        dtype: "torch.dtype | None" = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> Component:
+        """Register what safetensors files have, read straight into swapd: never held twice.
+
+        `files`: a file, several, a folder, or an index (`model.safetensors.index.json`). Of their
+        tensors those are taken that begin with `prefix`, without it, and called as `rename` says
+        (None: left out). `dtype` is what floating-point numbers are cast to, from 16 bits up.
+
+        With a `module`, on the meta device or not, its parameters become these tensors: ties are
+        kept, and what the files lack is an error that names it. Buffers are loaded too, and stay
+        private. Without one, `component.tensors` has them by name. `policy`, `group`, `mutable`
+        and `segments` are those of `register`.
+
+        Another process that loads the same from the same files shares the bytes, unless `mutable`.
+        `progress`: True for a bar (tqdm), or a callable that is told `(done, total)` in bytes;
+        without it there is a bar if somebody looks at stderr.
+
+        Blocks until all is read. Raises what `register` raises, InvalidSource also for files that
+        are damaged or do not fit the module; the module is then as it was.
+        """
+        from swapd_client.weights import load
+
+        with load.planned(
+            files,
+            module,
+            None,
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
+            segments=segments,
+            gpu=self.session.gpu_index,
+            progress=progress,
+            share=not mutable,
+        ) as layouts:
+            return self.register(name, layouts[""], policy=policy, group=group, mutable=mutable)
+
+    def load_family(
+        self,
+        name: str,
+        files: "Files",
+        parts: Mapping[str, Iterable[str]],
+        module: "torch.nn.Module | None" = None,
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        resident: int | str | None = None,
+        prefix: str = "",
+        rename: Callable[[str], str | None] | None = None,
+        dtype: "torch.dtype | None" = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> list[Component]:
+        """As `load`, in parts as of `register_family`.
+
+        `parts` has for each the names of its tensors, or of what they are in ("blocks.0"); what
+        none of them names is in the one that is called "rest".
+        """
+        from swapd_client.weights import load
+
+        with load.planned(
+            files,
+            module,
+            parts,
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
+            segments=(),
+            gpu=self.session.gpu_index,
+            progress=progress,
+            share=not mutable,
+        ) as layouts:
+            return self.register_family(
+                name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
+            )
 
     def set_resident(self, name: str, size: int | str | None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; the rest of it passes through.

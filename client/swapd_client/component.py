@@ -1,12 +1,16 @@
 """A component as the process that registered it sees it."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import BufferLayout, Layout
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Place(Protocol):
@@ -117,6 +121,14 @@ class Component:
     def span(self) -> int:
         """Its bytes, rounded up to whole pages."""
         return vm.round_up(max(self.nbytes, 1))
+
+    @property
+    def tensors(self) -> "Mapping[str, torch.Tensor]":
+        """What was loaded from files, by name. Its bytes may be touched under a lease only."""
+        tensors: Mapping[str, torch.Tensor] | None = getattr(self._layout, "tensors", None)
+        if tensors is None:
+            raise InvalidSource("this component was not loaded from files; use what it was made of")
+        return tensors
 
     def _close(self) -> None:
         if self._master is not None:

@@ -51,6 +51,10 @@ class Layout(Protocol):
         """
 
 
+class Ready:
+    """Layouts that are registered as they are, made by who knows what they are made from."""
+
+
 class InMemory:
     """Layouts that are filled by address."""
 

@@ -37,7 +37,7 @@ from swapd_client.errors import (
 )
 from swapd_client.files import Files
 from swapd_client.gpu import Gpu, GpuRange, GpuWork
-from swapd_client.layout import BufferLayout, Layout, Segments
+from swapd_client.layout import BufferLayout, Layout, Ready, Segments
 from swapd_client.lifeline import Lifeline
 from swapd_client.linger import Work
 from swapd_client.mapping import Range
@@ -175,6 +175,11 @@ class Session:
             raise from_refusal(reply)
         return reply
 
+    @property
+    def gpu_index(self) -> int | None:
+        """The number of the daemon's GPU in this process; None on the host device."""
+        return self.gpu.card.index if self.gpu else None
+
     def prepare(
         self,
         name: str,
@@ -192,7 +197,7 @@ class Session:
         with self._lock:
             if name in self.components:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
-        layout = _layout(source, segments, self.gpu.card.index if self.gpu else None)
+        layout = _layout(source, segments, self.gpu_index)
         where = self._reserve(layout.nbytes, writable=mutable)
         return Component(name, layout, where, mutable=mutable, part_of=part_of)
 
@@ -779,6 +784,9 @@ def _check_apart(parts: Iterable[Component]) -> None:
 
 
 def _layout(source: object, segments: Segments, gpu: int | None) -> Layout:
+    if isinstance(source, Ready):
+        layout: Any = source  # one of those that are
+        return layout  # type: ignore[no-any-return]
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         tensors = isinstance(source, torch.nn.Module) or (

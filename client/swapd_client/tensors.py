@@ -33,7 +33,25 @@ class Placed(NamedTuple):
     place: int
 
 
-class TensorLayout(InMemory):
+class PlacedTensors:
+    """What layouts of tensors know of where each is, to write to it."""
+
+    nbytes: int
+    #: What lies where; a tensor that wraps others is there as these ("weight.scale").
+    placed: tuple[Placed, ...]
+    #: Tied parameters, by their further names.
+    aliases: Mapping[str, str]
+
+    def names(self) -> Iterable[str]:
+        return [*(one.name for one in self.placed), *self.aliases]
+
+    def writer(self, values: Mapping[str, torch.Tensor]) -> Callable[[int], None]:
+        placed = {one.name: one for one in self.placed}
+        aliases = {name: placed[first] for name, first in self.aliases.items() if first in placed}
+        return write_over({**aliases, **placed}, values, self.nbytes)
+
+
+class TensorLayout(PlacedTensors, InMemory):
     """The parameters of a module, or named tensors, grouped by storage.
 
     Buffers of a module stay private: forward may write to them. If the component is to be on
@@ -68,7 +86,6 @@ class TensorLayout(InMemory):
             self._tensors.append(tensor)
             place = self._place(tensor) if tensor.numel() else 0
             placed.append(Placed(name, tensor.dtype, tuple(tensor.shape), tensor.stride(), place))
-        #: What lies where; a tensor that wraps others is there as these ("weight.scale").
         self.placed = tuple(placed)
         self.nbytes = packer.nbytes
         self.segments = tuple(packer.ends)
@@ -77,8 +94,7 @@ class TensorLayout(InMemory):
             repr((described, self.segments)).encode(), digest_size=16
         ).hexdigest()
 
-        #: Tied parameters, by their further names.
-        self._aliases = _aliases(source)
+        self.aliases = _aliases(source)
 
     @property
     def memory(self) -> Collection[int]:
@@ -116,14 +132,6 @@ class TensorLayout(InMemory):
         if self._remote:
             self._remote.clear()
             torch.cuda.empty_cache()  # the memory they had is the driver's again
-
-    def names(self) -> Iterable[str]:
-        return [*(placed.name for placed in self.placed), *self._aliases]
-
-    def writer(self, values: Mapping[str, torch.Tensor]) -> Callable[[int], None]:
-        placed = {one.name: one for one in self.placed}
-        aliases = {name: placed[first] for name, first in self._aliases.items() if first in placed}
-        return write_over({**aliases, **placed}, values, self.nbytes)
 
     def _view(
         self, bases: Mapping[int, torch.UntypedStorage], tensor: torch.Tensor

@@ -10,7 +10,7 @@ import torch
 from swapd_client.client import Client
 from swapd_client.component import Component
 from swapd_client.offload.copies import Copies, start_of
-from swapd_client.tensors import TensorLayout, inner_names, is_wrapper
+from swapd_client.tensors import PlacedTensors, inner_names, is_wrapper
 
 #: Takes a lease on all of the components, in a `with` block.
 Hold = Callable[[], AbstractContextManager[object]]
@@ -113,7 +113,7 @@ def _unwrapped(
 def _name_in(part: Component, tensor: torch.Tensor) -> str:
     """A tensor's name in its component; if it has several, they are of the same bytes."""
     layout = part._layout
-    assert isinstance(layout, TensorLayout)
+    assert isinstance(layout, PlacedTensors)
     sought = (
         tensor.dtype,
         tuple(tensor.shape),

@@ -1,0 +1,160 @@
+"""The places in a module that loaded tensors are for: parameters, and buffers that are kept.
+
+Parameters become views of the component. Buffers stay private, as with `register`: forward may
+write to them.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+
+import torch
+
+from swapd_client.errors import InvalidSource
+
+log = logging.getLogger("swapd_client")
+
+#: A dict of a module, and a key in it.
+_Place = tuple[dict[str, torch.nn.Parameter | None], str]
+
+
+class Slots:
+    """One parameter: all names and places it has in a module."""
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter = parameter
+        self.names: list[str] = []
+        self._places: list[_Place] = []
+
+    def add(self, name: str, place: _Place) -> None:
+        self.names.append(name)
+        self._places.append(place)
+
+    def put(self, tensor: torch.Tensor) -> torch.nn.Parameter:
+        """Have the parameter be `tensor`; return it.
+
+        It stays the same object, unless it was on the meta device: then another takes its place
+        everywhere, with its attributes.
+        """
+        parameter = self.parameter
+        if not parameter.is_meta:
+            parameter.data = tensor
+            return parameter
+        differentiable = tensor.is_floating_point() or tensor.is_complex()
+        new = torch.nn.Parameter(tensor, requires_grad=parameter.requires_grad and differentiable)
+        vars(new).update(vars(parameter))
+        for table, key in self._places:
+            table[key] = new
+        return new
+
+
+class Into:
+    """What of a module is to be loaded."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._slots = _parameters(module)
+        #: Buffers that a checkpoint has, by name; and where they are.
+        self.buffers: dict[str, torch.Tensor] = {}
+        self._tables: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {}
+        self._loaded: dict[str, torch.Tensor] = {}
+        bare = []
+        for prefix, sub in module.named_modules():
+            for key, buffer in sub._buffers.items():
+                name = f"{prefix}.{key}".lstrip(".")
+                if buffer is None:
+                    continue
+                self._tables[name] = sub._buffers, key
+                if key not in sub._non_persistent_buffers_set:
+                    self.buffers[name] = buffer
+                elif buffer.is_meta:
+                    bare.append(name)
+        if bare:
+            raise InvalidSource(
+                f"no file has these buffers, and they are on the meta device: {_listed(bare)}. "
+                "Build the module so that only its parameters are there (accelerate's "
+                "init_empty_weights(include_buffers=False)), or make these buffers anew first"
+            )
+
+    def match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slots]:
+        """The slots by the name of the tensor that is for each. Raises: InvalidSource."""
+        matched: dict[str, Slots] = {}
+        missing = [n for n, b in self.buffers.items() if n not in shapes and b.is_meta]
+        for slots in self._slots:
+            name = next((n for n in slots.names if n in shapes), None)
+            if name is None:
+                missing.append(slots.names[0])
+            else:
+                matched[name] = slots
+        if missing:
+            others = sorted(shapes.keys() - self._tables.keys() - self._names())
+            hint = f" The files also have {_listed(others)}." if others else ""
+            raise InvalidSource(
+                f"the files do not have {_listed(missing)}.{hint} Give prefix= or rename= if they "
+                "are called otherwise there"
+            )
+        for name, shape in shapes.items():
+            there = matched[name].parameter if name in matched else self.buffers.get(name)
+            if there is not None and tuple(there.shape) != shape:
+                raise InvalidSource(
+                    f"{name!r} has shape {shape} in the files, and {tuple(there.shape)} in the "
+                    "module; build it with the configuration of the checkpoint"
+                )
+        return matched
+
+    def load_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Note what they are to become. What can fail does so here."""
+        for name, value in values.items():
+            there = self.buffers[name]
+            dtype = value.dtype if there.is_meta else there.dtype
+            self._loaded[name] = value.to(self._device, dtype)
+        for name, (table, key) in self._tables.items():
+            buffer = table[key]
+            if name not in self._loaded and buffer is not None and buffer.device != self._device:
+                self._loaded[name] = buffer.to(self._device)
+
+    def say_unexpected(self, names: Collection[str]) -> None:
+        """Log which tensors of the files are for nothing."""
+        unexpected = sorted(set(names) - self.buffers.keys() - self._names())
+        if unexpected:
+            log.warning("the module has no place for %s, which the files have", _listed(unexpected))
+
+    def finish(self) -> None:
+        """The parameters are in their places: put the buffers into theirs."""
+        for name, value in self._loaded.items():
+            table, key = self._tables[name]
+            there = table[key]
+            assert there is not None
+            if there.device == value.device and there.shape == value.shape:
+                with torch.no_grad():
+                    there.copy_(value)
+            else:
+                table[key] = value
+
+    def _names(self) -> set[str]:
+        return {name for slots in self._slots for name in slots.names}
+
+
+def _parameters(module: torch.nn.Module) -> list[Slots]:
+    found: dict[int, Slots] = {}
+    for prefix, sub in module.named_modules(remove_duplicate=False):
+        for key, parameter in sub._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{key}".lstrip(".")
+            if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+                raise InvalidSource(f"{name!r} has no shape yet; run the module once, then load")
+            if type(parameter) is not torch.nn.Parameter:
+                raise InvalidSource(
+                    f"{name!r} is a {type(parameter).__name__}; only plain parameters can be "
+                    "loaded: load the module otherwise, then register it"
+                )
+            slots = found.setdefault(id(parameter), Slots(parameter))
+            slots.add(name, (sub._parameters, key))
+    return list(found.values())
+
+
+def _listed(names: Collection[str], most: int = 8) -> str:
+    some = list(names)[:most]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(some) + more

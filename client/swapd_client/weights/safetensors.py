@@ -1,0 +1,239 @@
+"""Safetensors files: which tensors they have, and where. No torch, and nothing is mapped.
+
+A file is 8 bytes of length, so many bytes of JSON, then the tensors without gaps. What a header
+says is checked here, so that whoever reads may rely on it: every tensor lies in the file, is as
+long as its shape and dtype say, and overlaps no other.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from pathlib import Path, PurePath
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from swapd.fds import OwnedFd
+from swapd_client.errors import InvalidSource
+
+#: A path, several, a folder, or an index.
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+#: Bytes of an item.
+ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+#: No header is longer; what claims to be is no header.
+HEADER_MAX_BYTES = 100 << 20
+
+#: More than any tensor has; their product is to be a number of reasonable length.
+_DIMENSIONS_MAX = 64
+
+_SUFFIX = ".safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: `nbytes` bytes from `offset` on, counted from the file's begin."""
+
+    file: "File"
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class File:
+    """A file that is open for reading, and what identified it then. Close it, or use `with`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: InvalidSource if it cannot be opened."""
+        self.path = path
+        try:
+            self.fd = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as exc:
+            raise InvalidSource(f"{path} cannot be read: {exc.strerror}") from exc
+        #: Device, inode, size, and time of the last change: another file has others.
+        self.identity = self._identify()
+
+    def __repr__(self) -> str:
+        return f"<File {self.path}>"
+
+    @property
+    def nbytes(self) -> int:
+        return self.identity[2]
+
+    def check_unchanged(self) -> None:
+        """Raise InvalidSource if it was written to since it was opened."""
+        if self._identify() != self.identity:
+            raise InvalidSource(f"{self.path} was changed while it was read; load it again")
+
+    def close(self) -> None:
+        self.fd.close()
+
+    def _identify(self) -> tuple[int, int, int, int]:
+        now = os.fstat(self.fd.fileno())
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[_Size]
+    data_offsets: tuple[_Size, _Size]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
+_decode_tensor = msgspec.json.Decoder(_Tensor).decode
+_decode_index = msgspec.json.Decoder(_Index).decode
+#: What decoders raise for what is not JSON, not UTF-8, or nested without end.
+_NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def open_all(files: Files) -> tuple[list[File], dict[str, Stored]]:
+    """Open all files, and read their headers: the files, to be closed, and the tensors by name.
+
+    `files`: a file, several, a folder with some or with their index, or an index
+    (`model.safetensors.index.json`), of which only what it lists is taken. Raises: InvalidSource.
+    """
+    opened: list[File] = []
+    try:
+        tensors: dict[str, Stored] = {}
+        for path, listed in _paths(files):
+            opened.append(File(path))
+            for stored in header(opened[-1]):
+                if listed is None or stored.name in listed:
+                    _add(tensors, stored)
+            for name in listed or ():
+                if name not in tensors or tensors[name].file is not opened[-1]:
+                    raise InvalidSource(f"{path} has no tensor {name!r}, which the index says")
+    except BaseException:
+        for file in opened:
+            file.close()
+        raise
+    return opened, tensors
+
+
+def header(file: File) -> list[Stored]:
+    """The tensors of a file, in the order of their bytes. Raises: InvalidSource."""
+    path, fd = file.path, file.fd.fileno()
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    begin = 8 + length
+    if file.nbytes < 8 or begin > file.nbytes or length > HEADER_MAX_BYTES:
+        raise _bad(path, f"it has {file.nbytes} bytes, and its header would end at {begin}")
+    try:
+        entries = _decode_header(os.pread(fd, length, 8))
+        if metadata := entries.pop("__metadata__", None):
+            _decode_metadata(metadata)
+        found = {name: _decode_tensor(raw) for name, raw in entries.items()}
+    except _NOT_JSON as exc:
+        raise _bad(path, str(exc)) from exc
+    return _checked(file, begin, found)
+
+
+def _checked(file: File, begin: int, found: Mapping[str, _Tensor]) -> list[Stored]:
+    stored = []
+    end = 0
+    for name, tensor in sorted(found.items(), key=lambda item: item[1].data_offsets):
+        if tensor.dtype not in ITEM_BYTES:
+            raise _bad(file.path, f"{name!r} is of dtype {tensor.dtype!r}, which is not known")
+        if len(tensor.shape) > _DIMENSIONS_MAX:
+            raise _bad(file.path, f"{name!r} has {len(tensor.shape)} dimensions")
+        start, stop = tensor.data_offsets
+        nbytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        if stop - start != nbytes:
+            raise _bad(
+                file.path,
+                f"{name!r} of shape {tensor.shape} and dtype {tensor.dtype} has {nbytes} bytes, "
+                f"and its place is {start} to {stop}",
+            )
+        if start != end:
+            what = "overlaps another tensor" if start < end else "comes after a gap"
+            raise _bad(file.path, f"{name!r} {what}, at {start}")
+        end = stop
+        stored.append(Stored(file, name, tensor.dtype, tuple(tensor.shape), begin + start, nbytes))
+    if begin + end != file.nbytes:
+        raise _bad(file.path, f"its tensors end at {begin + end}, the file at {file.nbytes}")
+    return stored
+
+
+def _bad(path: Path, why: str) -> InvalidSource:
+    return InvalidSource(
+        f"{path} is no safetensors file, or was cut short: {why}. Fetch or save it again"
+    )
+
+
+def _add(tensors: dict[str, Stored], stored: Stored) -> None:
+    if stored.name in tensors:
+        raise InvalidSource(
+            f"{stored.name!r} is in {tensors[stored.name].file.path} and in {stored.file.path}; "
+            "load files of one checkpoint"
+        )
+    tensors[stored.name] = stored
+
+
+def _paths(files: Files) -> list[tuple[Path, set[str] | None]]:
+    """Each file, and which of its tensors are meant; None: all."""
+    if not isinstance(files, str | os.PathLike):
+        return [found for one in files for found in _paths(one)]
+    path = Path(files)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.name.endswith(".json"):
+        return _in_index(path)
+    return [(path, None)]
+
+
+def _in_folder(folder: Path) -> list[tuple[Path, set[str] | None]]:
+    indices = sorted(folder.glob(f"*{_INDEX_SUFFIX}"))
+    if len(indices) == 1:
+        return _in_index(indices[0])
+    files = sorted(folder.glob(f"*{_SUFFIX}"))
+    if indices or not files:
+        there = ", ".join(_some(p.name for p in indices or sorted(folder.iterdir()))) or "nothing"
+        what = "several indices; name one" if indices else f"no {_SUFFIX} file"
+        raise InvalidSource(f"{folder} has {what}: there is {there}")
+    return [(file, None) for file in files]
+
+
+def _in_index(path: Path) -> list[tuple[Path, set[str] | None]]:
+    try:
+        index = _decode_index(path.read_bytes())
+    except OSError as exc:
+        raise InvalidSource(f"{path} cannot be read: {exc.strerror}") from exc
+    except _NOT_JSON as exc:
+        raise InvalidSource(f"{path} is no index of safetensors files: {exc}") from exc
+    listed: dict[str, set[str]] = {}
+    for name, file in index.weight_map.items():
+        if PurePath(file).name != file:
+            raise InvalidSource(f"{path} names {file!r}, which is no file beside it")
+        listed.setdefault(file, set()).add(name)
+    return [(path.parent / file, names) for file, names in sorted(listed.items())]
+
+
+def _some(names: Iterable[str], most: int = 5) -> list[str]:
+    known = list(names)
+    return known[:most] + ([f"{len(known) - most} more"] if len(known) > most else [])

@@ -1,0 +1,211 @@
+"""Two processes that load the same files: one copy in host memory, whoever dies when."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import swapd_client
+from swapd import spawn
+from swapd_client import Client
+from tests.processes import start_python
+
+MIB = 1 << 20
+NBYTES = 8 * MIB
+
+#: Loads what it is told, and says how; then does as it is told, a line each.
+LOADS = """
+import hashlib, json, sys, torch, swapd_client
+torch.set_num_threads(1)
+folder, name, files, stop_at = sys.argv[1:]
+client = swapd_client.connect(folder, label=name)
+read = []
+
+def progress(done, total):
+    read.append(done)
+    if stop_at == "filling":
+        print("filling", flush=True)
+        sys.stdin.readline()
+
+print("here", flush=True)
+part = client.load(name, files, progress=progress)
+print("loaded", flush=True)
+for line in sys.stdin:
+    with client.acquire(name):
+        values = b"".join(t.numpy().tobytes() for _, t in sorted(part.tensors.items()))
+    print(json.dumps([hashlib.sha256(values).hexdigest(), bool(read)]), flush=True)
+"""
+
+
+@pytest.fixture
+def daemon() -> Iterator[spawn.Spawned]:
+    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: spawn.Spawned) -> Iterator[Client]:
+    with swapd_client.connect(daemon.folder) as client:
+        yield client
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    tensors = {n: torch.randn(NBYTES // 8) for n in ("a", "b")}
+    save_file(tensors, tmp_path / "x.safetensors")
+    return tmp_path
+
+
+class Loader:
+    """A process that loads `files`."""
+
+    def __init__(
+        self, daemon: spawn.Spawned, name: str, files: Path, *, stop_at: str = "never"
+    ) -> None:
+        self.process: subprocess.Popen[str] = start_python(
+            LOADS, daemon.folder, name, files, stop_at
+        )
+        self.expect("here")
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.__exit__(None, None, None)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def expect(self, line: str) -> None:
+        assert self.line() == line
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def bits(self) -> tuple[str, bool]:
+        """A digest of its values, and whether it has read them itself."""
+        self.go_on()
+        digest, read = json.loads(self.line())
+        return digest, read
+
+    def die(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def await_components(client: Client, *names: str) -> None:
+    """Until these are registered, or being so."""
+    while {c.name for c in client.status().components} != set(names):
+        pass
+
+
+def host_bytes(daemon: spawn.Spawned) -> int:
+    """What the daemon has of masters in memory, mapped or not, each counted once."""
+    seen: dict[int, int] = {}
+    for fd in Path(f"/proc/{daemon.pid}/fd").iterdir():
+        if "memfd:swapd-master" in str(fd.readlink()):
+            at = fd.stat()
+            seen[at.st_ino] = at.st_blocks * 512
+    return sum(seen.values())
+
+
+@pytest.fixture
+def digest(files: Path) -> str:
+    import hashlib
+
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = load_file(files / "x.safetensors")
+    values = b"".join(t.numpy().tobytes() for _, t in sorted(tensors.items()))
+    return hashlib.sha256(values).hexdigest()
+
+
+def test_the_second_has_the_bits_and_reads_nothing(
+    daemon: spawn.Spawned, client: Client, files: Path, digest: str
+) -> None:
+    with Loader(daemon, "one", files) as one:
+        one.expect("loaded")
+        with Loader(daemon, "two", files) as two:
+            two.expect("loaded")
+            assert client.status().master_bytes == NBYTES
+            assert host_bytes(daemon) == NBYTES
+            assert one.bits() == (digest, True)
+            assert two.bits() == (digest, False)
+
+
+def test_who_comes_while_the_first_reads_waits_for_it(
+    daemon: spawn.Spawned, client: Client, files: Path, digest: str
+) -> None:
+    with (
+        Loader(daemon, "one", files, stop_at="filling") as one,
+        Loader(daemon, "two", files) as two,
+    ):
+        one.expect("filling")
+        await_components(client, "one", "two")
+        assert client.status().master_bytes == NBYTES, "two waits for it"
+        one.go_on()
+        one.expect("loaded")
+        two.expect("loaded")
+        assert one.bits() == (digest, True)
+        assert two.bits() == (digest, False)
+        assert host_bytes(daemon) == NBYTES
+
+
+def test_if_the_first_is_killed_before_its_commit_the_second_reads(
+    daemon: spawn.Spawned, client: Client, files: Path, digest: str
+) -> None:
+    with (
+        Loader(daemon, "one", files, stop_at="filling") as one,
+        Loader(daemon, "two", files) as two,
+    ):
+        one.expect("filling")
+        await_components(client, "one", "two")
+        one.die()
+        two.expect("loaded")
+        assert two.bits() == (digest, True)
+        await_components(client, "two")
+
+
+def test_if_the_first_is_killed_after_it_the_bytes_stay_with_the_second(
+    daemon: spawn.Spawned, client: Client, files: Path, digest: str
+) -> None:
+    with Loader(daemon, "one", files) as one, Loader(daemon, "two", files) as two:
+        one.expect("loaded")
+        two.expect("loaded")
+        one.die()
+        await_components(client, "two")
+        assert two.bits() == (digest, two.bits()[1])
+        with Loader(daemon, "three", files) as three:
+            three.expect("loaded")
+            assert three.bits() == (digest, False)
+            assert host_bytes(daemon) == NBYTES
+    await_components(client)
+    while client.status().master_bytes:
+        pass
+    assert host_bytes(daemon) == 0
+
+
+def test_who_is_killed_while_it_waits_leaves_nothing(
+    daemon: spawn.Spawned, client: Client, files: Path, digest: str
+) -> None:
+    with Loader(daemon, "one", files, stop_at="filling") as one:
+        one.expect("filling")
+        with Loader(daemon, "two", files) as two:
+            await_components(client, "one", "two")
+            two.die()
+        await_components(client, "one")
+        one.go_on()
+        one.expect("loaded")
+        assert one.bits() == (digest, True)
+        assert host_bytes(daemon) == NBYTES
