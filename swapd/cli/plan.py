@@ -55,6 +55,7 @@ class Report(msgspec.Struct, frozen=True):
     budget_bytes: int
     request_s: float
     moved_bytes: int
+    lru_bytes: int | None
     stage_file: str
     python: str
     serve: str
@@ -72,7 +73,6 @@ _Acquire = Annotated[
     bool,
     typer.Option("--acquire", help="Say what acquiring these components would do now, instead"),
 ]
-_Size = Annotated[str | None, typer.Option(help="As in 16GiB")]
 _Passes = Annotated[
     list[str] | None,
     typer.Option(help="Passes over a component's weights in a request, as in dit=20"),
@@ -88,11 +88,17 @@ _Compute = Annotated[
 def plan(
     sources: _Sources = None,
     acquire: _Acquire = False,
-    device_memory: _Size = None,
-    kv_cache: _Size = None,
-    activations: _Size = None,
-    overhead: _Size = None,
-    bandwidth: Annotated[str | None, typer.Option(help="Of copies, as in 25GB/s")] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(help="As in 16GiB; default: a daemon's budget, or all of a GPU")
+    ] = None,
+    kv_cache: Annotated[str | None, typer.Option(help="What it takes of that, as in 3GiB")] = None,
+    activations: Annotated[str | None, typer.Option(help="What they take of that")] = None,
+    overhead: Annotated[
+        str | None, typer.Option(help="What contexts and graphs take; default: a tenth")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of copies, as in 25GB/s; default: measured")
+    ] = None,
     passes: _Passes = None,
     blocks: _Blocks = None,
     compute: _Compute = None,
@@ -318,6 +324,7 @@ def _report(advice: Advice, speed: Bandwidth, device: str, notes: list[str]) -> 
         budget_bytes=advice.budget_bytes,
         request_s=advice.request_s,
         moved_bytes=advice.moved_bytes,
+        lru_bytes=advice.lru_bytes,
         stage_file=paste.stage_file(advice),
         python=paste.python(advice),
         serve=paste.serve(advice, device),
@@ -348,8 +355,14 @@ def page(report: Report) -> RenderableType:
 def _cost(report: Report) -> str:
     if not report.moved_bytes:
         return "everything fits: nothing is moved, nobody waits"
-    return (
+    said = (
         f"a request moves {size(report.moved_bytes)} and waits {seconds(report.request_s)} for it"
+    )
+    if report.lru_bytes is None:
+        return f"{said}; by lru alone, as wholes, it could not run"
+    by_lru_s = report.lru_bytes / report.bytes_per_s
+    return (
+        f"{said}; by lru alone it would move {size(report.lru_bytes)} and wait {seconds(by_lru_s)}"
     )
 
 

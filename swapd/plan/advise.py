@@ -98,6 +98,8 @@ class Advice(msgspec.Struct, frozen=True):
     placements: tuple[Placement, ...]
     #: What the daemon should own: all that is kept, and the place of what is not.
     budget_bytes: int
+    #: What a request would move by LRU alone; None if something is too large for that.
+    lru_bytes: int | None = None
 
     @property
     def request_s(self) -> float:
@@ -117,7 +119,7 @@ def advise(
     bytes_per_s: float,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Advice:
-    """The best treatment of `components`, copied in at `bytes_per_s`.
+    """The best treatment of `components`, of which there is one, copied in at `bytes_per_s`.
 
     Raises: DoesNotFit.
     """
@@ -129,7 +131,8 @@ def advise(
             if found is not None and (best is None or _rank(found) < _rank(best)):
                 best = found
         if best is not None:
-            return best
+            by_lru = stall.lru_bytes([c.nbytes for c in components], memory.room)
+            return msgspec.structs.replace(best, lru_bytes=by_lru)
     raise DoesNotFit(_too_much(grouped, memory, chunk_bytes))
 
 

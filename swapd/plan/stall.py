@@ -4,6 +4,34 @@ A component is used once in a request, in `passes` passes over its weights (deno
 tokens). Its transfer takes `transfer_s`; one pass computes for `compute_s`. One copy at a time.
 """
 
+from collections.abc import Sequence
+
+from swapd.core.policy import victims
+
+#: Requests after which what is in no longer depends on how it began, and those that are counted.
+_WARM_UP = 3
+_COUNTED = 12
+
+
+def lru_bytes(sizes: Sequence[int], room: int) -> int | None:
+    """Loaded as wholes, least recently used out, request after request: the bytes of one.
+
+    What swapd does if nothing is planned. None if one of them is larger than `room`.
+    """
+    if max(sizes) > room:
+        return None
+    there: dict[str, int] = {}
+    moved = 0
+    for request in range(_WARM_UP + _COUNTED):
+        for name, nbytes in ((str(i), n) for i, n in enumerate(sizes)):
+            if name not in there:
+                short = nbytes - (room - sum(there.values()))
+                for victim in victims(short, list(there.items())) or ():
+                    del there[victim]
+                moved += nbytes if request >= _WARM_UP else 0
+            there[name] = there.pop(name, nbytes)
+    return moved // _COUNTED
+
 
 def loaded_s(transfer_s: float) -> float:
     """Loaded as a whole when its turn comes: the wait of one request."""

@@ -41,6 +41,16 @@ def test_streaming_waits_as_long_as_the_formula_says(
     assert abs(waited - expected) <= 2 * copy_s + every * compute
 
 
+@given(st.integers(2, 8), st.integers(1, 8))
+def test_lru_misses_all_of_a_cycle_that_does_not_fit(n: int, room: int) -> None:
+    assert stall.lru_bytes([1] * n, room) == (0 if n <= room else n)
+
+
+def test_lru_spares_what_need_not_go() -> None:
+    assert stall.lru_bytes([60, 8, 2], 66) == 68  # the small one fits beside either
+    assert stall.lru_bytes([3, 9], 8) is None
+
+
 def test_what_is_kept_need_not_be_copied() -> None:
     assert stall.step_s(8.0, 1.0, 0.0) == 0.0
     assert stall.step_s(8.0, 0.5, 1.0) == pytest.approx(3.0)
