@@ -67,7 +67,11 @@ def python(advice: Advice) -> str:
     if kept := advice.treated("keep"):
         lines.append(f'client.attach(model, {_listed(kept)}, policy="resident")')
     if alternating := advice.treated("alternate"):
-        lines.append(f"client.attach(model, {_listed(alternating)}, cpu_offload_enabled=True)")
+        how = "cpu_offload_enabled=True"
+        if any(p.kept_bytes for p in advice.treated("stream")):
+            # what stays in for long is older than what was in its place last: that must go first
+            how += ', cpu_offload_strategy="sequential"'
+        lines.append(f"client.attach(model, {_listed(alternating)}, {how})")
     lines += [
         f'client.attach(model, {_listed([p])}, resident="{amount(p.kept_bytes)}")'
         for p in advice.treated("stream")

@@ -83,3 +83,10 @@ def test_where_one_switch_is_too_few_the_file_says_so(tmp_path: Path) -> None:
 )
 def test_an_amount_is_never_more_than_it_is(nbytes: int, text: str) -> None:
     assert paste.amount(nbytes) == text
+
+
+def test_what_alternates_leaves_at_once_where_something_else_stays_in_part() -> None:
+    advice = advised(8, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
+    assert 'cpu_offload_strategy="sequential"' not in paste.python(advice)
+    advice = advised(12, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
+    assert 'cpu_offload_strategy="sequential"' in paste.python(advice)
