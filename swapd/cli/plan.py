@@ -1,10 +1,7 @@
 """`swapd plan`: what to keep, to stream and to swap on a device, and the settings for it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 import typer
@@ -12,37 +9,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.bench import plain as plain_copy
-from swapd.bench import swap_in
-from swapd.cli.common import Endpoint, Json, ask, console, errors, plain
+from swapd.cli.common import Endpoint, Json, console, plain
 from swapd.cli.forecast import forecast
-from swapd.device.driver import checked, load
-from swapd.plan import paste, sizes
-from swapd.plan.advise import CHUNK_BYTES, Advice, Component, Memory, Placement, PlanError, advise
-from swapd.protocol import StatusReply
-from swapd.units import parse_rate, parse_size, rate, seconds, size
-from swapd_client.errors import NotRunning
-
-T = TypeVar("T", int, float)
-
-#: What is planned with where nothing was measured: published, of pinned memory.
-PUBLISHED = 25e9
-_PUBLISHED_FROM = "published for PCIe 4.0 x16 and pinned memory; 5.0 x16 has about 55 GB/s"
-
-#: Of a component of which only the size is known.
-ASSUMED_BLOCKS = 32
-#: What contexts, graphs and the allocator take of a device, where nobody says.
-_OVERHEAD_SHARE = 0.1
-_HOST_CHUNK = 2 << 20
-_MEASURED_BYTES = 64 << 20
-_MEASURED_ROUNDS = 5
-
-
-class Bandwidth(NamedTuple):
-    """Bytes per second of copies to the device, and where that is from."""
-
-    bytes_per_s: float
-    source: str
+from swapd.cli.plan_of import (
+    Bandwidth,
+    bandwidth_of,
+    chunk_bytes_of,
+    components_of,
+    given_size,
+    memory_of,
+    status_of,
+)
+from swapd.plan import paste
+from swapd.plan.advise import Advice, Memory, Placement, advise
+from swapd.units import rate, seconds, size
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -115,194 +95,24 @@ def plan(
         return forecast(given, endpoint, json)
     needed = not given or endpoint is not None
     told_all = device_memory is not None and bandwidth is not None
-    status = _status(endpoint, needed=needed) if needed or not told_all else None
-    components, notes = _components(given, status, passes or [], blocks or [], compute or [])
-    memory = _memory(
+    status = status_of(endpoint, needed=needed) if needed or not told_all else None
+    components, notes = components_of(given, status, passes or [], blocks or [], compute or [])
+    memory = memory_of(
         status,
         device,
         device_memory,
-        **{
-            what: _size(f"--{what.replace('_', '-')}", value)
-            for what, value in (
-                ("kv_cache", kv_cache),
-                ("activations", activations),
-                ("overhead", overhead),
-            )
-        },
+        kv_cache=given_size("--kv-cache", kv_cache),
+        activations=given_size("--activations", activations),
+        overhead=given_size("--overhead", overhead),
     )
     where = device or (status.device if status else None)
-    chunk_bytes = status.chunk_bytes if status else _HOST_CHUNK if where == "host" else CHUNK_BYTES
-    speed = _bandwidth(bandwidth, status, where)
-    advice = advise(components, memory, speed.bytes_per_s, chunk_bytes)
+    speed = bandwidth_of(bandwidth, status, where)
+    advice = advise(components, memory, speed.bytes_per_s, chunk_bytes_of(status, where))
     report = _report(advice, speed, where or "cuda:0", notes)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
     else:
         console.print(page(report))
-
-
-# --- what is asked about -----------------------------------------------------------------
-
-
-def _status(endpoint: str | None, *, needed: bool) -> StatusReply | None:
-    """What a daemon says; None if there is none, and it is not `needed`."""
-    try:
-        with ask(endpoint, "plan") as client:
-            return client.status()
-    except NotRunning as exc:
-        if needed:
-            raise PlanError(f"{exc}; or say of what to plan: files, folders, or NAME=SIZE") from exc
-        return None
-
-
-def _components(
-    sources: Sequence[str],
-    status: StatusReply | None,
-    passes: Sequence[str],
-    blocks: Sequence[str],
-    compute: Sequence[str],
-) -> tuple[list[Component], list[str]]:
-    """The components, with what was said of them; and notes about what was not."""
-    found: list[Component] = []
-    for source in sources:
-        given = sizes.named(source)
-        found += [given] if given else sizes.of_path(Path(source))
-    if not sources and status is not None:
-        found = sizes.of_daemon(status.components)
-    if not found:
-        raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
-    names = [c.name for c in found]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise PlanError(f"several components are called {', '.join(sorted(twice))}")
-    told = _Told(
-        _pairs("--blocks", blocks, names, int),
-        _pairs("--passes", passes, names, int),
-        _pairs("--compute", compute, names, float),
-    )
-    notes: list[str] = []
-    bare = {c.name for s in sources if (c := sizes.named(s))} if sources else set(names)
-    return [_filled(c, told, notes, by_size_alone=c.name in bare) for c in found], notes
-
-
-class _Told(NamedTuple):
-    """What was said of components, by name."""
-
-    blocks: dict[str, int]
-    passes: dict[str, int]
-    compute_s: dict[str, float]
-
-
-def _filled(c: Component, told: _Told, notes: list[str], *, by_size_alone: bool) -> Component:
-    """`c` with what was said of it, and else what is usual; adds to `notes` what was assumed."""
-    blocks = told.blocks.get(c.name, c.blocks)
-    if not blocks and by_size_alone:
-        blocks = ASSUMED_BLOCKS
-        notes.append(f"{c.name}: taken to have {blocks} blocks; say --blocks {c.name}=N")
-    if blocks != c.blocks:
-        size_of_one = -(-c.nbytes // blocks)
-        c = msgspec.structs.replace(c, blocks=blocks, block_bytes=size_of_one, rest_bytes=0)
-    passes = told.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
-    if passes > 1 and c.name not in told.passes:
-        notes.append(f"{c.name}: taken to run {passes} times a request; say --passes {c.name}=N")
-    return msgspec.structs.replace(c, passes=passes, compute_s=told.compute_s.get(c.name))
-
-
-def _pairs(
-    option: str, given: Sequence[str], names: Sequence[str], kind: Callable[[str], T]
-) -> dict[str, T]:
-    """`dit=20` and the like, each once for a component that there is."""
-    pairs: dict[str, T] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        if name not in names:
-            near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-            raise PlanError(f"{option} {text}: no component is called {name!r}; {hint}")
-        try:
-            pairs[name] = kind(value)
-        except ValueError as exc:
-            raise PlanError(f"{option} {text}: write it like {name}=20") from exc
-        if not pairs[name] > 0:
-            raise PlanError(f"{option} {text}: it must be more than 0")
-    return pairs
-
-
-def _size(option: str, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError as exc:
-        raise PlanError(f"{option}: {exc}") from exc
-
-
-# --- what there is to place them in ------------------------------------------------------
-
-
-def _memory(
-    status: StatusReply | None,
-    device: str | None,
-    device_memory: str | None,
-    *,
-    kv_cache: int | None,
-    activations: int | None,
-    overhead: int | None,
-) -> Memory:
-    """The device's memory and what else must fit there; a daemon's budget is for weights alone."""
-    total = _size("--device-memory", device_memory)
-    beside = kv_cache is not None or activations is not None
-    if total is None and status is not None:
-        if not beside or not status.device_bytes:
-            return Memory(status.budget_bytes, kv_cache or 0, activations or 0, overhead or 0)
-        total = status.device_bytes
-    if total is None and device is not None and device != "host":
-        total = _gpu_memory(device)
-    if total is None:
-        raise PlanError("say how much memory the device has: --device-memory 16GiB")
-    if overhead is None:
-        overhead = round(total * _OVERHEAD_SHARE)
-    return Memory(total, kv_cache or 0, activations or 0, overhead)
-
-
-def _gpu_memory(device: str) -> int:
-    """All memory of a GPU, by the driver. Raises: DeviceError, PlanError."""
-    number = _gpu_number(device)
-    api = load()
-    return int(checked(api, api.cuDeviceTotalMem, checked(api, api.cuDeviceGet, number)))
-
-
-def _gpu_number(device: str) -> int:
-    number = device.removeprefix("cuda").removeprefix(":") or "0"
-    if not (device.startswith("cuda") and number.isdecimal()):
-        raise PlanError(f"there is no device {device!r}; use --device host, cuda or cuda:0")
-    return int(number)
-
-
-def _bandwidth(given: str | None, status: StatusReply | None, device: str | None) -> Bandwidth:
-    """As said, else as the daemon measured, else measured now, else as published."""
-    if given is not None:
-        try:
-            return Bandwidth(parse_rate(given), "as given")
-        except ValueError as exc:
-            raise PlanError(f"--bandwidth: {exc}") from exc
-    measured = [c for c in status.components if c.copy_s and c.nbytes] if status else []
-    if took_s := sum(c.copy_s or 0.0 for c in measured):
-        nbytes = sum(c.nbytes for c in measured)
-        return Bandwidth(nbytes / took_s, f"measured by the daemon, in {len(measured)} swap-ins")
-    if device is not None:
-        with suppress(ModuleNotFoundError), errors.status("Measuring"):
-            return Bandwidth(_measured(device), f"measured here now, on {device}")
-    return Bandwidth(PUBLISHED, _PUBLISHED_FROM)
-
-
-def _measured(device: str) -> float:
-    """Bytes per second of swap-ins on the host; on a GPU, of a copy from pinned memory."""
-    if device == "host":
-        swaps = swap_in.measure(device, _MEASURED_BYTES, _MEASURED_ROUNDS)
-        return swaps.nbytes / swaps.swap_s
-    gpu = f"cuda:{_gpu_number(device)}"
-    with plain_copy.copier(gpu, _MEASURED_BYTES) as copier:
-        copier.copy()
-        took_s = min(swap_in.seconds_of(copier.copy) for _ in range(_MEASURED_ROUNDS))
-    return _MEASURED_BYTES / took_s
 
 
 # --- what is said ------------------------------------------------------------------------
