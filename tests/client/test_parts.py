@@ -1,10 +1,15 @@
 """Parts of one component, registered one by one, in one process and against a real daemon."""
 
+import asyncio
+import threading
+from pathlib import Path
+
 import pytest
+import torch
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Conflict, DuplicateName
+from swapd_client import BadRequest, Conflict, DuplicateName, InvalidSource
 
 
 def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None:
@@ -27,3 +32,103 @@ def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None
         with client.acquire("encoders/1", "encoders/2"):
             states = {c.name: c.state for c in client.status().components}
     assert states == {"encoders/1": "leased", "encoders/2": "leased", "dit": "absent"}
+
+
+PARTS = ("rest", "0", "1")
+
+
+def sources() -> dict[str, dict[str, bytes]]:
+    return {name: {"x": name.encode() * 100} for name in PARTS}
+
+
+def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
+    with (
+        spawn.daemon(budget="64MiB", isolation="strict") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+        swapd_client.connect(daemon.folder) as other,
+    ):
+        made = client.register_family("dit", sources())
+        assert [c.name for c in made] == ["dit/rest", "dit/0", "dit/1"]
+        client.prefetch("dit")
+        with client.acquire("dit", early=True) as lease:
+            lease.wait()
+            assert [bytes(c.view("x")) for c in made] == [n.encode() * 100 for n in PARTS]
+            with other.acquire("dit"):
+                assert [c.leases for c in client.status().components] == [2, 2, 2]
+        client.unregister("dit")
+        assert client.status().components == ()
+        assert bytes(made[0].view("x")) == b"rest" * 100, "it is private memory now"
+
+
+def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:
+    with (
+        spawn.daemon(budget="8MiB", residency_bound=0) as daemon,
+        swapd_client.connect(daemon.folder) as client,
+        swapd_client.connect(daemon.folder) as other,
+    ):
+        client.register_family("dit", sources())
+        other.register("big", {"x": bytes(6 << 20)})
+        heard = threading.Event()
+        for asked in (client, other):  # the owner's lease, and one of somebody else's
+            asked.session.when_wanted(heard.set)
+            lease = asked.acquire("dit")
+            thread = threading.Thread(target=lambda: other.acquire("big").release())
+            thread.start()
+            assert heard.wait(20)
+            assert lease.wanted
+            lease.release()
+            thread.join()
+            heard.clear()
+
+
+@pytest.mark.parametrize("bad", ["0", "1"])
+def test_a_family_is_registered_whole_or_not_at_all(bad: str) -> None:
+    with (
+        spawn.daemon(budget="64MiB") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        client.register(f"dit/{bad}", {"x": b"in the way"})
+        module = torch.nn.Linear(4, 4)
+        before = module.weight.data_ptr()
+        parts = {"rest": {"w": module.weight}} | {name: {"w": torch.ones(3)} for name in ("0", "1")}
+        with pytest.raises(DuplicateName):
+            client.register_family("dit", parts)
+        assert module.weight.data_ptr() == before
+        assert [c.name for c in client.status().components] == [f"dit/{bad}"]
+        client.unregister(f"dit/{bad}")
+        client.register_family("dit", parts)
+        assert module.weight.data_ptr() != before
+
+
+def test_parts_that_share_memory_are_refused_before_anything_is_moved() -> None:
+    with (
+        spawn.daemon(budget="64MiB") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        shared = torch.ones(8)
+        parts = {"rest": {"head": shared}, "0": {"embedding": shared[:4]}}
+        with pytest.raises(InvalidSource, match="'dit/rest' and 'dit/0' share tensors"):
+            client.register_family("dit", parts)
+        with pytest.raises(BadRequest, match="has no parts"):
+            client.register_family("dit", {})
+        assert client.status().components == ()
+
+
+def test_the_async_client_has_families_too() -> None:
+    async def main(folder: Path) -> None:
+        async with await swapd_client.connect_async(folder) as client:
+            made = await client.register_family("dit", sources(), resident=0)
+            async with client.acquire("dit"):
+                assert bytes(made[1].view("x")) == b"0" * 100
+            assert [c.policy for c in (await client.status()).components] == [
+                *("lru", "sequential", "sequential")
+            ]
+            await client.set_resident("dit", None)
+            assert {c.policy for c in (await client.status()).components} == {"lru"}
+            with pytest.raises(DuplicateName):
+                await client.register_family("dit", sources())
+            await client.unregister("dit")
+            assert (await client.status()).components == ()
+
+    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
+        asyncio.run(main(daemon.folder))
