@@ -26,7 +26,7 @@ class GpuWorker(worker.Worker):
         super().__init__()
         self._driver: Driver | None = None
         self._streams: dict[str, Any] = {}
-        #: What work has copied: address and size, by stream.
+        #: What work has copied: address and size, by stream or by name.
         self._results: dict[str, tuple[int, int]] = {}
         self._taken: list[Any] = []
 
@@ -186,6 +186,31 @@ class GpuWorker(worker.Worker):
             if thread.name.startswith(prefix):
                 thread.join()
 
+    def register_blocks(self, blocks: int, nbytes: int, **options: Any) -> list[str]:
+        """Register `m` block by block; return their digests."""
+        from swapd_client.offload.stream import Stream
+
+        parts = {str(i): {"data": pattern(i, nbytes)} for i in range(blocks)}
+        digests = [digest(part["data"]) for part in parts.values()]
+        self._blocks = self.client.register_family("m", parts, **options)
+        self._passes = Stream(self.client, "m", None, [part.name for part in self._blocks])
+        return digests
+
+    def run_pass(self) -> None:
+        """A pass over the blocks, with a copy of each put on the default stream."""
+        self._passes.enter()
+        for i, part in enumerate(self._blocks):
+            self._passes.need(i)
+            self._copy("default", part.address, part.nbytes, result=str(i))
+            self._passes.done(i)
+        self._passes.leave()
+
+    def results(self) -> list[str]:
+        """The digests of what the last pass copied, when all is done. Blocks."""
+        with self.driver.current():
+            self.driver.finish(0)
+        return [digest(self._fetch(*self._results[str(i)])) for i in range(len(self._blocks))]
+
     # --- the GPU -------------------------------------------------------------------------
 
     def _stream(self, name: str) -> Any:
@@ -196,11 +221,11 @@ class GpuWorker(worker.Worker):
                 self._streams[name] = self.driver.stream()
         return self._streams[name]
 
-    def _copy(self, stream: str, address: int, nbytes: int) -> None:
+    def _copy(self, stream: str, address: int, nbytes: int, result: str = "") -> None:
         driver = self.driver
         with driver.current():
             target = int(driver.call(driver.api.cuMemAlloc, nbytes))
-            self._results[stream] = target, nbytes
+            self._results[result or stream] = target, nbytes
             driver.call(driver.api.cuMemcpyDtoDAsync, target, address, nbytes, self._stream(stream))
 
     def _fetch(self, address: int, nbytes: int) -> bytearray:

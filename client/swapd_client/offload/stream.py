@@ -203,7 +203,7 @@ class _Pass:
             self._stream.order.learn(self._seen)
             self._seen.clear()
             if whole is None:
-                self._hint(self._stream.slots)
+                self._hint(self._room())
             self._expected = None
             self._hinted = False
 
@@ -292,7 +292,7 @@ class _Pass:
         if self._expected is None:
             return
         wanted = list(self._wanted())
-        while wait and not wanted and len(self._ending) > 1:
+        while wait and not wanted and len(self._ending) > 1 and self._passing_come():
             self._client.session.await_end(self._ending[0])
             wanted = list(self._wanted())
         for part in [p for p in self._ahead if p not in wanted]:
@@ -300,7 +300,7 @@ class _Pass:
         for part in wanted:
             if part not in self._ahead:
                 self._ahead[part] = self._client._ask(self._stream.parts[part])
-        if not self._hinted and not any(map(self._stream.passes, self._expected.coming)):
+        if not self._hinted and not self._passing_come():
             self._hinted = True  # this pass needs no more slots: the next may have them
             self._hint(self._room())
 
@@ -319,6 +319,11 @@ class _Pass:
             seen.add(part)
             room -= passes
             yield part
+
+    def _passing_come(self) -> bool:
+        """Whether this pass needs slots for more than what it uses now."""
+        assert self._expected is not None
+        return any(map(self._stream.passes, self._expected.coming))
 
     def _room(self) -> int:
         """Slots that are free, or taken by what was asked ahead."""
