@@ -58,7 +58,11 @@ def _sides(raw: Raw) -> dict[str, str]:
         "stream_peak_blocks": f"{size(blocks.block_bytes)} each; "
         + ", ".join(f"{n:.3g} copied with {kept} kept" for kept, n in blocks.copied.items()),
     }
-    return (streamed or {}) | {
+    hooked = raw.hooks and {
+        "hooks_share": f"forward {seconds(raw.hooks.bare_s)}, attached "
+        f"{seconds(raw.hooks.whole_s)}, streamed {seconds(raw.hooks.streamed_s)}",
+    }
+    return (streamed or {}) | (hooked or {}) | {
         "swap_in_ratio": f"swap {seconds(swap.swap_s)}, copy {seconds(swap.copy_s)} "
         f"({size(swap.nbytes)}, {swap.copy_threads} threads)",
         "bytes_back": f"{size(swap.bytes_in)} in",

@@ -1,98 +1,59 @@
-"""Models that another offloader moves are refused, naming what it left on them."""
+"""A model that another offloader moves is refused, with what to do, and left as it was."""
 
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import pytest
 import torch
+from diffusers import AutoencoderTiny
+from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
 from torch import nn
 
 from swapd_client import Client, InvalidSource
-from tests.offload.modules import TOKENS, Model, Pipeline, evict, seeded
+from tests.offload.modules import Model, seeded
 
 CPU = torch.device("cpu")
 
 
-def accelerates_cpu_offload(model: Any) -> None:
-    from accelerate import cpu_offload
-
-    cpu_offload(model.transformer, execution_device=CPU)
+def offload(model: Any) -> None:
+    accelerate.cpu_offload(model.transformer, execution_device=CPU)
 
 
-def accelerates_dispatch(model: Any) -> None:
-    from accelerate import dispatch_model
-
-    dispatch_model(model.text_encoder, {"": "cpu"}, force_hooks=True)
+def offload_with_hook(model: Any) -> None:
+    model.transformer, _ = accelerate.cpu_offload_with_hook(model.transformer, execution_device=CPU)
 
 
-def accelerates_chain(model: Any) -> None:
-    """What diffusers' `enable_model_cpu_offload` puts on each component."""
-    from accelerate import cpu_offload_with_hook
-
-    cpu_offload_with_hook(model.vae, CPU)
+def dispatch(model: Any) -> None:
+    accelerate.dispatch_model(model.transformer, {"": "cpu"}, main_device=CPU, force_hooks=True)
 
 
-def diffusers_groups(model: Any) -> None:
-    from diffusers.hooks import apply_group_offloading
-
-    apply_group_offloading(
-        model.transformer, onload_device=CPU, offload_device=CPU, offload_type="leaf_level"
-    )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("offload", "name", "left"),
-    [
-        (accelerates_cpu_offload, "transformer", "_hf_hook"),
-        (accelerates_dispatch, "text_encoder", "_hf_hook"),
-        (accelerates_chain, "vae", "_hf_hook"),
-        (diffusers_groups, "transformer", "_diffusers_hook"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_a_model_that_another_offloader_moves_is_refused(
-    client: Client, offload: Callable[[Any], None], name: str, left: str
-) -> None:
+@pytest.mark.parametrize("how", [offload, offload_with_hook, dispatch])
+def test_accelerates_hooks_are_refused_by_name(client: Client, how: Callable[[Any], None]) -> None:
     model = seeded(Model)
-    offload(model)
-    for whole in (model, Pipeline(**dict(model.named_children()))):
-        with pytest.raises(InvalidSource, match=rf"'{name}.*' has `{left}`"):
-            client.attach(whole)
-    assert not client.status().components
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_once_they_are_removed_it_is_taken(client: Client) -> None:
-    from accelerate.hooks import remove_hook_from_module
-
-    model: Any = seeded(Model)
-    expected = model(TOKENS)
-    accelerates_chain(model)
-    remove_hook_from_module(model, recurse=True)
-    with client.attach(model):
-        evict(client, "vae")
-        assert torch.equal(model(TOKENS), expected)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_module_is_refused_by_name(client: Client) -> None:
-    model: Any = seeded(Model)
-    model.vae = torch.jit.script(nn.Linear(4, 4))
-    with pytest.raises(InvalidSource, match=r"'vae' is scripted or traced"):
+    how(model)
+    hooked = {name for name, module in model.named_modules() if hasattr(module, "_hf_hook")}
+    with pytest.raises(InvalidSource, match=r"transformer.* has `_hf_hook`, a .*remove_hook_from"):
         client.attach(model)
+    assert not client.status().components
+    assert {n for n, module in model.named_modules() if hasattr(module, "_hf_hook")} == hooked
+    accelerate.hooks.remove_hook_from_module(model, recurse=True)
+    client.attach(model, ["vae"]).detach()
 
 
-def test_hooks_of_nobody_in_particular_are_no_obstacle(client: Client) -> None:
-    seen = []
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        seen.append(type(module).__name__)
-
-    model: Any = seeded(Model)
-    model.vae.register_forward_hook(note)
-    with client.attach(model):
-        model.vae(torch.ones(1, 256))
-    assert seen == ["Decoder"]
+def test_hooks_of_diffusers_that_move_weights_are_refused(client: Client) -> None:
+    vae: nn.Module = AutoencoderTiny(
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        num_encoder_blocks=(1, 1),
+        num_decoder_blocks=(1, 1),
+    )
+    apply_group_offloading(vae, onload_device=CPU, offload_type="leaf_level")
+    with pytest.raises(InvalidSource, match=r"has `_diffusers_hook` with '.*offloading'"):
+        client.attach({"vae": vae})
+    model = seeded(Model)
+    apply_layerwise_casting(
+        model.transformer, storage_dtype=torch.float16, compute_dtype=torch.float32
+    )
+    with pytest.raises(InvalidSource, match=r"has `_diffusers_hook` with '.*casting'"):
+        client.attach(model)

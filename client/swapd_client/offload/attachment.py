@@ -87,7 +87,7 @@ class Use:
 
     def _leave_last(self) -> None:
         scope = here()
-        if entry := scope.find(None, self):
+        if entry := scope.find(self):
             scope.leave(entry)
 
 

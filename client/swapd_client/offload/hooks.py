@@ -40,34 +40,28 @@ class Gate:
         self._parameters = parameters
         self._grown = grown
 
+    def is_open(self) -> bool:
+        """Whether this thread holds it anyway, for longer than a call that begins now."""
+        scope = here()
+        scope.reap()
+        return self.held in scope
+
     def enter(self, by: object, frame: FrameType | None = None) -> None:
-        """A call begins. `frame`: the call, if nobody may say that it ends.
+        """A call begins, and it is not open. `frame`: the call, if nobody may say that it ends.
 
         Raises as `Client.acquire`; NotWhileAttached.
         """
         scope = here()
-        scope.reap()
         if self.whole not in scope:
             self._check()
         scope.enter(self.held, frame, by)
 
-    def leave(self, by: object, output: Any, frame: FrameType | None = None) -> Any:
-        """The call ends; what it is to return. What was not entered is not left."""
+    def leave(self, entry: Entry, output: Any) -> None:
+        """That call ends. Raises: NotWhileAttached, and as a release."""
         scope = here()
-        entry = scope.find(frame, by)
-        if entry is None:
-            return output
-        try:
-            if self._is_last(entry) and torch.is_grad_enabled() and _needs_grad(output):
-                raise self._grad("what it returned requires grad")
-            if isinstance(output, _LATER):
-                return generators.lease(output, self.held)
-        finally:
-            scope.leave(entry)
-        return output
-
-    def _is_last(self, entry: Entry) -> bool:
-        return entry.outermost and self.held is self.whole
+        scope.leave(entry)
+        if torch.is_grad_enabled() and self.whole not in scope and _needs_grad(output):
+            raise self._grad("what it returned requires grad")
 
     def _check(self) -> None:
         if self._grown is not None and self._grown.changed:
@@ -136,8 +130,9 @@ class Enter(_Hook):
 
     @_uncompiled
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        if self._gate is not None:
-            self._gate.enter(self._by, calling())
+        gate = self._gate
+        if gate is not None and not gate.is_open():
+            gate.enter(self._by, calling())
 
 
 class Leave(_Hook):
@@ -145,9 +140,19 @@ class Leave(_Hook):
 
     @_uncompiled
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        if self._gate is not None:
-            return self._gate.leave(self._by, output, calling())
-        return None
+        gate = self._gate
+        if gate is None:
+            return None
+        later = isinstance(output, _LATER)
+        entry = here().find(self._by)
+        if entry is not None and _is_of(entry, calling()):
+            gate.leave(entry, output)
+        return generators.lease(output, gate.held) if later else None
+
+
+def _is_of(entry: Entry, call: FrameType | None) -> bool:
+    """Whether it was made by this call, not by one of the same module around it."""
+    return entry.frame is call or entry.frame is None or call is None
 
 
 def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
@@ -235,14 +240,18 @@ class Method(Ours):
         if gate is None:
             return self.__wrapped__(*args, **kwargs)
         by = object()
-        gate.enter(by)
+        if not gate.is_open():
+            gate.enter(by)
         try:
             output = self.__wrapped__(*args, **kwargs)
         except BaseException:
-            with suppress(SwapdError):  # what went wrong first is what to say
-                gate.leave(by, None)
+            if entry := here().find(by):
+                with suppress(SwapdError):  # what went wrong first is what to say
+                    gate.leave(entry, None)
             raise
-        return gate.leave(by, output)
+        if entry := here().find(by):
+            gate.leave(entry, output)
+        return generators.lease(output, gate.held) if isinstance(output, _LATER) else output
 
 
 def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:

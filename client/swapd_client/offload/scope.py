@@ -1,6 +1,7 @@
 """What each thread holds, counted: the first entry takes, the last gives back.
 
-A thread's entries are given back by whoever made them. Those made by a forward that ended by
+A call inside a call that holds the same needs no entry: it ends first. A thread's entries are given
+back by whoever made them. Those made by a forward that ended by
 KeyboardInterrupt or CancelledError are not, since torch then calls no hook: they are found at the
 thread's next entry, by the frame of the call, which is not on the stack any more.
 """
@@ -20,8 +21,10 @@ from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
 _CALL = torch.nn.Module._call_impl.__code__
-#: How far above a hook that is: the hook's own frames, torch's `inner`, and some to spare.
-_NEAR = 6
+#: Above who asks in a hook are at least the hook itself and what keeps it from being compiled...
+_NEAR = 3
+#: ... then come torch's `inner`, and the call.
+_SPARE = 4
 
 
 class Held(Protocol):
@@ -117,15 +120,13 @@ class Block:
 class Entry:
     """One call, or one `with` block, under something held."""
 
-    __slots__ = ("by", "frame", "held", "outermost")
+    __slots__ = ("by", "frame", "held")
 
     def __init__(self, held: Held, frame: FrameType | None, by: object) -> None:
         self.held = held
         #: The call; None if its end is sure to be heard of.
         self.frame = frame
         self.by = by
-        #: Whether the thread did not hold it before.
-        self.outermost = False
 
 
 class _Count:
@@ -155,14 +156,13 @@ class Scope:
     def __contains__(self, held: Held) -> bool:
         return held in self._counts
 
-    def count_up(self, held: Held) -> bool:
-        """Hold once more; whether it was not held before."""
+    def count_up(self, held: Held) -> None:
+        """Hold once more. Raises as `Client.acquire`."""
         count = self._counts.get(held)
         if count is not None:
             count.n += 1
-            return False
-        self._counts[held] = _Count(held.take())
-        return True
+        else:
+            self._counts[held] = _Count(held.take())
 
     def lend(self, held: Held) -> None:
         """Hold once more what is there anyway, under a lease of the caller's."""
@@ -182,14 +182,13 @@ class Scope:
 
     def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
-        entry = Entry(held, frame, by)
-        entry.outermost = self.count_up(held)
-        self._entries.append(entry)
+        self.count_up(held)
+        self._entries.append(Entry(held, frame, by))
 
-    def find(self, frame: FrameType | None, by: object) -> Entry | None:
-        """The entry of a call that ends; None if it never got in."""
+    def find(self, by: object) -> Entry | None:
+        """The last entry of `by`; None if there is none."""
         for entry in reversed(self._entries):
-            if entry.by is by and (entry.frame is frame or not entry.frame or not frame):
+            if entry.by is by:
                 return entry
         return None
 
@@ -235,8 +234,8 @@ def calling() -> FrameType | None:
 
     In compiled code it cannot, if the call was made part of its caller's.
     """
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_NEAR):
+    frame: FrameType | None = sys._getframe(_NEAR)
+    for _ in range(_SPARE):
         if frame is None or frame.f_code is _CALL:
             return frame
         frame = frame.f_back

@@ -1,0 +1,90 @@
+"""What hooks cost a model that fits: forwards of it attached, and of its twin that is not.
+
+A block computes on its weights, and then waits until a fixed time is over: what the hooks take
+is what is left, whatever the machine's speed does meanwhile. The attached model's blocks are
+hooked one by one: as children of one component, and as the blocks of one that is streamed.
+"""
+
+import statistics
+import time
+from typing import Any
+
+import msgspec
+
+import swapd_client
+from swapd import spawn
+
+BLOCK_S = 0.001
+BLOCKS = 8
+WIDTH = 256
+ROUNDS = 60
+WARM_UP = 5
+#: Who comes back at once for the third time sends no message any more.
+LEAD = 3
+
+
+class Hooks(msgspec.Struct, frozen=True):
+    """Medians over `rounds` forwards of `blocks` blocks of `block_s` seconds each."""
+
+    #: What hooks add to a forward: of a whole component, and of one that is streamed.
+    whole_share: float
+    streamed_share: float
+    bare_s: float
+    whole_s: float
+    streamed_s: float
+    block_s: float
+    blocks: int
+    rounds: int
+
+
+def measure(rounds: int = ROUNDS) -> Hooks:
+    """Forwards of the three in turn, in one process with everything resident."""
+    import torch
+
+    models = [_model() for _ in range(3)]
+    with (
+        spawn.daemon(budget="128MiB") as daemon,
+        swapd_client.connect(daemon.folder, label="bench") as client,
+        client.attach({"whole": models[1]}),
+        client.attach({"streamed": models[2]}, blocks=[str(i) for i in range(BLOCKS)]),
+        torch.inference_mode(),
+    ):
+        x = torch.ones(1, WIDTH)
+        times: list[list[float]] = [[] for _ in models]
+        for _ in range(rounds + WARM_UP):
+            for model, taken in zip(models, times, strict=True):
+                taken.append(_forwards(model, x))
+    bare_s, whole_s, streamed_s = (statistics.median(taken[WARM_UP:]) for taken in times)
+    return Hooks(
+        whole_share=whole_s / bare_s - 1,
+        streamed_share=streamed_s / bare_s - 1,
+        bare_s=bare_s,
+        whole_s=whole_s,
+        streamed_s=streamed_s,
+        block_s=BLOCK_S,
+        blocks=BLOCKS,
+        rounds=rounds,
+    )
+
+
+def _forwards(model: Any, x: Any) -> float:
+    """Seconds that a forward in a loop takes: those before it have made it one."""
+    for _ in range(LEAD):
+        model(x)
+    started = time.perf_counter()
+    model(x)
+    return time.perf_counter() - started
+
+
+def _model() -> Any:
+    import torch
+
+    class Block(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            until = time.perf_counter() + BLOCK_S
+            x = super().forward(x)
+            while time.perf_counter() < until:
+                pass
+            return x
+
+    return torch.nn.Sequential(*[Block(WIDTH, WIDTH) for _ in range(BLOCKS)])
