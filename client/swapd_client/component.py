@@ -105,8 +105,8 @@ class Component:
     def map_master(self) -> int:
         """Map its host copy, and return the address: private and writable, `span` bytes.
 
-        The pages are the master's until they are written to. The caller frees it. Of a mutable
-        component the master has the bytes as they were last written back.
+        The pages are the master's until they are written to. The caller frees it, and sees to it
+        that nobody closes the master meanwhile (`Session.map_master`).
         """
         assert self._master is not None
         address = vm.reserve(self.span)

@@ -284,6 +284,15 @@ class Session:
         if old is not None:
             old.close()
 
+    def map_master(self, part: Component) -> int | None:
+        """A private mapping of a component's master, which the caller frees (`part.span` bytes).
+
+        None if it is no component any more: its bytes are private memory then. Of a mutable one
+        the master has the bytes as they were last written back.
+        """
+        with self._lock:  # a master is closed only once it is no component's any more
+            return part.map_master() if self.components.get(part.name) is part else None
+
     def own(self, name: str) -> Component:
         with self._lock:
             part = self.components.get(name)
@@ -309,11 +318,11 @@ class Session:
             saved = self._board.saved(part._slot, part._range.generation)
             part._range.make_private(part._master, keep_shown=keep_shown, saved=saved)
         finally:
-            part._close()
             with self._lock:
                 self.components.pop(part.name, None)
                 self.wanted.discard(part.name)
                 self._placed.pop(part.name, None)
+            part._close()
 
     # --- leases --------------------------------------------------------------------------
 

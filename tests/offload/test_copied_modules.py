@@ -235,6 +235,45 @@ def answer(module: nn.Module, x: torch.Tensor, queue: Any) -> None:
         queue.put(module(x).tolist())
 
 
+@pytest.mark.parametrize(
+    "wrapped",
+    [lambda m: torch.compile(m, backend="eager"), torch.fx.symbolic_trace],
+    ids=["compiled", "traced"],
+)
+def test_a_compiled_or_traced_module_is_copied(client: Client, wrapped: Any) -> None:
+    lent = Lent(client, lambda: wrapped(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
+    made = copy.deepcopy(lent.module)
+    assert is_plain(made)
+    assert type(made).__name__ == type(copy.deepcopy(lent.twin)).__name__
+    x = torch.randn(2, 4)
+    assert torch.equal(made(x), lent.twin(x))
+
+
+def test_methods_that_a_module_has_of_its_own_are_asked_and_put_back(client: Client) -> None:
+    """Somebody else may have replaced them on this one module."""
+    asked = []
+
+    def make() -> Any:
+        module: Any = nn.Linear(4, 4)
+        theirs = module._load_from_state_dict
+
+        def load(*args: Any) -> None:
+            asked.append("load")
+            theirs(*args)
+
+        module._load_from_state_dict = load
+        return module
+
+    lent = Lent(client, make)
+    lent.module.load_state_dict(lent.module.state_dict())
+    assert asked == ["load"]
+    lent.undo()
+    client.unregister("m")
+    assert [*vars(lent.module)] == [*vars(lent.twin)]
+    lent.module.load_state_dict(lent.twin.state_dict())
+    assert asked == ["load", "load"]
+
+
 def test_it_can_be_given_to_a_process_that_is_spawned(client: Client) -> None:
     lent = Lent(client, lambda: Block().eval())
     context = multiprocessing.get_context("spawn")

@@ -2,6 +2,8 @@
 
 import io
 import os
+import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,37 @@ def test_a_destination_a_prefix_and_keep_vars_mean_what_they_do(client: Client) 
     assert same(into, expected)
     kept = lent.module.state_dict(keep_vars=True)
     assert all(kept[name] is p for name, p in lent.module.named_parameters())
+
+
+def test_put_into_the_same_dict_again_it_is_as_of_now(client: Client) -> None:
+    lent = Lent(client, lambda: nn.Linear(4, 4), mutable=True)
+    into: OrderedDict[str, Any] = OrderedDict()
+    lent.module.state_dict(destination=into)
+    with torch.no_grad(), client.acquire("m"):
+        lent.module.get_parameter("weight").fill_(3)
+    lent.module.state_dict(destination=into)
+    assert into["weight"].eq(3).all()
+
+
+def test_while_others_update_it_it_is_of_one_or_the_other(client: Client) -> None:
+    lent = Lent(client, lambda: nn.Linear(64, 64, bias=False))
+    done = threading.Event()
+    torn = []
+
+    def save() -> None:
+        while not done.is_set():
+            weight = lent.module.state_dict()["weight"]
+            if not weight.eq(weight[0, 0]).all():
+                torn.append(weight)
+
+    client.update("m", {"weight": torch.zeros(64, 64)})
+    saving = threading.Thread(target=save)
+    saving.start()
+    for i in range(50):
+        client.update("m", {"weight": torch.full((64, 64), float(i))})
+    done.set()
+    saving.join()
+    assert not torn
 
 
 def test_hooks_that_were_there_see_bytes_that_can_be_read(client: Client) -> None:

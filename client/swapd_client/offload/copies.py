@@ -15,6 +15,7 @@ import torch
 
 from swapd.device import vm
 from swapd_client.component import Component
+from swapd_client.session import Session
 from swapd_client.tensors import inner_names, is_wrapper, view
 
 #: Memory that goes when the last tensor over it does.
@@ -37,14 +38,16 @@ class Copies:
 
     def __init__(
         self,
+        session: Session,
         find: Callable[[int], Component | None],
         hold: Callable[[], AbstractContextManager[object]],
     ) -> None:
         """`find(address)`: whose it is. `hold()`: a lease on all that is found."""
+        self._session = session
         self._find = find
         self._hold = hold
-        #: The masters that were mapped, by component.
-        self._masters: dict[str, _Memory] = {}
+        #: The masters that were mapped, by component; None of one that is none any more.
+        self._masters: dict[str, _Memory | None] = {}
         #: By the address of the storage that each is a copy of.
         self._storages: dict[int, torch.UntypedStorage] = {}
 
@@ -77,23 +80,31 @@ class Copies:
         if key not in self._storages:
             if part.mutable:
                 with self._hold():
-                    copied = torch.empty(0, dtype=torch.uint8, device=storage.device)
-                    copied.set_(storage)
-                    bytes_ = copied.to("cpu", copy=True)
-            else:
-                bytes_ = torch.frombuffer(
-                    self._master(part),
-                    dtype=torch.uint8,
-                    offset=key - part.address,
-                    count=storage.nbytes(),
+                    copied = _copied(storage)
+            elif (master := self._master(part)) is not None:
+                copied = torch.frombuffer(
+                    master, dtype=torch.uint8, offset=key - part.address, count=storage.nbytes()
                 )
-            self._storages[key] = bytes_.untyped_storage()
+            else:
+                copied = _copied(storage)
+            self._storages[key] = copied.untyped_storage()
         return self._storages[key]
 
-    def _master(self, part: Component) -> _Memory:
+    def _master(self, part: Component) -> _Memory | None:
         if part.name not in self._masters:
-            address = part.map_master()
-            memory = (ctypes.c_ubyte * part.span).from_address(address)
-            weakref.finalize(memory, vm.free, address, part.span).atexit = False
-            self._masters[part.name] = memory
+            self._masters[part.name] = self._mapped(part)
         return self._masters[part.name]
+
+    def _mapped(self, part: Component) -> _Memory | None:
+        address = self._session.map_master(part)
+        if address is None:
+            return None
+        memory = (ctypes.c_ubyte * part.span).from_address(address)
+        weakref.finalize(memory, vm.free, address, part.span).atexit = False
+        return memory
+
+
+def _copied(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The bytes, which can be read now."""
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return whole.set_(storage).to("cpu", copy=True)

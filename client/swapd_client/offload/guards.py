@@ -61,14 +61,16 @@ class Guard(Ours):
         ]
         # before the hooks that are there: they are to see bytes that can be read
         module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
-        self._attributes: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             _GUARD: self,
             "__deepcopy__": self._deepcopy,
             "__reduce_ex__": self._reduce,
             "_apply": self._apply,
             "_load_from_state_dict": self._load,
         }
-        vars(module).update(self._attributes)
+        #: What the module, and not its class, had there.
+        self._own = {name: vars(module).get(name) for name in attributes}
+        vars(module).update(attributes)
 
     def __repr__(self) -> str:
         return f"<Guard of a {type(self._module).__name__} for {self.weights}>"
@@ -79,8 +81,21 @@ class Guard(Ours):
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for name in self._attributes:
-            del vars(self._module)[name]
+        for name, own in self._own.items():
+            if own is None:
+                del vars(self._module)[name]
+            else:
+                vars(self._module)[name] = own
+
+    def before(self, name: str) -> Any:
+        return self._own.get(name)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """The module's own, bound to it."""
+        own: Callable[..., Any] | None = self._own[name]
+        if own is None:
+            own = getattr(type(self._module), name).__get__(self._module)
+        return own
 
     def owner(self, tensor: torch.Tensor) -> Weights | None:
         """Whose weights a tensor is."""
@@ -110,7 +125,7 @@ class Guard(Ours):
                     refuse_move(f"{path}.{name}".lstrip("."), tensor, fn, weights.name)
         covered = {name for name, _, _ in self.covered()}
         if not covered:
-            return type(module)._apply(module, fn, recurse)
+            return self._method("_apply")(fn, recurse)
         if recurse:
             for child in module.children():
                 child._apply(fn)
@@ -136,8 +151,7 @@ class Guard(Ours):
         module: Any = self._module
 
         def load() -> None:
-            type(module)._load_from_state_dict(
-                module,
+            self._method("_load_from_state_dict")(
                 state_dict,
                 prefix,
                 local_metadata,
@@ -181,11 +195,13 @@ class _StateDict(Ours):
         self._guard = owner
 
     def __call__(self, module: Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        copies = None
         for name, tensor, weights in self._guard.covered():
             value = state.get(prefix + name)
             if value is None or value is tensor:  # not saved; or asked for as it is (keep_vars)
                 continue
-            state[prefix + name] = _copies_for(state, weights).of(tensor)
+            copies = copies or _copies_in(state, module, prefix)
+            state[prefix + name] = copies.of(tensor, weights)
 
 
 class _Loaded(Ours):
@@ -195,17 +211,34 @@ class _Loaded(Ours):
         loading.ended(incompatible.missing_keys, module)
 
 
-#: What one call of `state_dict` copied, while its result lives: by its id.
-_copied_for: dict[int, dict[Weights, Copies]] = {}
+class _CopiesIn:
+    """What one call of `state_dict` copied, so that what is tied is tied in its result."""
+
+    def __init__(self) -> None:
+        #: By their ids and prefixes: those that were put into it.
+        self.modules: set[tuple[int, str]] = set()
+        self._copies: dict[Weights, Copies] = {}
+
+    def of(self, tensor: torch.Tensor, weights: Weights) -> torch.Tensor:
+        if weights not in self._copies:
+            self._copies[weights] = weights.copies()
+        return self._copies[weights].of(tensor)
 
 
-def _copies_for(state: dict[str, Any], weights: Weights) -> Copies:
-    """The copies that are in a state dict, so that what is tied is tied there."""
-    key = id(state)
-    if key not in _copied_for:
+#: By the id of its result, while that lives.
+_copied: dict[int, _CopiesIn] = {}
+
+
+def _copies_in(state: dict[str, Any], module: Module, prefix: str) -> _CopiesIn:
+    """Those of the call in which `module` is put into `state` under `prefix`."""
+    known = _copied.get(id(state))
+    if known is None:
         try:
-            weakref.finalize(state, _copied_for.pop, key, None).atexit = False
+            weakref.finalize(state, _copied.pop, id(state), None).atexit = False
         except TypeError:  # a plain dict of the caller's: nobody says when it goes
-            return weights.copies()
-        _copied_for[key] = {}
-    return _copied_for[key].setdefault(weights, weights.copies())
+            return _CopiesIn()
+    where = id(module), prefix
+    if known is None or where in known.modules:  # it is put there once more
+        known = _copied[id(state)] = _CopiesIn()
+    known.modules.add(where)
+    return known

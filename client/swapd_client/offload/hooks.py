@@ -221,6 +221,9 @@ class Method(Ours):
     def __repr__(self) -> str:
         return f"<{self.__wrapped__!r}, under a lease>"
 
+    def before(self, name: str) -> Any:
+        return self._before
+
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The method itself; its signature is this one's."""

@@ -12,19 +12,23 @@ class Ours:
 
     __slots__ = ()
 
-    #: What the module itself had in its place, if it had anything.
-    _before: Any = None
+    def before(self, name: str) -> Any:
+        """What the module itself had there, of its own; None if that is nothing."""
+        return None
 
 
 def without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
     """A module's `__dict__` less what is swapd's; the tables of its hooks are not changed."""
-    plain = {name: value for name, value in attributes.items() if not _is_ours(value)}
+    plain = {}
     for name, value in attributes.items():
-        if isinstance(value, Ours) and value._before is not None:
-            plain[name] = value._before
+        own = value
+        while (ours := _ours(own)) is not None:
+            own = ours.before(name)
+        if own is not None or value is None:
+            plain[name] = own
     tables = {name: value for name, value in plain.items() if _is_hooks(name, value)}
     # a hook's number is in other tables as well, which say how it is to be called
-    gone = {number for t in tables.values() for number, hook in t.items() if _is_ours(hook)}
+    gone = {number for t in tables.values() for number, hook in t.items() if _ours(hook)}
     for name, table in tables.items():
         if not gone.isdisjoint(table):
             plain[name] = type(table)((k, v) for k, v in table.items() if k not in gone)
@@ -35,5 +39,9 @@ def _is_hooks(name: str, value: object) -> bool:
     return "_hooks" in name and isinstance(value, dict)
 
 
-def _is_ours(value: object) -> bool:
-    return isinstance(value, Ours) or isinstance(getattr(value, "__self__", None), Ours)
+def _ours(value: object) -> Ours | None:
+    """The object of ours that this is, or is a method of."""
+    for one in (value, getattr(value, "__self__", None)):
+        if isinstance(one, Ours):
+            return one
+    return None

@@ -56,7 +56,7 @@ class Registered:
         return self._owner(start_of(tensor)) is not None
 
     def copies(self) -> Copies:
-        return Copies(self._owner, self._hold)
+        return Copies(self._client.session, self._owner, self._hold)
 
     def update(self, values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         clean: dict[str, dict[str, torch.Tensor]] = {}
