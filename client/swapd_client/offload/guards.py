@@ -83,7 +83,7 @@ class Guard(Ours):
             handle.remove()
         for name, own in self._own.items():
             if own is None:
-                del vars(self._module)[name]
+                vars(self._module).pop(name, None)
             else:
                 vars(self._module)[name] = own
 
