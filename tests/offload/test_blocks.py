@@ -57,6 +57,23 @@ def test_a_declared_list_that_is_not_there_is_an_error() -> None:
         names(DeclaresWhatIsNotThere())
 
 
+class InLists(Module):
+    """Vocoders keep each of their upsamplers in a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups = ModuleList([ModuleList([linear()]) for _ in range(3)])
+
+
+def test_of_a_list_in_a_list_it_is_said_what_is_called() -> None:
+    model = InLists()
+    assert names(model) == names(model, ["ups"]) == ["ups.0", "ups.1", "ups.2"]
+    (both, last) = blocks_of(model, least=2 * SIZE)
+    assert both.name == "ups.0-1"
+    assert both.modules == (model.get_submodule("ups.0.0"), model.get_submodule("ups.1.0"))
+    assert last.modules == (model.get_submodule("ups.2.0"),)
+
+
 def test_the_caller_knows_best() -> None:
     assert names(Declares(), ["pairs", "out"]) == ["pairs.0", "pairs.1", "out"]
     assert names(Two(), ["pairs.1"]) == ["pairs.1.0", "pairs.1.1"]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch.nn import Module, ModuleList, Sequential
+from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 
 from swapd_client.errors import InvalidSource
 
@@ -28,6 +28,7 @@ class Block:
 
     #: Path in the component: "transformer_blocks.3", or "transformer_blocks.0-3".
     name: str
+    #: What is called of it.
     modules: tuple[Module, ...]
     nbytes: int
 
@@ -116,12 +117,21 @@ def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
             continue  # one block under several names runs several times
         seen.add(id(module))
         names.append(name)
-        modules.append(module)
+        modules += _called(module)
         if (nbytes := _nbytes(modules)) >= least:
             yield _block(path, names, modules, nbytes)
             names, modules = [], []
     if modules:
         yield _block(path, names, modules, _nbytes(modules))
+
+
+def _called(module: Module) -> Iterator[Module]:
+    """A module; or, as a list is never called, nor are lists in it, those that are in its place."""
+    if isinstance(module, (ModuleList, ModuleDict)):
+        for child in module.children():
+            yield from _called(child)
+    elif not isinstance(module, (ParameterList, ParameterDict)):
+        yield module
 
 
 def _block(path: str, names: list[str], modules: list[Module], nbytes: int) -> Block:
