@@ -15,6 +15,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "least recently used": {},
     "alternating": {"cpu_offload_enabled": True},
     "sequential": {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"},
+    "layer by layer": {"enable_layerwise_offload": True},
+    "partly resident": {"resident": "4MiB"},
     "towers on their own": {
         "components": ["thinker", "*.visual", "*.audio_tower", "talker", "*2wav"]
     },

@@ -16,6 +16,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "alternating": {"cpu_offload_enabled": True},
     "sequential": {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"},
     "DiTs against encoders": {"enable_cpu_offload": True},
+    "layer by layer": {"enable_layerwise_offload": True},
+    "partly resident": {"resident": "6MiB"},
+    "partly on the host": {"cpu_offload_gb": 0.008},
 }
 
 

@@ -18,6 +18,7 @@ Device = Callable[[int], Daemon]
         {"components": ["model.encoder", "model.decoder"]},
         {"components": ["model.encoder", "model.decoder"], "policy": "alternating"},
         {"components": ["model.encoder.layers.*", "model.decoder.layers.*"]},
+        {"components": ["model.encoder", "model.decoder"], "enable_layerwise_offload": True},
     ],
     ids=str,
 )
@@ -30,6 +31,8 @@ def test_whisper(device: Device, strategy: dict[str, Any]) -> None:
     [
         {"components": ["model.layers.*"]},
         {"components": ["model.layers.*"], "policy": "sequential"},
+        {"enable_layerwise_offload": True},
+        {"resident": "6MiB"},
     ],
     ids=str,
 )
