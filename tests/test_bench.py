@@ -24,6 +24,8 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
         "rss_growth_bytes",
         "stream_ratio",
         "stream_peak_blocks",
+        "load_speed_ratio",
+        "load_memory_ratio",
         "raw",
         "device",
     }
@@ -33,6 +35,8 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
     assert report["bytes_back"] == 0
     assert report["fd_growth"] == 0
     assert report["rss_growth_bytes"] < 2 << 20
+    assert report["load_memory_ratio"] < 1.15
+    assert report["raw"]["load"].keys() >= {"load_s", "read_s"}
     assert report["raw"]["leaks"]["swaps"] == 2000
     assert report["raw"]["leaks"]["idle_wakeups_per_s"] < 1
     streaming = report["raw"]["stream"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from swapd.bench import core, decode, hit, hooks, leaks, streaming, swap_in
+from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
 from swapd.units import size
 
 
@@ -21,6 +21,7 @@ class Raw(msgspec.Struct, frozen=True):
     handle: core.Handle
     handle_busy: core.Handle
     leaks: leaks.Leaks
+    load: load.Load
     #: On the host alone, which can be told how slow to be.
     stream: streaming.Streaming | None = None
     hooks: hooks.Hooks | None = None
@@ -44,6 +45,10 @@ class Report(msgspec.Struct, frozen=True):
     #: After 1,000 swap cycles, the larger of daemon and worker.
     fd_growth: int
     rss_growth_bytes: int
+    #: Speed of loading a safetensors file, call to acquirable, over that of reading it; and the
+    #: most host memory meanwhile, over the file's bytes.
+    load_speed_ratio: float
+    load_memory_ratio: float
     raw: Raw
     device: str = "host"
     #: A pass over 16 blocks whose copies take as long as they compute, over computing alone; and
@@ -69,6 +74,8 @@ BOUNDS: tuple[tuple[str, str, float], ...] = (
     ("rss_growth_bytes", "at most", 2 << 20),
     ("stream_ratio", "at most", 1.15),
     ("stream_peak_blocks", "at most", 3),
+    ("load_speed_ratio", "at least", 0.80),
+    ("load_memory_ratio", "at most", 1.15),
 )
 
 #: The bound of the first on a GPU, whose copies cost the host nothing.
@@ -94,6 +101,8 @@ def run(say: Callable[[str], None], device: str = "host") -> Report:
     if device == "host":
         say("A component streamed block by block")
         blocks = streaming.measure()
+    say(f"Loading {size(load.NBYTES)} of safetensors against reading them")
+    loaded = load.measure(device)
     return Report(
         swap_in_ratio=swap.ratio,
         bytes_back=swap.bytes_back,
@@ -103,7 +112,9 @@ def run(say: Callable[[str], None], device: str = "host") -> Report:
         handle_busy_us=busy.mean_us,
         fd_growth=max(leak.daemon_fds, leak.worker_fds),
         rss_growth_bytes=max(leak.daemon_rss_bytes, leak.worker_rss_bytes),
-        raw=Raw(swap, rtt, loop, quiet, busy, leak, blocks, hooked),
+        load_speed_ratio=loaded.speed_ratio,
+        load_memory_ratio=loaded.memory_ratio,
+        raw=Raw(swap, rtt, loop, quiet, busy, leak, loaded, blocks, hooked),
         device=device,
         stream_ratio=blocks.ratio if blocks else None,
         stream_peak_blocks=blocks.peak_blocks if blocks else None,

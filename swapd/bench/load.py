@@ -1,0 +1,166 @@
+"""Loading a component from a safetensors file, against reading that file into fresh memory.
+
+The file is in the page cache. What is counted as memory is what both processes have of their own,
+or map of files, and the masters, each once: above what it was before, in a load that is not timed.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+import swapd_client
+from swapd import spawn
+from swapd.device import vm
+
+NBYTES = 512 << 20
+#: Tensors of different sizes, of which few are whole pages: as in a checkpoint.
+TENSORS = 61
+ROUNDS = 5
+_STEP_BYTES = 16 << 20
+_SAMPLE_S = 0.002
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Medians, seconds; `peak_bytes` above the state before."""
+
+    nbytes: int
+    load_s: float
+    read_s: float
+    peak_bytes: int
+
+    @property
+    def speed_ratio(self) -> float:
+        return self.read_s / self.load_s
+
+    @property
+    def memory_ratio(self) -> float:
+        return self.peak_bytes / self.nbytes
+
+
+def measure(device: str = "host", nbytes: int = NBYTES) -> Load:
+    """Both in turn, after one of each that is not counted."""
+    with (
+        tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder,
+        spawn.daemon(device=device, budget=nbytes + (64 << 20)) as daemon,
+        swapd_client.connect(daemon.folder, label="bench") as client,
+    ):
+        path = Path(folder) / "model.safetensors"
+        write(path, nbytes)
+        loads, reads = [], []
+        read(path)
+        load(client, path)
+        for _ in range(ROUNDS):
+            reads.append(read(path))
+            loads.append(load(client, path))
+        with peak(os.getpid(), daemon.pid) as seen:
+            load(client, path)
+        return Load(nbytes, statistics.median(loads), statistics.median(reads), seen.with_files)
+
+
+def write(path: Path, nbytes: int) -> None:
+    """A file of about so many bytes of tensors."""
+    sizes = [nbytes * (i + 1) // (TENSORS * (TENSORS + 1) // 2) // 2 * 2 for i in range(TENSORS)]
+    head, end = {}, 0
+    for i, size in enumerate(sizes):
+        place = [end, end + size]
+        head[f"layer.{i}"] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": place}
+        end += size
+    raw = json.dumps(head).encode()
+    raw += b" " * (-len(raw) % 8)
+    block = os.urandom(1 << 20)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for at in range(0, end, len(block)):
+            file.write(block[: end - at])
+
+
+def read(path: Path) -> float:
+    """Seconds to read the whole file into memory that is used for the first time."""
+    began = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        address = vm.map_anonymous(vm.round_up(nbytes))
+        memory, at = vm.view(address, nbytes), 0
+        while at < nbytes:
+            at += os.preadv(file.fileno(), [memory[at : at + _STEP_BYTES]], at)
+    took = time.perf_counter() - began
+    vm.free(address, vm.round_up(nbytes))
+    return took
+
+
+def load(client: swapd_client.Client, path: Path) -> float:
+    """Seconds from the call until the component may be acquired; nothing is left of it then."""
+    began = time.perf_counter()
+    client.load("loaded", path)
+    took = time.perf_counter() - began
+    client.unregister("loaded")
+    while client.status().master_bytes:  # until it is dropped it is in the way of the next
+        time.sleep(0.01)
+    return took
+
+
+class Peak:
+    """The most that was seen, in bytes above what there was before."""
+
+    #: What processes have of their own, and masters: memory that nothing else can have.
+    own = 0
+    #: That, and what they map of files: pages that may be dropped and read again.
+    with_files = 0
+
+
+@contextmanager
+def peak(worker: int, daemon: int | None = None) -> Iterator[Peak]:
+    """Watch the host memory of a worker, and of the daemon it uses, while the block runs."""
+    before = _host_bytes(worker, daemon)
+    most = Peak()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_SAMPLE_S):
+            own, files = _host_bytes(worker, daemon)
+            most.own = max(most.own, own - before[0])
+            most.with_files = max(most.with_files, own + files - sum(before))
+
+    watching = threading.Thread(target=watch, name="swapd-bench")
+    watching.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watching.join()
+
+
+def _host_bytes(worker: int, daemon: int | None) -> tuple[int, int]:
+    """Own memory, and what is mapped of files."""
+    counted = [_of_process(pid) for pid in (worker, daemon) if pid is not None]
+    masters = 0 if daemon is None else _masters(daemon)
+    return sum(own for own, _ in counted) + masters, sum(files for _, files in counted)
+
+
+def _of_process(pid: int) -> tuple[int, int]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    kib = {k: v for k, _, v in (line.partition(":") for line in lines)}
+    own, files = (int(kib[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
+    return own, files
+
+
+def _masters(daemon: int) -> int:
+    """What masters occupy, whether anybody has mapped them or not."""
+    occupied = {}
+    folder = f"/proc/{daemon}/fd"
+    for fd in os.listdir(folder):
+        try:
+            if "memfd:swapd-master" in os.readlink(f"{folder}/{fd}"):
+                there = os.stat(f"{folder}/{fd}")
+                occupied[there.st_ino] = there.st_blocks * 512
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return sum(occupied.values())
