@@ -3,10 +3,10 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapd import protocol
 from swapd.units import parse_size
@@ -25,6 +25,11 @@ from swapd_client.layout import Segments
 from swapd_client.lease import HeldLease
 from swapd_client.linger import Held, Work
 from swapd_client.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from swapd_client.weights.safetensors import Files
 
 T = TypeVar("T")
 
@@ -175,6 +180,42 @@ class AsyncClient:
         prepared = prepare() if self.session.gpu is None else await _in_thread(prepare)
         await self._move_in(prepared, policy, group, lambda: self.set_resident(name, resident))
         return prepared
+
+    async def load(
+        self,
+        name: str,
+        files: "Files",
+        module: "torch.nn.Module | None" = None,
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        segments: Segments = (),
+        prefix: str = "",
+        rename: Callable[[str], str | None] | None = None,
+        dtype: "torch.dtype | None" = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> Component:
+        """As `Client.load`; all that reads runs in a thread."""
+        from swapd_client.weights import load
+
+        planned = load.planned(
+            files,
+            module,
+            None,
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
+            segments=segments,
+            gpu=self.session.gpu_index,
+            progress=progress,
+            share=not mutable,
+        )
+        with ExitStack() as opened:
+            layouts = await _in_thread(opened.enter_context, planned)
+            return await self.register(
+                name, layouts[""], policy=policy, group=group, mutable=mutable
+            )
 
     async def _move_in(
         self,
