@@ -4,6 +4,7 @@ The device is so slow that a block's copy takes as long as its computation, and 
 other at once: whatever is not hidden shows.
 """
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -52,51 +53,33 @@ def measure(blocks: int = BLOCKS, rounds: int = ROUNDS) -> Streaming:
 
 
 def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
-    from swapd_client.offload.stream import Stream
-
-    side = int((BLOCK_BYTES // 4) ** 0.5)
-    x = torch.randn(1, side)
-    own = [torch.randn(side, side) for _ in range(blocks)]
-    lent = [weights.clone() for weights in own]
-    alone, streamed = [], []
+    alone, streamed = _models(torch, blocks)
+    x = torch.randn(1, int((BLOCK_BYTES // 4) ** 0.5))
+    alone_s, stream_s = [], []
     with (
+        torch.inference_mode(),
         # room for all of them: what is not used was not needed
         spawn.daemon(
             budget=(blocks + 4) * BLOCK_BYTES, bandwidth=f"{int(BLOCK_BYTES / BLOCK_S)}B/s"
         ) as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
+        client.attach({"dit": streamed}, resident={"dit": 0}),
     ):
-        parts = {str(i): {"weights": weights} for i, weights in enumerate(lent)}
-        names = [c.name for c in client.register_family("dit", parts, resident=0)]
-        stream = Stream(client, "dit", None, names, slots=2)
-
-        def streamed_pass() -> None:
-            stream.enter()
-            for i, weights in enumerate(lent):
-                stream.need(i)
-                _compute(weights, x)
-                stream.done(i)
-            stream.leave()
-
-        def alone_pass() -> None:
-            for weights in own:
-                _compute(weights, x)
-
+        assert torch.equal(streamed(x), alone(x)), "not the same bits"
         for _ in range(rounds):
-            alone.append(_seconds(alone_pass))
-            streamed_pass()
-            streamed.append(_seconds(streamed_pass))
+            alone_s.append(_seconds(lambda: alone(x)))
+            streamed(x)
+            stream_s.append(_seconds(lambda: streamed(x)))
         peak = client.status().peak_bytes
         kept, copied = {}, {}
         for keep in (blocks // 4, blocks // 2):
             client.set_resident("dit", keep * BLOCK_BYTES)
             kept[keep] = _kept(client)
-            copied[keep] = _copied(client, streamed_pass)
-    alone_s, stream_s = statistics.median(alone), statistics.median(streamed)
+            copied[keep] = _copied(client, lambda: streamed(x))
     return Streaming(
-        ratio=stream_s / alone_s,
-        stream_s=stream_s,
-        alone_s=alone_s,
+        ratio=statistics.median(stream_s) / statistics.median(alone_s),
+        stream_s=statistics.median(stream_s),
+        alone_s=statistics.median(alone_s),
         blocks=blocks,
         block_bytes=BLOCK_BYTES,
         block_s=BLOCK_S,
@@ -107,15 +90,39 @@ def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
     )
 
 
-def _compute(weights: Any, x: Any) -> None:
-    """A block's forward: it goes on with all of the weights until its time is over.
+def _models(torch: Any, blocks: int) -> tuple[Any, Any]:
+    """A model whose blocks take BLOCK_S each, and a copy of it."""
+    side = int((BLOCK_BYTES // 4) ** 0.5)
 
-    By the clock, since the machine's speed drifts and the device's does not: what shows is what
-    of the copies is not hidden.
-    """
-    until = time.perf_counter() + BLOCK_S
-    while time.perf_counter() < until:
-        x @ weights
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        """It goes on with all of its weights until its time is over.
+
+        By the clock, since the machine's speed drifts and the device's does not: what shows is
+        what of the copies is not hidden.
+        """
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.randn(side, side) / side**0.5)
+
+        def forward(self, x: Any) -> Any:
+            until = time.perf_counter() + BLOCK_S
+            while time.perf_counter() < until:
+                x @ self.weights
+            return x @ self.weights
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(blocks))
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Model()
+    return model, copy.deepcopy(model)
 
 
 def _kept(client: swapd_client.Client) -> str:
