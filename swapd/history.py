@@ -214,6 +214,13 @@ def names_in(lines: Iterable[Line]) -> set[str]:
     return found
 
 
+def belonging(lines: Iterable[Line], name: str) -> set[str]:
+    """`name`, and what a record may call it: of a family also its parts, of a part its family."""
+    registered = [e for line in lines if isinstance(e := line.record.event, events.Register)]
+    parts = {e.name for e in registered if e.part_of == name}
+    return {name} | parts | {e.part_of for e in registered if e.name == name and e.part_of}
+
+
 class Step(NamedTuple):
     """One record of a story. `depth`: how many causes lie before it."""
 
@@ -224,11 +231,12 @@ class Step(NamedTuple):
 
 
 def story(lines: Sequence[Line], name: str) -> list[list[Step]]:
-    """What happened to a component: a chapter for each first cause, in order of time.
+    """What happened to a component, or a family: a chapter for each first cause, in order of time.
 
     A chapter holds the records about the component that followed from that cause, each
     after what led to it, and one deeper. `lines` are those of one run.
     """
+    names = belonging(lines, name)
     seen = Seen()
     by_seq: dict[int, Line] = {}
     about: set[int] = set()
@@ -238,7 +246,7 @@ def story(lines: Sequence[Line], name: str) -> list[list[Step]]:
         if record.dropped:
             continue  # its number is that of the next record
         by_seq[record.seq] = line
-        if name in seen.about(record):
+        if not names.isdisjoint(seen.about(record)):
             about.add(record.seq)
             seq = record.seq
             while seq in by_seq and seq not in kept:

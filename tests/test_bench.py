@@ -44,4 +44,4 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
     assert report["stream_peak_blocks"] <= 3
     assert streaming["kept"] == {"4": "..k...k...k...k.", "8": ".k.k.k.k.k.k.k.k"}
     for kept, copied in streaming["copied"].items():
-        assert abs(copied - (16 - int(kept))) <= 1, "but for one on its way as it was counted"
+        assert abs(copied - (16 - int(kept))) <= 2, "but for those on their way as it was counted"

@@ -21,7 +21,7 @@ from swapd_client import UnknownComponent
 #: Uses without a copy, one after the other, that are told as one from this many on.
 _MANY = 3
 
-Name = Annotated[str, typer.Argument(help="The component")]
+Name = Annotated[str, typer.Argument(help="The component, or what has parts")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Each use, also those without a copy")]
 
 
@@ -50,7 +50,7 @@ def story(
     if json:
         _print_json(chapters, said)
         return
-    console.print(_head(name, chapters), soft_wrap=True)
+    console.print(_head(name, history.belonging(lines, name), chapters), soft_wrap=True)
     width = len(str(chapters[-1][-1].line.record.seq)) + 1
     for told in _chapters(chapters, fold=not everything):
         if isinstance(told, Text):
@@ -81,11 +81,11 @@ def _said(lines: Iterable[Line], wanted: set[int]) -> dict[int, Text]:
     return said
 
 
-def _head(name: str, chapters: list[list[Step]]) -> Text:
+def _head(name: str, names: set[str], chapters: list[list[Step]]) -> Text:
     about = [step.line.record for chapter in chapters for step in chapter if step.about]
     loads = sum(isinstance(record.event, events.CopiedIn) for record in about)
     gone = sum(
-        isinstance(record.action, actions.Evicted) and record.action.name == name
+        isinstance(record.action, actions.Evicted) and record.action.name in names
         for record in about
     )
     return Text.assemble((plain(name), "bold"), f": {len(about)} records, in {loads}x, out {gone}x")
