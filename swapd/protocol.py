@@ -93,9 +93,13 @@ class Register(Request, frozen=True, tag="register"):
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """The new master is filled and unmapped in the worker: from now on it may be acquired."""
+    """The new master is filled and unmapped in the worker: from now on it may be acquired.
+
+    Updates of several components may be committed together: all of them in one step, or none.
+    """
 
     name: str
+    also: tuple[str, ...] = ()
 
 
 class Update(Request, frozen=True, tag="update"):

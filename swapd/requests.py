@@ -30,7 +30,9 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
                 or _size(request.nbytes, request.segments)
                 or _content(request.content, mutable=request.mutable)
             )
-        case protocol.Commit() | protocol.Update() | protocol.GiveUp() | protocol.Unregister():
+        case protocol.Commit():
+            return _names((request.name, *request.also))
+        case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
             return _names((request.name,))
         case protocol.Resize():
             return _names((request.name,)) or _size(request.resident_bytes or 0, ())
@@ -114,7 +116,7 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 f"{request.content} {request.layout}" if request.content else "",
             )
         case protocol.Commit():
-            return events.Commit(now, session, request.id, request.name)
+            return events.Commit(now, session, request.id, request.name, request.also)
         case protocol.Update():
             return events.Update(now, session, request.id, request.name)
         case protocol.GiveUp():

@@ -501,7 +501,7 @@ class Client:
         were registered, of their shapes and dtypes; what is not named stays as it is. They are
         written to a new master beside the old one, which takes its place in one step. Who holds
         the component goes on with the old bytes until it releases; every acquire that comes after
-        this sees the new ones. Of a family all parts are prepared before any is replaced.
+        this sees the new ones, of all parts of a family.
 
         Blocks for the copies, and needs host memory for a second master meanwhile. Raises:
         InvalidSource, naming the first value that does not fit; BadRequest for a mutable

@@ -49,11 +49,15 @@ class MasterMade(Event, frozen=True, tag="master_made"):
 
 
 class Commit(Event, frozen=True, tag="commit"):
-    """The master that was made last for this component is filled."""
+    """The master that was made last for this component is filled; of `also` those too.
+
+    Several are updates, which take place together or not at all.
+    """
 
     session: int
     request: int
     name: str
+    also: tuple[str, ...] = ()
 
 
 class MasterSealed(Event, frozen=True, tag="master_sealed"):

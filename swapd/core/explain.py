@@ -142,8 +142,10 @@ def _registered(ledger: Ledger) -> str:
     return f"registered: {', '.join(sorted(names)) or 'nothing'}."
 
 
-def committed(name: str) -> str:
-    return f"{name!r} was committed already; register it once, commit it once"
+def committed(names: list[str]) -> str:
+    if len(names) > 1:
+        return f"{', '.join(names)}: only updates that are not committed are committed together"
+    return f"{names[0]!r} was committed already; register it once, commit it once"
 
 
 def not_owner(ledger: Ledger, c: Component, what: str) -> str:

@@ -314,12 +314,35 @@ class Ledger:
         c.renewal = None
         self.drop_master(renewal.uid)
 
-    def renew(self, c: Component, renewal: Renewal) -> None:
-        """The new master is sealed and takes the place of the old one, in this one step.
+    def give_up_together(self, c: Component, renewal: Renewal) -> None:
+        """Drop this new master, and those that were to take place with it."""
+        for one in renewal.together or (c,):
+            assert one.renewal is not None
+            self.give_up_update(one, one.renewal)
+
+    def seal_together(self, parts: tuple[Component, ...], request: int) -> None:
+        """Their new masters are filled: have them sealed, and answer when all are."""
+        for c in parts:
+            assert c.renewal is not None
+            c.renewal.request, c.renewal.together = request, parts
+            self.seal(c, c.renewal.uid)
+
+    def sealed(self, c: Component, renewal: Renewal) -> None:
+        """If all that take place together are sealed, they do, in this one step."""
+        renewal.sealed = True
+        renewals = [one.renewal for one in renewal.together]
+        if all(r is not None and r.sealed for r in renewals):
+            assert renewal.request is not None
+            self.accept((c.session, renewal.request))
+            for one in renewal.together:
+                assert one.renewal is not None
+                self._renew(one, one.renewal)
+
+    def _renew(self, c: Component, renewal: Renewal) -> None:
+        """The new master takes the place of the old one.
 
         What is on the device, or on its way there, is superseded: it goes when nobody holds it.
         """
-        self.answer_update(c, renewal)
         old, c.uid, c.renewal = c.uid, renewal.uid, None
         move = self.moves.get(c.generation)
         if not (move and move.uid == old):

@@ -39,6 +39,9 @@ class Renewal:
     begun_by: int
     #: The update or commit to answer when the step it began ends; None while it is filled.
     request: int | None
+    #: While it is being sealed: all that are to take place with it, and itself.
+    together: "tuple[Component, ...]" = ()
+    sealed: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -164,24 +164,26 @@ class Residency:
 
     def _on_commit(self, event: Commit) -> None:
         ledger, key = self.ledger, (event.session, event.request)
-        c = ledger.components.get(event.name)
-        if c is None or c.workspace or c.session != event.session:
-            return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
-        if c.renewal is not None and c.renewal.request is None:
-            c.renewal.request = event.request
-            ledger.seal(c, c.renewal.uid)
-        elif c.state is State.FILLING and c.answer is None:
-            c.answer = event.request
-            ledger.seal(c, c.uid)
-        else:
-            ledger.refuse(key, "bad_request", explain.committed(event.name))
+        parts = []
+        for name in dict.fromkeys((event.name, *event.also)):
+            c = ledger.components.get(name)
+            if c is None or c.workspace or c.session != event.session:
+                return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
+            parts.append(c)
+        if all(c.renewal is not None and c.renewal.request is None for c in parts):
+            return ledger.seal_together(tuple(parts), event.request)
+        c = parts[0]
+        if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
+            return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
+        c.answer = event.request
+        ledger.seal(c, c.uid)
 
     def _on_master_sealed(self, event: MasterSealed) -> None:
         ledger, c = self.ledger, self._made_or_sealed(event.uid)
         if c is None:
             return
         if c.renewal is not None:
-            ledger.renew(c, c.renewal)
+            ledger.sealed(c, c.renewal)
         else:
             ledger.commit(c)
             self.admission.unpark(c.name)
@@ -194,7 +196,7 @@ class Residency:
         if c.renewal is not None:
             assert c.renewal.request is not None
             ledger.refuse((c.session, c.renewal.request), event.code, event.why)
-            return ledger.give_up_update(c, c.renewal)
+            return ledger.give_up_together(c, c.renewal)
         assert c.answer is not None
         ledger.refuse((c.session, c.answer), event.code, event.why)
         ledger.remove(c)
@@ -235,7 +237,7 @@ class Residency:
             if renewal.request is not None:
                 asked = (c.session, renewal.request)
                 ledger.refuse(asked, "bad_request", explain.given_up(c))
-            ledger.give_up_update(c, renewal)
+            ledger.give_up_together(c, renewal)
         ledger.accept(key)
 
     def _on_unregister(self, event: Unregister) -> None:

@@ -97,7 +97,24 @@ def commit(w: World, choose: Choices) -> bool:
     if not w.owner:
         return False
     name = choose.pick(sorted(w.owner))
-    w.commit(w.owner[name], name)
+    owner = w.owner[name]
+    also = [n for n in sorted(w.owner) if w.owner[n] == owner] if choose.chance(2) else []
+    w.commit(owner, name, *([choose.pick(also)] if also else []))
+    return True
+
+
+def update_several(w: World, choose: Choices) -> bool:
+    """Begin updates of some that are one's, and commit them together."""
+    if not w.owner:
+        return False
+    owner = w.owner[choose.pick(sorted(w.owner))]
+    names = [n for n in sorted(w.owner) if w.owner[n] == owner and n not in w.mutable]
+    for name in names:
+        w.update(owner, name)
+        if w.newest[name] in w.making:
+            w.make_master(w.newest[name])
+    if names:
+        w.commit(owner, *names[: choose.pick((1, 2, 3))])
     return True
 
 
@@ -278,6 +295,7 @@ MOVES: dict[Move, int] = {
     commit: 1,
     unregister: 2,
     update: 4,
+    update_several: 2,
     give_up: 1,
     acquire: 14,
     acquire_workspace: 4,

@@ -79,6 +79,7 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.commit: lambda w: w.owner,
     driver.unregister: lambda w: w.owner,
     driver.update: lambda w: w.owner,
+    driver.update_several: lambda w: w.owner,
     driver.give_up: lambda w: w.owner,
     driver.acquire: lambda w: w.owner and w.sessions,
     driver.acquire_workspace: lambda w: w.sessions,

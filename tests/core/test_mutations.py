@@ -718,6 +718,18 @@ BUGS = [
         "        if True:\n",
     ),
     Bug(
+        "of several updates each takes place when it is sealed",
+        ledger,
+        "        if all(r is not None and r.sealed for r in renewals):\n",
+        "        if True:\n",
+    ),
+    Bug(
+        "of several updates the others take place if one fails",
+        ledger,
+        "        for one in renewal.together or (c,):\n",
+        "        for one in (c,):\n",
+    ),
+    Bug(
         "an update that was given up takes place",
         residency,
         "if ledger.is_current(c) and uid == wanted:",

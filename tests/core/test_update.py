@@ -328,6 +328,72 @@ def test_one_update_at_a_time(make: Make) -> None:
     assert w.refusal(w.update(s, "a")).code == "in_use"
 
 
+def two(make: Make) -> tuple[World, int]:
+    """A world with `a` and `b` on the device, and an update of each that is to be committed."""
+    w = make(10)
+    s = w.open()
+    for name in "ab":
+        w.register(s, name, 2)
+        w.touch(s, name)
+    for name in "ab":
+        w.update(s, name)
+        w.make_masters()
+    return w, s
+
+
+def test_several_take_place_together(make: Make) -> None:
+    w, s = two(make)
+    done = w.commit(s, "a", "b")
+    w.make_master(3)
+    assert w.out == []
+    assert w.evictions() == []
+    w.make_master(4)
+    assert w.out[0] == Accept(*done)
+    assert w.evictions() == ["a", "b"]
+    assert w.dropped == {1, 2}
+
+
+def test_of_several_none_takes_place_if_one_fails(make: Make) -> None:
+    w, s = two(make)
+    asked = w.commit(s, "a", "b")
+    w.make_master(3)
+    w.make_master(4, "host_memory")
+    assert w.refusal(asked).code == "host_memory"
+    assert w.dropped == {3, 4}
+    assert w.evictions() == []
+    w.renew(s, "a")
+
+
+def test_several_are_given_up_together_also_while_they_are_sealed(make: Make) -> None:
+    w, s = two(make)
+    asked = w.commit(s, "a", "b")
+    w.make_master(3)
+    w.give_up(s, "a")
+    assert w.refusal(asked).code == "bad_request"
+    w.make_masters()
+    assert w.dropped == {3, 4}
+    w.renew(s, "b")
+
+
+def test_a_session_that_goes_takes_all_of_several_along(make: Make) -> None:
+    w, s = two(make)
+    w.commit(s, "a", "b")
+    w.make_master(3)
+    w.leave(s)
+    w.settle()
+    assert w.dropped == {1, 2, 3, 4}
+
+
+def test_only_updates_are_committed_together(make: Make) -> None:
+    w, s = two(make)
+    w.ask_register(s, "new")
+    w.make_masters()
+    assert w.refusal(w.commit(s, "a", "new")).code == "bad_request"
+    assert w.refusal(w.commit(s, "a", "unheard")).code == "unknown_component"
+    assert w.answer(w.commit(s, "new")) is None, "it is being sealed"
+    assert w.answer(w.commit(s, "a", "b")) is None
+
+
 def test_who_was_refused_cannot_give_up_the_update_of_another(make: Make) -> None:
     w, s = there(make)
     first = w.update(s, "a")

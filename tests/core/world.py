@@ -152,7 +152,7 @@ class World:
         self.updates: dict[str, int] = {}
         #: By acquire: the masters whose bytes it is to see, or later ones.
         self.to_see: dict[Key, dict[str, int]] = {}
-        self._committing: dict[Key, str] = {}
+        self._committing: dict[Key, tuple[str, ...]] = {}
         self._unregistering: dict[Key, str] = {}
         self._request = 0
 
@@ -203,10 +203,10 @@ class World:
         self.send(Register(self.now, *key, name, nbytes, policy, group, mutable, (), part_of))
         return key
 
-    def commit(self, session: int, name: str) -> Key:
+    def commit(self, session: int, name: str, *also: str) -> Key:
         key = self._key(session)
-        self._committing[key] = name
-        self.send(Commit(self.now, *key, name))
+        self._committing[key] = (name, *also)
+        self.send(Commit(self.now, *key, name, also))
         return key
 
     def update(self, session: int, name: str) -> Key:
@@ -646,8 +646,9 @@ class World:
                     self._write(placed)
         elif isinstance(action, Accept) and (name := self._unregistering.pop(key, None)):
             self._forget_name(name)
-        elif isinstance(action, Accept) and (name := self._committing.pop(key, None)):
-            self.current[name] = self.newest[name]
+        elif isinstance(action, Accept):
+            for name in self._committing.pop(key, ()):
+                self.current[name] = self.newest[name]
 
     def _check_seen(self, key: Key, asked: Acquire) -> None:
         """Who is granted a component sees the bytes of its last commit before it asked.

@@ -61,9 +61,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def master_bytes(client: Client) -> int:
     """Those of the daemon, once all that were dropped by now are gone."""
-    client.register("probe", {"x": b"1"})
-    client.unregister("probe")
-    client.register("probe", {"x": b"1"})
+    client.register("probe", {"nothing": b""})  # masters are made and dropped in order
     client.unregister("probe")
     return client.status().master_bytes
 
@@ -250,6 +248,37 @@ def test_each_part_of_a_family_gets_its_share(client: Client) -> None:
     module, new = family(client)
     client.update("dit", new)
     assert same(seen(client, "dit", module), new)
+
+
+def test_of_a_family_nobody_sees_a_part_that_is_new_beside_one_that_is_old(
+    client: Client,
+) -> None:
+    module, _ = family(client)
+    over = threading.Event()
+    mixed: list[set[float]] = []
+    failed: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            while not over.is_set():
+                with client.acquire("dit"):
+                    values = {p.flatten()[0].item() for p in module.parameters()}
+                if len(values) > 1:
+                    mixed.append(values)
+        except BaseException as exc:  # noqa: BLE001 - for the thread that waits
+            failed.append(exc)
+
+    names = [name for name, _ in module.named_parameters()]
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    client.update("dit", {name: torch.zeros(shapes[name]) for name in names})
+    looking = threading.Thread(target=look)
+    looking.start()
+    for i in range(1, 20):
+        client.update("dit", {name: torch.full(shapes[name], float(i)) for name in names})
+    over.set()
+    looking.join()
+    assert not failed
+    assert not mixed
 
 
 def test_of_a_family_nothing_changes_if_one_value_does_not_fit(client: Client) -> None:

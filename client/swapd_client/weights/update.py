@@ -1,6 +1,6 @@
 """New values for a clean component: a second master is filled, and takes the place of the first.
 
-Nothing changes until all of it is written, and then in one step for each component. No torch:
+Nothing changes until all of it is written, and then all of it in one step. No torch:
 what values are, and where they go, the layout knows.
 """
 
@@ -59,17 +59,19 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
 def apply(session: Session, call: Call, asked: list[Change]) -> None:
     """Fill new masters and commit them. Blocks for the copies.
 
-    All are filled before any is committed. After an error those that were not committed are as
-    they were. Raises what the daemon refuses with.
+    After an error all is as it was. Raises what the daemon refuses with.
     """
     begun: list[_Begun] = []
     try:
         for part, write in asked:
             begun.append(_Begun(part, session.next_id()))
             begun[-1].fill(session, call, write)
-        while begun:
-            call(protocol.Commit(session.next_id(), begun[0].part.name))
-            begun.pop(0).replace(session)
+        if begun:
+            first, *others = (update.part.name for update in begun)
+            call(protocol.Commit(session.next_id(), first, tuple(others)))
+        committed, begun = begun, []
+        for update in committed:
+            update.replace(session)
     except BaseException:
         for update in begun:
             with suppress(SwapdError):  # what went wrong first is what to say
