@@ -11,7 +11,7 @@ What would go is said by functions that change nothing, `choose` and `in_the_way
 `forecast.py` can ask them too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from swapd.core import policy
@@ -50,7 +50,7 @@ def choose(
     short -= sum(r.chunks for r in idle_rivals)
     chosen = policy.victims(
         short,
-        ((c.name, c.chunks) for c in ledger.idle.values() if c.name not in spare and may_evict(c)),
+        ((c.name, c.chunks) for c in _in_turn(ledger) if c.name not in spare and may_evict(c)),
     )
     if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):  # 2
         return None
@@ -72,7 +72,7 @@ def in_the_way(
     spare = {c.name for c in asked} | {r.name for r in rivals}
     short = missing - ledger.pool.free - ledger.leaving
     short -= sum(r.chunks for r in rivals if not r.evicting)
-    idle = [c for c in ledger.idle.values() if c.name not in spare]
+    idle = [c for c in _in_turn(ledger) if c.name not in spare]
     holds = owner in ledger.held
     leased = [
         c
@@ -85,6 +85,16 @@ def in_the_way(
     names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
     going = [c for c in idle + leased if (c.chunks if names is None else c.name in names)]
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
+
+
+def _in_turn(ledger: Ledger) -> Iterable[Component]:
+    """Idle components in the order in which they should go."""
+    idle = ledger.idle
+    if not ledger.families:
+        return idle.values()
+    in_use = {c.part_of for c in ledger.leased.values() if c.part_of}
+    order = policy.turns([(c.name, c.part_of) for c in idle.values()], in_use)
+    return [idle[name] for name in order]
 
 
 def _only_holder(ledger: Ledger, c: Component, agent: Agent) -> bool:

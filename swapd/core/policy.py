@@ -3,7 +3,7 @@
 Eviction is decided here and in `Planner.make_room`, and nowhere else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -26,7 +26,7 @@ BUSY_SHARE = 0.25
 def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
     """Name the components to evict to free `need` chunks, or None if all are too few.
 
-    `idle` is (name, chunks), least recently used first. Every one named is needed: oldest
+    `idle` is (name, chunks), those that should go first first. Every one named is needed: oldest
     first alone would take too much (need 10 with idle a=1, b=10 would give both), so the
     warmest that turn out superfluous are spared.
     """
@@ -47,6 +47,23 @@ def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
         else:
             kept.append(name)
     return kept[::-1]
+
+
+def turns(idle: Sequence[tuple[str, str]], in_use: Set[str]) -> list[str]:
+    """The names of `idle` components in the order in which they should go.
+
+    `idle` is (name, family or ""), least recently used first; `in_use` are families of which a
+    part is used now. A family was used when the last of its parts was. Its parts are used one
+    after the other, over and over: the one that was used last is needed last, and goes first.
+    Were it the least recently used, each that comes in would push out the one that is needed next.
+    """
+    position = {family: i for i, (_, family) in enumerate(idle) if family}
+    position.update({family: position[family] + len(idle) for family in in_use & position.keys()})
+    ranked = [
+        (position[family] if family else i, -i if family else 0, name)
+        for i, (name, family) in enumerate(idle)
+    ]
+    return [name for _, _, name in sorted(ranked)]
 
 
 def spread(sizes: Sequence[int], room: int) -> set[int]:

@@ -348,3 +348,35 @@ def test_only_families_are_resized(make: Make) -> None:
     assert "resize that" in w.refusal(w.resize(s, "f/0", 1)).message
     assert "in parts: f." in w.refusal(w.resize(s, "nothing")).message
     assert w.refusal(w.resize(s, "f", -1)).code == "bad_request"
+
+
+# --- which parts go ----------------------------------------------------------------------
+
+
+def test_a_part_that_comes_in_does_not_push_out_those_that_are_needed_next(make: Make) -> None:
+    w = make(7)
+    s = w.open()
+    family(w, s)
+    w.register(s, "encoder", 3)
+    w.touch(s, "encoder")
+    for _ in range(3):
+        for part in ("f/rest", "f/0", "f/1", "f/2", "f/3"):
+            w.touch(s, part)
+    # the last used is needed last: one is copied in a pass, not all
+    assert w.evictions() == ["encoder", "f/2", "f/1", "f/0"]
+
+
+def test_an_idle_part_of_what_runs_goes_after_all_others(make: Make) -> None:
+    w = make(7)
+    s = w.open()
+    family(w, s)
+    w.register(s, "encoder", 2)
+    w.touch(s, "f/0")
+    pass_ = w.use(s, "f/rest")
+    w.touch(s, "f/1")
+    w.touch(s, "encoder")
+    w.touch(s, "f/2")
+    assert w.evictions() == ["encoder"]
+    w.touch(s, "f/3")
+    assert w.evictions() == ["encoder", "f/2"]
+    w.release(pass_)

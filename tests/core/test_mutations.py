@@ -610,6 +610,18 @@ BUGS = [
         "room = ledger.pool.total",
     ),
     Bug(
+        "the part that is needed next goes first",
+        policy,
+        "-i if family else 0",
+        "i",
+    ),
+    Bug(
+        "a family goes while it is in use",
+        policy,
+        "position[family] + len(idle) for",
+        "position[family] for",
+    ),
+    Bug(
         "the first parts are kept, not spread ones",
         policy,
         "chosen = {(2 * i + 1) * len(sizes) // (2 * n) for i in range(n)}",
