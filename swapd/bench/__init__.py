@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
+from swapd.bench.hooks import Hooks
 from swapd.units import size
 
 
@@ -24,7 +25,7 @@ class Raw(msgspec.Struct, frozen=True):
     load: load.Load
     #: On the host alone, which can be told how slow to be.
     stream: streaming.Streaming | None = None
-    hooks: hooks.Hooks | None = None
+    hooks: Hooks | None = None  # by its own name: the default has that of the module here
 
 
 class Report(msgspec.Struct, frozen=True):
