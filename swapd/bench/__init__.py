@@ -25,7 +25,7 @@ class Raw(msgspec.Struct, frozen=True):
     load: load.Load
     #: On the host alone, which can be told how slow to be.
     stream: streaming.Streaming | None = None
-    hooks: Hooks | None = None  # by its own name: the default has that of the module here
+    attached: hooks.Hooks | None = None
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -51,36 +51,35 @@ def _table(report: Report) -> Table:
 
 def _sides(raw: Raw) -> dict[str, str]:
     """The figures behind each key, for people."""
-    swap, leaks, load, blocks = raw.swap_in, raw.leaks, raw.load, raw.stream
-    streamed = blocks and {
-        "stream_ratio": f"streamed {seconds(blocks.stream_s)}, alone {seconds(blocks.alone_s)} "
-        f"({blocks.blocks} blocks of {seconds(blocks.block_s)})",
-        "stream_peak_blocks": f"{size(blocks.block_bytes)} each; "
-        + ", ".join(f"{n:.3g} copied with {kept} kept" for kept, n in blocks.copied.items()),
+    swap, leaks, load = raw.swap_in, raw.leaks, raw.load
+    sides = {
+        "swap_in_ratio": f"swap {seconds(swap.swap_s)}, copy {seconds(swap.copy_s)} "
+        f"({size(swap.nbytes)}, {swap.copy_threads} threads)",
+        "bytes_back": f"{size(swap.bytes_in)} in",
+        "hit_rtt_ratio": f"hit {seconds(raw.hit.hit_s)}, two round trips "
+        f"{seconds(raw.hit.two_round_trips_s)}",
+        "decode_share": f"acquire {seconds(raw.decode.acquire_s)}, release "
+        f"{seconds(raw.decode.release_s)} in a step of {seconds(raw.decode.step_s)}",
+        "handle_us": f"{raw.handle.components} components, {raw.handle.waiters} waiters",
+        "handle_busy_us": f"{raw.handle_busy.components} components, "
+        f"{raw.handle_busy.waiters} waiters",
+        "fd_growth": f"{leaks.swaps} swaps",
+        "rss_growth_bytes": f"daemon {size(leaks.daemon_rss_bytes)}, "
+        f"worker {size(leaks.worker_rss_bytes)}; idle: {leaks.idle_wakeups_per_s:.2g} wake-ups/s",
+        "load_speed_ratio": f"load {seconds(load.load_s)}, read {seconds(load.read_s)} "
+        f"({size(load.nbytes)})",
+        "load_memory_ratio": f"{size(load.peak_bytes)} at most",
     }
-    hooked = raw.hooks and {
-        "hooks_share": f"forward {seconds(raw.hooks.bare_s)}, attached "
-        f"{seconds(raw.hooks.whole_s)}, streamed {seconds(raw.hooks.streamed_s)}",
-    }
-    return (
-        (streamed or {})
-        | (hooked or {})
-        | {
-            "swap_in_ratio": f"swap {seconds(swap.swap_s)}, copy {seconds(swap.copy_s)} "
-            f"({size(swap.nbytes)}, {swap.copy_threads} threads)",
-            "bytes_back": f"{size(swap.bytes_in)} in",
-            "hit_rtt_ratio": f"hit {seconds(raw.hit.hit_s)}, two round trips "
-            f"{seconds(raw.hit.two_round_trips_s)}",
-            "decode_share": f"acquire {seconds(raw.decode.acquire_s)}, release "
-            f"{seconds(raw.decode.release_s)} in a step of {seconds(raw.decode.step_s)}",
-            "handle_us": f"{raw.handle.components} components, {raw.handle.waiters} waiters",
-            "handle_busy_us": f"{raw.handle_busy.components} components, "
-            f"{raw.handle_busy.waiters} waiters",
-            "fd_growth": f"{leaks.swaps} swaps",
-            "rss_growth_bytes": f"daemon {size(leaks.daemon_rss_bytes)}, "
-            f"worker {size(leaks.worker_rss_bytes)}; idle: {leaks.idle_wakeups_per_s:.2g} wake-ups/s",
-            "load_speed_ratio": f"load {seconds(load.load_s)}, read {seconds(load.read_s)} "
-            f"({size(load.nbytes)})",
-            "load_memory_ratio": f"{size(load.peak_bytes)} at most",
-        }
-    )
+    if hooks := raw.attached:
+        sides["hooks_share"] = (
+            f"forward {seconds(hooks.bare_s)}, attached {seconds(hooks.whole_s)}, "
+            f"streamed {seconds(hooks.streamed_s)}"
+        )
+    if blocks := raw.stream:
+        copied = [f"{n:.3g} copied with {kept} kept" for kept, n in blocks.copied.items()]
+        sides["stream_ratio"] = (
+            f"streamed {seconds(blocks.stream_s)}, alone {seconds(blocks.alone_s)} "
+            f"({blocks.blocks} blocks of {seconds(blocks.block_s)})"
+        )
+        sides["stream_peak_blocks"] = f"{size(blocks.block_bytes)} each; {', '.join(copied)}"
+    return sides
