@@ -31,7 +31,7 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
     }
     assert report["raw"]["swap_in"].keys() >= {"swap_s", "copy_s"}
     assert report["raw"]["hit"].keys() >= {"hit_s", "two_round_trips_s"}
-    assert report["raw"]["attached"].keys() >= {"bare_s", "whole_s", "streamed_s"}
+    assert report["raw"]["hooked"].keys() >= {"bare_s", "whole_s", "streamed_s"}
     assert report["bytes_back"] == 0
     assert report["fd_growth"] == 0
     assert report["rss_growth_bytes"] < 2 << 20

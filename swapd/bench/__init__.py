@@ -25,7 +25,7 @@ class Raw(msgspec.Struct, frozen=True):
     load: load.Load
     #: On the host alone, which can be told how slow to be.
     stream: streaming.Streaming | None = None
-    attached: hooks.Hooks | None = None
+    hooked: hooks.Hooks | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True):
     #: the most that was on the device, in blocks. None: not measured.
     stream_ratio: float | None = None
     stream_peak_blocks: float | None = None
-    #: What hooks add to a forward that finds all of the model there, of 8 blocks of 1 ms: of one
+    #: What hooks add to a forward that finds all of the model there, of 16 blocks of 1 ms: of one
     #: that is a component, or of one that is streamed, whichever is more.
     #: None: not measured.
     hooks_share: float | None = None

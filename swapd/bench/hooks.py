@@ -15,7 +15,7 @@ import swapd_client
 from swapd import spawn
 
 BLOCK_S = 0.001
-BLOCKS = 8
+BLOCKS = 16
 WIDTH = 256
 ROUNDS = 60
 WARM_UP = 5

@@ -51,8 +51,18 @@ def _table(report: Report) -> Table:
 
 def _sides(raw: Raw) -> dict[str, str]:
     """The figures behind each key, for people."""
-    swap, leaks, load = raw.swap_in, raw.leaks, raw.load
-    sides = {
+    swap, leaks, load, blocks = raw.swap_in, raw.leaks, raw.load, raw.stream
+    streamed = blocks and {
+        "stream_ratio": f"streamed {seconds(blocks.stream_s)}, alone {seconds(blocks.alone_s)} "
+        f"({blocks.blocks} blocks of {seconds(blocks.block_s)})",
+        "stream_peak_blocks": f"{size(blocks.block_bytes)} each; "
+        + ", ".join(f"{n:.3g} copied with {kept} kept" for kept, n in blocks.copied.items()),
+    }
+    hooked = raw.hooked and {
+        "hooks_share": f"forward {seconds(raw.hooked.bare_s)}, attached "
+        f"{seconds(raw.hooked.whole_s)}, streamed {seconds(raw.hooked.streamed_s)}",
+    }
+    core = {
         "swap_in_ratio": f"swap {seconds(swap.swap_s)}, copy {seconds(swap.copy_s)} "
         f"({size(swap.nbytes)}, {swap.copy_threads} threads)",
         "bytes_back": f"{size(swap.bytes_in)} in",
@@ -70,16 +80,4 @@ def _sides(raw: Raw) -> dict[str, str]:
         f"({size(load.nbytes)})",
         "load_memory_ratio": f"{size(load.peak_bytes)} at most",
     }
-    if hooks := raw.attached:
-        sides["hooks_share"] = (
-            f"forward {seconds(hooks.bare_s)}, attached {seconds(hooks.whole_s)}, "
-            f"streamed {seconds(hooks.streamed_s)}"
-        )
-    if blocks := raw.stream:
-        copied = [f"{n:.3g} copied with {kept} kept" for kept, n in blocks.copied.items()]
-        sides["stream_ratio"] = (
-            f"streamed {seconds(blocks.stream_s)}, alone {seconds(blocks.alone_s)} "
-            f"({blocks.blocks} blocks of {seconds(blocks.block_s)})"
-        )
-        sides["stream_peak_blocks"] = f"{size(blocks.block_bytes)} each; {', '.join(copied)}"
-    return sides
+    return core | (streamed or {}) | (hooked or {})

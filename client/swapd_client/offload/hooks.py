@@ -40,18 +40,14 @@ class Gate:
         self._parameters = parameters
         self._grown = grown
 
-    def is_open(self) -> bool:
-        """Whether this thread holds it anyway, for longer than a call that begins now."""
-        scope = here()
-        scope.reap()
-        return self.held in scope
-
     def enter(self, by: object, frame: FrameType | None = None) -> None:
-        """A call begins, and it is not open. `frame`: the call, if nobody may say that it ends.
+        """A call begins, and its thread does not have it. `frame`: the call, if its end may be
+        heard of from nobody.
 
         Raises as `Client.acquire`; NotWhileAttached.
         """
         scope = here()
+        scope.reap()
         if self.whole not in scope:
             self._check()
         scope.enter(self.held, frame, by)
@@ -131,7 +127,7 @@ class Enter(_Hook):
     @_uncompiled
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         gate = self._gate
-        if gate is not None and not gate.is_open():
+        if gate is not None and not here().has(gate.held):
             gate.enter(self._by, calling())
 
 
@@ -243,7 +239,7 @@ class Method(Ours):
         if gate is None:
             return self.__wrapped__(*args, **kwargs)
         by = object()
-        if not gate.is_open():
+        if not here().has(gate.held):
             gate.enter(by)
         try:
             output = self.__wrapped__(*args, **kwargs)

@@ -8,7 +8,7 @@ thread's next entry, by the frame of the call, which is not on the stack any mor
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from types import FrameType
 from typing import Protocol
@@ -33,6 +33,9 @@ class Held(Protocol):
     #: Whether what `take` gives may be given back by another thread, and taken twice by one.
     is_lease: bool
 
+    def is_in(self, held: "Container[Held]") -> bool:
+        """Whether it is part of something that is held."""
+
     def take(self) -> Callable[[], None]:
         """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
 
@@ -49,6 +52,9 @@ class Leased:
 
     def __repr__(self) -> str:
         return f"<Leased {' + '.join(self.names)}>"
+
+    def is_in(self, held: Container[Held]) -> bool:
+        return False
 
     def take(self) -> Callable[[], None]:
         return self._client.acquire(*self.names).release
@@ -67,6 +73,9 @@ class Passed:
 
     def __repr__(self) -> str:
         return f"<Passed {self.stream.family}>"
+
+    def is_in(self, held: Container[Held]) -> bool:
+        return False
 
     def take(self) -> Callable[[], None]:
         give_back = self._beside.take() if self._beside is not None else _nothing
@@ -97,10 +106,12 @@ class Block:
     def __repr__(self) -> str:
         return f"<Block {self._number} of {self._whole.stream.family}>"
 
+    def is_in(self, held: Container[Held]) -> bool:
+        whole = self._whole
+        return whole.everything in held or (whole in held and whole.stream.has_all())
+
     def take(self) -> Callable[[], None]:
         scope = here()
-        if self._whole.everything in scope:
-            return _nothing
         scope.count_up(self._whole)
         try:
             self._whole.stream.need(self._number)
@@ -154,7 +165,17 @@ class Scope:
                 count.give_back()
 
     def __contains__(self, held: Held) -> bool:
-        return held in self._counts
+        return held in self._counts or held.is_in(self._counts)
+
+    def has(self, held: Held) -> bool:
+        """Whether it is held for longer than a call that begins now. At every call: fast."""
+        if held not in self._counts and not held.is_in(self._counts):
+            return False
+        call = self._entries[-1].frame if self._entries else None
+        if call is None or _is_running(call):  # so is what is below it
+            return True
+        self.reap()
+        return held in self
 
     def count_up(self, held: Held) -> None:
         """Hold once more. Raises as `Client.acquire`."""

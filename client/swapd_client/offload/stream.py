@@ -86,6 +86,10 @@ class Stream:
         """
         self._here().leave()
 
+    def has_all(self) -> bool:
+        """Whether this thread's pass found all of it in, and holds it as one."""
+        return self._here().whole is not None
+
     # --- for passes ----------------------------------------------------------------------
 
     @property
