@@ -9,7 +9,6 @@ from collections.abc import Callable
 import msgspec
 
 from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
-from swapd.bench.hooks import Hooks
 from swapd.units import size
 
 
