@@ -14,7 +14,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client, DaemonGone, TooLarge, WouldDeadlock
+from swapd_client import BadRequest, Client, DaemonGone, TooLarge, WouldDeadlock
 from swapd_client.offload.stream import Stream
 from tests.processes import run_python, start_python
 
@@ -278,6 +278,11 @@ def test_a_block_that_never_fits_is_refused_and_nothing_is_held() -> None:
             model.forward()
         assert model.held() == []
         assert client.status().waiting == 0
+
+
+def test_without_a_slot_nothing_can_be_streamed() -> None:
+    with swapd(2) as client, pytest.raises(BadRequest, match="slots=0"):
+        family(client, 1, slots=0)
 
 
 def test_reading_ahead_may_find_no_room() -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swapd_client.client import Client, Lease
-from swapd_client.errors import AcquireTimeout, SwapdError, TooLarge, WouldDeadlock
+from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
 from swapd_client.offload.order import Expected, Order
 
 #: How long to wait for the grant of what was asked ahead, before it is asked for anew: longer than
@@ -36,7 +36,10 @@ class Stream:
         and the blocks, in the order in which they are expected to be used.
 
         `slots`: how many parts that are not kept may be on the device at a time for one thread.
+        Raises: BadRequest if that is none.
         """
+        if slots < 1:
+            raise BadRequest(f"slots={slots}: a block needs one to run in")
         self.client = client
         self.family = family
         self.rest = rest
@@ -160,6 +163,7 @@ class _Pass:
             if self._rest is not None:
                 self._arrive(self._rest)
         except BaseException:
+            self._expected = None
             self._give_back()
             raise
 
@@ -207,7 +211,8 @@ class _Pass:
             self._stream.order.learn(self._seen)
             self._seen.clear()
             if whole is None:
-                self._hint(self._room())
+                with suppress(SwapdError):  # the session ended this moment: nobody reads ahead
+                    self._hint(self._room())
             self._expected = None
             self._hinted = False
 
