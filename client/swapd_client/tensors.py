@@ -62,7 +62,7 @@ class TensorLayout(PlacedTensors, InMemory):
     def __init__(self, source: Source, segments: Segments = (), *, gpu: int | None = None) -> None:
         """`gpu`: the index, in this process, of the GPU that it is for; None: the host."""
         self._target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
-        self._buffers = _Buffers(source, self._target)
+        self._buffers = Buffers(source, self._target)
         packer = Packer()
         self._tensors: list[torch.Tensor] = []
         #: By storage: where its used bytes begin, where they go, and how many they are.
@@ -205,7 +205,7 @@ def _aliases(source: Source) -> dict[str, str]:
     return aliases
 
 
-class _Buffers:
+class Buffers:
     """A module's buffers that are not on the GPU yet where its parameters are going."""
 
     def __init__(self, source: Source, target: Target) -> None:

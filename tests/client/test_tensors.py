@@ -17,7 +17,7 @@ from swapd.device import vm
 from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import ALIGN_BYTES
-from swapd_client.tensors import Source, TensorLayout, _Buffers
+from swapd_client.tensors import Source, TensorLayout, Buffers
 
 DTYPES = [
     torch.float32,
@@ -524,7 +524,7 @@ def test_buffers_are_copied_once_and_stay_tied(monkeypatch: pytest.MonkeyPatch) 
     module.a, module.b = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     module.b.running_mean = module.a.running_mean
     module.a.register_buffer("nothing", None)
-    moved = _Buffers(module, dlpack.gpu(0))
+    moved = Buffers(module, dlpack.gpu(0))
     before = module.a.running_mean
     moved.copy()
     assert module.a.running_mean is before, "until it is certain"

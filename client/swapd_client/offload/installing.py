@@ -60,7 +60,8 @@ class Installer:
     def outside(self, module: Module, names: Sequence[str]) -> None:
         """A module that uses some of what components are made of, and is in none alone."""
         held = Leased(self._client, list(names))
-        self._hook(module, Gate("+".join(names), held, held))
+        parameters = tuple(p for p in module._parameters.values() if p is not None)
+        self._hook(module, Gate("+".join(names), held, held, parameters))
 
     def component(self, one: Attached, methods: Sequence[str]) -> None:
         """One component, which has something to hold."""

@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 
+from swapd_client import dlpack
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName
 from swapd_client.offload import find
@@ -14,6 +15,7 @@ from swapd_client.offload.blocks import blocks_of
 from swapd_client.offload.find import Found, Ownership, Piece
 from swapd_client.offload.strategy import How
 from swapd_client.offload.stream import Stream
+from swapd_client.tensors import Buffers
 
 log = logging.getLogger("swapd_client")
 
@@ -57,6 +59,11 @@ class Registering:
         Blocks for the copies. Raises as `Client.register` and `register_family`.
         """
         by_name = {one.name: one for one in found}
+        gpu = self._client.session.gpu
+        target = dlpack.HOST if gpu is None else dlpack.gpu(gpu.card.index)
+        # as with module.to(): they stay private, and are computed with where the weights are
+        buffers = Buffers(ModuleList(one.module for one in found), target)
+        buffers.copy()
         try:
             for piece in self._owned.pieces.values():
                 how = self._how(piece)
@@ -78,6 +85,7 @@ class Registering:
                     "prefix=...)"
                 ) from exc
             raise
+        buffers.replace()
 
     def take_back(self) -> None:
         """Have in private memory again what was registered here."""
