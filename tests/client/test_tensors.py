@@ -17,7 +17,7 @@ from swapd.device import vm
 from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import ALIGN_BYTES
-from swapd_client.tensors import Source, TensorLayout, Buffers
+from swapd_client.tensors import Buffers, Source, TensorLayout
 
 DTYPES = [
     torch.float32,

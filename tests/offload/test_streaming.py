@@ -3,10 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from swapd_client import Client, InvalidSource, NotWhileAttached, TooLarge
@@ -294,3 +296,34 @@ def test_compiled_blocks_are_streamed_and_compiled_once(client: Client) -> None:
             assert torch.equal(model(X), expected)
         assert len(compiled) == before
     torch._dynamo.reset()
+
+
+def test_a_family_that_was_registered_or_loaded_before_is_streamed_as_it_is(
+    client: Client, tmp_path: Path
+) -> None:
+    model = seeded(Dit)
+    expected = model(X)
+    save_file(model.state_dict(), tmp_path / "dit.safetensors")
+    with torch.device("meta"):
+        empty = Dit().requires_grad_(False)
+    parts = {f"blocks.{i}": [f"blocks.{i}"] for i in range(6)}
+    client.load_family("dit", tmp_path / "dit.safetensors", {"rest": [], **parts}, empty)
+    client.set_resident("dit", 0)
+    with client.attach({"model": empty}, ["model"]) as attachment:
+        assert "streamed in 6 blocks" in str(attachment)
+        assert leases(client).keys() == NAMES
+        for _ in range(2):
+            assert torch.equal(empty(X), expected)
+    assert leases(client).keys() == NAMES  # it was not attach that registered it
+    client.unregister("dit")
+    assert torch.equal(empty(X), expected)
+
+
+def test_a_family_whose_parts_are_no_modules_is_held_as_one(client: Client) -> None:
+    model = seeded(nn.Linear, 8, 8)
+    client.register_family("dit", {"w": {"weight": model.weight}, "b": {"bias": model.bias}})
+    with client.attach({"model": model}, ["model"]) as attachment:
+        assert "streamed" not in str(attachment)
+        evict(client, "dit/w", "dit/b")
+        model(torch.ones(1, 8))
+    client.unregister("dit")

@@ -16,7 +16,7 @@ from swapd_client.offload import find, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.installing import Installer, Methods, methods_of
-from swapd_client.offload.registering import Registering, Streamed
+from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.offload.strategy import How
@@ -186,6 +186,8 @@ class _Attaching:
         nbytes = sum(client.session.own(name).nbytes for name in names)
         all_of_it = Leased(client, names)
         streamed = self._attachment.streamed.get(one.name)
+        if streamed is None and (streamed := stream_of(client, one, names)) is not None:
+            self._attachment.streamed[one.name] = streamed
         if streamed is None:
             return Attached(one.name, one.module, all_of_it if names else None, all_of_it, nbytes)
         others = [name for name in names if name not in streamed.stream.everything]

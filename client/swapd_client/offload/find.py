@@ -356,7 +356,7 @@ def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Ten
         yield from _unwrapped(f"{name}.{inner}", getattr(tensor, inner))
 
 
-def _bytes_of(module: Module) -> Iterator[torch.Tensor]:
+def bytes_of(module: Module) -> Iterator[torch.Tensor]:
     """What has the bytes of a module's own parameters."""
     for parameter in module._parameters.values():
         if parameter is not None:
@@ -371,7 +371,7 @@ def by_block(
     for number, modules in enumerate(blocks):
         inside = {id(m): m for module in modules for m in walk(module, stops)}
         for module in inside.values():
-            for tensor in _bytes_of(module):
+            for tensor in bytes_of(module):
                 users[id(tensor)] = (*users.get(id(tensor), ()), str(number))
     rest: dict[str, torch.Tensor] = {}
     parts: list[dict[str, torch.Tensor]] = [{} for _ in blocks]

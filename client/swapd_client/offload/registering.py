@@ -5,8 +5,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.nn import Module, ModuleList
 
+from swapd import protocol
 from swapd_client import dlpack
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName
@@ -59,8 +61,8 @@ class Registering:
         Blocks for the copies. Raises as `Client.register` and `register_family`.
         """
         by_name = {one.name: one for one in found}
-        gpu = self._client.session.gpu
-        target = dlpack.HOST if gpu is None else dlpack.gpu(gpu.card.index)
+        gpu = self._client.session.gpu_index
+        target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         # as with module.to(): they stay private, and are computed with where the weights are
         buffers = Buffers(ModuleList(one.module for one in found), target)
         buffers.copy()
@@ -152,3 +154,49 @@ class Registering:
         stream = Stream(self._client, family, names[0] if rest else None, names[1 if rest else 0 :])
         self.streamed[one.name] = Streamed(stream, tuple(block.modules for block, _ in full))
         return True
+
+
+def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | None:
+    """How to stream a component that was registered, or loaded, as a family; None if it was not.
+
+    `names`: what it is made of. Its blocks are the outermost modules whose tensors are all in one
+    part; if a part has tensors outside of them, nobody could say when it is needed: None too.
+    """
+    session = client.session
+    families = {session.own(name).part_of for name in names} - {""}
+    if len(families) != 1:
+        return None
+    family = families.pop()
+    parts = session.family(family)
+    rest = protocol.part_name(family, "rest")
+    numbers = {name: number for number, name in enumerate(p for p in parts if p != rest)}
+    blocks: list[list[Module]] = [[] for _ in numbers]
+    waiting = [find.bare(one.module)]
+    while waiting:
+        module = waiting.pop(0)
+        within = {
+            _part_of(client, tensor, parts) for m in module.modules() for tensor in find.bytes_of(m)
+        }
+        if (
+            len(within) == 1
+            and within <= numbers.keys()
+            and not isinstance(module, find.CONTAINERS)
+        ):
+            blocks[numbers[within.pop()]].append(module)
+            continue
+        if any(_part_of(client, tensor, parts) in numbers for tensor in find.bytes_of(module)):
+            return None
+        waiting += module.children()
+    if not all(blocks):
+        return None
+    stream = Stream(client, family, rest if rest in parts else None, list(numbers))
+    return Streamed(stream, tuple(map(tuple, blocks)))
+
+
+def _part_of(client: Client, tensor: torch.Tensor, parts: Sequence[str]) -> str:
+    """The one of `parts` that has a tensor's bytes, or ""."""
+    span = find.span_of(tensor)
+    for part in map(client.session.own, parts):
+        if span is not None and 0 <= span[0] - part.address < part.nbytes:
+            return part.name
+    return ""
