@@ -147,3 +147,16 @@ def test_a_component_without_parameters_is_free(client: Client) -> None:
         with attachment.use("vae"):
             assert not client.session.leases
         model(torch.ones(2, 8))
+
+
+def test_attached_components_are_updated_by_their_own_state_dicts(client: Client) -> None:
+    model, other = seeded(Model), Model().requires_grad_(False)
+    expected = other(TOKENS)
+    with client.attach(model):
+        for name in ("text_encoder", "transformer", "vae"):
+            client.update(name, getattr(other, name).state_dict())
+        model.head.load_state_dict(other.head.state_dict())
+        assert torch.equal(model(TOKENS), expected)
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in other.state_dict().items())
+    assert torch.equal(model(TOKENS), expected)

@@ -214,6 +214,8 @@ def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: C
     model.second = nn.Linear(2, 2, device="meta")
     with pytest.raises(InvalidSource, match=r"'second.weight' is on the meta device.*client.load"):
         client.attach(model, ".")
+    with pytest.raises(InvalidSource, match=r"'dit.second.weight' is on the meta device"):
+        client.attach({"dit": model})
     model.second = nn.LazyLinear(2)
     with pytest.raises(InvalidSource, match=r"'second.weight' is not initialised.*client.load"):
         client.attach(model, ".")

@@ -288,6 +288,7 @@ def own(
     by path. `registered`: where what is registered already lies. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
+    inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
     result = Ownership(made_of={one.name: [] for one in found})
     for cluster in _clusters(_tensors(owners, extra)):
         users = list(dict.fromkeys(user for one in cluster for user in one.users))
@@ -300,7 +301,7 @@ def own(
             labels = [*users, *dict.fromkeys(owners.paths[id(holder)] for holder in holders)]
             name = "+".join(labels)
             part = result.pieces.setdefault(name, Piece(name))
-            part.tensors.update({one.path: one.tensor for one in cluster})
+            part.tensors.update(_called_in(cluster, inside.get(name)))
             part.nbytes += _nbytes(cluster)
         for user in users:
             _add(result.made_of[user], part)
@@ -311,7 +312,8 @@ def own(
                 for module in _above(one, owners):
                     _add(result.outside.setdefault(module, []), part)
     for piece in result.pieces.values():
-        _check(piece.name, piece.tensors)
+        start = inside.get(piece.name, "")
+        _check(piece.name, {f"{start}{path}": tensor for path, tensor in piece.tensors.items()})
     return result
 
 
@@ -329,18 +331,24 @@ class _Tensor:
     holder: Module
 
 
+def _called_in(cluster: Sequence[_Tensor], prefix: str | None) -> dict[str, torch.Tensor]:
+    """Tensors by name: as in the component's own state dict, or, shared, as in the model's."""
+    if prefix is None:
+        return {one.path: one.tensor for one in cluster}
+    return {
+        one.path.removeprefix(prefix): one.tensor for one in cluster if one.path.startswith(prefix)
+    }
+
+
 def _tensors(owners: _Owners, extra: Mapping[str, torch.Tensor]) -> Iterator[_Tensor]:
-    """Every parameter and extra tensor, once for each module that has it."""
-    seen: set[tuple[int, int]] = set()
+    """Every parameter and extra tensor, under each of its names."""
     for path, module in owners.modules.items():
         users = tuple(owners.of.get(id(module), ()))
         for own_name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if (id(parameter), id(module)) not in seen:
-                seen.add((id(parameter), id(module)))
-                for name, tensor in _unwrapped(_join(path, own_name), parameter):
-                    yield _Tensor(name, tensor, users, module)
+            for name, tensor in _unwrapped(_join(path, own_name), parameter):
+                yield _Tensor(name, tensor, users, module)
     for path, given in extra.items():
         holder = _holder(path, owners.modules)
         for name, tensor in _unwrapped(path, given):
