@@ -88,6 +88,17 @@ def test_a_second_model_of_the_same_names_is_told_of_prefix(client: Client) -> N
             assert torch.equal(first(TOKENS), second(TOKENS))
 
 
+def test_what_is_attached_is_not_attached_again(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model, ["vae"]):
+        with pytest.raises(InvalidSource, match=r"'vae' is attached already.*refresh\(\)"):
+            client.attach(model, prefix="again")
+        with client.attach(model, ["transformer"]):
+            assert names(client) == {"vae", "transformer"}
+    with client.attach(model):
+        model(TOKENS)
+
+
 def test_all_of_it_is_attached_or_nothing(client: Client) -> None:
     model = seeded(Model)
     expected = model(TOKENS)

@@ -12,7 +12,7 @@ import torch
 from swapd.units import size
 from swapd_client.client import Client
 from swapd_client.errors import InvalidSource
-from swapd_client.offload import find, settings, strategy
+from swapd_client.offload import find, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.installing import Installer, Methods, methods_of
@@ -48,7 +48,9 @@ def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
 
     with ONE_AT_A_TIME:
         try:
-            run()
+            attaching = _Attaching(client, model, arguments, attachment)
+            attaching.refuse_attached()
+            attaching.run()
         except BaseException:
             attachment.uninstall()
             attachment.take_back()
@@ -100,6 +102,14 @@ class _Attaching:
         #: Names of this model's that are registered: what is new beside them needs others.
         self._taken = used.union(attachment.registered)
         self._taken.update(c.part_of for n, c in components.items() if n in self._taken)
+
+    def refuse_attached(self) -> None:
+        """Raise if any of it is: two that undo their hooks in any order would undo each other's."""
+        for one in self._found:
+            if any(map(hooks.is_hooked, one.module.modules())):
+                raise InvalidSource(
+                    f"{one.name!r} is attached already: detach() first; if it has grown, refresh()"
+                )
 
     def run(self) -> None:
         hows = self._hows()

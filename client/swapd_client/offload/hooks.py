@@ -170,6 +170,11 @@ def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
     return undo
 
 
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether a gate is around its calls."""
+    return any(isinstance(hook, Enter) for hook in module._forward_pre_hooks.values())
+
+
 #: What torch.jit.script calls first.
 _TO_SCRIPT = "__prepare_scriptable__"
 
