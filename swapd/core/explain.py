@@ -156,6 +156,10 @@ def written_under_a_lease(c: Component) -> str:
     return f"{c.name!r} is mutable: write to its tensors under a lease, there is nothing to update"
 
 
+def took_place(c: Component) -> str:
+    return f"the update of {c.name!r} has taken place already; it cannot be given up"
+
+
 def given_up(c: Component) -> str:
     return f"the update of {c.name!r} was given up by the session that began it"
 

@@ -344,6 +344,7 @@ class Ledger:
         What is on the device, or on its way there, is superseded: it goes when nobody holds it.
         """
         old, c.uid, c.renewal = c.uid, renewal.uid, None
+        c.updated_by = renewal.begun_by
         move = self.moves.get(c.generation)
         if not (move and move.uid == old):
             self.drop_master(old)

@@ -85,6 +85,8 @@ class Component:
     unregistering: bool = False
     #: Its next master, until that is committed or given up.
     renewal: Renewal | None = None
+    #: The request that began the last update that took place.
+    updated_by: int | None = None
     #: What is on the device, or coming in, is from a master that it has no more.
     superseded: bool = False
     #: Why its bytes are lost for good though it is registered; None if they are not.

@@ -232,6 +232,8 @@ class Residency:
     def _on_give_up(self, event: GiveUp) -> None:
         ledger, key = self.ledger, (event.session, event.request)
         c = ledger.components.get(event.name)
+        if c is not None and c.session == event.session and c.updated_by == event.update:
+            return ledger.refuse(key, "bad_request", explain.took_place(c))
         renewal = c.renewal if c is not None and c.session == event.session else None
         if c is not None and renewal is not None and renewal.begun_by == event.update:
             if renewal.request is not None:

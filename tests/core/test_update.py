@@ -271,6 +271,12 @@ def test_another_may_begin_while_the_master_of_one_given_up_is_still_made(make: 
     assert w.out == [Accept(*second)]
 
 
+def test_what_has_taken_place_is_not_given_up(make: Make) -> None:
+    w, s = there(make)
+    w.renew(s, "a")
+    assert w.refusal(w.give_up(s, "a")).code == "bad_request"
+
+
 def test_giving_up_what_never_began_is_no_harm(make: Make) -> None:
     w, s = there(make)
     assert isinstance(w.answers[w.give_up(s, "a")], Accept)

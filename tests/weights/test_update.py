@@ -18,6 +18,7 @@ from swapd_client import (
     InvalidSource,
     UnknownComponent,
 )
+from swapd_client.weights import update
 from tests.processes import start_python
 
 MIB = 1 << 20
@@ -341,6 +342,32 @@ def test_an_update_that_fails_halfway_leaves_nothing(client: Client) -> None:
     assert master_bytes(client) == client.session.components["talker"].nbytes
     client.update("talker", {"0.bias": torch.ones(32)})
     assert same(seen(client, "talker", module), {**old, "0.bias": torch.ones(32)})
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_is_interrupted_at_the_commit_knows_which_bytes_it_has(
+    daemon: spawn.Spawned, when: str
+) -> None:
+    module = model()
+    old, new = copies(module), copies(model(1))
+    with swapd_client.connect(daemon.folder) as client:
+        client.register("talker", module)
+
+        def call(request: protocol.AnyRequest) -> protocol.AnyReply:
+            is_commit = isinstance(request, protocol.Commit)
+            if is_commit and when == "before":
+                raise KeyboardInterrupt
+            reply = client._call(request)
+            if is_commit:
+                raise KeyboardInterrupt
+            return reply
+
+        with pytest.raises(KeyboardInterrupt):
+            update.apply(client.session, call, update.changes(client.session, "talker", new))
+        expected = old if when == "before" else new
+        assert same(seen(client, "talker", module), expected)
+        assert master_bytes(client) == client.session.components["talker"].nbytes
+    assert same(copies(module), expected), "private memory has the same"
 
 
 def test_no_room_for_a_second_master_changes_nothing() -> None:

@@ -13,7 +13,7 @@ from swapd import protocol
 from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd_client.component import Component
-from swapd_client.errors import BadRequest, InvalidSource, SwapdError
+from swapd_client.errors import BadRequest, DaemonGone, InvalidSource
 from swapd_client.session import Session
 
 #: Sends a request and waits; raises what it is refused with.
@@ -74,8 +74,7 @@ def apply(session: Session, call: Call, asked: list[Change]) -> None:
             update.replace(session)
     except BaseException:
         for update in begun:
-            with suppress(SwapdError):  # what went wrong first is what to say
-                update.give_up(session, call)
+            update.give_up(session, call)
         raise
 
 
@@ -101,12 +100,16 @@ class _Begun:
         session.renew(self.part, self._master)
 
     def give_up(self, session: Session, call: Call) -> None:
+        """Leave nothing of it; unless it took place, and who waited for that was interrupted."""
+        try:
+            with suppress(DaemonGone):  # then the daemon's part of it goes with the session
+                call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
+        except BadRequest:
+            return self.replace(session)
         if self._master is None:
             session.forget_master(self._request)
         else:
             self._master.close()
-        if session.error is None:
-            call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
 
 
 def _owners(family: str, parts: list[Component]) -> dict[str, list[tuple[Component, str]]]:
