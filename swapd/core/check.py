@@ -134,6 +134,7 @@ def _check_families(ledger: Ledger) -> None:
     parts = {c.name: c for family in ledger.families.values() for c in family.values()}
     assert parts == {c.name: c for c in ledger.components.values() if c.part_of}
     assert not ledger.families.keys() & ledger.components.keys(), "two meanings of a name"
+    assert ledger.automatic.keys() <= ledger.families.keys(), "room is kept for what is gone"
     for name, family in ledger.families.items():
         assert {c.part_of for c in family.values()} == {name}, f"{family} are not of {name}"
         assert len({c.session for c in family.values()}) == 1, f"{name} has several owners"

@@ -78,10 +78,12 @@ class Ledger:
         self.quarantined: dict[int, list[Runs]] = {}
         #: Whose master it is, by uid; kept until DropMaster is ordered.
         self.masters: dict[int, Component] = {}
-        #: The parts of each family, in order of registration: its name is no component's.
-        self.families: dict[str, dict[str, Component]] = {}
         #: Those of them that are being made or sealed.
         self.making: set[int] = set()
+        #: The parts of each family, in order of registration: its name is no component's.
+        self.families: dict[str, dict[str, Component]] = {}
+        #: Families that keep as much as there is room for beside what never leaves.
+        self.automatic: dict[str, None] = {}
         #: Components on the device that were updated meanwhile.
         self.superseded: dict[str, Component] = {}
         #: Alternating components by group.
@@ -106,6 +108,8 @@ class Ledger:
         self.replan = False
         #: What fitted beside all that never leaves may not fit any more.
         self.room_shrank = False
+        #: There is more or less room beside what never leaves than there was.
+        self.room_differs = False
 
         self._uid = self._generation = 0
 
@@ -183,6 +187,7 @@ class Ledger:
             own_policy=asked.policy,
         )
         self.components[c.name] = c
+        self.room_differs |= c.policy == "resident"
         if c.part_of:
             self.families.setdefault(c.part_of, {})[c.name] = c
         self.sessions[c.session].owns[c.name] = None
@@ -246,6 +251,9 @@ class Ledger:
         self.unwant(c.name)
         _leave(self.groups, c.group, c)
         _leave(self.families, c.part_of, c)
+        if c.part_of not in self.families:
+            self.automatic.pop(c.part_of, None)
+        self.room_differs |= c.policy == "resident"
 
     def strand(self, c: Component, alive: bool) -> None:
         """The owner is gone: free what can be freed now, the rest when its copy ends."""
@@ -508,6 +516,7 @@ class Ledger:
             return
         never_left, c.policy = c.policy == "resident", policy
         self.room_shrank |= policy == "resident"
+        self.room_differs |= never_left or policy == "resident"
         self.replan = True
         if c.state is State.RESIDENT and not (c.leases or c.promised):
             if not kept and not c.waiting and not self.down:

@@ -82,6 +82,10 @@ class Residency:
         ledger = self.ledger
         ledger.now = event.now
         self._on[type(event)](self, event)
+        if ledger.room_differs:
+            for name in ledger.automatic:
+                self._spread(name, None)
+            ledger.room_differs = False
         while ledger.replan:
             self._planner.plan()
         out, ledger.out = ledger.out, []
@@ -324,14 +328,24 @@ class Residency:
 
     def _on_resize(self, event: Resize) -> None:
         ledger, key = self.ledger, (event.session, event.request)
-        if not (family := ledger.families.get(event.name)):
+        if event.name not in ledger.families:
             return ledger.refuse(key, "unknown_component", explain.no_family(ledger, event.name))
         if event.resident_bytes is not None and event.resident_bytes < 0:
             return ledger.refuse(key, "bad_request", explain.SIZE)
-        first = [c for c in family.values() if c.name == part_name(event.name, REST)]
+        if event.resident_bytes is None:
+            ledger.automatic[event.name] = None
+        else:
+            ledger.automatic.pop(event.name, None)
+        self._spread(event.name, event.resident_bytes)
+        ledger.accept(key)
+
+    def _spread(self, name: str, resident_bytes: int | None) -> None:
+        """Keep so much of a family; None: as much as there is room for beside what never leaves."""
+        ledger, family = self.ledger, self.ledger.families[name]
+        first = [c for c in family.values() if c.name == part_name(name, REST)]
         others = [c for c in family.values() if c not in first]
-        if event.resident_bytes is not None:
-            room = event.resident_bytes - sum(c.nbytes for c in first)
+        if resident_bytes is not None:
+            room = resident_bytes - sum(c.nbytes for c in first)
             kept = policy.spread([c.nbytes for c in others], room)
         else:
             room = ledger.pool.total - ledger.never_leaving(family.keys())
@@ -342,7 +356,6 @@ class Residency:
             ledger.set_kept(c, True)
         for i, c in enumerate(others):
             ledger.set_kept(c, i in kept)
-        ledger.accept(key)
 
     # --- what was slow has ended ---------------------------------------------------------
 

@@ -279,8 +279,24 @@ def test_without_a_number_as_much_is_kept_as_there_is_room_for(make: Make) -> No
     w.resize(s, "f")
     assert len(kept(w)) == 5, "all of it fits"
     w.register(s, "more", 2, policy="resident")
-    w.resize(s, "f")
     assert kept(w) == ["f/rest", "f/2"], "two others have room beside it"
+
+
+def test_it_has_what_comes_to_stay_beside_it_and_its_room_when_that_goes(make: Make) -> None:
+    w = make(12)
+    s, t = w.open(), w.open()
+    family(w, s)
+    w.resize(s, "f")
+    for name in ("f/0", "f/1"):
+        w.touch(s, name)
+    w.register(t, "vae", 4, policy="resident")
+    assert kept(w) == ["f/rest", "f/2"]
+    assert w.evictions() == ["f/0", "f/1"]
+    w.leave(t)
+    assert len(kept(w)) == 5
+    w.resize(s, "f", 5)
+    w.register(s, "vae", 1, policy="resident")
+    assert kept(w) == ["f/rest", "f/1", "f/3"], "it was told how much to keep"
 
 
 def test_parts_of_a_family_that_never_leaves_do_when_they_are_not_kept(make: Make) -> None:

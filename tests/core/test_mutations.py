@@ -594,8 +594,8 @@ BUGS = [
     Bug(
         "what is in no block takes no room",
         residency,
-        "room = event.resident_bytes - sum(c.nbytes for c in first)",
-        "room = event.resident_bytes",
+        "room = resident_bytes - sum(c.nbytes for c in first)",
+        "room = resident_bytes",
     ),
     Bug(
         "there is no room left for what is copied",
@@ -620,6 +620,25 @@ BUGS = [
         policy,
         "position[family] + len(idle) for",
         "position[family] for",
+    ),
+    Bug(
+        "what comes to stay is not counted by those that keep what there is room for",
+        ledger,
+        '        self.room_differs |= c.policy == "resident"\n        if c.part_of:',
+        "        if c.part_of:",
+    ),
+    Bug(
+        "the room of what stayed is not given to those that keep what there is room for",
+        ledger,
+        "            self.automatic.pop(c.part_of, None)\n"
+        '        self.room_differs |= c.policy == "resident"\n',
+        "            self.automatic.pop(c.part_of, None)\n",
+    ),
+    Bug(
+        "a family that was told how much to keep is spread anew",
+        residency,
+        "ledger.automatic.pop(event.name, None)",
+        "pass",
     ),
     Bug(
         "the first parts are kept, not spread ones",
