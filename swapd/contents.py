@@ -33,9 +33,9 @@ class _Content:
         #: Whose masters have it, sealed or shared from one that was.
         self.filled: dict[int, None] = {}
         self.waiting: dict[int, _Waiting] = {}
-
-    def __bool__(self) -> bool:
-        return self.filling is not None or bool(self.filled or self.waiting)
+        #: All of these, and those that fill their own: nobody waits for them, but they may be
+        #: the first to be filled.
+        self.asked: set[int] = set()
 
 
 class Contents:
@@ -53,6 +53,7 @@ class Contents:
         would wait for each other.
         """
         content = self._contents.setdefault(key, _Content())
+        content.asked.add(uid)
         self._of[uid] = key
         if content.filled:
             self._share(content, uid, then)
@@ -94,9 +95,10 @@ class Contents:
                 for other, waiting in list(content.waiting.items()):
                     if self._waits_for(content.filler, waiting.session):
                         self._wait_no_more(content, other)
+        content.asked.discard(uid)
         key = self._of.pop(uid)
-        if not content:
-            self._contents.pop(key, None)
+        if not content.asked:
+            del self._contents[key]
 
     def close(self) -> None:
         """Nobody is called any more."""

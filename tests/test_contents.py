@@ -131,6 +131,15 @@ def test_a_session_does_not_wait_for_itself(desk: Desk) -> None:
     assert desk.told[2] == [None]
 
 
+def test_who_fills_its_own_shares_it_though_the_first_is_gone(desk: Desk) -> None:
+    desk.ask(1, session=7)
+    desk.ask(2, session=7)
+    desk.contents.gone(1)
+    desk.contents.sealed(2)
+    desk.ask(3)
+    assert desk.told[3] == [2]
+
+
 def test_nothing_is_left_when_all_are_gone(desk: Desk) -> None:
     for uid in (1, 2, 3):
         desk.ask(uid)

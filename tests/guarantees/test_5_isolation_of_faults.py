@@ -554,6 +554,18 @@ def test_a_master_that_is_still_mapped_for_writing_is_refused(world: World) -> N
 # --- the machine -------------------------------------------------------------------------
 
 
+def test_the_same_content_under_two_names_and_the_first_unregistered(world: World) -> None:
+    daemon = world.daemon()
+    other = world.worker(daemon, "other")
+    with RawSession(daemon.folder) as raw:
+        for name in ("a", "b"):
+            asked = protocol.Register(raw.next_id(), name, MIB, content="the same")
+            assert isinstance(raw.ask(asked), protocol.Done)
+        assert isinstance(raw.ask(protocol.Unregister(raw.next_id(), "a")), protocol.Done)
+        assert isinstance(raw.ask(protocol.Commit(raw.next_id(), "b")), protocol.Done)
+    assert_unharmed(daemon, other)
+
+
 def test_a_full_disk_under_the_swap_log_costs_records_of_the_file_only(world: World) -> None:
     log = world.folder / "log.jsonl"
     log.symlink_to("/dev/full")
