@@ -1,17 +1,22 @@
-"""The README's quick start runs as it stands there."""
+"""The README's programs run as they stand there."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from swapd import spawn
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-def test_the_quick_start_runs_as_printed() -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["attach", "by hand"])
+def test_the_quick_start_runs_as_printed(program: str) -> None:
     assert len([line for line in program.splitlines() if line.strip()]) <= 20
     with spawn.daemon(budget="256MiB") as daemon:
         done = subprocess.run(
