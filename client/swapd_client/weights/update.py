@@ -4,17 +4,19 @@ Nothing changes until all of it is written, and then all of it in one step. No t
 what values are, and where they go, the layout knows.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from swapd import protocol
 from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd_client.component import Component
-from swapd_client.errors import BadRequest, DaemonGone, InvalidSource
+from swapd_client.errors import BadRequest, InvalidSource, SwapdError
 from swapd_client.session import Session
+
+log = logging.getLogger("swapd_client")
 
 #: Sends a request and waits; raises what it is refused with.
 Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
@@ -102,10 +104,11 @@ class _Begun:
     def give_up(self, session: Session, call: Call) -> None:
         """Leave nothing of it; unless it took place, and who waited for that was interrupted."""
         try:
-            with suppress(DaemonGone):  # then the daemon's part of it goes with the session
-                call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
+            call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
         except BadRequest:
             return self.replace(session)
+        except SwapdError as exc:  # the session has ended, and what the daemon has of it goes too
+            log.debug("an update could not be given up: %s", exc)
         if self._master is None:
             session.forget_master(self._request)
         else:
