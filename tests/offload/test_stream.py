@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -80,13 +80,39 @@ def family(
     return Model(client, stream, blocks)
 
 
+class Daemons:
+    """Those that the tests of this file share: each ends empty what it began empty."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, spawn.Spawned] = {}
+        self._stack = ExitStack()
+
+    def of(self, chunks: int) -> spawn.Spawned:
+        if chunks not in self._running:
+            made = spawn.daemon(budget=chunks * BLOCK, isolation="strict")
+            self._running[chunks] = self._stack.enter_context(made)
+        return self._running[chunks]
+
+    def close(self) -> None:
+        self._running.clear()
+        self._stack.close()
+
+
+DAEMONS = Daemons()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _daemons() -> Iterator[None]:
+    yield
+    DAEMONS.close()
+
+
 @contextmanager
-def swapd(chunks: int, isolation: str = "strict") -> Iterator[Client]:
-    """A daemon whose memory is so many chunks, and a client of it."""
-    with (
-        spawn.daemon(budget=chunks * BLOCK, isolation=isolation) as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+def swapd(chunks: int) -> Iterator[Client]:
+    """A client of a daemon whose memory is so many chunks."""
+    with swapd_client.connect(DAEMONS.of(chunks).folder) as client:
+        while client.status().components:
+            pass  # those of the last test go with its session, which has just ended
         yield client
 
 
@@ -96,7 +122,7 @@ def swapd(chunks: int, isolation: str = "strict") -> Iterator[Client]:
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_no_more_than_its_slots_are_on_the_device_at_a_time(slots: int) -> None:
     # not strict: there what is released takes room until its worker has let go of it
-    with swapd(12, "relaxed") as client:
+    with spawn.daemon(budget=12 * BLOCK) as daemon, swapd_client.connect(daemon.folder) as client:
         model = family(client, 8, slots=slots)
         for _ in range(3):
             model.forward()
