@@ -484,6 +484,11 @@ class Client:
         self._attachments.append(attachment)
         return attachment
 
+    def forget(self, attachment: "Attachment") -> None:
+        """It is detached."""
+        with suppress(ValueError):
+            self._attachments.remove(attachment)
+
     def forecast(self, *names: str) -> protocol.ForecastReply:
         """What `acquire(*names)` would do now: bytes, victims, whom it waits for, seconds.
 
@@ -532,7 +537,7 @@ class Client:
             with suppress(DaemonGone):  # then their last bytes are where they were
                 self._take_back_mutable()
         session.close()
-        for attachment in self._attachments:
+        for attachment in list(self._attachments):
             attachment.let_go()
         self._factory.close()
 

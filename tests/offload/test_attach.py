@@ -122,6 +122,7 @@ def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> No
     assert {name: set(module.__dict__) for name, module in model.named_modules()} == before
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert model.vae.decode.__func__ is Decoder.decode
+    assert not client._attachments
     assert names(client) == set()
     model.head.weight.add_(0)
     for parameter in model.parameters():

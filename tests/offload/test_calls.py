@@ -100,14 +100,19 @@ def test_what_a_thread_left_behind_goes_with_it(client: Client, daemon: Daemon) 
     with client.attach({"dit": model}):
         model.error = KeyboardInterrupt()
 
+        left: list[int] = []
+
         def run() -> None:
             with pytest.raises(KeyboardInterrupt):
                 model(X)
+            left.extend(client.session.leases)
 
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        daemon.await_record("Release")  # its state goes a moment after it was joined
+        session = client.session.welcome.session
+        # what a thread has of its own goes a moment after it was joined
+        daemon.await_record("Release", session=session, lease=left[0])
         assert held_now(client) == 0
 
 
@@ -443,6 +448,20 @@ def test_grad_mode_is_refused_unless_it_is_held_over_backward(client: Client) ->
         model.requires_grad_(True)
         with attachment.use("vae"):
             model(X).sum().backward()
+            errors: list[BaseException] = []
+
+            def again() -> None:  # as backward does, in a thread of torch's, on a GPU
+                try:
+                    model(X).sum().backward()
+                except BaseException as exc:  # noqa: BLE001 - told below
+                    errors.append(exc)
+
+            thread = threading.Thread(target=again)
+            thread.start()
+            thread.join()
+            assert not errors
+        with pytest.raises(NotWhileAttached):
+            model(X)
         assert model.conv.weight.grad is not None
 
 

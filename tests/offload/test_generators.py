@@ -104,7 +104,7 @@ def test_a_generator_that_is_abandoned_gives_back_when_it_is_collected(
     lease = max(client.session.leases)
     del work
     gc.collect()
-    daemon.await_record("Release", lease=lease)
+    daemon.await_record("Release", session=client.session.welcome.session, lease=lease)
     assert held(client) == 0
 
 

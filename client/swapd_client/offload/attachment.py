@@ -20,6 +20,9 @@ from swapd_client.offload.scope import Block, Held, Leased, Passed, here
 ONE_AT_A_TIME = threading.Lock()
 
 
+_counting = threading.Lock()
+
+
 class Attached:
     """One component of an attachment."""
 
@@ -71,10 +74,16 @@ class Use:
             undo.pop_all()
         for held in self._lent:
             scope.lend(held)
+        with _counting:
+            for held in self._lent:
+                held.uses += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        with _counting:
+            for held in self._lent:
+                held.uses -= 1
         for held in self._lent:
             here().count_down(held)
         try:
@@ -200,6 +209,7 @@ class Attachment:
         self.registered.clear()
         self.again = _nothing
         self.uninstall()
+        self._client.forget(self)
 
     def uninstall(self) -> None:
         """Leave the modules alone for now."""

@@ -56,19 +56,23 @@ class Gate:
         """That call ends. Raises: NotWhileAttached, and as a release."""
         scope = here()
         scope.leave(entry)
-        if torch.is_grad_enabled() and self.whole not in scope and _needs_grad(output):
+        if self._ends_too_early() and self.whole not in scope and _needs_grad(output):
             raise self._grad("what it returned requires grad")
 
     def _check(self) -> None:
         if self._grown is not None and self._grown.changed:
             self._grown.tell()
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters):
+        if self._ends_too_early() and any(p.requires_grad for p in self._parameters):
             raise self._grad("its parameters require grad")
         if torch.compiler.is_exporting() or torch._C._get_tracing_state():
             raise NotWhileAttached(
                 f"{self.name!r} is attached to swapd, and what is exported or traced would not "
                 "bring its weights in: call detach() on its attachment first"
             )
+
+    def _ends_too_early(self) -> bool:
+        """Whether backward may come when nothing is held any more."""
+        return torch.is_grad_enabled() and not self.whole.uses
 
     def _grad(self, why: str) -> NotWhileAttached:
         return NotWhileAttached(

@@ -32,6 +32,8 @@ class Held(Protocol):
 
     #: Whether what `take` gives may be given back by another thread, and taken twice by one.
     is_lease: bool
+    #: How many `use` blocks hold it, in any thread: backward may run in one of torch's own.
+    uses: int
 
     def is_in(self, held: "Container[Held]") -> bool:
         """Whether it is part of something that is held."""
@@ -46,6 +48,7 @@ class Leased:
     is_lease = True
 
     def __init__(self, client: Client, names: list[str]) -> None:
+        self.uses = 0
         self._client = client
         #: Of components, as the daemon knows them. May change while nobody holds it.
         self.names = names
@@ -67,6 +70,7 @@ class Passed:
 
     def __init__(self, stream: Stream, beside: Leased | None, everything: Leased) -> None:
         """`beside`: what it has that is in none of the stream's parts. `everything`: all of it."""
+        self.uses = 0
         self.stream = stream
         self.everything = everything
         self._beside = beside
@@ -100,6 +104,7 @@ class Block:
     is_lease = False
 
     def __init__(self, whole: Passed, number: int) -> None:
+        self.uses = 0
         self._whole = whole
         self._number = number
 
