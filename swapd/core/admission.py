@@ -120,7 +120,7 @@ class Admission:
         for c in asked:
             if c.state not in enough or c.unregistering:
                 return False
-            if self._ledger.must_leave_first(c, w.session):
+            if c.superseded and self._ledger.must_leave_first(c, w.session):
                 return False
             if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):
                 return False

@@ -43,16 +43,19 @@ def choose(
     may_evict: Callable[[Component], bool],
 ) -> Room | None:
     """What goes so that `asked` can take `missing` chunks, or None if not all of it can go."""
-    leaving = [r for r in rivals if r.evicting]
     idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
-    spare = {c.name for c in asked} | {r.name for r in rivals}
+    if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2
+        return None
+    spare = {c.name for c in asked}
     short = missing - ledger.pool.free - ledger.leaving  # 3
-    short -= sum(r.chunks for r in idle_rivals)
+    if rivals:
+        spare.update(r.name for r in rivals)
+        short -= sum(r.chunks for r in idle_rivals)
     chosen = policy.victims(
         short,
         ((c.name, c.chunks) for c in _in_turn(ledger) if c.name not in spare and may_evict(c)),
     )
-    if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):  # 2
+    if chosen is None:
         return None
     return Room(idle_rivals, [ledger.components[name] for name in chosen])
 
@@ -181,7 +184,7 @@ class Planner:
         ledger = self._ledger
         asked = [ledger.components[n] for n in w.names] if w else [only] if only else []
         session = w.session if w else None
-        if any(ledger.must_leave_first(c, session) for c in asked):  # 1
+        if ledger.superseded and any(ledger.must_leave_first(c, session) for c in asked):  # 1
             if w is not None:
                 self._admission.tell_waiting(w)
             return False
@@ -200,8 +203,8 @@ class Planner:
                 self._admission.tell_waiting(w)
             return False
         key = w.key if w else None
-        for r in room.rivals:
-            ledger.evict(r, "alternating", key)
+        for c in room.rivals:
+            ledger.evict(c, "alternating", key)
         for c in room.victims:
             ledger.evict(c, "room", key)
         return not any(r.evicting for r in rivals) and missing <= at_hand(ledger, asked)

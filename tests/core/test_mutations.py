@@ -151,8 +151,8 @@ BUGS = [
     Bug(
         "rivals of a group are on the device together",
         planner,
-        "if chosen is None or len(idle_rivals) + len(leaving) < len(rivals):",
-        "if chosen is None:",
+        "    if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2\n",
+        "    if False:\n",
     ),
     Bug(
         "rivals asked at once wait forever",
