@@ -8,6 +8,7 @@ not live here: who waits and who is let in (`admission.py`), what is evicted for
 Free chunks are those counted here (`ChunkPool`), never asked of the device.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
@@ -59,9 +60,10 @@ class Ledger:
         #: By name; the name is free again as soon as the component is gone.
         self.components: dict[str, Component] = {}
         self.leases: dict[Key, Lease] = {}
-        #: Resident, leased by nobody, promised to nobody, not `resident`: what may be
-        #: evicted, least recently used first.
-        self.idle: dict[str, Component] = {}
+        #: Resident, leased by nobody, promised to nobody, not `resident`: what may be evicted,
+        #: in this order. First what was brought in ahead and leaves after its use in any case,
+        #: then the least recently used.
+        self.idle: OrderedDict[str, Component] = OrderedDict()
         #: Those that somebody leases.
         self.leased: dict[str, Component] = {}
         #: How many leases each agent holds.
@@ -514,14 +516,14 @@ class Ledger:
         policy = c.own_policy if kept else "sequential"
         if policy == c.policy:
             return
-        never_left, c.policy = c.policy == "resident", policy
+        c.policy = policy
         self.room_shrank |= policy == "resident"
         self.room_differs |= never_left or policy == "resident"
         self.replan = True
         if c.state is State.RESIDENT and not (c.leases or c.promised):
             if not kept and not c.waiting and not self.down:
                 self.evict(c, "resized", None)
-            elif never_left or policy == "resident":
+            else:
                 self.idle.pop(c.name, None)
                 self.make_idle(c)
 
@@ -529,6 +531,8 @@ class Ledger:
         c.idle_since = self.now
         if c.policy != "resident":
             self.idle[c.name] = c
+        if c.policy == "sequential":
+            self.idle.move_to_end(c.name, last=False)
 
     # --- leaving -------------------------------------------------------------------------
 

@@ -96,8 +96,9 @@ def _in_turn(ledger: Ledger) -> Iterable[Component]:
     if not ledger.families:
         return idle.values()
     in_use = {c.part_of for c in ledger.leased.values() if c.part_of}
-    order = policy.turns([(c.name, c.part_of) for c in idle.values()], in_use)
-    return [idle[name] for name in order]
+    in_vain = [c for c in idle.values() if c.policy == "sequential"]
+    used = [(c.name, c.part_of) for c in idle.values() if c.policy != "sequential"]
+    return in_vain + [idle[name] for name in policy.turns(used, in_use)]
 
 
 def _only_holder(ledger: Ledger, c: Component, agent: Agent) -> bool:
@@ -179,7 +180,7 @@ class Planner:
         alternating group) are idle or leaving; 3. the free chunks, those about to be free, its
         rivals' and the victims that `policy.victims` picks are enough together. Otherwise adds
         to `wanted` who should give way. `only` stands for the component of a prefetch, which
-        has no waiter.
+        has no waiter; nothing goes for one that would leave after its use.
         """
         ledger = self._ledger
         asked = [ledger.components[n] for n in w.names] if w else [only] if only else []
@@ -194,6 +195,8 @@ class Planner:
         missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
         if missing <= at_hand(ledger, asked) and not rivals:
             return True
+        if only is not None and only.policy == "sequential":
+            return False
         room = choose(ledger, asked, missing, rivals, self._may_evict)
         if room is None:
             if w is not None:

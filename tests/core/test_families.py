@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from swapd import protocol
 from swapd.core.actions import Accept, Evict, Grant
 from swapd.core.events import DeviceDown
+from swapd.core.forecast import forecast
 from tests.core.test_residency import Make, outcome
 from tests.core.world import World
 
@@ -329,6 +331,40 @@ def test_who_does_not_fit_beside_what_never_leaves_from_now_on_is_refused(make: 
     w.resize(s, "f", 5)
     assert w.refusal(key).code == "too_large"
     w.release(held)
+
+
+def test_what_was_read_ahead_in_vain_goes_before_what_is_kept(make: Make) -> None:
+    w = make(6)
+    s = w.open()
+    family(w, s)
+    w.resize(s, "f", 3)
+    for name in ("f/rest", "f/2"):
+        w.touch(s, name)
+    w.prefetch(s, "f/0")
+    w.settle()
+    w.register(s, "a", 3)
+    asked = protocol.Forecast(1, ("a",))
+    foretold = forecast(w.core, asked, s, w.now)
+    assert isinstance(foretold, protocol.ForecastReply)
+    assert [v.name for v in foretold.victims] == ["f/0"]
+    w.touch(s, "a")
+    assert w.evictions() == ["f/0"]
+
+
+def test_nothing_goes_so_that_what_passes_through_is_there_ahead(make: Make) -> None:
+    w = make(5)
+    s = w.open()
+    family(w, s)
+    w.resize(s, "f", 3)
+    for name in ("f/rest", "f/2"):
+        w.touch(s, name)
+    w.prefetch(s, "f/0", "f/1")
+    w.settle()
+    assert w.evictions() == []
+    w.touch(s, "f/0")
+    w.settle()
+    assert w.evictions() == ["f/0"]
+    assert "f/1" in w.ledger.idle, "there is room now"
 
 
 def test_parts_that_pass_through_still_exclude_the_rivals_of_their_group(make: Make) -> None:

@@ -671,6 +671,18 @@ BUGS = [
         "                pass\n",
     ),
     Bug(
+        "what was read ahead in vain outlasts what is kept",
+        ledger,
+        "            self.idle.move_to_end(c.name, last=False)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "what is kept goes for what is read ahead",
+        planner,
+        '        if only is not None and only.policy == "sequential":\n',
+        "        if False:\n",
+    ),
+    Bug(
         "nobody looks who fits beside what never leaves from now on",
         ledger,
         '        self.room_shrank |= policy == "resident"\n',
