@@ -516,9 +516,9 @@ class Ledger:
         policy = c.own_policy if kept else "sequential"
         if policy == c.policy:
             return
-        c.policy = policy
+        self.room_differs |= "resident" in (c.policy, policy)
         self.room_shrank |= policy == "resident"
-        self.room_differs |= never_left or policy == "resident"
+        c.policy = policy
         self.replan = True
         if c.state is State.RESIDENT and not (c.leases or c.promised):
             if not kept and not c.waiting and not self.down:
