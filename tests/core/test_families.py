@@ -351,6 +351,19 @@ def test_what_was_read_ahead_in_vain_goes_before_what_is_kept(make: Make) -> Non
     assert w.evictions() == ["f/0"]
 
 
+def test_a_sequential_component_that_was_prefetched_in_vain_goes_first(make: Make) -> None:
+    w = make(4)
+    s = w.open()
+    w.register(s, "kept", 2)
+    w.register(s, "once", 2, policy="sequential")
+    w.register(s, "next", 2)
+    w.touch(s, "kept")
+    w.prefetch(s, "once")
+    w.settle()
+    w.touch(s, "next")
+    assert w.evictions() == ["once"]
+
+
 def test_nothing_goes_so_that_what_passes_through_is_there_ahead(make: Make) -> None:
     w = make(5)
     s = w.open()
