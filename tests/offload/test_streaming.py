@@ -13,6 +13,7 @@ from torch import nn
 
 from swapd_client import Client, InvalidSource, NotWhileAttached, TooLarge
 from swapd_client.offload.scope import here
+from tests.guarantees.harness import Daemon
 from tests.offload.modules import Decoder, Encoder, evict, leases, seeded
 
 #: A block of 4 MiB, that is 2 chunks.
@@ -200,6 +201,28 @@ def test_two_threads_stream_one_component(client: Client) -> None:
         for thread in threads:
             thread.join()
         assert not wrong
+        assert not held_now(client)
+
+
+def test_what_a_thread_left_of_a_pass_goes_with_it(client: Client, daemon: Daemon) -> None:
+    model = seeded(Dit)
+    left: list[int] = []
+
+    def run() -> None:
+        with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+            model(X)
+        left.extend(client.session.leases)
+
+    with client.attach({"dit": model}, resident=0):
+        model.error = KeyboardInterrupt()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        session = client.session.welcome.session
+        assert left
+        while left:
+            released = daemon.await_record("Release", session=session).lease
+            left = [lease for lease in left if lease != released]
         assert not held_now(client)
 
 

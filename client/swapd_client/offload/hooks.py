@@ -28,15 +28,18 @@ class Gate:
         name: str,
         held: Held,
         whole: Held,
+        all_of_it: Held,
         parameters: tuple[torch.Tensor, ...] = (),
         grown: Growth | None = None,
     ) -> None:
         """`held` is what an entry here holds: the component, or a block of it; `whole` is held
-        whenever any of it is. `parameters`: those that backward would read.
+        whenever any of it is, and with `all_of_it` there is nothing left to hold. `parameters`:
+        those that backward would read.
         """
         self.name = name
         self.held = held
         self.whole = whole
+        self.all_of_it = all_of_it
         self._parameters = parameters
         self._grown = grown
 
@@ -131,7 +134,7 @@ class Enter(_Hook):
     @_uncompiled
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         gate = self._gate
-        if gate is not None and not here().has(gate.held):
+        if gate is not None and not here().has(gate.held, gate.all_of_it):
             gate.enter(self._by, calling())
 
 
@@ -248,7 +251,7 @@ class Method(Ours):
         if gate is None:
             return self.__wrapped__(*args, **kwargs)
         by = object()
-        if not here().has(gate.held):
+        if not here().has(gate.held, gate.all_of_it):
             gate.enter(by)
         try:
             output = self.__wrapped__(*args, **kwargs)

@@ -61,7 +61,7 @@ class Installer:
         """A module that uses some of what components are made of, and is in none alone."""
         held = Leased(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
-        self._hook(module, Gate("+".join(names), held, held, parameters))
+        self._hook(module, Gate("+".join(names), held, held, held, parameters))
 
     def component(self, one: Attached, methods: Sequence[str]) -> None:
         """One component, which has something to hold."""
@@ -74,10 +74,10 @@ class Installer:
             for parameter in module._parameters.values()
             if parameter is not None
         )
-        whole = Gate(one.name, one.held, one.held, parameters, grown)
+        whole = Gate(one.name, one.held, one.held, one.all_of_it, parameters, grown)
         inside: dict[int, Gate] = {}
         for block, held in one.blocks.items():
-            gate = Gate(one.name, held, one.held, parameters, grown)
+            gate = Gate(one.name, held, one.held, one.all_of_it, parameters, grown)
             inside.update((id(module), gate) for module in block.modules())
             self._hook(block, gate)
         for module in entrances(one.module, self._starts):

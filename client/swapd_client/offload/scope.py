@@ -8,7 +8,7 @@ thread's next entry, by the frame of the call, which is not on the stack any mor
 
 import sys
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Protocol
@@ -35,9 +35,6 @@ class Held(Protocol):
     #: How many `use` blocks hold it, in any thread: backward may run in one of torch's own.
     uses: int
 
-    def is_in(self, held: "Container[Held]") -> bool:
-        """Whether it is part of something that is held."""
-
     def take(self) -> Callable[[], None]:
         """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
 
@@ -55,9 +52,6 @@ class Leased:
 
     def __repr__(self) -> str:
         return f"<Leased {' + '.join(self.names)}>"
-
-    def is_in(self, held: Container[Held]) -> bool:
-        return False
 
     def take(self) -> Callable[[], None]:
         return self._client.acquire(*self.names).release
@@ -78,9 +72,6 @@ class Passed:
     def __repr__(self) -> str:
         return f"<Passed {self.stream.family}>"
 
-    def is_in(self, held: Container[Held]) -> bool:
-        return False
-
     def take(self) -> Callable[[], None]:
         give_back = self._beside.take() if self._beside is not None else _nothing
         try:
@@ -89,7 +80,13 @@ class Passed:
             give_back()
             raise
 
+        has_all, scope = self.stream.has_all(), here()
+        if has_all:  # then its blocks are nothing to hold
+            scope.lend(self.everything)
+
         def leave() -> None:
+            if has_all:
+                scope.count_down(self.everything)
             try:
                 self.stream.leave()
             finally:
@@ -110,10 +107,6 @@ class Block:
 
     def __repr__(self) -> str:
         return f"<Block {self._number} of {self._whole.stream.family}>"
-
-    def is_in(self, held: Container[Held]) -> bool:
-        whole = self._whole
-        return whole.everything in held or (whole in held and whole.stream.has_all())
 
     def take(self) -> Callable[[], None]:
         scope = here()
@@ -165,22 +158,26 @@ class Scope:
 
     def __del__(self) -> None:
         # the thread has ended, and left something behind
-        for count in self._counts.values():
+        for count in list(self._counts.values()):  # giving one back may count down another
             with suppress(Exception):
                 count.give_back()
 
     def __contains__(self, held: Held) -> bool:
-        return held in self._counts or held.is_in(self._counts)
+        return held in self._counts
 
-    def has(self, held: Held) -> bool:
-        """Whether it is held for longer than a call that begins now. At every call: fast."""
-        if held not in self._counts and not held.is_in(self._counts):
+    def has(self, held: Held, all_of_it: Held) -> bool:
+        """Whether one of them is held for longer than a call that begins now.
+
+        Asked at every call, so in few words: Python that has not run for a millisecond is slow.
+        """
+        counts = self._counts
+        if held not in counts and all_of_it not in counts:
             return False
         call = self._entries[-1].frame if self._entries else None
         if call is None or _is_running(call):  # so is what is below it
             return True
         self.reap()
-        return held in self
+        return held in counts or all_of_it in counts
 
     def count_up(self, held: Held) -> None:
         """Hold once more. Raises as `Client.acquire`."""
