@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -414,6 +414,19 @@ class Client:
         """
         for part in self.session.family(name) or [name]:
             self._unregister(part)
+
+    def refuse_in_use(self, names: Collection[str]) -> None:
+        """Raise ComponentInUse if anybody leases one of these: it cannot be unregistered now."""
+        if not names:
+            return
+        self._keeper.flush_all()
+        self.session.drain()
+        for component in self.status().components:
+            if component.leases and component.name in names:
+                raise ComponentInUse(
+                    f"{component.name!r} is leased by {', '.join(component.holders)}; release it, "
+                    "then detach"
+                )
 
     def _unregister(self, name: str) -> None:
         session = self.session

@@ -1,12 +1,14 @@
 """One call finds a model's components, registers them, and brings each in around its use."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, DuplicateName, InvalidSource
+from swapd_client import Client, ComponentInUse, DuplicateName, InvalidSource, UnknownComponent
 from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evict, seeded
 
 
@@ -128,6 +130,37 @@ def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> No
     for parameter in model.parameters():
         parameter.add_(1).sub_(1)  # writable, whatever is resident
     assert torch.allclose(model(TOKENS), expected, atol=1e-3)
+
+
+def test_detach_of_what_is_in_use_leaves_all_of_it_attached(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    with client.attach(model) as attachment:
+        with attachment.use("text_encoder"), pytest.raises(ComponentInUse, match="text_encoder"):
+            attachment.detach()
+        assert names(client) == {"text_encoder", "transformer", "vae"}
+        assert torch.equal(model(TOKENS), expected)
+
+
+def test_what_was_unregistered_by_hand_is_detached_all_the_same(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    attachment = client.attach(model)
+    client.unregister("transformer")
+    with pytest.raises(UnknownComponent, match="transformer"):
+        model(TOKENS)
+    attachment.detach()
+    assert names(client) == set()
+    assert torch.equal(model(TOKENS), expected)
+
+
+def test_a_model_that_was_detached_is_not_kept(client: Client) -> None:
+    model = seeded(Model)
+    client.attach(model).detach()
+    gone = weakref.ref(model.transformer)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:

@@ -191,6 +191,7 @@ class Attachment:
         """
         with ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private memory
+                self._client.refuse_in_use(self.registered)  # while all of it can go on
                 self.take_back()
             self.let_go()
 
@@ -198,7 +199,8 @@ class Attachment:
         """Have the weights in private memory; what is not there yet is still held by calls."""
         while self.registered:
             name = self.registered[-1]
-            self._client.unregister(name)
+            if name in self._client.session.components:  # else somebody did
+                self._client.unregister(name)
             self.registered.pop()
             for one in self.components.values():
                 if name in one.all_of_it.names:
