@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import swapd_client
 from benchmarks.offload.counts import Counts
 from swapd import spawn
+from swapd_client.client import Client
+from swapd_client.offload.stream import Stream
 
 
 @contextmanager
@@ -22,7 +26,7 @@ def attached(
     with (
         spawn.daemon(**daemon_settings) as daemon,
         swapd_client.connect(daemon.folder, label="pictures") as client,
-        _timed(client) as waits,
+        _timed() as waits,
     ):
 
         def count() -> Counts:
@@ -36,23 +40,30 @@ def attached(
 @dataclass
 class _Waits:
     seconds: float = 0.0
+    #: One of what is timed may call another.
+    depth: int = 0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            self.depth += 1
+            try:
+                return function(*args, **options)
+            finally:
+                self.depth -= 1
+                if not self.depth:
+                    self.seconds += time.perf_counter() - started
+
+        return call
 
 
 @contextmanager
-def _timed(client: swapd_client.Client) -> Iterator[_Waits]:
-    """Count the time that acquires take, copies that they wait for included."""
+def _timed() -> Iterator[_Waits]:
+    """Count the time in which weights are asked and waited for, whole or in blocks."""
     waits = _Waits()
-    acquire = client.acquire
-
-    def timed(*names: str, **options: Any) -> swapd_client.Lease:
-        started = time.perf_counter()
-        try:
-            return acquire(*names, **options)
-        finally:
-            waits.seconds += time.perf_counter() - started
-
-    client.acquire = timed  # type: ignore[method-assign]
-    try:
+    with ExitStack() as patches:
+        for owner, name in ((Client, "acquire"), (Stream, "enter"), (Stream, "need")):
+            timed = waits.timed(getattr(owner, name))
+            patches.enter_context(patch.object(owner, name, timed))
         yield waits
-    finally:
-        client.acquire = acquire  # type: ignore[method-assign]
