@@ -90,6 +90,7 @@ class Register(Request, frozen=True, tag="register"):
     segments: tuple[int, ...] = ()  # where each ends, bytes, ascending; () is one segment
     part_of: str = ""  # a name that stands for all its parts; no component has it
     content: str = ""  # what its bytes are: equal contents and layouts share one master
+    passing: bool = False  # a part: it is dropped when released, until a Resize keeps it
 
 
 class Commit(Request, frozen=True, tag="commit"):
@@ -177,7 +178,8 @@ class Forecast(Request, frozen=True, tag="forecast"):
 class Resize(Request, frozen=True, tag="resize"):
     """Keep so many bytes of a family on the device, spread evenly; the rest passes through.
 
-    None: as many as the budget has room for. Anybody may ask.
+    At most as many as leave room for the largest part that passes through. None: as many as leave
+    room for two of them. Anybody may ask.
     """
 
     name: str

@@ -25,11 +25,7 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names(request.names)
         case protocol.Register():
             names = (request.name, request.part_of) if request.part_of else (request.name,)
-            return (
-                _names(names)
-                or _size(request.nbytes, request.segments)
-                or _content(request.content, mutable=request.mutable)
-            )
+            return _names(names) or _size(request.nbytes, request.segments) or _content(request)
         case protocol.Commit():
             return _names((request.name, *request.also))
         case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
@@ -59,11 +55,14 @@ def _workspace(nbytes: int) -> str | None:
     return None if 0 < nbytes < _BYTES_MAX else f"nbytes={nbytes} is no size of a workspace"
 
 
-def _content(content: str, *, mutable: bool) -> str | None:
-    if len(content) > protocol.NAME_MAX_CHARS:
-        return f"content has {len(content)} characters; at most {protocol.NAME_MAX_CHARS}"
-    if content and mutable:
+def _content(request: protocol.Register) -> str | None:
+    for what, text in (("content", request.content), ("layout", request.layout)):
+        if len(text) > protocol.NAME_MAX_CHARS:
+            return f"{what} has {len(text)} characters; at most {protocol.NAME_MAX_CHARS}"
+    if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
+    if request.passing and not request.part_of:
+        return 'only a part of a family passes through; give part_of, or policy="sequential"'
     return None
 
 
@@ -114,6 +113,7 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.segments,
                 request.part_of,
                 f"{request.content} {request.layout}" if request.content else "",
+                request.passing,
             )
         case protocol.Commit():
             return events.Commit(now, session, request.id, request.name, request.also)

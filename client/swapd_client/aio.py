@@ -46,10 +46,6 @@ async def connect_async(
     return AsyncClient(session)
 
 
-async def _nothing() -> None:
-    pass
-
-
 class AsyncLease(HeldLease):
     """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
 
@@ -222,20 +218,22 @@ class AsyncClient:
         parts: list[Component],
         policy: protocol.Policy,
         group: str | None,
-        then: Callable[[], Awaitable[None]] = _nothing,
+        resize: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """As `Client._move_in`."""
         session = self.session
+        passing = resize is not None  # until then
         registered: list[Component] = []
         try:
             for part in parts:
-                await self._call(session.register_request(part, policy, group))
+                await self._call(session.register_request(part, policy, group, passing=passing))
                 registered.append(part)
             for part in parts:
                 await _in_thread(session.fill, part)
             for part in parts:
                 await self._call(protocol.Commit(session.next_id(), part.name))
-            await then()
+            if resize is not None:
+                await resize()
         except BaseException:
             for part in registered if session.error is None else ():
                 self._channel.send(protocol.Unregister(session.next_id(), part.name))

@@ -221,20 +221,25 @@ class Client:
         parts: list[Component],
         policy: protocol.Policy,
         group: str | None,
-        then: Callable[[], None] = lambda: None,
+        resize: Callable[[], None] | None = None,
     ) -> None:
-        """Have masters made and filled, and rebind the tensors when all of it went well."""
+        """Have masters made and filled, and rebind the tensors when all of it went well.
+
+        `resize` says which parts of a family are kept.
+        """
         session = self.session
+        passing = resize is not None  # until then
         registered: list[Component] = []
         try:
             for part in parts:
-                self._call(session.register_request(part, policy, group))
+                self._call(session.register_request(part, policy, group, passing=passing))
                 registered.append(part)
             for part in parts:
                 session.fill(part)
             for part in parts:
                 self._call(protocol.Commit(session.next_id(), part.name))
-            then()
+            if resize is not None:
+                resize()
         except BaseException:
             for part in registered if session.error is None else ():
                 with suppress(SwapdError):  # what went wrong first is what to say
@@ -336,9 +341,10 @@ class Client:
     def set_resident(self, name: str, size: int | str | None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; the rest of it passes through.
 
-        What is in no block is kept first, then as many blocks as fit, evenly spread. None: as much
-        as the budget has room for. Takes effect at once, but for what is held. Does not block.
-        Raises: UnknownComponent if `name` was not registered in parts.
+        What is in no block is kept first, then as many blocks as fit, evenly spread; but so many
+        that another has room to pass through. None: as much as leaves room for two. Takes effect at
+        once, but for what is held. Does not block. Raises: UnknownComponent if `name` was not
+        registered in parts; TooLarge if what is in no block is "resident", and cannot be.
         """
         nbytes = parse_size(size) if isinstance(size, str) else size
         self._call(protocol.Resize(self.session.next_id(), name, nbytes))

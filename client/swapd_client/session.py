@@ -230,7 +230,7 @@ class Session:
             return [part.name for part in self.components.values() if part.part_of == name]
 
     def register_request(
-        self, part: Component, policy: protocol.Policy, group: str | None
+        self, part: Component, policy: protocol.Policy, group: str | None, *, passing: bool
     ) -> protocol.Register:
         part._asked = self.next_id()
         return protocol.Register(
@@ -244,6 +244,7 @@ class Session:
             part._layout.segments if part.segments > 1 else (),
             part.part_of,
             part._layout.content,
+            passing,
         )
 
     def fill(self, part: Component) -> None:

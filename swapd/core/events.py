@@ -42,6 +42,7 @@ class Register(Event, frozen=True, tag="register"):
     segments: tuple[int, ...] = ()  # not looked at: for who tells the worker what has arrived
     part_of: str = ""  # the family that it is a part of
     content: str = ""  # nor this: for who makes masters
+    passing: bool = False  # a part that is kept only once a Resize says so
 
 
 class MasterMade(Event, frozen=True, tag="master_made"):

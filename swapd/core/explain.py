@@ -18,6 +18,7 @@ WORKSPACE_SIZE = "a workspace has at least 1 byte"
 RESERVED = f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
 GROUP = 'policy "alternating" needs group="...", and no other policy takes one'
 _SMALLER = "register it in smaller components"
+LESS_RESIDENT = 'register it, or others, with another policy than "resident"'
 _DOWN = (
     "Nothing can be loaded or saved until swapd is restarted; what is on the device stays there, "
     "and can be acquired. Clients keep their weights when they close, and connect again"

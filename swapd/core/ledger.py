@@ -182,7 +182,7 @@ class Ledger:
             asked.session,
             asked.nbytes,
             chunks,
-            asked.policy,
+            "sequential" if asked.passing else asked.policy,
             asked.group,
             asked.mutable,
             part_of=asked.part_of,

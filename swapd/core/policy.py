@@ -83,10 +83,10 @@ def spread(sizes: Sequence[int], room: int) -> set[int]:
     return set()
 
 
-def room_to_keep(sizes: Sequence[int], room: int) -> int:
-    """How much of `room` parts of `sizes` may keep: all of it if they all fit. Else two of the
-    largest must have room beside them, one in use and one on its way."""
-    return room if sum(sizes) <= room else room - 2 * max(sizes, default=0)
+def room_to_keep(sizes: Sequence[int], room: int, beside: int) -> int:
+    """How much of `room` parts of `sizes` may keep: all of it if they all fit. Else so many of the
+    largest must have room `beside` them: one in use, and others on their way."""
+    return room if sum(sizes) <= room else room - beside * max(sizes, default=0)
 
 
 def quantum_s(swap_in_s: float, factor: float, bound_s: float) -> float:

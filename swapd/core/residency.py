@@ -132,7 +132,8 @@ class Residency:
             return problem
         if (event.policy == "alternating") != (event.group is not None):
             return "bad_request", explain.GROUP
-        fixed = ledger.never_leaving() if event.policy == "resident" else 0
+        stays = event.policy == "resident" and not event.passing
+        fixed = ledger.never_leaving() if stays else 0
         if chunks + fixed > ledger.pool.total:
             return "too_large", explain.too_large(ledger, event.name, chunks, fixed)
         return None
@@ -332,6 +333,8 @@ class Residency:
             return ledger.refuse(key, "unknown_component", explain.no_family(ledger, event.name))
         if event.resident_bytes is not None and event.resident_bytes < 0:
             return ledger.refuse(key, "bad_request", explain.SIZE)
+        if problem := self._never_stays(event.name):
+            return ledger.refuse(key, *problem)
         if event.resident_bytes is None:
             ledger.automatic[event.name] = None
         else:
@@ -339,19 +342,35 @@ class Residency:
         self._spread(event.name, event.resident_bytes)
         ledger.accept(key)
 
+    def _never_stays(self, name: str) -> tuple[Code, str] | None:
+        """Why what is in no block of a family cannot stay for good, or None if it can, or need
+        not: some other part must fit beside it."""
+        ledger, family = self.ledger, self.ledger.families[name]
+        rest = family.get(part_name(name, REST))
+        if rest is None or rest.own_policy != "resident":
+            return None
+        others = (c.chunks for c in family.values() if c is not rest)
+        least = rest.chunks + max(others, default=0)
+        fixed = ledger.never_leaving(family.keys())
+        if least + fixed <= ledger.pool.total:
+            return None
+        return "too_large", explain.too_large(ledger, name, least, fixed, explain.LESS_RESIDENT)
+
     def _spread(self, name: str, resident_bytes: int | None) -> None:
         """Keep so much of a family; None: as much as there is room for beside what never leaves."""
         ledger, family = self.ledger, self.ledger.families[name]
         first = [c for c in family.values() if c.name == part_name(name, REST)]
         others = [c for c in family.values() if c not in first]
-        if resident_bytes is not None:
-            room = resident_bytes - sum(c.nbytes for c in first)
-            kept = policy.spread([c.nbytes for c in others], room)
+        sizes = [c.chunks for c in others]
+        room = ledger.pool.total - ledger.never_leaving(family.keys())
+        room -= sum(c.chunks for c in first)
+        if resident_bytes is None:
+            kept = policy.spread(sizes, policy.room_to_keep(sizes, room, beside=2))
         else:
-            room = ledger.pool.total - ledger.never_leaving(family.keys())
-            sizes = [c.chunks for c in others]
-            room = policy.room_to_keep(sizes, room - sum(c.chunks for c in first))
-            kept = policy.spread(sizes, room)
+            asked = resident_bytes - sum(c.nbytes for c in first)
+            kept = policy.spread([c.nbytes for c in others], asked)
+            most = policy.room_to_keep(sizes, room, beside=1)
+            kept = kept if sum(sizes[i] for i in kept) <= most else policy.spread(sizes, most)
         for c in first:
             ledger.set_kept(c, True)
         for i, c in enumerate(others):

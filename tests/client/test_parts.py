@@ -9,7 +9,7 @@ import torch
 
 import swapd_client
 from swapd import spawn
-from swapd_client import BadRequest, Conflict, DuplicateName, InvalidSource
+from swapd_client import BadRequest, Conflict, DuplicateName, InvalidSource, TooLarge
 
 
 def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None:
@@ -58,6 +58,27 @@ def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
         client.unregister("dit")
         assert client.status().components == ()
         assert bytes(made[0].view("x")) == b"rest" * 100, "it is private memory now"
+
+
+def test_of_a_family_that_never_leaves_only_what_is_kept_must_fit() -> None:
+    parts = {f"{i}": {"x": bytes([i]) * (4 << 20)} for i in range(4)}
+    with (
+        spawn.daemon(budget="12MiB", isolation="strict") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        client.register("vae", {"x": bytes(4 << 20)}, policy="resident")
+        made = client.register_family("dit", parts, policy="resident", resident="4MiB")
+        for _ in range(2):
+            for i, part in enumerate(made):
+                with client.acquire("vae", part.name):
+                    assert part.view("x")[0] == i
+        assert {c.name: c.loads for c in client.status().components} == {
+            **{"vae": 1, "dit/0": 2, "dit/1": 2, "dit/2": 1, "dit/3": 2}
+        }
+        more = {"rest": parts["0"], "0": parts["1"]}
+        with pytest.raises(TooLarge, match="beside 8 MiB that never leave"):
+            client.register_family("more", more, policy="resident", resident=0)
+        assert len(client.status().components) == 5
 
 
 def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:

@@ -319,6 +319,44 @@ def test_parts_of_a_family_that_never_leaves_do_when_they_are_not_kept(make: Mak
     assert w.ledger.idle == {}
 
 
+def test_what_passes_through_does_not_count_though_what_is_kept_never_leaves(make: Make) -> None:
+    w = make(8)
+    s = w.open()
+    w.register(s, "vae", 2, policy="resident")
+    family(w, s, policy="resident", passing=True)
+    assert kept(w) == []
+    w.resize(s, "f", 3)
+    assert kept(w) == ["f/rest", "f/2"]
+    w.touch(s, "vae")
+    for i in range(4):
+        w.touch(s, f"f/{i}")
+    assert w.evictions() == ["f/0", "f/1", "f/3"]
+
+
+def test_no_more_is_kept_than_leaves_room_for_what_passes_through(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "vae", 2, policy="resident")
+    family(w, s, policy="resident", passing=True)
+    w.resize(s, "f", 8)
+    assert kept(w) == ["f/rest", "f/1", "f/3"]
+    held = w.use(s, "vae", "f/rest", "f/1", "f/3")
+    w.touch(s, "f/0")
+    w.release(held)
+
+
+def test_what_is_in_no_block_and_never_leaves_must_fit(make: Make) -> None:
+    w = make(8)
+    s = w.open()
+    w.register(s, "vae", 6, policy="resident")
+    family(w, s, policy="resident", passing=True)
+    refusal = w.refusal(w.resize(s, "f", 0))
+    assert refusal.code == "too_large"
+    assert "f needs 3" in refusal.message
+    assert "another policy" in refusal.message
+    assert kept(w) == []
+
+
 def test_who_does_not_fit_beside_what_never_leaves_from_now_on_is_refused(make: Make) -> None:
     w = make(6)
     s, t = w.open(), w.open()

@@ -594,13 +594,13 @@ BUGS = [
     Bug(
         "what is in no block takes no room",
         residency,
-        "room = resident_bytes - sum(c.nbytes for c in first)",
-        "room = resident_bytes",
+        "asked = resident_bytes - sum(c.nbytes for c in first)",
+        "asked = resident_bytes",
     ),
     Bug(
         "there is no room left for what is copied",
         policy,
-        "else room - 2 * max(sizes, default=0)",
+        "else room - beside * max(sizes, default=0)",
         "else room",
     ),
     Bug(
@@ -608,6 +608,24 @@ BUGS = [
         residency,
         "room = ledger.pool.total - ledger.never_leaving(family.keys())",
         "room = ledger.pool.total",
+    ),
+    Bug(
+        "more is kept than leaves room for what passes through",
+        residency,
+        "kept if sum(sizes[i] for i in kept) <= most else policy.spread(sizes, most)",
+        "kept",
+    ),
+    Bug(
+        "a part that passes through counts as never leaving",
+        residency,
+        'event.policy == "resident" and not event.passing',
+        'event.policy == "resident"',
+    ),
+    Bug(
+        "what is in no block and does not fit is kept for good",
+        residency,
+        "if least + fixed <= ledger.pool.total:",
+        "if True:",
     ),
     Bug(
         "the part that is needed next goes first",

@@ -169,6 +169,6 @@ def test_between_kept_parts_of_one_size_are_as_many_as_anywhere(parts: int, room
 
 
 def test_two_of_the_largest_have_room_beside_what_is_kept() -> None:
-    assert policy.room_to_keep([3, 4, 5], 12) == 12, "all of it fits, so nothing is copied"
-    assert policy.room_to_keep([3, 4, 5], 11) == 1
-    assert policy.room_to_keep([], 11) == 11
+    assert policy.room_to_keep([3, 4, 5], 12, 2) == 12, "all of it fits, so nothing is copied"
+    assert policy.room_to_keep([3, 4, 5], 11, 2) == 1
+    assert policy.room_to_keep([], 11, 2) == 11

@@ -173,9 +173,10 @@ class World:
         group: str | None = None,
         mutable: bool = False,
         part_of: str = "",
+        passing: bool = False,
     ) -> str:
         """Register and commit, with all that comes between."""
-        made = self.ask_register(session, name, nbytes, policy, group, mutable, part_of)
+        made = self.ask_register(session, name, nbytes, policy, group, mutable, part_of, passing)
         self.make_masters()
         assert isinstance(self.answers[made], Accept), self.answers[made]
         committed = self.commit(session, name)
@@ -192,6 +193,7 @@ class World:
         group: str | None = None,
         mutable: bool = False,
         part_of: str = "",
+        passing: bool = False,
     ) -> Key:
         key = self._key(session)
         if name not in self.owner:
@@ -200,7 +202,10 @@ class World:
                 self.mutable.add(name)
             if name not in self.part_of.values():
                 self.part_of[name] = part_of
-        self.send(Register(self.now, *key, name, nbytes, policy, group, mutable, (), part_of))
+        where = (*key, name, nbytes)
+        self.send(
+            Register(self.now, *where, policy, group, mutable, part_of=part_of, passing=passing)
+        )
         return key
 
     def commit(self, session: int, name: str, *also: str) -> Key:
