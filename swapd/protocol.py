@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16

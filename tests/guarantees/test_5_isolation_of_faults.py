@@ -9,7 +9,9 @@ import random
 import signal
 import socket
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import pytest
 
 from swapd import protocol
@@ -403,6 +405,42 @@ def test_an_odd_timeout_is_waited_for_or_refused(world: World) -> None:
     assert_unharmed(daemon, other)
 
 
+HUGE = (1 << 64) - 1
+LONG = "x" * 10_000
+
+
+def test_absurd_requests_are_refused(world: World) -> None:
+    daemon = world.daemon()
+    other = world.worker(daemon, "other")
+    a = other.register("a", MIB, seed=1, part_of="f")
+    absurd: list[Any] = [
+        *({"op": "register", "part_of": name} for name in (LONG, "a\nb", "new", "workspace 1.1")),
+        {"op": "register", "part_of": "g", "nbytes": HUGE},
+        {"op": "register", "content": LONG},
+        {"op": "register", "content": "c", "layout": LONG},
+        {"op": "register", "content": "c", "mutable": True},
+        {"op": "register", "content": "c", "nbytes": 1 << 49},
+        {"op": "register", "passing": True},
+        {"op": "register", "part_of": "g", "passing": 2},
+        *({"op": "update", "name": name} for name in ("", LONG, "f", "a", "workspace 1.1")),
+        {"op": "give_up", "name": ""},
+        {"op": "give_up", "update": "1"},
+        {"op": "resize", "name": "a"},
+        *({"op": "resize", "name": "f", "resident_bytes": n} for n in (-1, HUGE, 0.5)),
+        *({"op": "forecast", "names": n} for n in ([], ["x"] * 2000, ["f", "workspace 1.1"])),
+        {"op": "prefetch", "names": ["f", ""]},
+    ]
+    with RawSession(daemon.folder) as raw:
+        for what in absurd:
+            given = {"name": "new", "nbytes": 10, "update": HUGE, "names": ["f"], **what}
+            raw.rpc.send(msgspec.msgpack.encode({"id": raw.next_id(), **given}))
+            refused = raw.answer()
+            assert isinstance(refused, protocol.Refused), what
+            assert len(refused.message) < 1000, what
+        assert other.use("a")[1] == a
+    assert_unharmed(daemon, other)
+
+
 def test_descriptors_that_nobody_asked_for_are_closed(world: World) -> None:
     daemon = world.daemon()
     other = world.worker(daemon, "other")
@@ -457,10 +495,11 @@ def test_rpc_without_a_lifeline_is_refused(world: World) -> None:
     assert_unharmed(daemon, other)
 
 
-def test_a_client_of_another_version_is_told_so(world: World) -> None:
+@pytest.mark.parametrize("version", [2, protocol.VERSION + 1])
+def test_a_client_of_another_version_is_told_so(world: World, version: int) -> None:
     daemon = world.daemon()
     with RawSession(daemon.folder, hello=False, rpc=False) as raw:
-        raw.tell(protocol.Hello(protocol.VERSION + 1, "new"))
+        raw.tell(protocol.Hello(version, "other"))
         (said,) = raw.end()
         assert isinstance(said, protocol.Goodbye)
         assert said.code == "version"
