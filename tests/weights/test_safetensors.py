@@ -1,6 +1,7 @@
 """What a file says of itself is checked before anything is read by it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def one(dtype: str = "U8", shape: object = (4,), offsets: object = (0, 4), **mor
         (one(shape=[2.5]), bytes(4), "int"),
         (one(shape=[2] * 100), bytes(4), "100 dimensions"),
         (one(shape=[1 << 62] * 40), bytes(4), "has .* bytes"),
+        (one(shape=[0, 1 << 63], offsets=[0, 0]), b"", "has the shape"),
+        (one(shape=[0] + [1 << 40] * 63, offsets=[0, 0]), b"", "has the shape"),
         (one(shape=[5]), bytes(4), r"has 5 bytes, and its place is 0 to 4"),
         (one(offsets=[4, 0]), bytes(4), "its place is 4 to 0"),
         (one(offsets=[0]), bytes(4), "length 2"),
@@ -181,6 +184,15 @@ def test_a_file_a_list_an_index_and_a_folder(two: Path) -> None:
             ),
             "no file beside it",
         ),
+        *(
+            (
+                lambda p, file=file: (p / "m.safetensors.index.json").write_text(
+                    json.dumps({"weight_map": {"a": file}})
+                ),
+                said,
+            )
+            for file, said in (("", "no file beside it"), ("..", "no file"), ("\0", "null byte"))
+        ),
         (
             lambda p: (p / "m.safetensors.index.json").write_text(
                 '{"weight_map": {"z": "m-1.safetensors"}}'
@@ -199,6 +211,13 @@ def test_a_bad_checkpoint_is_an_error_that_says_why(
     change(two)
     with pytest.raises(InvalidSource, match=said):
         names(two)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "a.safetensors")
+    with pytest.raises(InvalidSource, match="no regular file"):
+        names(tmp_path)
 
 
 def test_an_empty_folder_and_a_name_twice(tmp_path: Path, two: Path) -> None:

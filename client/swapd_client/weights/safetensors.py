@@ -6,6 +6,7 @@ long as its shape and dtype say, and overlaps no other.
 """
 
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path, PurePath
@@ -44,6 +45,8 @@ HEADER_MAX_BYTES = 100 << 20
 
 #: More than any tensor has; their product is to be a number of reasonable length.
 _DIMENSIONS_MAX = 64
+#: Strides count in 64 bits, also those of a tensor that has no items.
+_ITEMS_MAX = 1 << 62
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -68,10 +71,14 @@ class File:
     def __init__(self, path: Path) -> None:
         """Raises: InvalidSource if it cannot be opened."""
         self.path = path
-        try:
-            self.fd = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as exc:
-            raise InvalidSource(f"{path} cannot be read: {exc.strerror}") from exc
+        try:  # a pipe that nobody writes to would block
+            self.fd = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        except (OSError, ValueError) as exc:  # a name with a null byte is a ValueError
+            why = exc.strerror if isinstance(exc, OSError) else exc
+            raise InvalidSource(f"{path} cannot be read: {why}") from exc
+        if not stat.S_ISREG(os.fstat(self.fd.fileno()).st_mode):
+            self.fd.close()
+            raise InvalidSource(f"{path} is no regular file")
         #: Device, inode, size, and time of the last change: another file has others.
         self.identity = self._identify()
 
@@ -170,6 +177,8 @@ def _checked(file: File, begin: int, found: Mapping[str, _Tensor]) -> list[Store
                 f"{name!r} of shape {tensor.shape} and dtype {tensor.dtype} has {nbytes} bytes, "
                 f"and its place is {start} to {stop}",
             )
+        if prod(max(n, 1) for n in tensor.shape) > _ITEMS_MAX:
+            raise _bad(file.path, f"{name!r} has the shape {tensor.shape}")
         if start != end:
             what = "overlaps another tensor" if start < end else "comes after a gap"
             raise _bad(file.path, f"{name!r} {what}, at {start}")
@@ -228,7 +237,7 @@ def _in_index(path: Path) -> list[tuple[Path, set[str] | None]]:
         raise InvalidSource(f"{path} is no index of safetensors files: {exc}") from exc
     listed: dict[str, set[str]] = {}
     for name, file in index.weight_map.items():
-        if PurePath(file).name != file:
+        if PurePath(file).name != file or file in ("", ".."):
             raise InvalidSource(f"{path} names {file!r}, which is no file beside it")
         listed.setdefault(file, set()).add(name)
     return [(path.parent / file, names) for file, names in sorted(listed.items())]
