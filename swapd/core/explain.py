@@ -165,13 +165,17 @@ def given_up(c: Component) -> str:
     return f"the update of {c.name!r} was given up by the session that began it"
 
 
+def being_updated(c: Component) -> str:
+    return f"{c.name!r} is being updated; wait until that is done, or give it up"
+
+
 def in_use(ledger: Ledger, c: Component) -> str:
     if c.leases:
         return (
             f"{c.name!r} is leased by {', '.join(holders(ledger, c))}; release it, then unregister"
         )
     if c.renewal is not None:
-        return f"{c.name!r} is being updated; wait until that is done, or give it up"
+        return being_updated(c)
     return f"{c.name!r} is in the middle of another request; wait for that one's answer"
 
 

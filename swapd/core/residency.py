@@ -231,7 +231,7 @@ class Residency:
         if self.stopping:
             return ledger.refuse(key, "stopping", explain.STOPPING)
         if c.renewal is not None:
-            return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
+            return ledger.refuse(key, "in_use", explain.being_updated(c))
         ledger.begin_update(c, event.request)
 
     def _on_give_up(self, event: GiveUp) -> None:

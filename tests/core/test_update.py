@@ -331,7 +331,10 @@ def test_what_is_being_updated_is_not_unregistered(make: Make) -> None:
 def test_one_update_at_a_time(make: Make) -> None:
     w, s = there(make)
     w.update(s, "a")
-    assert w.refusal(w.update(s, "a")).code == "in_use"
+    w.use(s, "a")
+    refusal = w.refusal(w.update(s, "a"))
+    assert refusal.code == "in_use"
+    assert "being updated" in refusal.message
 
 
 def two(make: Make) -> tuple[World, int]:
