@@ -83,6 +83,8 @@ class Component:
         #: The request that its master comes for.
         self._asked = 0
         self._holders = 0
+        #: Requests up to this one may have been granted the bytes before the last update.
+        self._renewed = 0
 
     def __repr__(self) -> str:
         return f"<Component {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"

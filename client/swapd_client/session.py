@@ -277,6 +277,7 @@ class Session:
         """An update is committed: `master` has the bytes now; leases are on the old ones."""
         with self._lock:
             old, part._master = part._master, master
+            part._renewed = self._ids
             self.outdated.update(
                 lease
                 for lease, granted in self.leases.items()
@@ -357,6 +358,8 @@ class Session:
             parts = [self.components[place.name] for place in granted.placements]
             for part in parts:
                 part._holders += 1
+                if granted.id <= part._renewed:  # on its way when the update was committed
+                    self.outdated.add(granted.id)
         if self.gpu is not None:
             self.gpu.agents.took(agent, granted.id)
         try:

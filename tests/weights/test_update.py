@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from swapd_client import (
     InvalidSource,
     UnknownComponent,
 )
+from swapd_client.session import Session
 from swapd_client.weights import update
 from tests.processes import start_python
 
@@ -165,6 +167,24 @@ def test_a_loop_that_keeps_its_lease_sees_them_once_the_update_returns(client: C
     looping.join()
     assert not failed
     assert set(late) == {7.0}
+
+
+def test_a_lease_granted_before_an_update_and_heard_of_after_it_does_not_linger(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.register("raw", {"a": b"x"})
+    granted = Session.granted
+
+    def late(session: Session, *arguments: Any) -> None:
+        monkeypatch.undo()
+        client.update("raw", {"a": b"y"})
+        granted(session, *arguments)
+
+    monkeypatch.setattr(Session, "granted", late)
+    with client.acquire("raw") as lease:
+        assert lease.number in client.session.outdated
+    with client.acquire("raw") as lease:
+        assert lease.number not in client.session.outdated
 
 
 def test_closing_leaves_the_new_values(daemon: spawn.Spawned) -> None:
