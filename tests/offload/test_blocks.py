@@ -1,9 +1,10 @@
 """Which modules a component is streamed by."""
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
-from torch.nn import Linear, Module, ModuleList, Sequential
+from torch.nn import Linear, Module, ModuleList, Parameter, Sequential
 
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.blocks import blocks_of
@@ -125,3 +126,20 @@ def test_one_block_under_two_names_is_one() -> None:
     shared = linear()
     model = Sequential(ModuleList([shared, linear(), shared]))
     assert names(model) == ["0.0", "0.1"]
+
+
+class Counted(Linear):
+    """Counts how often it is asked what it has."""
+
+    asked = 0
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Parameter]]:
+        Counted.asked += 1
+        return super().named_parameters(*args, **kwargs)
+
+
+def test_a_long_list_of_small_blocks_is_gone_through_once() -> None:
+    blocks = ModuleList(Counted(1, 1) for _ in range(300))
+    (one,) = blocks_of(Sequential(blocks), least=1 << 20)
+    assert len(one.modules) == 300
+    assert Counted.asked <= 2 * 300

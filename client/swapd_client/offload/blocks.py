@@ -112,17 +112,19 @@ def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
     path, children = found
     names: list[str] = []
     modules: list[Module] = []
+    parameters: dict[int, int] = {}  # bytes by id
     for name, module in children.items():
         if id(module) in seen:
             continue  # one block under several names runs several times
         seen.add(id(module))
         names.append(name)
         modules += _called(module)
-        if (nbytes := _nbytes(modules)) >= least:
+        parameters.update((id(p), p.nbytes) for p in module.parameters())
+        if (nbytes := sum(parameters.values())) >= least:
             yield _block(path, names, modules, nbytes)
-            names, modules = [], []
+            names, modules, parameters = [], [], {}
     if modules:
-        yield _block(path, names, modules, _nbytes(modules))
+        yield _block(path, names, modules, sum(parameters.values()))
 
 
 def _called(module: Module) -> Iterator[Module]:
