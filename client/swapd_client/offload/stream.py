@@ -319,7 +319,7 @@ class _Pass:
         assert self._expected is not None
         room = self._room()
         seen = set(self._used)
-        for i, part in enumerate(self._expected.coming):
+        for i, part in enumerate(dict.fromkeys(self._expected.coming)):
             passes = self._stream.passes(part)
             if part in seen or not (passes or i == 0):
                 continue
