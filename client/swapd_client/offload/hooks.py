@@ -13,6 +13,7 @@ import torch
 
 from swapd_client.errors import NotWhileAttached, SwapdError
 from swapd_client.offload import generators
+from swapd_client.offload.aside import Pair
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
 from swapd_client.offload.scope import Entry, Held, calling, here
@@ -158,28 +159,26 @@ def _is_of(entry: Entry, call: FrameType | None) -> bool:
     return entry.frame is call or entry.frame is None or call is None
 
 
-def install(module: torch.nn.Module, gate: Gate) -> Callable[[], None]:
-    """Have `gate` entered by each call of `module`, and left; returns what undoes it.
+def install(module: torch.nn.Module, gate: Gate) -> tuple[Pair, Callable[[], None]]:
+    """Have `gate` entered by each call of `module`, and left; returns also what undoes it.
 
     Before every pre-hook there is, and after every forward hook there is. A hook that is
     registered later runs without the component, unless its own call comes in between.
     """
-    pair = object()
-    before = module.register_forward_pre_hook(Enter(gate, pair), prepend=True)
-    after = module.register_forward_hook(Leave(gate, pair), always_call=True)
+    by = object()
+    pair = Pair(module, Enter(gate, by), Leave(gate, by))
     object.__setattr__(module, _TO_SCRIPT, _Unscriptable(module, gate.name))
 
     def undo() -> None:
-        before.remove()
-        after.remove()
+        pair.remove()
         module.__dict__.pop(_TO_SCRIPT, None)
 
-    return undo
+    return pair, undo
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether a gate is around its calls."""
-    return any(isinstance(hook, Enter) for hook in module._forward_pre_hooks.values())
+    return _TO_SCRIPT in module.__dict__
 
 
 #: What torch.jit.script calls first.

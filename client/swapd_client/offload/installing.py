@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch.nn import Embedding, Module
+from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.client import Client
 from swapd_client.errors import InvalidSource
 from swapd_client.offload import find, growth, guards, hooks
+from swapd_client.offload.aside import Pair
 from swapd_client.offload.attachment import Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.hooks import Gate
-from swapd_client.offload.scope import Leased
+from swapd_client.offload.scope import Leased, Passed
 from swapd_client.offload.weights_of import Registered
 
 #: How deep below a component's root modules are called from outside.
@@ -79,7 +80,8 @@ class Installer:
         for block, held in one.blocks.items():
             gate = Gate(one.name, held, one.held, one.all_of_it, parameters, grown)
             inside.update((id(module), gate) for module in block.modules())
-            self._hook(block, gate)
+            if (pair := self._hook(block, gate)) and isinstance(one.held, Passed):
+                one.held.hooks.pairs.append(pair)
         for module in entrances(one.module, self._starts):
             self._hook(module, inside.get(id(module), whole))
         for method in methods:
@@ -92,10 +94,13 @@ class Installer:
         for root in self._roots.values():
             self._attachment.to_undo(guards.guard(root, weights))
 
-    def _hook(self, module: Module, gate: Gate) -> None:
-        if id(module) not in self._hooked:
-            self._hooked.add(id(module))
-            self._attachment.to_undo(hooks.install(module, gate))
+    def _hook(self, module: Module, gate: Gate) -> Pair | None:
+        if id(module) in self._hooked:
+            return None
+        self._hooked.add(id(module))
+        pair, undo = hooks.install(module, gate)
+        self._attachment.to_undo(undo)
+        return pair
 
     def _modules(self, one: Attached) -> Iterator[Module]:
         return find.walk(one.module, self._starts)
@@ -111,8 +116,8 @@ class Installer:
 def entrances(root: Module, starts: set[int]) -> list[Module]:
     """The modules of a component that are called from outside it.
 
-    The root, its children and theirs, and embeddings at any depth; not what is in a list, which is
-    called in turn, nor what is compiled into one with what is around it.
+    The root, its children and theirs, and embeddings at any depth; not what is in a list or a
+    Sequential, which is called in turn, nor what is compiled into one with what is around it.
     """
     found = [root]
     waiting = [(root, 0)]
@@ -120,7 +125,7 @@ def entrances(root: Module, starts: set[int]) -> list[Module]:
         module, depth = waiting.pop()
         if find.bare(module) is not module:
             continue
-        listed = isinstance(module, find.CONTAINERS)
+        listed = isinstance(module, (*find.CONTAINERS, Sequential))
         for child in module._modules.values():
             if child is None or id(child) in starts:
                 continue

@@ -17,6 +17,7 @@ import torch
 
 from swapd_client.client import Client
 from swapd_client.errors import SwapdError
+from swapd_client.offload.aside import Aside
 from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
@@ -69,6 +70,8 @@ class Passed:
         self.uses = 0
         self.stream = stream
         self.everything = everything
+        #: The hooks of its blocks.
+        self.hooks = Aside()
         self._beside = beside
 
     def __repr__(self) -> str:
@@ -85,8 +88,10 @@ class Passed:
         has_all, scope = self.stream.has_all(), here()
         if has_all:  # then its blocks are nothing to hold
             scope.lend(self.everything)
+        self.hooks.begin(whole=has_all)
 
         def leave() -> None:
+            self.hooks.end(whole=has_all)
             if has_all:
                 scope.count_down(self.everything)
             try:
