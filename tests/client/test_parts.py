@@ -55,6 +55,7 @@ def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
             assert [bytes(c.view("x")) for c in made] == [n.encode() * 100 for n in PARTS]
             with other.acquire("dit"):
                 assert [c.leases for c in client.status().components] == [2, 2, 2]
+        other.status()  # so the daemon has heard of the release
         client.unregister("dit")
         assert client.status().components == ()
         assert bytes(made[0].view("x")) == b"rest" * 100, "it is private memory now"
