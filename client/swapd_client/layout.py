@@ -4,13 +4,14 @@ A layout is made from a source (buffers here, tensors in `tensors.py`), says how
 the master needs, fills it once, and then points the source at the component's address.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from swapd.device import vm
-from swapd_client.errors import InvalidSource
+from swapd_client.errors import BadRequest, InvalidSource
 
 #: Whatever memoryview takes; numpy arrays too.
 Buffer = bytes | bytearray | memoryview
@@ -167,6 +168,30 @@ class BufferLayout(InMemory):
         """The bytes of one buffer of the component at `address`."""
         offset, nbytes = self._places[name]
         return vm.view(address + offset, nbytes)
+
+
+def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
+    """What lies where of a source, by its kind; `gpu` is the GPU it is for. Raises: BadRequest,
+    InvalidSource."""
+    if isinstance(source, Ready):
+        layout: Any = source  # one of those that are
+        return layout  # type: ignore[no-any-return]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        tensors = isinstance(source, torch.nn.Module) or (
+            isinstance(source, Mapping)
+            and any(isinstance(value, torch.Tensor) for value in source.values())
+        )
+        if tensors:
+            from swapd_client.tensors import TensorLayout
+
+            return TensorLayout(source, segments, gpu=gpu)  # type: ignore[arg-type]
+    if isinstance(source, Mapping):
+        return BufferLayout(source, segments)
+    raise BadRequest(
+        f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
+        "or of buffers"
+    )
 
 
 def no_such(name: str, names: Iterable[str]) -> InvalidSource:

@@ -7,7 +7,6 @@ common is here. One background thread per session reads the lifeline: revocation
 
 import logging
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -37,15 +36,14 @@ from swapd_client.errors import (
 )
 from swapd_client.files import Files
 from swapd_client.gpu import Gpu, GpuRange, GpuWork
-from swapd_client.layout import BufferLayout, Layout, Ready, Segments
+from swapd_client.layout import Segments, layout_of
 from swapd_client.lifeline import Lifeline
 from swapd_client.linger import Work
 from swapd_client.mapping import Range
+from swapd_client.masters import Masters
 
 log = logging.getLogger("swapd_client")
 
-#: How long a daemon may take to send a master it has promised.
-MASTER_S = 30.0
 #: How long a client that closes waits for GPU work under leases that were released.
 DRAIN_S = 60.0
 
@@ -63,9 +61,6 @@ class Session:
         self.leases: dict[int, protocol.Granted] = {}
         self._lock = threading.Lock()
         self._ids = 0
-        #: Masters that have come, by the request they were made for; and those given up before.
-        self._masters: dict[int, tuple[protocol.Master, OwnedFd]] = {}
-        self._unwanted: set[int] = set()
         #: Leases on what was updated since they were granted.
         self.outdated: set[int] = set()
         #: Why a residency that was granted early will never be complete.
@@ -80,7 +75,7 @@ class Session:
         self._incomplete: set[str] = set()
         #: Leases that were released, and wait for the GPU.
         self._ending: set[int] = set()
-        self._master_came = threading.Condition(self._lock)
+        self._masters = Masters()
         self._error: SwapdError | None = None
         self._listeners: list[Callable[[SwapdError], None]] = []
         self._wanted_listeners: list[Callable[[], None]] = []
@@ -197,7 +192,7 @@ class Session:
         with self._lock:
             if name in self.components:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
-        layout = _layout(source, segments, self.gpu_index)
+        layout = layout_of(source, segments, self.gpu_index)
         where = self._reserve(layout.nbytes, writable=mutable)
         return Component(name, layout, where, mutable=mutable, part_of=part_of)
 
@@ -541,8 +536,7 @@ class Session:
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         without_memory = self._make_all_private()
-        for _, master in self._masters.values():
-            master.close()
+        self._masters.close()
         self._files.close()
         if self.gpu is not None:
             self.gpu.close()
@@ -618,13 +612,7 @@ class Session:
                 self._set_wanted(wanted)
             case protocol.Master() as master:
                 (fd,) = fds
-                with self._master_came:
-                    if master.request in self._unwanted:
-                        self._unwanted.discard(master.request)
-                        fd.close()
-                    else:
-                        self._masters[master.request] = master, fd
-                        self._master_came.notify_all()
+                self._masters.add(master, fd)
             case protocol.Files() as files:
                 self._files.add(files, fds)
             case protocol.Drop() as drop:
@@ -723,26 +711,18 @@ class Session:
 
     def take_master(self, request: int) -> tuple[protocol.Master, OwnedFd]:
         """The master that was made for a request, its descriptor from now on the caller's."""
-        with self._master_came:
-            self._master_came.wait_for(
-                lambda: request in self._masters or self._error is not None, MASTER_S
-            )
-            self.check()
-            if request not in self._masters:
-                raise DaemonGone(f"{self.endpoint}: the daemon sent no master that it had made")
-            return self._masters.pop(request)
+        if taken := self._masters.take(request):
+            return taken
+        self.check()
+        raise DaemonGone(f"{self.endpoint}: the daemon sent no master that it had made")
 
     def forget_master(self, request: int) -> None:
-        """Nobody will take the master that was asked for: close it, now or when it comes."""
-        with self._master_came:
-            if request in self._masters:
-                self._masters.pop(request)[1].close()
-            else:
-                self._unwanted.add(request)
+        """Nobody will take the master that was asked for: it is closed, now or when it comes."""
+        self._masters.forget(request)
 
     def _end(self, error: SwapdError) -> None:
         """Remember why, once, and wake every wait."""
-        with self._master_came:
+        with self._lock:
             if self._error is not None:
                 return
             self._error = error
@@ -754,7 +734,7 @@ class Session:
             self._cut.update(
                 lease for lease, words in self._awaited.items() if not self._all_there(words)
             )
-            self._master_came.notify_all()
+        self._masters.end()
         self._files.end()
         self._board.fail_all([part._slot for part in list(self.components.values())])
         os.eventfd_write(self.ended.fileno(), 1)
@@ -794,25 +774,3 @@ def _check_apart(parts: Iterable[Component]) -> None:
                     f"{other!r} and {part.name!r} share tensors (tied weights, or views of one "
                     "storage); name those in one part only, the one that is needed first"
                 )
-
-
-def _layout(source: object, segments: Segments, gpu: int | None) -> Layout:
-    if isinstance(source, Ready):
-        layout: Any = source  # one of those that are
-        return layout  # type: ignore[no-any-return]
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        tensors = isinstance(source, torch.nn.Module) or (
-            isinstance(source, Mapping)
-            and any(isinstance(value, torch.Tensor) for value in source.values())
-        )
-        if tensors:
-            from swapd_client.tensors import TensorLayout
-
-            return TensorLayout(source, segments, gpu=gpu)  # type: ignore[arg-type]
-    if isinstance(source, Mapping):
-        return BufferLayout(source, segments)
-    raise BadRequest(
-        f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
-        "or of buffers"
-    )
