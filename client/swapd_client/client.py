@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from swapd import protocol
 from swapd.units import parse_size
@@ -19,6 +19,7 @@ from swapd_client.errors import (
     DaemonGone,
     DeviceFailed,
     DeviceMemoryExhausted,
+    InvalidSource,
     SwapdError,
 )
 from swapd_client.keeper import Keeper
@@ -487,17 +488,22 @@ class Client:
         from swapd_client.offload.strategy import How
 
         settings = chosen(settings, flags)
+        if settings is not None and policy != "lru":
+            raise InvalidSource(
+                f"policy={policy!r} and settings: each says how components share the device; give "
+                "one of them"
+            )
         if components is None and settings is not None:
             components = settings.cpu_offload_components
         arguments = Arguments(
-            components=[components] if isinstance(components, str) else components,
+            components=_listed(components),
             settings=settings,
             prefix=prefix,
             how=How(policy, exclusive=policy == "alternating"),
             resident=resident,
-            blocks=blocks,
-            wrap_methods=wrap_methods,
-            extra_tensors=extra_tensors,
+            blocks=_listed(blocks),
+            wrap_methods=_listed(wrap_methods),
+            extra_tensors=_listed(extra_tensors),
         )
         attachment = attach(self, model, arguments)
         self._attachments.append(attachment)
@@ -670,6 +676,14 @@ class Client:
                 self._channel().call(release, 0.0)
             else:
                 self._channel().send(release)
+
+
+_Names = TypeVar("_Names")
+
+
+def _listed(names: _Names) -> _Names:
+    """One name is meant as a list of it, not as its letters."""
+    return cast("_Names", [names]) if isinstance(names, str) else names
 
 
 def _agent_ahead(request: int) -> int:

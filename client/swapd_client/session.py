@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from swapd import protocol
 from swapd.board import ArrivalFailed, Board, word
@@ -227,6 +227,8 @@ class Session:
     def register_request(
         self, part: Component, policy: protocol.Policy, group: str | None, *, passing: bool
     ) -> protocol.Register:
+        if policy not in (policies := get_args(protocol.Policy)):
+            raise BadRequest(f"there is no policy {policy!r}; there are: {', '.join(policies)}")
         part._asked = self.next_id()
         return protocol.Register(
             part._asked,

@@ -2,13 +2,23 @@
 
 import gc
 import logging
+import re
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, ComponentInUse, DuplicateName, InvalidSource, UnknownComponent
+from swapd_client import (
+    Client,
+    ComponentInUse,
+    DuplicateName,
+    InvalidSource,
+    SwapdError,
+    TooLarge,
+    UnknownComponent,
+)
 from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evict, seeded
 
 
@@ -205,3 +215,45 @@ def test_attached_components_are_updated_by_their_own_state_dicts(client: Client
         state = model.state_dict()
         assert all(torch.equal(state[name], value) for name, value in other.state_dict().items())
     assert torch.equal(model(TOKENS), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policy": "mru"}, "no policy 'mru'; there are: lru, resident, "),
+        ({"policy": "resident", "enable_cpu_offload": True}, "policy='resident' and settings"),
+        ({"resident": "5 parsecs"}, "resident: '5 parsecs' is not a size"),
+        ({"resident": -1}, "resident: -1 is no size"),
+        ({"resident": {"vae": 0.5}}, "resident: 0.5 is no size"),
+        ({"wrap_methods": ["decod"]}, "wrap_methods: no component has a method 'decod'"),
+        ({"blocks": "layers"}, "blocks names 'layers', and Sequential"),
+        ({"extra_tensors": "window"}, "nothing is called 'window'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_attaches_nothing(
+    client: Client, given: dict[str, Any], said: str
+) -> None:
+    model = seeded(Model)
+    with pytest.raises(SwapdError, match=re.escape(said)):
+        client.attach(model, **given)
+    assert names(client) == set()
+    model(TOKENS)
+
+
+def test_a_model_without_modules_is_none(client: Client) -> None:
+    with pytest.raises(InvalidSource, match="no module in this dict"):
+        client.attach({})
+
+
+def test_a_component_that_can_never_be_in_whole_is_told_of_streaming(client: Client) -> None:
+    model = {"text_encoder": Encoder(), "dit": nn.Linear(2048, 2100)}
+    with pytest.raises(TooLarge, match=re.escape("resident={'dit': 0}")):
+        client.attach(model)
+    assert names(client) == set()
+
+
+def test_one_name_may_be_given_as_such(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model, wrap_methods="_decode"):
+        evict(client, "vae")
+        model.vae._decode(torch.ones(1, 256))

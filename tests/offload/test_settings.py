@@ -228,6 +228,11 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(name: str, value: object
         from_keywords(**{name: value})
 
 
+def test_of_a_choice_all_are_named() -> None:
+    with pytest.raises(InvalidSettings, match="give one of alternating, sequential; it is 'mru'"):
+        from_keywords(cpu_offload_strategy="mru")
+
+
 # --- stage files --------------------------------------------------------------------------
 
 

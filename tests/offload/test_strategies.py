@@ -72,7 +72,7 @@ def test_what_is_worth_streaming_is_the_dit_or_the_decoder_or_all() -> None:
 def test_resident_and_blocks_stream_what_they_name() -> None:
     plain = dict.fromkeys(SIZES, How())
     named = of_arguments(SIZES, plain, {"text_encoder": "1GiB"}, None)
-    assert named["text_encoder"] == How(streamed=True, resident="1GiB")
+    assert named["text_encoder"] == How(streamed=True, resident=1 << 30)
     assert named["transformer"] == How()
     assert of_arguments(SIZES, plain, 5, ["blocks"])["transformer"] == How(
         "lru", False, "", True, 5

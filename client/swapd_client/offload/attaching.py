@@ -108,7 +108,8 @@ class _Attaching:
         for one in self._found:
             if any(map(hooks.is_hooked, one.module.modules())):
                 raise InvalidSource(
-                    f"{one.name!r} is attached already: detach() first; if it has grown, refresh()"
+                    f"{one.name!r} is attached already, and comes in whoever calls it: name the "
+                    "others (components=[...]), or detach() first; if it has grown, refresh()"
                 )
 
     def run(self) -> None:

@@ -92,7 +92,10 @@ def roots_of(model: object) -> dict[str, Module]:
         for name, module in named.items():
             if not isinstance(module, Module):
                 raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
-    return {name: module for name, module in named.items() if isinstance(module, Module)}
+    roots = {name: module for name, module in named.items() if isinstance(module, Module)}
+    if not roots:
+        raise InvalidSource(f"there is no module in this {type(model).__name__}")
+    return roots
 
 
 def modules_of(roots: Mapping[str, Module]) -> dict[str, Module]:

@@ -40,8 +40,12 @@ def methods_of(found: Sequence[Found], named: Methods) -> dict[str, list[str]]:
                     raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
             methods[name].update(wanted)
     else:
-        for name, module in modules.items():
-            methods[name].update(m for m in named if callable(getattr(module, m, None)))
+        for method in named:
+            having = [n for n, m in modules.items() if callable(getattr(m, method, None))]
+            if not having:
+                raise InvalidSource(f"wrap_methods: no component has a method {method!r}")
+            for name in having:
+                methods[name].add(method)
     return {name: sorted(names) for name, names in methods.items()}
 
 

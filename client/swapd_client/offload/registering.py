@@ -11,7 +11,7 @@ from torch.nn import Module, ModuleList
 from swapd import protocol
 from swapd_client import dlpack
 from swapd_client.client import Client
-from swapd_client.errors import DuplicateName
+from swapd_client.errors import DuplicateName, TooLarge
 from swapd_client.offload import find
 from swapd_client.offload.blocks import blocks_of
 from swapd_client.offload.find import Found, Ownership, Piece
@@ -118,13 +118,18 @@ class Registering:
 
     def _whole(self, piece: Piece, how: How) -> None:
         called = self._called(piece.name)
-        self._client.register(
-            called,
-            piece.tensors,
-            policy=how.policy,
-            group=self._group if how.exclusive else None,
-            part_of=self._called(how.part_of) if how.part_of else "",
-        )
+        try:
+            self._client.register(
+                called,
+                piece.tensors,
+                policy=how.policy,
+                group=self._group if how.exclusive else None,
+                part_of=self._called(how.part_of) if how.part_of else "",
+            )
+        except TooLarge as exc:
+            raise TooLarge(
+                f"{exc}. What is streamed need not fit: attach(..., resident={{{piece.name!r}: 0}})"
+            ) from exc
         self.names_of[piece] = [called]
 
     def _in_blocks(

@@ -286,7 +286,9 @@ def _parsed(name: str, value: Any, source: str) -> Any:
     try:
         return msgspec.convert(value, _KINDS[name])
     except msgspec.ValidationError as exc:
-        raise InvalidSettings(f"{source}: {exc}; it is {value!r}") from exc
+        choices = get_args(_plain(_KINDS[name])) if name == "cpu_offload_strategy" else ()
+        problem = f"give one of {', '.join(choices)}" if choices else exc
+        raise InvalidSettings(f"{source}: {problem}; it is {value!r}") from exc
 
 
 def _made(settings: Mapping[str, Any], where: str = "") -> OffloadSettings:

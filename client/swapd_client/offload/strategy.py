@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swapd.protocol import Policy
+from swapd.units import parse_size
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.find import DITS, ENCODERS, VAES
 from swapd_client.offload.settings import OffloadSettings
@@ -97,6 +98,17 @@ def of_arguments(
             how = changed[name]
             amount = how.resident
             if what == "resident":
-                amount = given[name] if isinstance(given, Mapping) else given  # type: ignore[assignment]
+                amount = _amount(given[name] if isinstance(given, Mapping) else given)
             changed[name] = How(how.policy, how.exclusive, how.part_of, True, amount)
     return changed
+
+
+def _amount(given: object) -> int | None:
+    """What is to stay in, in bytes; None: what there is room for. Raises: InvalidSource."""
+    try:
+        nbytes = parse_size(given) if isinstance(given, str) else given
+    except ValueError as exc:
+        raise InvalidSource(f"resident: {exc}") from exc
+    if nbytes is not None and (not isinstance(nbytes, int) or nbytes < 0):
+        raise InvalidSource(f'resident: {given!r} is no size; give bytes, or one like "5.6GiB"')
+    return nbytes

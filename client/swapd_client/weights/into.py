@@ -91,7 +91,8 @@ class Into:
             hint = f" The files also have {_listed(others)}." if others else ""
             raise InvalidSource(
                 f"the files do not have {_listed(missing)}.{hint} Give prefix= or rename= if they "
-                "are called otherwise there"
+                "are called otherwise there; what is tied must be tied in the module too (of "
+                "transformers: model.tie_weights())"
             )
         for name, shape in shapes.items():
             there = matched[name].parameter if name in matched else self.buffers.get(name)
