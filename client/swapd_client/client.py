@@ -467,9 +467,9 @@ class Client:
 
         `model`: a module, a pipeline that has `components`, or a dict of names and modules.
         `components`: paths ("thinker", "thinker.visual": the outer one has what is not in the
-        inner), patterns ("visual.*": the outermost that match), or "." for the whole model;
-        without it, those of the usual names that are found. `prefix` goes before their names in
-        the daemon: "flux" makes "flux.vae".
+        inner), patterns ("visual.*": the outermost that match), or "." for the whole model; a usual
+        name ("visual") is found wherever it is. Without it, those of the usual names that are
+        found. `prefix` goes before their names in the daemon: "flux" makes "flux.vae".
 
         How they share the device: `policy` (as in `register`; "alternating": these exclude each
         other), or `settings`, or the settings themselves (`cpu_offload_strategy="sequential"`, see

@@ -81,6 +81,19 @@ def test_a_pattern_takes_the_outermost_and_a_list_stands_for_what_is_in_it(clien
         assert torch.equal(model(TOKENS), expected)
 
 
+def test_a_usual_name_is_found_wherever_it_is(client: Client) -> None:
+    model = nn.ModuleDict({"model": nn.ModuleDict({"visual": Encoder(), "layers": Encoder()})})
+    for given, found in (
+        ("visual", {"model.visual"}),
+        ("visual.layers.*", {"model.visual.layers.0", "model.visual.layers.1"}),
+    ):
+        with client.attach(model, [given]):
+            assert names(client) == found
+    with pytest.raises(InvalidSource, match="no module is called, or matches, 'layers'"):
+        client.attach(model, ["layers"])
+    assert names(client) == set()
+
+
 def test_a_name_that_matches_nothing_is_an_error_that_lists_what_there_is(client: Client) -> None:
     with pytest.raises(InvalidSource, match=r"'thinker'.*there are: text_encoder, transformer"):
         client.attach(seeded(Model), ["thinker"])
@@ -161,6 +174,22 @@ def test_what_was_unregistered_by_hand_is_detached_all_the_same(client: Client) 
         model(TOKENS)
     attachment.detach()
     assert names(client) == set()
+    assert torch.equal(model(TOKENS), expected)
+
+
+def test_what_was_registered_before_is_so_after_detach_and_that_is_said(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    client.register("mine", model.vae)
+    attachment = client.attach(model)
+    for _ in range(2):
+        attachment.detach()
+        assert names(client) == {"mine"}
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "under a lease only: mine. client.unregister" in said
+    client.unregister("mine")
     assert torch.equal(model(TOKENS), expected)
 
 

@@ -3,6 +3,7 @@
 How it is made is in `attaching.py`; what happens around a call in `hooks.py`.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -15,6 +16,8 @@ from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, InvalidSource, SwapdError
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Held, Leased, Passed, here
+
+log = logging.getLogger("swapd_client")
 
 #: What patches registration for the whole process (loaders do) must not see half of one here.
 ONE_AT_A_TIME = threading.Lock()
@@ -186,6 +189,9 @@ class Attachment:
     def detach(self) -> None:
         """Put everything back as it was: no hooks, and weights in ordinary private memory.
 
+        What was registered, or loaded, before it was attached is so afterwards, and may be touched
+        under a lease only: the log names it, `client.unregister` takes it back.
+
         Nothing of it may be in use. Done again it does nothing. Raises: ComponentInUse,
         DeviceMemoryExhausted, DaemonGone: then what is left is attached as before.
         """
@@ -193,7 +199,17 @@ class Attachment:
             with suppress(ClientClosed):  # then all of it is private memory
                 self._client.refuse_in_use(self.registered)  # while all of it can go on
                 self.take_back()
+                self._tell_of_the_rest()
             self.let_go()
+
+    def _tell_of_the_rest(self) -> None:
+        names = {name: None for one in self.components.values() for name in one.all_of_it.names}
+        if names and self.again is not _nothing:
+            log.warning(
+                "detached, and registered as before, to be touched under a lease only: %s. "
+                "client.unregister takes it back",
+                ", ".join(names),
+            )
 
     def take_back(self) -> None:
         """Have the weights in private memory; what is not there yet is still held by calls."""

@@ -117,7 +117,8 @@ def _join(*parts: str) -> str:
 def components_of(roots: Mapping[str, Module], wanted: Sequence[str] | None) -> list[Found]:
     """The components that `wanted` names, by path or pattern; "." is the whole model.
 
-    Without it those of the usual names, in none of the others; if there are none, the whole.
+    A path may begin with a usual name, wherever that is. Without `wanted` those of the usual names,
+    in none of the others; if there are none, the whole.
 
     Raises: InvalidSource, naming what there is.
     """
@@ -154,6 +155,8 @@ def _named(
     if name == ".":
         return _whole(roots)
     matches = {p: m for p, m in modules.items() if p and (p == name or fnmatchcase(p, name))}
+    if not matches and name.partition(".")[0] in AUTOMATIC:  # wherever it is, as without names
+        matches = {p: m for p, m in modules.items() if fnmatchcase(p, f"*.{name}")}
     if not matches:
         raise InvalidSource(f"no module is called, or matches, {name!r}; {_listed(modules)}")
     return list(_outermost(matches))
