@@ -132,8 +132,7 @@ class Residency:
             return problem
         if (event.policy == "alternating") != (event.group is not None):
             return "bad_request", explain.GROUP
-        stays = event.policy == "resident" and not event.passing
-        fixed = ledger.never_leaving() if stays else 0
+        fixed = ledger.never_leaving() if event.policy == "resident" else 0
         if chunks + fixed > ledger.pool.total:
             return "too_large", explain.too_large(ledger, event.name, chunks, fixed)
         return None

@@ -617,9 +617,9 @@ BUGS = [
     ),
     Bug(
         "a part that passes through counts as never leaving",
-        residency,
-        'event.policy == "resident" and not event.passing',
-        'event.policy == "resident"',
+        ledger,
+        '"sequential" if asked.passing else asked.policy',
+        "asked.policy",
     ),
     Bug(
         "what is in no block and does not fit is kept for good",
