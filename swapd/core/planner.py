@@ -46,11 +46,13 @@ def choose(
     idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
     if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2
         return None
-    spare = {c.name for c in asked}
     short = missing - ledger.pool.free - ledger.leaving  # 3
-    if rivals:
-        spare.update(r.name for r in rivals)
-        short -= sum(r.chunks for r in idle_rivals)
+    short -= sum(r.chunks for r in idle_rivals)
+    if short <= 0:
+        return Room(idle_rivals, [])
+    if not ledger.idle:
+        return None
+    spare = {c.name for c in (*asked, *rivals)}
     chosen = policy.victims(
         short,
         ((c.name, c.chunks) for c in _in_turn(ledger) if c.name not in spare and may_evict(c)),
