@@ -423,6 +423,7 @@ def test_absurd_requests_are_refused(world: World) -> None:
         {"op": "register", "passing": True},
         {"op": "register", "part_of": "g", "passing": 2},
         *({"op": "update", "name": name} for name in ("", LONG, "f", "a", "workspace 1.1")),
+        *({"op": "commit", "name": "a", "also": names} for names in (["no"], [""], ["x"] * 2000)),
         {"op": "give_up", "name": ""},
         {"op": "give_up", "update": "1"},
         {"op": "resize", "name": "a"},
