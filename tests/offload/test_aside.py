@@ -21,9 +21,7 @@ def hooked(seen: list[str]) -> tuple[nn.Module, Aside]:
     return module, aside
 
 
-def test_a_pass_that_holds_everything_calls_no_hook_and_the_next_one_does_in_its_place() -> (
-    None
-):
+def test_a_pass_that_holds_everything_calls_no_hook_and_the_next_one_does_in_its_place() -> None:
     seen: list[str] = []
     module, aside = hooked(seen)
     aside.begin(whole=True)
