@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, NotWhileAttached
+from swapd_client import Client, InvalidSource, NotWhileAttached
 from swapd_client.offload import hooks
-from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, evict, leases, seeded
+from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, Model, evict, leases, seeded
 
 X = torch.ones(2, WIDTH)
 
@@ -90,6 +90,36 @@ def test_what_is_compiled_in_place_before_is_compiled_again_once_for_the_hooks(
         for output in swaps(client, model, TOKENS):
             assert torch.equal(output, expected)
         assert backend.compilations == before
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_blocks_of_what_is_compiled_as_one_are_not_streamed(client: Client, in_place: bool) -> None:
+    """Compiled code does not see the hooks that would bring them in."""
+    model: Any = seeded(Encoder)
+    if in_place:
+        model.compile(backend=Counting())
+    else:
+        model = torch.compile(model, backend=Counting())
+    expected = model(TOKENS)
+    with pytest.raises(InvalidSource, match=r"'text' cannot be streamed: the Encoder around"):
+        client.attach({"text": model}, resident=0)
+    assert client.status().components == ()
+    assert torch.equal(model(TOKENS), expected)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_components_of_what_is_compiled_as_one_are_refused(client: Client, in_place: bool) -> None:
+    model: Any = seeded(Model)
+    if in_place:
+        model.compile(backend=Counting())
+    else:
+        model = torch.compile(model, backend=Counting())
+    expected = model(TOKENS)
+    with pytest.raises(InvalidSource, match="is in a Model that is compiled as one"):
+        client.attach(model)
+    with client.attach(model, "."):
+        for output in swaps(client, model, TOKENS):
+            assert torch.equal(output, expected)
 
 
 def test_an_attached_model_can_be_compiled_with_graph_breaks(client: Client) -> None:

@@ -82,6 +82,7 @@ class _Attaching:
         find.refuse_hooked(self._roots)
         wanted = arguments.components
         self._found = find.components_of(self._roots, wanted)
+        find.refuse_compiled(self._roots, self._found)
         self._starts = {id(one.module) for one in self._found}
         #: The component that is the whole model, if one is: it is called as the prefix is.
         self._whole = next((one.name for one in self._found if one.whole), None)

@@ -193,6 +193,16 @@ def bare(module: Module) -> Module:
     return module if inner is None else inner
 
 
+def compiled_around(root: Module, modules: Iterable[Module]) -> Module | None:
+    """What is compiled as one with any of `modules` in it, and so may run without their hooks."""
+    inner = {id(module) for module in modules}
+    for outer in root.modules():
+        compiled = bare(outer) is not outer or outer._compiled_call_impl is not None
+        if compiled and any(id(one) in inner for one in outer.modules() if one is not outer):
+            return outer
+    return None
+
+
 # --- what cannot be attached -------------------------------------------------------------
 
 
@@ -218,6 +228,18 @@ def refuse_hooked(roots: Mapping[str, Module]) -> None:
                 raise InvalidSource(
                     f"{where!r} has `_diffusers_hook` with {kind!r}, which moves its weights too: "
                     "load without it"
+                )
+
+
+def refuse_compiled(roots: Mapping[str, Module], found: Sequence[Found]) -> None:
+    """Raise for components in what is compiled as one: compiled code does not see new hooks."""
+    for root in roots.values():
+        for one in found:
+            if (outer := compiled_around(root, [one.module])) is not None:
+                raise InvalidSource(
+                    f"{one.name!r} is in a {type(bare(outer)).__name__} that is compiled as one, "
+                    "and would run there without its hooks: attach all of that "
+                    "(components='.'), or compile the components instead of it"
                 )
 
 

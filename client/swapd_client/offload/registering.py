@@ -11,7 +11,7 @@ from torch.nn import Module, ModuleList
 from swapd import protocol
 from swapd_client import dlpack
 from swapd_client.client import Client
-from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.offload import find
 from swapd_client.offload.blocks import blocks_of
 from swapd_client.offload.find import Found, Ownership, Piece
@@ -143,6 +143,13 @@ class Registering:
         """Register a piece block by block; False if it has none."""
         least = self._client.session.welcome.chunk_bytes
         blocks = blocks_of(find.bare(one.module), named, least)
+        modules = [module for block in blocks for module in block.modules]
+        if (outer := find.compiled_around(one.module, modules)) is not None:
+            raise InvalidSource(
+                f"{one.name!r} cannot be streamed: the {type(find.bare(outer)).__name__} around "
+                "its blocks is compiled as one, and would run without their hooks. Compile the "
+                "blocks instead"
+            )
         rest, parts = find.by_block(piece, [block.modules for block in blocks], stops)
         full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
         if not full:
@@ -193,6 +200,8 @@ def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | No
             return None
         waiting += module.children()
     if not all(blocks):
+        return None
+    if find.compiled_around(one.module, itertools.chain(*blocks)) is not None:
         return None
     stream = Stream(client, family, rest if rest in parts else None, list(numbers))
     return Streamed(stream, tuple(map(tuple, blocks)))
