@@ -20,7 +20,7 @@ check: .venv/ready
 	$(BIN)/lint-imports
 
 unit: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 bench: .venv/ready
 	$(BIN)/swapd bench
