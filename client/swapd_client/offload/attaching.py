@@ -223,7 +223,7 @@ class _Attaching:
 
 def _described(one: Attached, streamed: Mapping[str, Streamed]) -> str:
     blocks = streamed[one.name].blocks if one.name in streamed else ()
-    how = f", streamed in {len(blocks)} blocks" if blocks else ""
+    how = f", streamed in {len(blocks)} block{'s' * (len(blocks) > 1)}" if blocks else ""
     return f"{one.name} ({size(one.nbytes)}{how})"
 
 
