@@ -1,10 +1,18 @@
 """Fixtures that several folders of tests share."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.guarantees import harness
+
+
+def pytest_configure() -> None:
+    """Have processes that tests start hear Ctrl-C: a shell's background jobs pass on that they do
+    not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
