@@ -9,40 +9,43 @@ import threading
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 
 class Pair:
-    """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while."""
+    """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while.
 
-    __slots__ = ("_after", "_after_hook", "_before", "_before_hook", "_module", "_removed")
+    What is put aside goes straight to torch's dictionaries: their handles take ten times as long.
+    """
+
+    __slots__ = ("_after", "_after_hook", "_always", "_before", "_before_hook", "_first", "_last")
 
     def __init__(self, module: torch.nn.Module, before: Any, after: Any) -> None:
         """Hook `module`: `before` runs first, `after` last, also if forward raises."""
-        self._module = module
         self._before_hook = before
         self._after_hook = after
-        self._before: RemovableHandle = module.register_forward_pre_hook(before, prepend=True)
-        self._after: RemovableHandle = module.register_forward_hook(after, always_call=True)
-        self._removed = False
+        self._before: int = module.register_forward_pre_hook(before, prepend=True).id
+        self._after: int = module.register_forward_hook(after, always_call=True).id
+        self._first: Any = module._forward_pre_hooks
+        self._last: Any = module._forward_hooks
+        self._always: Any = module._forward_hooks_always_called
 
     def remove(self) -> None:
-        self._removed = True
         self.put_aside()
+        self._before_hook = None
 
     def put_aside(self) -> None:
-        self._before.remove()
-        self._after.remove()
+        self._first.pop(self._before, None)
+        self._last.pop(self._after, None)
+        self._always.pop(self._after, None)
 
     def put_back(self) -> None:
         """In the places they had: the first to run, and the last."""
-        if self._removed:
+        if self._before_hook is None:
             return
-        module, before, after = self._module, self._before.id, self._after.id
-        module._forward_pre_hooks[before] = self._before_hook
-        module._forward_pre_hooks.move_to_end(before, last=False)  # type: ignore[attr-defined]
-        module._forward_hooks[after] = self._after_hook
-        module._forward_hooks_always_called[after] = True
+        self._first[self._before] = self._before_hook
+        self._first.move_to_end(self._before, last=False)
+        self._last[self._after] = self._after_hook
+        self._always[self._after] = True
 
 
 class Aside:
