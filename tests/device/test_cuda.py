@@ -86,15 +86,17 @@ def test_a_budget_larger_than_what_is_free_is_refused_with_who_has_the_rest(
     fake: fakecuda.Fake,
 ) -> None:
     with (
-        start_python("import sys; sys.stdin.read()") as other,
+        start_python("import sys; print('here', flush=True); sys.stdin.read()") as other,
         fake.occupied(150 * MIB, pid=other.pid),
-        pytest.raises(
+    ):
+        assert other.stdout is not None
+        other.stdout.readline()  # a process that is just being made has no name for a moment
+        with pytest.raises(
             DeviceError,
             match=r"budget of 200 MiB, but only 106 MiB of the 256 MiB of cuda:0 \(.*\) are free: "
             rf"python.* \(process {other.pid}\) has 150 MiB; lower --budget to 106MiB, or end",
-        ),
-    ):
-        CudaDevice(0, 200 * MIB, CHUNK)
+        ):
+            CudaDevice(0, 200 * MIB, CHUNK)
 
 
 def test_who_has_the_rest_is_not_always_known(fake: fakecuda.Fake) -> None:
