@@ -5,6 +5,7 @@ the master needs, fills it once, and then points the source at the component's a
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -56,15 +57,15 @@ class Ready:
     """Layouts that are registered as they are, made by who knows what they are made from."""
 
 
-class InMemory:
+class InMemory(ABC):
     """Layouts that are filled by address."""
 
     nbytes: int
     content = ""
 
+    @abstractmethod
     def fill(self, target: int) -> None:
         """Copy every byte, once, to `target` and on."""
-        raise NotImplementedError
 
     def fill_file(self, fd: int) -> None:
         span = vm.round_up(self.nbytes)

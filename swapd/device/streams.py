@@ -7,6 +7,7 @@ runs Python.
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -57,7 +58,7 @@ class _Flight:
         self.error: BaseException | None = None
 
 
-class Direction:
+class Direction(ABC):
     """Copies of one direction, one at a time. Subclasses say how a piece is enqueued."""
 
     def __init__(self, driver: Driver, name: str) -> None:
@@ -120,10 +121,10 @@ class Direction:
             self._driver.record(self._events[place], self._stream)
             flight.pieces.put(_Flying(self._events[place], copy.done + copy.nbytes, arrive))
 
+    @abstractmethod
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
         """Put a piece on the stream, by way of `staging` if there is one; what is left to do
         when it has arrived."""
-        raise NotImplementedError
 
     def _wait_for_each(self, flight: _Flight, landed: Landed | None) -> None:
         """Wait for pieces until there are no more, and tell of each. Keeps its error."""
