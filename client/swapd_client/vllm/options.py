@@ -1,0 +1,89 @@
+"""What a stage's `additional_config.swapd` says.
+
+Lives here: names, defaults, meanings, and what is refused. Neither torch nor vLLM.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from swapd.units import parse_size
+from swapd_client.offload import settings
+from swapd_client.offload.settings import InvalidSettings, OffloadSettings
+
+#: The key of `additional_config` under which all of it is.
+KEY = "swapd"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage's options; the defaults are those of a stage that says nothing."""
+
+    #: What the stage is called in the daemon; "": as vllm-omni calls it, or as its model.
+    component: str = ""
+    #: The daemon's runtime folder; "": `$SWAPD_ENDPOINT`, or that of the rank's GPU.
+    endpoint: str = ""
+    #: Seconds: how long requests that are in flight may take to finish when another stage waits.
+    finish_within_s: float = 10.0
+    #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
+    load_workspace: int | None = None
+    #: What the `cpu_offload_*` keys, and vllm-omni's others, say.
+    offload: OffloadSettings = OffloadSettings()
+    #: Whether `cpu_offload_enabled` is there at all: false is not the same as nothing.
+    offload_said: bool = False
+
+
+_OWN = ("component", "endpoint", "finish_within_s", "load_workspace")
+NAMES = (*_OWN, *settings.NAMES)
+
+
+def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Options:
+    """The options of a stage, which messages call `stage`.
+
+    Raises: InvalidSettings, naming what is misspelt, of the wrong type, or in contradiction.
+    """
+    given = (additional_config or {}).get(KEY, {})
+    where = f"{stage}: additional_config.{KEY}"
+    if not isinstance(given, Mapping):
+        raise InvalidSettings(f"{where} is to have keys, as in {{component: thinker}}: {given!r}")
+    for name in given:
+        _known(str(name), where)
+    try:
+        offload = settings.from_keywords(**{n: v for n, v in given.items() if n not in _OWN})
+    except InvalidSettings as exc:
+        raise InvalidSettings(f"{where}.{exc}") from exc
+    own = {n: v for n, v in given.items() if n in _OWN and v is not None}
+    return Options(
+        **{name: _parsed(name, value, f"{where}.{name}") for name, value in own.items()},
+        offload=offload,
+        offload_said=given.get("cpu_offload_enabled") is not None,
+    )
+
+
+def _known(name: str, where: str) -> None:
+    if name in NAMES:
+        return
+    near = get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(NAMES)}"
+    raise InvalidSettings(f"{where}.{name} is no option of swapd; {hint}")
+
+
+def _parsed(name: str, value: Any, where: str) -> Any:
+    try:
+        if name == "load_workspace":
+            return _size(value)
+        if name == "finish_within_s":
+            seconds = msgspec.convert(value, float)
+            if not 0 <= seconds < float("inf"):
+                raise ValueError("give seconds, 0 or more")
+            return seconds
+        return msgspec.convert(value, str)
+    except ValueError as exc:  # msgspec's are, too
+        raise InvalidSettings(f"{where}: {exc}; it is {value!r}") from exc
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return parse_size(msgspec.convert(value, str))

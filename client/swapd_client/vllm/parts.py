@@ -1,0 +1,131 @@
+"""Which weights of a stage's model are which component, and what happens to each.
+
+A stage is one component, or itself and its encoders. Lives here: names, tensors, policies.
+May not live here: the daemon, leases, vLLM.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn import Module
+
+from swapd.protocol import Policy
+from swapd_client.offload.find import walk
+from swapd_client.offload.settings import InvalidSettings
+from swapd_client.vllm.options import Options
+
+#: Modules whose weights only steps with encoder inputs use, by the usual names.
+ENCODERS = ("visual", "audio_tower", "vision_tower")
+
+
+@dataclass
+class Part:
+    """What is to be registered as one component."""
+
+    #: In the daemon.
+    name: str
+    policy: Policy
+    #: Needed by those steps alone that have encoder inputs.
+    encoder: bool = False
+    #: By the names they have in the model.
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def parts_of(models: Mapping[str, Module], options: Options, name: str) -> list[Part]:
+    """The components of a stage called `name`, the stage itself first; none is empty.
+
+    `models`: the model, under "", and what else has weights (a drafter), under its name. Weights
+    that an encoder shares with the rest are the rest's. Raises: InvalidSettings.
+    """
+    modules = {
+        ".".join(filter(None, (key, path))): module
+        for key, model in models.items()
+        for path, module in model.named_modules()
+    }
+    paths = _paths(modules, options, name)
+    inner = {id(modules[path]): _inner(path, options, name) for path in paths}
+    main = Part(name, _policy_of_main(options, name))
+    for key, model in models.items():
+        main.tensors |= dict(_parameters(key, model, inner))
+    for path in paths:
+        module = modules[path]
+        others = inner.keys() - {id(module)}
+        inner[id(module)].tensors = dict(_parameters(path, module, others))
+    _keep_together([main, *inner.values()])
+    return [part for part in (main, *inner.values()) if part.tensors]
+
+
+def _policy_of_main(options: Options, name: str) -> Policy:
+    offload = options.offload
+    if not offload.cpu_offload_enabled:
+        return "resident" if options.offload_said else "lru"
+    named = offload.cpu_offload_components
+    return _taking_turns(options) if named is None or _stage_itself(named, name) else "resident"
+
+
+def _stage_itself(named: Sequence[str], name: str) -> bool:
+    return name in named or name.partition(".")[0] in named
+
+
+def _taking_turns(options: Options) -> Policy:
+    """A step needs several at once, so those that alternate must not exclude each other."""
+    return "sequential" if options.offload.cpu_offload_strategy == "sequential" else "lru"
+
+
+def _inner(path: str, options: Options, name: str) -> Part:
+    last = path.rpartition(".")[2]
+    return Part(f"{name}.{last}", _taking_turns(options), encoder=last in ENCODERS)
+
+
+def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[str]:
+    """Where the stage's inner components are: outermost modules, by the last part of their path."""
+    offload = options.offload
+    if not offload.cpu_offload_enabled:
+        return []
+    named = offload.cpu_offload_components
+    found: list[str] = []
+    for one in ENCODERS if named is None else named:
+        if named is not None and _stage_itself((one,), name):
+            continue
+        matches = [path for path in modules if path == one or path.endswith(f".{one}")]
+        if not matches and named is not None:
+            raise InvalidSettings(
+                f"{name}: cpu_offload_components names {one!r}, and the stage has no such module; "
+                f"there are: {name} itself, {', '.join(_children(modules))}"
+            )
+        found += sorted(matches, key=lambda path: path.count("."))[:1]
+    return [path for path in found if not any(path.startswith(f"{outer}.") for outer in found)]
+
+
+def _children(modules: Mapping[str, Module]) -> Iterator[str]:
+    """What could be named: modules with weights, two levels down at most."""
+    for path, module in modules.items():
+        if path and path.count(".") < 2 and next(module.parameters(), None) is not None:
+            yield path
+
+
+def _parameters(
+    path: str, root: Module, stops: Iterable[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of the modules in `root`, but for what is in the modules `stops`."""
+    paths = {id(module): inner for inner, module in root.named_modules(prefix=path)}
+    for module in walk(root, stops):
+        yield from module.named_parameters(prefix=paths[id(module)], recurse=False)
+
+
+def _keep_together(parts: Sequence[Part]) -> None:
+    """Have tensors that share memory in one part, and each once: in the first that has one."""
+    owner: dict[int, Part] = {}
+    seen: set[int] = set()
+    for part in parts:
+        for name, tensor in list(part.tensors.items()):
+            if id(tensor) in seen:
+                del part.tensors[name]
+                continue
+            seen.add(id(tensor))
+            if not tensor.numel() or tensor.is_meta:
+                continue
+            other = owner.setdefault(tensor.untyped_storage().data_ptr(), part)
+            if other is not part:
+                other.tensors[name] = part.tensors.pop(name)
