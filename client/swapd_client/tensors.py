@@ -283,7 +283,7 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
     if tensor.is_meta:
         raise InvalidSource(f"{name!r} is on the meta device and has no bytes; load it first")
     _check_device(name, tensor, target)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_wrapper(tensor):
+    if not _has_own_bytes(tensor) and not is_wrapper(tensor):
         raise InvalidSource(
             f"{name!r} is a {type(tensor).__name__}, which does not say by __tensor_flatten__ "
             "which tensors it is made of; register those, or its as_subclass(torch.Tensor)"
@@ -305,6 +305,19 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
         return
     if tensor.numel() and _end(tensor) > tensor.untyped_storage().nbytes():
         raise InvalidSource(f"{name!r} has lost its storage (resized or freed); load it first")
+
+
+def _has_own_bytes(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are those of its storage, and it is nothing but them.
+
+    A parameter's class may add attributes and methods, as vLLM's do for loading; one that has its
+    operations dispatched to itself may be anything.
+    """
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return True
+    plain = torch.Tensor.__torch_dispatch__
+    return issubclass(kind, torch.nn.Parameter) and kind.__torch_dispatch__ is plain
 
 
 def _check_device(name: str, tensor: torch.Tensor, target: Target) -> None:

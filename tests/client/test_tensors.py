@@ -353,7 +353,34 @@ class Odd(torch.Tensor):
 
 
 class OddParameter(nn.Parameter):
-    pass
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return NotImplemented
+
+
+class TaggedParameter(nn.Parameter):
+    """As vLLM's: a parameter that knows how it is loaded."""
+
+    def __new__(cls, data: torch.Tensor, tag: str) -> "TaggedParameter":
+        made: TaggedParameter = super().__new__(cls, data, requires_grad=False)
+        return made
+
+    def __init__(self, data: torch.Tensor, tag: str) -> None:
+        self.tag = tag
+
+
+def test_a_parameter_of_another_class_with_bytes_of_its_own_is_moved_as_it_is(move: Move) -> None:
+    module = nn.Linear(2, 2)
+    module.weight = parameter = TaggedParameter(torch.arange(4.0).view(2, 2), "rows")
+    before = parameter.data_ptr()
+    move(module)
+    assert module.weight is parameter
+    assert type(parameter) is TaggedParameter
+    assert parameter.tag == "rows"
+    assert parameter.data_ptr() != before
+    assert torch.equal(parameter.data, torch.arange(4.0).view(2, 2))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
