@@ -2,18 +2,38 @@
 
 Lives here: connecting, loading, registering, and when the lease is taken and given back. What a
 step is, and what it schedules, is said by `worker.py`. Does not import vLLM.
+
+All that a step needs is acquired at once, so that no stage holds a part and waits for the rest. The
+lease is kept from step to step, without a message, as `turns.py` says.
 """
 
 import logging
+import os
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from torch.nn import Module
 
-from swapd_client.client import Client
-from swapd_client.errors import SwapdError
+import swapd_client
+from swapd.protocol import StatusReply
+from swapd.units import seconds, size
+from swapd_client.client import Client, Lease
+from swapd_client.errors import (
+    AcquireTimeout,
+    ClientClosed,
+    DaemonGone,
+    DuplicateName,
+    NotRunning,
+    SwapdError,
+    TooLarge,
+)
 from swapd_client.vllm.options import Options
+from swapd_client.vllm.parts import Part, parts_of
+from swapd_client.vllm.turns import Turns
 
 log = logging.getLogger("swapd_client")
 
@@ -45,47 +65,332 @@ class Stage:
     back when it is wanted and the engine has stopped stepping.
     """
 
-    client: Client
+    def __init__(
+        self, client: Client, options: Options, name: str, ranks: Ranks | None = None
+    ) -> None:
+        self.client = client
+        self.name = name
+        self._options = options
+        self._ranks = ranks
+        self._turns = Turns(options.finish_within_s)
+        #: What every step needs, and what one needs that has encoder inputs.
+        self._main: tuple[str, ...] = ()
+        self._all: tuple[str, ...] = ()
+        self._lease: Lease | None = None
+        #: What it is on: one of the two.
+        self._held: tuple[str, ...] = ()
+        #: Streams of a GPU that worked under it.
+        self._streams: tuple[int, ...] = ()
+        #: How many calls that use weights are under way, one in the other. While there is one the
+        #: lease is this thread's; else that of whoever has the lock.
+        self._depth = 0
+        self._lock = threading.Lock()
+        self._stepping = False
+        #: When the turn began, and when the last call ended; seconds.
+        self._since = self._rested = time.monotonic()
+        #: swapd is gone, and the weights are this process's own.
+        self._alone = False
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+        self._giver = threading.Thread(target=self._give_when_idle, name="swapd-stage", daemon=True)
+        client.session.when_wanted(self._wanted.set)
+        client.session.when_ended(self._tell_of_end)
+        self._giver.start()
+
+    def __repr__(self) -> str:
+        state = "alone" if self._alone else "held" if self._lease else "not held"
+        return f"<Stage {self.name} {state}, {len(self._turns.in_flight)} requests>"
 
     @classmethod
     def connect(
-        cls, options: Options, name: str, *, gpu: int | None, ranks: "Ranks | None" = None
+        cls, options: Options, name: str, *, gpu: int | None, ranks: Ranks | None = None
     ) -> "Stage":
         """Connect to the daemon. `name`: of the stage, in the daemon. `gpu`: its physical index.
 
         Raises: NotRunning, with the command to run; VersionMismatch.
         """
-        raise NotImplementedError
+        try:
+            client = swapd_client.connect(
+                options.endpoint or None,
+                device=None if gpu is None else f"cuda:{gpu}",
+                label=f"{name}:{os.getpid()}",
+            )
+        except NotRunning as exc:
+            raise NotRunning(f"stage {name!r} is to have its weights in swapd, but {exc}") from exc
+        return cls(client, options, name, ranks)
 
-    def loading(self, nbytes: int) -> AbstractContextManager[None]:
+    # --- loading -------------------------------------------------------------------------
+
+    @contextmanager
+    def loading(self, nbytes: int | None) -> Iterator[None]:
         """While in it, `nbytes` of device memory are this process's own; 0: nothing.
 
-        More than the daemon can lend is as much as it can. Blocks until others have given way.
+        More than the daemon can lend, or None, is as much as it can. Blocks until others have given
+        way, so stages that start at the same time load one after the other.
         """
-        raise NotImplementedError
+        if nbytes == 0:
+            yield
+            return
+        with self._in_order():
+            lease = self._workspace(nbytes)
+        with lease:
+            yield
+
+    def _workspace(self, nbytes: int | None) -> Lease:
+        lendable = _lendable(self.client.status())
+        nbytes = lendable if nbytes is None else min(nbytes, lendable)
+        try:
+            lease = self.client.acquire_workspace(nbytes)
+        except TooLarge as exc:
+            raise TooLarge(
+                f"stage {self.name!r} cannot have {size(nbytes)} to load its weights: {exc}. Give "
+                "swapd a larger --budget, or the stage a smaller load_workspace"
+            ) from exc
+        log.info("%s loads, with %s of swapd's memory", self.name, size(nbytes))
+        return lease
 
     def take(self, models: Mapping[str, Module]) -> int:
-        """Move the weights into swapd; how many bytes were moved."""
-        raise NotImplementedError
+        """Move the weights into swapd; how many bytes were moved.
 
-    def note(self, came: Iterable[str], went: Iterable[str], *, computes: bool = True) -> None:
-        """Before a step: requests that are new, those that ended, and if it will compute."""
-        raise NotImplementedError
+        `models`: the stage's model under "", and what else it has (a drafter) under its name.
+        Raises: InvalidSettings, and as `Client.register`; then the models are as they were.
+        """
+        parts = parts_of(models, self._options, self.name)
+        done: list[str] = []
+        try:
+            for part in parts:
+                self.client.register(part.name, part.tensors, policy=part.policy)
+                done.append(part.name)
+        except BaseException as exc:
+            for name in done:
+                self.client.unregister(name)
+            if isinstance(exc, DuplicateName):
+                raise DuplicateName(
+                    f"{exc}. Give this stage a name of its own: additional_config: "
+                    "{swapd: {component: ...}}"
+                ) from exc
+            raise
+        self._main = tuple(part.name for part in parts if not part.encoder)
+        self._all = tuple(done) if len(done) > len(self._main) else self._main
+        sizes = {name: self.client.session.own(name).nbytes for name in done}
+        said = ", ".join(f"{p.name} ({size(sizes[p.name])}) {_in_words(p)}" for p in parts)
+        log.info("in swapd at %s: %s", self.client.session.endpoint, said)
+        return sum(sizes.values())
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def note(self, came: Iterable[str], went: Iterable[str]) -> None:
+        """Before a step: requests that are new in it, and those that ended."""
+        self._turns.note(came, went)
 
     def begin(self, *, encoders: bool = False) -> None:
-        """Before a step; the lease is held afterwards."""
-        raise NotImplementedError
+        """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
+
+        Blocks until it is granted. Raises as `Client.acquire`, but for DaemonGone: then the stage
+        goes on by itself.
+        """
+        if not self._stepping:
+            self._stepping = True
+            self._enter()
+        self._hold(encoders=encoders)
 
     def end(self) -> None:
         """After a step; the lease is kept, or given back, as `Turns` says."""
-        raise NotImplementedError
+        if self._stepping:
+            self._stepping = False
+            self._leave()
+
+    def rest(self) -> None:
+        """After a step that computed nothing."""
+        with self._lock:
+            lease = self._lease
+            if lease is None or self._depth:
+                return
+            if not self._turns.keeps(time.monotonic(), wanted=lease.wanted, computed=False):
+                self._give_back()
 
     @contextmanager
     def using(self) -> Iterator[None]:
         """Around any other call that touches weights; may be nested, also in a step."""
-        raise NotImplementedError
-        yield
+        self._enter()
+        try:
+            self._hold(encoders=True)
+            yield
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """End the session; the weights become private memory. More than once is once."""
-        raise NotImplementedError
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._wanted.set()
+        self._giver.join()
+        self._lease = None
+        if self._ranks is not None:
+            self._ranks.close()
+        self.client.close()
+
+    # --- the lease -----------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        with self._lock:  # whoever is just giving the lease back has done so then
+            self._depth += 1
+
+    def _leave(self) -> None:
+        if self._depth == 1 and self._lease is not None:
+            session = self.client.session
+            if session.gpu is not None:
+                self._streams = session.current_streams()
+            if self._held is not self._main and not self._try(self._main):
+                self._give_back()  # else the encoders could not go
+            wanted = self._is_wanted()
+            if not self._turns.keeps(time.monotonic(), wanted=wanted):
+                self._give_back()
+            elif wanted:
+                self._wanted.set()  # that it was has been seen; that nothing follows may not be
+        with self._lock:
+            self._depth -= 1
+            self._rested = time.monotonic()
+
+    def _hold(self, *, encoders: bool) -> None:
+        if self._ranks is not None:
+            self._ranks.before(self._is_wanted, self._give_back)
+        session = self.client.session
+        if (
+            self._lease is None
+            or session.wanted
+            or session.error is not None
+            or (encoders and self._held is not self._all)
+        ):
+            self._take(self._all if encoders else self._main)
+        if self._ranks is not None:
+            self._ranks.after()
+
+    def _take(self, names: tuple[str, ...]) -> None:
+        """Hold `names`, whatever is held, unless the stage is alone."""
+        if self._alone:
+            return
+        if (error := self.client.session.error) is not None:
+            self._go_alone(error)
+            return
+        now = time.monotonic()
+        if self._depth == 1 and self._is_wanted() and not self._turns.keeps(now, wanted=True):
+            self._give_back()
+        if self._lease is not None and self._held is not self._all and names is not self._held:
+            if self._try(names):
+                return
+            self._give_back()
+        if self._lease is None:
+            self._acquire(names)
+
+    def _acquire(self, names: tuple[str, ...]) -> None:
+        try:
+            self._lease = self.client.acquire(*names)
+        except (DaemonGone, ClientClosed) as exc:
+            self._go_alone(exc)
+            return
+        self._held = names
+        if self._lease.loaded:
+            self._since = time.monotonic()
+            log.info("%s is in, after %s", " + ".join(names), seconds(self._lease.waited_s))
+
+    def _try(self, names: tuple[str, ...]) -> bool:
+        """Hold `names` instead of what is held, if that needs no wait."""
+        held = self._lease
+        try:
+            self._lease = self.client.acquire(*names, timeout=0)
+        except (AcquireTimeout, DaemonGone):
+            return False
+        self._held = names
+        if held is not None:
+            held.release()
+        return True
+
+    def _is_wanted(self) -> bool:
+        return self._lease is not None and self._lease.wanted
+
+    def _give_back(self) -> None:
+        """The lease ends when the GPU has done what it was asked under it. From any thread."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        if lease.wanted:
+            now = time.monotonic()
+            requests, spent = self._turns.over(), seconds(now - self._since)
+            log.info("%s gives way after %s, %s", self.name, _counted(requests), spent)
+        for stream in self._streams:
+            lease.uses(stream)
+        with suppress(DaemonGone):  # the next acquire says so
+            lease.release()
+
+    def _give_when_idle(self) -> None:
+        """Give the lease back once it is wanted and nothing has used it for a while."""
+        while not self._closed.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            while self._is_wanted() and not self._closed.is_set():
+                with self._lock:
+                    left = IDLE_S if self._depth else self._rested + IDLE_S - time.monotonic()
+                    if left <= 0:
+                        self._give_back()
+                self._closed.wait(max(left, 0.0))
+
+    # --- the daemon is gone --------------------------------------------------------------
+
+    def _tell_of_end(self, error: SwapdError) -> None:
+        if isinstance(error, DaemonGone):
+            log.error("%s has lost swapd: %s", self.name, error)
+
+    def _go_alone(self, error: SwapdError) -> None:
+        """Have the weights in private memory, and take no turns any more.
+
+        Raises: Stopped if there is no memory for them.
+        """
+        self._alone = True
+        self._lease = None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                self.client.close()
+        except RuntimeWarning as exc:
+            raise Stopped(
+                f"stage {self.name!r} has lost swapd ({error}), and there is no memory for its "
+                "weights without it. Start swapd again, then the stage"
+            ) from exc
+        log.error(
+            "%s goes on without swapd, its weights in private memory: it gives way to nobody any "
+            "more. Start swapd again, then this stage",
+            self.name,
+        )
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """What is acquired in it, all ranks acquire one after the other."""
+        if self._ranks is None:
+            yield
+            return
+        self._ranks.before(self._is_wanted, self._give_back)
+        yield
+        self._ranks.after()
+
+
+def _lendable(status: StatusReply) -> int:
+    """How many bytes a daemon can lend at most: all but what never leaves."""
+    stays = sum(
+        -(-part.nbytes // status.chunk_bytes) * status.chunk_bytes
+        for part in status.components
+        if part.policy == "resident" and part.state == "resident"
+    )
+    return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
+
+
+def _in_words(part: Part) -> str:
+    if part.policy == "resident":
+        return "stays"
+    when = "comes for steps with encoder inputs" if part.encoder else "takes turns"
+    return f"{when} and leaves at once" if part.policy == "sequential" else when
+
+
+def _counted(requests: int) -> str:
+    return f"{requests} request" + "s" * (requests != 1)

@@ -4,25 +4,207 @@ vLLM calls a worker's methods one after the other, in one thread. Lives here: wh
 weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s.
 """
 
-from typing import Any
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn import Module
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
+from swapd_client.errors import SwapdError
+from swapd_client.vllm import checkpoint, versions
+from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as _Above
+else:
+    _Above = object
 
-class Leased:
+
+class Unsupported(SwapdError, RuntimeError):
+    """This stage's configuration does not go with swapd; the message says what to change."""
+
+
+class Leased(_Above):  # type: ignore[misc]
     """Mixed into a worker class of vLLM's, first: its weights are swapd's, lent for each call."""
 
-    _swapd: Stage | None = None
+    _swapd: Stage
+
+    # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load under a workspace lease, then move the weights into swapd.
 
-        Raises: UnsupportedVersion, NotRunning, Refused.
+        Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning, and as `Stage.take`.
         """
-        raise NotImplementedError
+        versions.check()
+        name = self._stage_name("")
+        options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
+        name = self._stage_name(options.component)
+        _refuse(self.vllm_config, name)
+        self._swapd = Stage.connect(options, name, gpu=self._gpu())
+        try:
+            with self._swapd.loading(self._load_bytes(options)):
+                self._load(name, *args, **kwargs)
+        except BaseException:
+            self._swapd.close()
+            raise
+
+    def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
+        graphs = _graphs()
+        super().load_model(*args, **kwargs)
+        if _graphs() > graphs:
+            raise Unsupported(
+                f"stage {name!r} captures CUDA graphs while it loads, which would hold the "
+                "addresses its weights have then, before they move into swapd: set "
+                "enforce_eager: true on this stage"
+            )
+        moved = self._swapd.take(self._models())
+        # what vLLM takes off what the stage may use: these bytes are of swapd's --budget
+        if used := getattr(self.model_runner, "model_memory_usage", 0):
+            self.model_runner.model_memory_usage = max(used - moved, 0)
+
+    def _models(self) -> Mapping[str, Module]:
+        models = {"": self.model_runner.get_model()}
+        if isinstance(draft := self.get_draft_model(), Module):
+            models["drafter"] = draft
+        return models
+
+    def _stage_name(self, component: str) -> str:
+        """What the stage is called in the daemon; each of its ranks has a name of its own."""
+        config, parallel = self.model_config, self.parallel_config
+        name = component or getattr(config, "model_stage", None) or Path(config.model).name
+        return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
+
+    def _gpu(self) -> int | None:
+        """The physical index of this rank's GPU; None on a CPU."""
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return int(self.current_platform.device_id_to_physical_device_id(self.local_rank))
+
+    def _load_bytes(self, options: Options) -> int | None:
+        if options.load_workspace is not None:
+            return options.load_workspace
+        stage = str(getattr(self.model_config, "model_stage", None) or "")
+        nbytes = checkpoint.nbytes_of(self.model_config.model, stage)
+        ranks = self.parallel_config.tensor_parallel_size
+        return None if nbytes is None else -(-nbytes // ranks)
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        stage = self._swapd
+        if scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids:
+            came = [request.req_id for request in scheduler_output.scheduled_new_reqs]
+            stage.note(came, scheduler_output.finished_req_ids)
+        if scheduler_output.total_num_scheduled_tokens <= 0 and not self._computes_anyway():
+            result = super().execute_model(scheduler_output)
+            stage.rest()
+            return result
+        stage.begin(encoders=bool(scheduler_output.scheduled_encoder_inputs))
+        try:
+            result = super().execute_model(scheduler_output)
+        except BaseException:
+            stage.end()
+            raise
+        if result is not None:  # else sample_tokens follows, and uses weights too
+            stage.end()
+        return result
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            self._swapd.end()
+
+    def execute_dummy_batch(self) -> None:
+        self._swapd.begin()
+        try:
+            super().execute_dummy_batch()
+        finally:
+            self._swapd.end()
+
+    def _computes_anyway(self) -> bool:
+        """With data parallelism a replica without tokens may compute in step with the others."""
+        return bool(self.parallel_config.data_parallel_size > 1)
+
+    # --- other calls that read weights -----------------------------------------------------
+
+    def determine_available_memory(self) -> Any:
+        with self._swapd.using():
+            return super().determine_available_memory()
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        with self._swapd.using():
+            super().initialize_from_config(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> Any:
+        with self._swapd.using():
+            return super().compile_or_warm_up_model()
+
+    def add_lora(self, lora_request: Any) -> Any:
+        with self._swapd.using():
+            return super().add_lora(lora_request)
+
+    def save_sharded_state(self, *args: Any, **kwargs: Any) -> None:
+        with self._swapd.using():
+            super().save_sharded_state(*args, **kwargs)
+
+    def save_tensorized_model(self, *args: Any, **kwargs: Any) -> None:
+        with self._swapd.using():
+            super().save_tensorized_model(*args, **kwargs)
+
+    def apply_model(self, fn: Any) -> Any:
+        """`fn` may read the weights; writing to them is a fault."""
+        with self._swapd.using():
+            return super().apply_model(fn)
+
+    # --- what does not go with it ----------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> None:
+        raise Unsupported(_SLEEP)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        raise Unsupported(_SLEEP)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if (stage := self.__dict__.get("_swapd")) is not None:
+            stage.close()
 
 
 class Worker(Leased, VllmWorker):  # type: ignore[misc]
     """vLLM's GPU worker, with its weights in swapd."""
+
+
+_SLEEP = (
+    "sleep mode does not go with swapd, which takes an idle stage's memory whenever another needs "
+    "it: leave out enable_sleep_mode, and do not call sleep or wake_up"
+)
+
+
+def _refuse(config: Any, name: str) -> None:
+    """Raise Unsupported for what does not go with swapd."""
+    parallel, offload = config.parallel_config, config.offload_config
+    why = ""
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        why = _SLEEP
+    elif parallel.enable_eplb:
+        why = "EPLB moves weights while they are in use: set enable_eplb: false"
+    elif parallel.pipeline_parallel_size > 1:
+        why = "pipeline parallelism is not supported: set pipeline_parallel_size: 1"
+    elif offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
+        why = (
+            "vLLM's own offloading moves weights too: leave out cpu_offload_gb and "
+            "offload_group_size, and say in additional_config.swapd what is to be offloaded"
+        )
+    if why:
+        raise Unsupported(f"stage {name!r}: {why}")
+
+
+def _graphs() -> int:
+    """How many CUDA graphs there are, wherever a model keeps them."""
+    return sum(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())

@@ -1,0 +1,43 @@
+"""How many bytes of weights a stage will load, as far as its files say it beforehand."""
+
+import logging
+from pathlib import Path
+
+from swapd_client.errors import InvalidSource
+from swapd_client.weights import safetensors
+
+log = logging.getLogger("swapd_client")
+
+#: Stages whose tensors are called otherwise in the files.
+_PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
+
+
+def nbytes_of(model: str, stage: str) -> int | None:
+    """The bytes of a stage's tensors: those that begin with its name, or all. None: nobody knows.
+
+    `model`: a folder, or a name in the hub's cache. Reads headers only.
+    """
+    folder = Path(model) if Path(model).is_dir() else _cached(model)
+    if folder is None:
+        return None
+    try:
+        files, tensors = safetensors.open_all(folder)
+    except InvalidSource as exc:
+        log.debug("how much %s loads is not known: %s", stage or model, exc)
+        return None
+    for file in files:
+        file.close()
+    prefixes = _PREFIXES.get(stage, (f"{stage}.",))
+    named = sum(one.nbytes for name, one in tensors.items() if name.startswith(prefixes))
+    return named or sum(one.nbytes for one in tensors.values())
+
+
+def _cached(model: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
