@@ -131,6 +131,11 @@ def endpoint_from_environment() -> str | None:
     return os.environ.get(ENDPOINT_VARIABLE) or None  # noqa: TID251
 
 
+def visible_gpus() -> str | None:
+    """The GPUs that CUDA shows to this process, as `$CUDA_VISIBLE_DEVICES` lists them."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") or None  # noqa: TID251
+
+
 def notify_socket() -> str | None:
     """Where systemd wants to hear that the daemon is ready."""
     return os.environ.get("NOTIFY_SOCKET") or None  # noqa: TID251

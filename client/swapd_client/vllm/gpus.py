@@ -1,0 +1,51 @@
+"""Which daemon a rank goes to: one folder for each GPU. Neither vllm nor torch is needed here."""
+
+from pathlib import Path
+
+from swapd import config
+from swapd_client.errors import SwapdError
+
+#: What stands for the number of the rank's GPU in an endpoint, as in "/run/swapd/gpu{gpu}".
+GPU = "{gpu}"
+
+
+class NoEndpoint(SwapdError, ValueError):
+    """It cannot be said which daemon a rank belongs to; the message says how to tell."""
+
+
+def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
+    """The runtime folder of a rank's daemon.
+
+    `endpoint` is what the settings say, else `$SWAPD_ENDPOINT`, else the folder of the GPU; the
+    first two may have `{gpu}` in them. `visible` is the GPU's number in this process, as torch
+    counts; what is meant is the one that it has on the machine. None: no GPU, and `{gpu}` is the
+    `rank`. Raises: NoEndpoint.
+    """
+    said = endpoint or config.endpoint_from_environment()
+    if said is None:
+        return config.default_folder("host" if visible is None else f"cuda:{number_of(visible)}")
+    if GPU in said:
+        said = said.replace(GPU, str(rank if visible is None else number_of(visible)))
+    if "{" in said:
+        raise NoEndpoint(f"{said!r} is no endpoint: only {GPU} can stand in one")
+    return Path(said)
+
+
+def number_of(visible: int) -> int:
+    """The number on the machine of the GPU that has number `visible` in this process.
+
+    By `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint where that gives other names than numbers.
+    """
+    listed = config.visible_gpus()
+    if listed is None:
+        return visible
+    names = [name.strip() for name in listed.split(",")]
+    if visible >= len(names):
+        raise NoEndpoint(f"CUDA_VISIBLE_DEVICES={listed} has no GPU number {visible}")
+    if not names[visible].isdecimal():
+        raise NoEndpoint(
+            f"CUDA_VISIBLE_DEVICES={listed} names GPUs by UUID, and a daemon's folder is named by "
+            "number: list numbers there, or say where the daemon is: additional_config: "
+            "{swapd: {endpoint: /run/swapd/...}}, or $" + config.ENDPOINT_VARIABLE
+        )
+    return int(names[visible])
