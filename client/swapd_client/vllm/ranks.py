@@ -1,0 +1,252 @@
+"""The ranks of one stage take their leases one after the other, in the order of their daemons.
+
+Each rank's weights are lent by the daemon of its own GPU, and a step needs all ranks: one that has
+its lease waits in a collective for those that have none yet. No daemon sees that wait, so two
+stages on two GPUs could hold one each and wait for the other for ever. Two rules prevent it:
+
+1. A rank asks for its lease when the rank before it holds one for this same step, and then tells
+   the next. The order is that of the daemons, so it is the same for all stages, whichever GPU a
+   stage's rank 0 is on.
+2. A lease kept from an earlier step is not held for this one until the rank's turn has come: a
+   rank that waits for its turn gives it back once it is wanted. Between steps `Stage` does.
+
+That is enough. A lease that is wanted and stays is held for a step. Its rank waits for ranks later
+in the order only: those before it hold for that step too, or have done their share of it and gone
+on. Whoever is waited for so either holds, or waits at its daemon for another such lease. So all
+waits lead on to later daemons; there are no cycles, and what is waited for at the last is a step
+for which all ranks hold, which ends.
+
+Hence ranks may keep and give back as each finds best; one that always fits, or whose daemon is
+gone, passes the word on all the same. All ranks must make the same calls in the same order: vLLM's
+executors do. They are on one host, connected each with the next, so one that dies is noticed.
+
+May not live here: leases, torch, vLLM.
+"""
+
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.fds import OwnedFd
+from swapd_client.errors import SwapdError
+
+#: How long a rank waits for the next one to connect; all of them are there by then.
+MEET_S = 60.0
+
+_HOLDS = b"+"
+_CANNOT = b"-"
+_LONGEST = 4096
+_CREDENTIALS = struct.Struct("3i")
+
+
+class RanksApart(SwapdError, RuntimeError):
+    """The ranks of a stage cannot take turns together as they were started."""
+
+
+class RankGone(SwapdError, RuntimeError):
+    """Another rank of the stage has ended, or could not get its memory: no step can be made."""
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """What a rank tells the others of itself."""
+
+    rank: int
+    pid: int
+    address: str
+    folder: str
+    #: The folder's device and inode, which are the same by all paths and in all containers.
+    daemon: tuple[int, int] | None
+
+
+class _Link(NamedTuple):
+    """The connection to a neighbour in the order."""
+
+    rank: int
+    sock: socket.socket
+
+
+class Ranks:
+    """One rank's place in the order. Used by the thread that steps; `wake` by any."""
+
+    def __init__(
+        self, rank: int, folder: Path, share: Callable[[str], Sequence[str]], *, stage: str
+    ) -> None:
+        """Meet the others. Blocks until all are there.
+
+        `folder` is the runtime folder of this rank's daemon. `share` returns what all ranks said,
+        each a string of its own, when all of them have called it: a gather over the stage's
+        process group. Raises: RanksApart, in all ranks alike; RankGone.
+        """
+        self._rank = rank
+        self._stage = stage
+        self._lock = threading.Lock()
+        self._closed = False
+        self._last: _Link | None = None
+        self._next: _Link | None = None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind("")  # the kernel finds a name; it is gone with the socket
+            door.listen()
+            mine = Seat(rank, os.getpid(), door.getsockname()[1:].decode(), *_daemon_at(folder))
+            said = share(msgspec.json.encode(mine).decode())
+            seats = in_order([msgspec.json.decode(seat, type=Seat) for seat in said], stage)
+            at = seats.index(mine)
+            try:
+                if at > 0:
+                    self._last = self._reach(seats[at - 1])
+                if at + 1 < len(seats):
+                    self._next = self._let_in(door, seats[at + 1])
+            except BaseException:
+                _close(self._last)
+                raise
+        self._wake = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC))
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        if self._last is not None:
+            self._poll.register(self._last.sock, select.POLLIN)
+
+    @contextmanager
+    def turn(self, wanted: Callable[[], bool], give_back: Callable[[], None]) -> Iterator[None]:
+        """Wait for this rank's turn; in the block it gets its lease, then the next is told.
+
+        Once for each step, also if the lease was kept. While this waits it calls `give_back()` if
+        `wanted()`, which it asks at once, and again after each `wake`. If the block raises, so do
+        the turns of the ranks that come later. Raises: RankGone; in the block or before it if the
+        last rank is gone, after it if the next one is, and the lease is then still held.
+        """
+        try:
+            self._wait(wanted, give_back)
+            yield
+        except BaseException as exc:
+            text = str(exc) if isinstance(exc, RankGone) else self._failed(exc)
+            with suppress(RankGone):
+                self._tell(_CANNOT + text.encode()[: _LONGEST - 1])
+            raise
+        self._tell(_HOLDS)
+
+    def wake(self) -> None:
+        """Have a rank that waits for its turn see whether its lease is wanted. Does not block."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._wake.fileno(), 1)
+
+    def close(self) -> None:
+        """Leave: the neighbours' next turns raise RankGone. More than once is once."""
+        with self._lock:
+            self._closed = True
+            _close(self._last)
+            _close(self._next)
+            self._wake.close()
+
+    def _wait(self, wanted: Callable[[], bool], give_back: Callable[[], None]) -> None:
+        if self._last is None:
+            return
+        while (said := self._heard(self._last)) is None:
+            if wanted():
+                give_back()
+            for fd, _ in self._poll.poll():
+                if fd == self._wake.fileno():
+                    os.eventfd_read(fd)
+        if said != _HOLDS:
+            raise RankGone(said[len(_CANNOT) :].decode(errors="replace"))
+
+    def _heard(self, link: _Link) -> bytes | None:
+        """What the rank before has said, or None if it has said nothing yet."""
+        try:
+            said = link.sock.recv(_LONGEST, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            raise self._gone(link.rank) from exc
+        if not said:
+            raise self._gone(link.rank)
+        return said
+
+    def _tell(self, word: bytes) -> None:
+        if self._next is not None:
+            try:
+                self._next.sock.send(word)
+            except OSError as exc:
+                raise self._gone(self._next.rank) from exc
+
+    def _gone(self, rank: int) -> RankGone:
+        return RankGone(
+            f"rank {rank} of {self._stage} has ended, and the stage cannot go on without it: its "
+            "log says why. Start the stage again"
+        )
+
+    def _failed(self, exc: BaseException) -> str:
+        what = str(exc) or type(exc).__name__
+        return f"rank {self._rank} of {self._stage} could not get its memory: {what}"
+
+    def _reach(self, seat: Seat) -> _Link:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.connect(b"\0" + seat.address.encode())
+            if _pid_of(sock) != seat.pid:
+                raise ConnectionRefusedError("somebody else is at its address")
+        except OSError as exc:
+            sock.close()
+            raise RanksApart(
+                f"rank {self._rank} of {self._stage} cannot reach rank {seat.rank} ({exc}); the "
+                "ranks of a stage must be on one host, and in one container"
+            ) from exc
+        return _Link(seat.rank, sock)
+
+    def _let_in(self, door: socket.socket, seat: Seat) -> _Link:
+        door.settimeout(MEET_S)
+        while True:
+            try:
+                sock, _ = door.accept()
+            except TimeoutError as exc:
+                raise self._gone(seat.rank) from exc
+            if _pid_of(sock) == seat.pid:
+                return _Link(seat.rank, sock)
+            sock.close()
+
+
+def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
+    """The ranks by their daemons. Raises: RanksApart unless each has one of its own."""
+    by_daemon: dict[tuple[int, int], Seat] = {}
+    for seat in seats:
+        if seat.daemon is None:
+            raise RanksApart(
+                f"rank {seat.rank} of {stage} finds no swapd at {seat.folder}. Start one for each "
+                "GPU: swapd serve --device cuda:0 --budget ..., and so on; or say where they are, "
+                "as in endpoint: /run/swapd/gpu{gpu}"
+            )
+        other = by_daemon.setdefault(seat.daemon, seat)
+        if other is not seat:
+            raise RanksApart(
+                f"ranks {other.rank} and {seat.rank} of {stage} would share the swapd at "
+                f"{seat.folder}, and each needs that of its own GPU. Put {{gpu}} in the endpoint, "
+                "where its number belongs, as in /run/swapd/gpu{gpu}"
+            )
+    return [by_daemon[daemon] for daemon in sorted(by_daemon)]
+
+
+def _daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
+    try:
+        found = folder.stat()
+    except OSError:
+        return str(folder), None
+    return str(folder), (found.st_dev, found.st_ino)
+
+
+def _pid_of(sock: socket.socket) -> int:
+    pid, _, _ = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return int(pid)
+
+
+def _close(link: _Link | None) -> None:
+    if link is not None:
+        link.sock.close()

@@ -1,0 +1,261 @@
+"""The order in which the ranks of a stage take their leases: what one rank sees of the others.
+
+The ranks are threads here; `test_two_stages.py` has real processes and daemons.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from swapd_client.vllm.ranks import RankGone, Ranks, RanksApart
+
+#: No test that works comes near.
+PATIENCE_S = 30.0
+
+
+def nobody() -> bool:
+    return False
+
+
+def nothing() -> None:
+    """What a rank without a lease gives back."""
+
+
+class Gather:
+    """What a process group's gather does: everybody gets what all have said, in order."""
+
+    def __init__(self, size: int) -> None:
+        self._said = [""] * size
+        self._all = threading.Barrier(size)
+
+    def share(self, rank: int) -> Callable[[str], Sequence[str]]:
+        def share(mine: str) -> Sequence[str]:
+            self._said[rank] = mine
+            self._all.wait(PATIENCE_S)
+            return self._said
+
+        return share
+
+
+class Stage:
+    """Ranks that have met, each with a thread that makes its steps."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.threads = [ThreadPoolExecutor(1, f"rank {i}") for i in range(len(folders))]
+        gather = Gather(len(folders))
+        met = [
+            self.threads[i].submit(Ranks, i, folder, gather.share(i), stage="thinker")
+            for i, folder in enumerate(folders)
+        ]
+        self.ranks: list[Ranks] = []
+        problems = []
+        for future in met:
+            if problem := future.exception(PATIENCE_S):
+                problems.append(problem)
+            else:
+                self.ranks.append(future.result())
+        if problems:
+            self.close()
+            raise ExceptionGroup("they did not meet", problems)  # type: ignore[type-var]
+
+    def close(self) -> None:
+        for ranks in self.ranks:
+            ranks.close()
+        for thread in self.threads:
+            thread.shutdown()
+
+    def step(
+        self,
+        rank: int,
+        hold: Callable[[], object] = nothing,
+        wanted: Callable[[], bool] = nobody,
+        give_back: Callable[[], None] = nothing,
+    ) -> "Future[None]":
+        """Have a rank take its turn; `hold` is what it does in it."""
+
+        def turn() -> None:
+            with self.ranks[rank].turn(wanted, give_back):
+                hold()
+
+        return self.threads[rank].submit(turn)
+
+
+@contextmanager
+def stage(*folders: Path) -> Iterator[Stage]:
+    made = Stage(folders)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Of three daemons, in the order in which leases are taken."""
+    made = [tmp_path / name for name in "abc"]
+    for folder in made:
+        folder.mkdir()
+    return sorted(made, key=lambda folder: (folder.stat().st_dev, folder.stat().st_ino))
+
+
+def test_each_waits_for_the_one_before(folders: list[Path]) -> None:
+    with stage(*folders) as made:
+        held: list[int] = []
+        for _ in range(3):
+            held.clear()
+            steps = [made.step(rank, partial(held.append, rank)) for rank in (2, 1)]
+            assert not held
+            steps.append(made.step(0, partial(held.append, 0)))
+            for step in steps:
+                step.result(PATIENCE_S)
+            assert held == [0, 1, 2]
+
+
+def test_the_order_is_that_of_the_daemons_whatever_the_ranks(folders: list[Path]) -> None:
+    with stage(*reversed(folders)) as made:
+        held: list[int] = []
+        steps = [made.step(rank, partial(held.append, rank)) for rank in range(3)]
+        for step in steps:
+            step.result(PATIENCE_S)
+        assert held == [2, 1, 0]
+
+
+def test_one_step_does_not_do_for_the_next(folders: list[Path]) -> None:
+    with stage(*folders[:2]) as made:
+        first = made.step(0), made.step(1)
+        for step in first:
+            step.result(PATIENCE_S)
+        late = made.step(1)
+        asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def wanted() -> bool:
+            asked.put(None)
+            return False
+
+        later = made.step(1, wanted=wanted)  # behind `late`, in the same thread
+        assert not late.done()
+        made.step(0).result(PATIENCE_S)
+        late.result(PATIENCE_S)
+        asked.get(timeout=PATIENCE_S)  # it waits, though rank 0 held for the step before
+        assert not later.done()
+        made.step(0).result(PATIENCE_S)
+        later.result(PATIENCE_S)
+
+
+def test_who_waits_gives_back_what_is_wanted_then_or_later(folders: list[Path]) -> None:
+    with stage(*folders[:2]) as made:
+        kept = threading.Event()
+        kept.set()
+        others_want = threading.Event()
+        looked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        gave_back: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def wanted() -> bool:
+            looked.put(None)
+            return kept.is_set() and others_want.is_set()
+
+        def give_back() -> None:
+            kept.clear()
+            gave_back.put(None)
+
+        step = made.step(1, wanted=wanted, give_back=give_back)
+        looked.get(timeout=PATIENCE_S)
+        made.ranks[1].wake()  # for nothing
+        looked.get(timeout=PATIENCE_S)
+        assert gave_back.empty()
+        others_want.set()
+        made.ranks[1].wake()
+        gave_back.get(timeout=PATIENCE_S)
+        assert not step.done()
+        made.step(0).result(PATIENCE_S)
+        step.result(PATIENCE_S)
+        assert gave_back.empty()
+
+
+def test_who_need_not_wait_keeps_what_is_wanted(folders: list[Path]) -> None:
+    def give_back() -> None:
+        raise AssertionError("it was its turn")
+
+    with stage(*folders[:2]) as made:
+        made.step(0, wanted=lambda: True, give_back=give_back).result(PATIENCE_S)
+        made.step(1, wanted=lambda: True, give_back=give_back).result(PATIENCE_S)
+
+
+def test_who_gets_no_memory_says_so_to_all_that_come_later(folders: list[Path]) -> None:
+    def fail() -> None:
+        raise ValueError("the copy failed")
+
+    with stage(*folders) as made:
+        steps = [made.step(0, fail), made.step(1), made.step(2)]
+        with pytest.raises(ValueError, match="the copy failed"):
+            steps[0].result(PATIENCE_S)
+        for step in steps[1:]:
+            with pytest.raises(
+                RankGone, match="rank 0 of thinker could not get its memory: the copy failed"
+            ):
+                step.result(PATIENCE_S)
+        for step in [made.step(rank) for rank in range(3)]:
+            step.result(PATIENCE_S)  # the next call may go well
+
+
+def test_the_end_of_a_rank_is_noticed_by_all_that_come_later(folders: list[Path]) -> None:
+    with stage(*folders) as made:
+        waiting = [made.step(1), made.step(2)]
+        made.ranks[0].close()
+        for step in waiting:
+            with pytest.raises(RankGone, match="rank 0 of thinker has ended"):
+                step.result(PATIENCE_S)
+
+
+def test_the_end_of_a_rank_is_noticed_by_the_one_before(folders: list[Path]) -> None:
+    with stage(*folders[:2]) as made:
+        made.ranks[1].close()
+        with pytest.raises(RankGone, match="rank 1 of thinker has ended"):
+            made.step(0).result(PATIENCE_S)
+
+
+def test_a_rank_that_is_alone_waits_for_nobody(folders: list[Path]) -> None:
+    with stage(folders[0]) as made:
+        made.step(0).result(PATIENCE_S)
+
+
+def test_two_ranks_at_one_daemon_are_refused_whatever_its_path(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    alias = tmp_path / "alias"
+    alias.symlink_to(folders[0])
+    with pytest.raises(ExceptionGroup) as raised:
+        Stage([folders[0], alias])
+    assert [type(problem) for problem in raised.value.exceptions] == [RanksApart, RanksApart]
+    said = str(raised.value.exceptions[0])
+    assert "ranks 0 and 1 of thinker would share the swapd at" in said
+    assert "/run/swapd/gpu{gpu}" in said
+
+
+def test_a_daemon_that_is_not_there_is_said_by_all_ranks(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        Stage([folders[0], tmp_path / "none"])
+    for problem in raised.value.exceptions:
+        assert isinstance(problem, RanksApart)
+        assert f"rank 1 of thinker finds no swapd at {tmp_path / 'none'}" in str(problem)
+
+
+def test_nothing_is_left_open(folders: list[Path]) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    with stage(*folders) as made:
+        made.ranks[0].close()
+    made.ranks[0].wake()  # too late, and no harm
+    made.ranks[0].close()
+    assert descriptors() == before
