@@ -12,9 +12,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 from torch.nn import Module
 
@@ -31,8 +30,10 @@ from swapd_client.errors import (
     SwapdError,
     TooLarge,
 )
+from swapd_client.vllm import gpus
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import Part, parts_of
+from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.turns import Turns
 
 log = logging.getLogger("swapd_client")
@@ -43,19 +44,6 @@ IDLE_S = 0.05
 
 class Stopped(SwapdError, RuntimeError):
     """The stage has lost its weights and cannot go on; start it again."""
-
-
-class Ranks(Protocol):
-    """The other ranks of a stage: they take their leases one after the other, see `ranks.py`."""
-
-    def before(self, wanted: Callable[[], bool], give_back: Callable[[], None]) -> None:
-        """Wait until the rank before holds its lease; if this one's is wanted, `give_back()`."""
-
-    def after(self) -> None:
-        """This rank holds its lease: tell the next."""
-
-    def close(self) -> None:
-        """More than once is once."""
 
 
 class Stage:
@@ -94,6 +82,8 @@ class Stage:
         self._closed = threading.Event()
         self._giver = threading.Thread(target=self._give_when_idle, name="swapd-stage", daemon=True)
         client.session.when_wanted(self._wanted.set)
+        if ranks is not None:
+            client.session.when_wanted(ranks.wake)
         client.session.when_ended(self._tell_of_end)
         self._giver.start()
 
@@ -103,20 +93,31 @@ class Stage:
 
     @classmethod
     def connect(
-        cls, options: Options, name: str, *, gpu: int | None, ranks: Ranks | None = None
+        cls,
+        options: Options,
+        name: str,
+        *,
+        gpu: int | None,
+        rank: int = 0,
+        share: Callable[[str], Sequence[str]] | None = None,
     ) -> "Stage":
-        """Connect to the daemon. `name`: of the stage, in the daemon. `gpu`: its physical index.
+        """Connect to the daemon. `name`: of the stage, in the daemon; of a rank, "thinker.tp1".
 
-        Raises: NotRunning, with the command to run; VersionMismatch.
+        `gpu`: its number in this process, None on a CPU. If the stage has several ranks, this is
+        `rank`, and `share` is what `Ranks` needs to meet the others.
+
+        Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch.
         """
+        folder = gpus.folder_of(options.endpoint, gpu, rank)
+        ranks = share and Ranks(rank, folder, share, stage=name.partition(".tp")[0])
         try:
-            client = swapd_client.connect(
-                options.endpoint or None,
-                device=None if gpu is None else f"cuda:{gpu}",
-                label=f"{name}:{os.getpid()}",
-            )
-        except NotRunning as exc:
-            raise NotRunning(f"stage {name!r} is to have its weights in swapd, but {exc}") from exc
+            client = swapd_client.connect(folder, label=f"{name}:{os.getpid()}")
+        except BaseException as exc:
+            if ranks is not None:
+                ranks.close()
+            if isinstance(exc, NotRunning):
+                raise NotRunning(f"stage {name!r} cannot start: {exc}") from exc
+            raise
         return cls(client, options, name, ranks)
 
     # --- loading -------------------------------------------------------------------------
@@ -131,8 +132,11 @@ class Stage:
         if nbytes == 0:
             yield
             return
-        with self._in_order():
+        if self._ranks is None:
             lease = self._workspace(nbytes)
+        else:
+            with self._ranks.turn(self._is_wanted, self._give_back):
+                lease = self._workspace(nbytes)
         with lease:
             yield
 
@@ -192,7 +196,11 @@ class Stage:
         if not self._stepping:
             self._stepping = True
             self._enter()
-        self._hold(encoders=encoders)
+        try:
+            self._hold(encoders=encoders)
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         """After a step; the lease is kept, or given back, as `Turns` says."""
@@ -254,41 +262,39 @@ class Stage:
             self._rested = time.monotonic()
 
     def _hold(self, *, encoders: bool) -> None:
-        if self._ranks is not None:
-            self._ranks.before(self._is_wanted, self._give_back)
-        session = self.client.session
-        if (
-            self._lease is None
-            or session.wanted
-            or session.error is not None
-            or (encoders and self._held is not self._all)
-        ):
-            self._take(self._all if encoders else self._main)
-        if self._ranks is not None:
-            self._ranks.after()
+        names = self._all if encoders else self._main
+        if self._ranks is None:
+            self._take(names)
+        else:
+            with self._ranks.turn(self._is_wanted, self._give_back):
+                self._take(names)
 
     def _take(self, names: tuple[str, ...]) -> None:
-        """Hold `names`, whatever is held, unless the stage is alone."""
-        if self._alone:
+        """Hold `names`, or more, whatever is held; nothing if the stage is alone."""
+        session = self.client.session
+        if session.error is not None:
+            if not self._alone:
+                self.go_alone(session.error)
             return
-        if (error := self.client.session.error) is not None:
-            self._go_alone(error)
-            return
-        now = time.monotonic()
-        if self._depth == 1 and self._is_wanted() and not self._turns.keeps(now, wanted=True):
-            self._give_back()
-        if self._lease is not None and self._held is not self._all and names is not self._held:
+        if session.wanted and self._depth == 1:
+            self._give_way_between_steps()
+        if self._lease is not None and names is self._all and self._held is not self._all:
             if self._try(names):
                 return
             self._give_back()
         if self._lease is None:
             self._acquire(names)
 
+    def _give_way_between_steps(self) -> None:
+        wanted = self._is_wanted()
+        if wanted and not self._turns.keeps(time.monotonic(), wanted=wanted):
+            self._give_back()
+
     def _acquire(self, names: tuple[str, ...]) -> None:
         try:
             self._lease = self.client.acquire(*names)
         except (DaemonGone, ClientClosed) as exc:
-            self._go_alone(exc)
+            self.go_alone(exc)
             return
         self._held = names
         if self._lease.loaded:
@@ -342,7 +348,7 @@ class Stage:
         if isinstance(error, DaemonGone):
             log.error("%s has lost swapd: %s", self.name, error)
 
-    def _go_alone(self, error: SwapdError) -> None:
+    def go_alone(self, error: SwapdError) -> None:
         """Have the weights in private memory, and take no turns any more.
 
         Raises: Stopped if there is no memory for them.
@@ -363,16 +369,6 @@ class Stage:
             "more. Start swapd again, then this stage",
             self.name,
         )
-
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """What is acquired in it, all ranks acquire one after the other."""
-        if self._ranks is None:
-            yield
-            return
-        self._ranks.before(self._is_wanted, self._give_back)
-        yield
-        self._ranks.after()
 
 
 def _lendable(status: StatusReply) -> int:

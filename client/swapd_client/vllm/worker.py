@@ -45,7 +45,8 @@ class Leased(_Above):  # type: ignore[misc]
         options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
         name = self._stage_name(options.component)
         _refuse(self.vllm_config, name)
-        self._swapd = Stage.connect(options, name, gpu=self._gpu())
+        share = _gather if self.parallel_config.tensor_parallel_size > 1 else None
+        self._swapd = Stage.connect(options, name, gpu=self._gpu(), rank=self.rank, share=share)
         try:
             with self._swapd.loading(self._load_bytes(options)):
                 self._load(name, *args, **kwargs)
@@ -80,10 +81,9 @@ class Leased(_Above):  # type: ignore[misc]
         return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
 
     def _gpu(self) -> int | None:
-        """The physical index of this rank's GPU; None on a CPU."""
-        if self.device is None or self.device.type != "cuda":
-            return None
-        return int(self.current_platform.device_id_to_physical_device_id(self.local_rank))
+        """The number of this rank's GPU in this process; None on a CPU."""
+        cuda = self.device is not None and self.device.type == "cuda"
+        return int(self.device.index or 0) if cuda else None
 
     def _load_bytes(self, options: Options) -> int | None:
         if options.load_workspace is not None:
@@ -203,6 +203,16 @@ def _refuse(config: Any, name: str) -> None:
         )
     if why:
         raise Unsupported(f"stage {name!r}: {why}")
+
+
+def _gather(mine: str) -> list[str]:
+    """What all ranks of the stage said, when all have."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    said: list[str] = [""] * group.world_size
+    torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
+    return said
 
 
 def _graphs() -> int:
