@@ -1,10 +1,12 @@
 # Two commands are all there is to know: `make demo` and `make test`.
 # Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
+# `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too.
 
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM := .venv-vllm/bin
 
-.PHONY: demo test lint check unit bench gpu-check clean
+.PHONY: demo test test-vllm lint check unit bench gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -22,6 +24,11 @@ check: .venv/ready
 unit: .venv/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+# make test-vllm TESTS='tests/vllm/test_deploy.py -k overlay'
+TESTS ?= tests/vllm
+test-vllm: .venv-vllm/ready
+	$(VLLM)/python -m pytest $(TESTS)
+
 bench: .venv/ready
 	$(BIN)/swapd bench
 
@@ -38,5 +45,20 @@ gpu-check:
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# Never skipped: without it nothing shows that swapd works with vLLM.
+.venv-vllm/ready: tests/vllm/requirements.txt pyproject.toml
+	@$(MAKE) --no-print-directory install-vllm || { \
+	  echo "*** NOT TESTED: the environment with vLLM could not be installed (see above) ***" >&2; \
+	  exit 1; }
+	touch $@
+
+.PHONY: install-vllm
+install-vllm:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the CPU build of vLLM needs Python 3.11; name one: make test-vllm PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
+	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -c 'import torch, vllm._C'
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

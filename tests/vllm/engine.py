@@ -1,0 +1,103 @@
+"""An engine in a process of its own: `python -m tests.vllm.engine`, driven through pipes.
+
+A line on stdin is a command in JSON, and is answered by a line on what was stdout; everything
+that vLLM prints goes to stderr. Ends when stdin does.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+#: Of a command's answer when it raised: the whole of what was said, no more than that.
+MESSAGE_MAX = 20_000
+
+
+class Engine:
+    """One `vllm.LLM`. What its methods return must be JSON."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._asked = 0
+        #: What each request has got so far, by its number.
+        self._tokens: dict[str, list[int]] = {}
+
+    def load(self) -> None:
+        """Import what takes long to import."""
+        import vllm
+        import vllm.v1.engine.llm_engine  # noqa: F401
+
+    def start(self, **arguments: Any) -> None:
+        """Build the engine. Blocks until it is ready to serve."""
+        from vllm import LLM
+
+        self._llm = LLM(**arguments)
+
+    def ask(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+        """New requests, for so many tokens each. Nothing is computed yet."""
+        from vllm import SamplingParams
+
+        settings = SamplingParams(
+            max_tokens=tokens, temperature=0, detokenize=False, ignore_eos=True
+        )
+        for prompt in prompts:
+            self._asked += 1
+            number = str(self._asked)
+            self._tokens[number] = []
+            prompt_of = {"prompt_token_ids": list(prompt)}
+            self._llm.llm_engine.add_request(number, prompt_of, settings)
+
+    def step(self, times: int) -> list[list[int]]:
+        """So many steps; returns what the open requests have got so far, in order."""
+        for _ in range(times):
+            for output in self._llm.llm_engine.step():
+                self._tokens[output.request_id] = list(output.outputs[0].token_ids)
+        return list(self._tokens.values())
+
+    def finish(self) -> list[list[int]]:
+        """Step until no request is open; returns what they all got, in order."""
+        while self._llm.llm_engine.has_unfinished_requests():
+            self.step(1)
+        done = list(self._tokens.values())
+        self._tokens.clear()
+        return done
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        self.ask(prompts, tokens)
+        return self.finish()
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """What each worker's method returns."""
+        return list(self._llm.collective_rpc(method, args=arguments))
+
+    def children(self) -> list[int]:
+        """The processes it has started, by pid."""
+        return [child.pid for child in multiprocessing.active_children() if child.pid]
+
+    def shut_down(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+
+
+def serve(commands: TextIO, answers: TextIO) -> None:
+    engine = Engine()
+    for line in commands:
+        command = json.loads(line)
+        try:
+            answer = {"ok": getattr(engine, command["do"])(*command["args"], **command["options"])}
+        except Exception as exc:  # noqa: BLE001 - the driver judges
+            answer = {"error": type(exc).__name__, "message": str(exc)[:MESSAGE_MAX]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    given, said = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    serve(given, said)
+    sys.stderr.flush()
+    os._exit(0)  # whoever drove it is gone, and waits for nothing

@@ -1,0 +1,247 @@
+"""Real engines, each in a process of its own, and the means to drive several at once.
+
+Waits are for answers and exits, never for time; every wait is bounded by PATIENCE_S, which no run
+that works comes near, for an engine that waits for a lease waits for ever.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from swapd.config import Config
+from tests.guarantees import harness
+from tests.vllm.environment import environment
+
+PATIENCE_S = 150.0
+
+#: Of an engine's log, what is shown when it fails.
+TAIL_CHARS = 6000
+
+WORKER = "swapd_client.vllm.cpu.CPUWorker"
+PLAIN_WORKER = "tests.vllm.plain.PlainWorker"
+
+MIB = 1 << 20
+NOTHING: Mapping[str, object] = {}
+
+#: Room for one engine, and for its loading; quanta as users have them.
+TURNS: dict[str, object] = {
+    "budget": "64MiB",
+    "residency_factor": Config().residency_factor,
+    "residency_bound": Config().residency_bound,
+}
+
+
+class EngineFailed(Exception):
+    """A command raised in the engine: `kind` is the name of its exception's class."""
+
+    def __init__(self, kind: str, message: str, log: str) -> None:
+        super().__init__(f"{kind}: {message}\n--- its log ends\n{log}")
+        self.kind = kind
+        self.message = message
+
+
+class EngineDied(Exception):
+    """The engine's process ended before it answered."""
+
+
+class Engine:
+    """A process of `engine.py`: `engine.generate(prompts, 8)` has it call its method `generate`.
+
+    `begin` does not wait for the answer, which `result` then returns.
+    """
+
+    def __init__(self, label: str, log: Path, **variables: str) -> None:
+        self.label = label
+        self._log = log
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.vllm.engine"],
+                env=environment(**variables),
+                cwd=log.parent,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                bufsize=0,
+                start_new_session=True,  # what it starts is ended with it
+            )
+        self._pending: list[str] = []
+        self._read = b""
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.label} {self.pid}>"
+
+    def __getattr__(self, command: str) -> Callable[..., Any]:
+        if command.startswith("_"):
+            raise AttributeError(command)
+
+        def call(*args: object, **options: object) -> Any:
+            self.begin(command, *args, **options)
+            return self.result()
+
+        return call
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def begin(self, command: str, *args: object, **options: object) -> None:
+        """Have it run `command` when it has run those before."""
+        line = json.dumps({"do": command, "args": args, "options": options}) + "\n"
+        assert self._process.stdin is not None
+        self._pending.append(f"{command}{args}")
+        with suppress(BrokenPipeError):  # `result` says that it died
+            self._process.stdin.write(line.encode())
+
+    def result(self) -> Any:
+        """What the first command begun and not yet answered returned. Blocks.
+
+        Raises: EngineFailed, EngineDied.
+        """
+        what = self._pending.pop(0)
+        line = self._line(what)
+        if not line:
+            raise EngineDied(f"{self} died in {what}; its log ends\n{self.log[-TAIL_CHARS:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise EngineFailed(answer["error"], answer["message"], self.log[-TAIL_CHARS:])
+        return answer["ok"]
+
+    def _line(self, what: str) -> bytes:
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        while b"\n" not in self._read:
+            if not select.select([fd], [], [], PATIENCE_S)[0]:
+                self.kill()
+                raise AssertionError(
+                    f"{self} never ended {what}; its log ends\n{self.log[-TAIL_CHARS:]}"
+                )
+            more = os.read(fd, 1 << 16)
+            if not more:
+                return b""
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def kill(self) -> None:
+        """SIGKILL to it and all it has started; returns when it is dead."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def plain(model: Path, **more: object) -> dict[str, object]:
+    """Arguments of an engine without swapd, by the same kernels as one with it."""
+    return {
+        "model": str(model),
+        "worker_cls": PLAIN_WORKER,
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "dtype": "bfloat16",
+        "kv_cache_memory_bytes": 64 * MIB,
+        "disable_log_stats": True,
+        **more,
+    }
+
+
+def on_swapd(
+    model: Path, endpoint: Path, settings: Mapping[str, object] = NOTHING, **more: object
+) -> dict[str, object]:
+    """Arguments of an engine on the daemon of `endpoint`, its component named like its model.
+
+    `settings` are those of the plugin, as the stage's YAML would have them.
+    """
+    swapd = {"component": model.name, "endpoint": str(endpoint), **settings}
+    return plain(model, **{"worker_cls": WORKER, "additional_config": {"swapd": swapd}, **more})
+
+
+class Scene:
+    """The daemons and engines of one test, and what they say, in one folder."""
+
+    def __init__(self, folder: Path, models: Path) -> None:
+        self.folder = folder
+        self._models = models
+        self._engines: list[Engine] = []
+        self._daemons: list[harness.Daemon] = []
+
+    def daemon(self, **settings: object) -> harness.Daemon:
+        """A strict one that keeps turns as it does for users."""
+        number = len(self._daemons)
+        log = self.folder / f"swapd-{number}.log"
+        made = harness.Daemon(self.folder / f"d{number}", log, **{**TURNS, **settings})
+        self._daemons.append(made)
+        return made
+
+    def process(self, label: str, *, multiprocessing: bool = False, **variables: str) -> Engine:
+        """A process for an engine; it begins with importing what takes long to import.
+
+        With `multiprocessing` the engine's core gets a process of its own, as a server's has.
+        """
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(multiprocessing))
+        log = self.folder / f"{label}-{len(self._engines)}.log"
+        engine = Engine(label, log, **variables)
+        self._engines.append(engine)
+        engine.begin("load")
+        return engine
+
+    def start(self, *arguments: Mapping[str, object], **options: Any) -> list[Engine]:
+        """An engine for each set of arguments, all at once; returns when all are ready."""
+        engines = [self.process(Path(str(one["model"])).name, **options) for one in arguments]
+        for engine, one in zip(engines, arguments, strict=True):
+            engine.begin("start", **one)
+        for engine in engines:
+            engine.result()  # of `load`
+            engine.result()
+        return engines
+
+    def on_swapd(self, daemon: harness.Daemon, *names: str, **options: Any) -> list[Engine]:
+        """Engines on one daemon, ready."""
+        return self.start(
+            *(on_swapd(self._models / name, daemon.folder) for name in names), **options
+        )
+
+    def close(self) -> None:
+        """End all, and check that no daemon was hurt."""
+        for engine in self._engines:
+            engine.close()
+        for daemon in self._daemons:
+            daemon.close()
+
+    def discard(self) -> None:
+        for engine in self._engines:
+            engine.close()
+        for daemon in self._daemons:
+            daemon.discard()
+
+
+@contextmanager
+def scene(models: Path) -> Iterator[Scene]:
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
+    made = Scene(folder, models)
+    try:
+        yield made
+        made.close()
+    finally:
+        made.discard()
+        shutil.rmtree(folder, ignore_errors=True)

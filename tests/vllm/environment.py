@@ -1,0 +1,37 @@
+"""What every process of these tests has in its environment: vLLM on the CPU, quiet, offline."""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+#: Both source roots; and what Python and vLLM find by themselves: `sitecustomize`, entry points.
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "client", Path(__file__).with_name("site"))))
+
+VLLM = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines share the cores
+    "OMP_NUM_THREADS": "1",  # the same sums in the same order, in every engine
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+#: What vLLM and torch find out once, and keep for the next process. It goes with the environment.
+CACHE = Path(sys.prefix) / "cache"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, with the packages found and no setting of swapd or vLLM in it."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251
+        if not name.startswith(("SWAPD_", "VLLM_"))
+    }
+    caches = {
+        "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "torch"),
+    }
+    return {**inherited, **VLLM, **caches, "PYTHONPATH": PYTHONPATH, **more}

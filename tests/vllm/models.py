@@ -1,0 +1,100 @@
+"""Tiny checkpoints of a real architecture (Qwen2), each with random weights of its own.
+
+`python -m tests.vllm.models FOLDER` writes them all. They differ in weights and in depth, so that
+a mix-up shows; one has tied embeddings.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HIDDEN = 512
+INNER = 1536
+HEADS = 8
+KV_HEADS = 2
+VOCABULARY = 8192
+KV = HIDDEN // HEADS * KV_HEADS
+
+
+class Model(NamedTuple):
+    seed: int
+    layers: int
+    tied: bool = False
+
+
+MODELS = {
+    "thinker": Model(1, 8, tied=True),  # 54 MiB
+    "talker": Model(2, 6),  # 51 MiB
+    "code2wav": Model(3, 4),  # 39 MiB
+}
+
+
+def write_all(folder: Path) -> None:
+    for name, model in MODELS.items():
+        write(folder / name, model)
+
+
+def write(folder: Path, model: Model) -> None:
+    """A folder as `save_pretrained` would leave it, less the tokenizer."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    save_file(tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config(model), indent=2))
+
+
+def config(model: Model) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": model.tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def tensors(model: Model) -> dict[str, Any]:
+    """All weights. Large enough numbers that what comes out depends on what goes in."""
+    import torch
+
+    generator = torch.Generator().manual_seed(model.seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) * 0.2).bfloat16()
+
+    made = {"model.embed_tokens.weight": noise(VOCABULARY, HIDDEN)}
+    for number in range(model.layers):
+        layer = f"model.layers.{number}."
+        for name, rows, columns in (
+            ("self_attn.q_proj", HIDDEN, HIDDEN),
+            ("self_attn.k_proj", KV, HIDDEN),
+            ("self_attn.v_proj", KV, HIDDEN),
+            ("self_attn.o_proj", HIDDEN, HIDDEN),
+            ("mlp.gate_proj", INNER, HIDDEN),
+            ("mlp.up_proj", INNER, HIDDEN),
+            ("mlp.down_proj", HIDDEN, INNER),
+        ):
+            made[f"{layer}{name}.weight"] = noise(rows, columns)
+            if name[10:] in ("q_proj", "k_proj", "v_proj"):
+                made[f"{layer}{name}.bias"] = noise(rows)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            made[f"{layer}{name}.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    made["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    if not model.tied:
+        made["lm_head.weight"] = noise(VOCABULARY, HIDDEN)
+    return made
+
+
+if __name__ == "__main__":
+    write_all(Path(sys.argv[1]))

@@ -1,0 +1,30 @@
+"""Run by Python at the start of every process of these tests, vLLM's own included.
+
+The torchvision that pip installs is built for CUDA. Beside a CPU build of torch its compiled part
+does not load, and its Python part then stops at two operators that nobody has declared. Here they
+are declared just before it is imported; nothing calls them.
+"""
+
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+
+class DeclaresOperators(MetaPathFinder):
+    """Finds nothing; sees `import torchvision` coming."""
+
+    def __init__(self) -> None:
+        self._declared: Any = None  # an operator lasts as long as its Library
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "torchvision" and self._declared is None:
+            import torch
+
+            library: Any = torch.library
+            self._declared = library.Library("torchvision", "DEF")
+            boxes = "Tensor dets, Tensor scores"
+            self._declared.define(f"nms({boxes}, float iou_threshold) -> Tensor")
+            self._declared.define(f"qnms({boxes}, float iou_threshold) -> Tensor")
+
+
+sys.meta_path.insert(0, DeclaresOperators())
