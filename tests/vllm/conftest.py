@@ -36,8 +36,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[engines.Nursery]:
+    """Forks processes that have imported vLLM already."""
+    made = engines.Nursery()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def scene(models: Path) -> Iterator[engines.Scene]:
+def scene(models: Path, nursery: engines.Nursery) -> Iterator[engines.Scene]:
     """Daemons and engines of one test; ends them, and checks the daemons."""
-    with engines.scene(models) as made:
+    with engines.scene(models, nursery) as made:
         yield made

@@ -7,12 +7,29 @@ that vLLM prints goes to stderr. Ends when stdin does.
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, TextIO
 
 #: Of a command's answer when it raised: the whole of what was said, no more than that.
 MESSAGE_MAX = 20_000
+
+PRELOADED = (
+    "vllm",
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen2",
+    "vllm_omni",
+)
+
+
+def load() -> None:
+    """Import what takes long to import."""
+    for name in PRELOADED:
+        import_module(name)
 
 
 class Engine:
@@ -24,10 +41,13 @@ class Engine:
         #: What each request has got so far, by its number.
         self._tokens: dict[str, list[int]] = {}
 
-    def load(self) -> None:
-        """Import what takes long to import."""
-        import vllm
-        import vllm.v1.engine.llm_engine  # noqa: F401
+    def versions(self) -> list[str]:
+        """Of vLLM, vLLM-Omni and torchvision, which all can be imported."""
+        return [import_module(name).__version__ for name in ("vllm", "vllm_omni", "torchvision")]
+
+    def plugins(self) -> list[str]:
+        """What vLLM finds to call in every process."""
+        return [entry.value for entry in entry_points(group="vllm.general_plugins")]
 
     def start(self, **arguments: Any) -> None:
         """Build the engine. Blocks until it is ready to serve."""
@@ -93,11 +113,14 @@ def serve(commands: TextIO, answers: TextIO) -> None:
         answers.flush()
 
 
-if __name__ == "__main__":
+def main() -> None:
     given, said = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     serve(given, said)
-    sys.stderr.flush()
     os._exit(0)  # whoever drove it is gone, and waits for nothing
+
+
+if __name__ == "__main__":
+    main()

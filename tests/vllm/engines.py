@@ -9,10 +9,11 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,26 +54,62 @@ class EngineDied(Exception):
     """The engine's process ended before it answered."""
 
 
+class Nursery:
+    """Where processes for engines come from that need not import vLLM first (`nursery.py`)."""
+
+    def __init__(self) -> None:
+        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.vllm.nursery", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=environment(), pass_fds=[theirs.fileno()], start_new_session=True
+            )
+
+    def fork(self, fds: Sequence[int], variables: Mapping[str, str]) -> int:
+        """A process that runs `engine.main` on these as stdin, stdout and stderr; its pid."""
+        socket.send_fds(self._door, [json.dumps(variables).encode()], list(fds))
+        said = self._door.recv(64)
+        assert said, "the nursery died"
+        return int(said)
+
+    def close(self) -> None:
+        self._door.close()
+        self._process.wait(PATIENCE_S)
+
+
 class Engine:
     """A process of `engine.py`: `engine.generate(prompts, 8)` has it call its method `generate`.
 
     `begin` does not wait for the answer, which `result` then returns.
     """
 
-    def __init__(self, label: str, log: Path, **variables: str) -> None:
+    def __init__(
+        self, label: str, log: Path, nursery: Nursery | None = None, **variables: str
+    ) -> None:
+        """Start the process: forked by `nursery`, or from nothing."""
         self.label = label
         self._log = log
-        with log.open("ab") as stderr:
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        stderr = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        fds = (commands, answers, stderr)
+        env = environment(**variables)
+        self._process: subprocess.Popen[bytes] | None = None
+        if nursery is not None:
+            self.pid = nursery.fork(fds, env)
+        else:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.vllm.engine"],
-                env=environment(**variables),
-                cwd=log.parent,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                env=env,
+                stdin=commands,
+                stdout=answers,
                 stderr=stderr,
-                bufsize=0,
                 start_new_session=True,  # what it starts is ended with it
             )
+            self.pid = self._process.pid
+        for fd in fds:
+            os.close(fd)
+        self._exit = os.pidfd_open(self.pid)
         self._pending: list[str] = []
         self._read = b""
 
@@ -90,20 +127,15 @@ class Engine:
         return call
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
     def begin(self, command: str, *args: object, **options: object) -> None:
         """Have it run `command` when it has run those before."""
         line = json.dumps({"do": command, "args": args, "options": options}) + "\n"
-        assert self._process.stdin is not None
         self._pending.append(f"{command}{args}")
         with suppress(BrokenPipeError):  # `result` says that it died
-            self._process.stdin.write(line.encode())
+            os.write(self._commands, line.encode())
 
     def result(self) -> Any:
         """What the first command begun and not yet answered returned. Blocks.
@@ -120,15 +152,13 @@ class Engine:
         return answer["ok"]
 
     def _line(self, what: str) -> bytes:
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
         while b"\n" not in self._read:
-            if not select.select([fd], [], [], PATIENCE_S)[0]:
+            if not select.select([self._answers], [], [], PATIENCE_S)[0]:
                 self.kill()
                 raise AssertionError(
                     f"{self} never ended {what}; its log ends\n{self.log[-TAIL_CHARS:]}"
                 )
-            more = os.read(fd, 1 << 16)
+            more = os.read(self._answers, 1 << 16)
             if not more:
                 return b""
             self._read += more
@@ -139,14 +169,18 @@ class Engine:
         """SIGKILL to it and all it has started; returns when it is dead."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(PATIENCE_S)
+        assert select.select([self._exit], [], [], PATIENCE_S)[0], f"{self} does not die"
+        if self._process is not None:
+            self._process.wait()
 
     def close(self) -> None:
-        """Leave nothing of it."""
+        """Leave nothing of it. More than once is once."""
+        if self._exit < 0:
+            return
         self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        for fd in (self._commands, self._answers, self._exit):
+            os.close(fd)
+        self._exit = -1
 
 
 def plain(model: Path, **more: object) -> dict[str, object]:
@@ -179,9 +213,10 @@ def on_swapd(
 class Scene:
     """The daemons and engines of one test, and what they say, in one folder."""
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    def __init__(self, folder: Path, models: Path, nursery: Nursery | None) -> None:
         self.folder = folder
         self._models = models
+        self._nursery = nursery
         self._engines: list[Engine] = []
         self._daemons: list[harness.Daemon] = []
 
@@ -194,15 +229,14 @@ class Scene:
         return made
 
     def process(self, label: str, *, multiprocessing: bool = False, **variables: str) -> Engine:
-        """A process for an engine; it begins with importing what takes long to import.
+        """A process for an engine.
 
         With `multiprocessing` the engine's core gets a process of its own, as a server's has.
         """
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(multiprocessing))
         log = self.folder / f"{label}-{len(self._engines)}.log"
-        engine = Engine(label, log, **variables)
+        engine = Engine(label, log, self._nursery, **variables)
         self._engines.append(engine)
-        engine.begin("load")
         return engine
 
     def start(self, *arguments: Mapping[str, object], **options: Any) -> list[Engine]:
@@ -211,9 +245,12 @@ class Scene:
         for engine, one in zip(engines, arguments, strict=True):
             engine.begin("start", **one)
         for engine in engines:
-            engine.result()  # of `load`
             engine.result()
         return engines
+
+    def plain(self, *names: str, **options: Any) -> list[Engine]:
+        """Engines without swapd, ready."""
+        return self.start(*(plain(self._models / name) for name in names), **options)
 
     def on_swapd(self, daemon: harness.Daemon, *names: str, **options: Any) -> list[Engine]:
         """Engines on one daemon, ready."""
@@ -236,9 +273,10 @@ class Scene:
 
 
 @contextmanager
-def scene(models: Path) -> Iterator[Scene]:
+def scene(models: Path, nursery: Nursery | None = None) -> Iterator[Scene]:
+    """Without a nursery each engine's process starts from nothing, as a user's does."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
-    made = Scene(folder, models)
+    made = Scene(folder, models, nursery)
     try:
         yield made
         made.close()

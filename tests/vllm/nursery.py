@@ -1,0 +1,55 @@
+"""`python -m tests.vllm.nursery FD`: imports vLLM once, then forks a process for each engine.
+
+Importing takes longer than all else that a tiny engine does at its start. A child has an
+environment, a session and descriptors of its own; nothing that runs or computes was started before
+the fork.
+
+A request is a packet on the socket FD: the child's variables in JSON, with three descriptors
+(commands, answers, log). The answer is the child's pid. Ends with the other side.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+
+from tests.vllm import engine
+
+PACKET_MAX = 1 << 16
+
+
+def main() -> None:
+    engine.load()
+    assert threading.active_count() == 1, "threads do not survive a fork"
+    gc.freeze()  # shared with all children, for good
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who ends is gone: nobody here waits for it
+    with socket.socket(fileno=int(sys.argv[1])) as door:
+        while True:
+            said, fds, _, _ = socket.recv_fds(door, PACKET_MAX, 3)
+            if not said:
+                return
+            child = os.fork()
+            if child == 0:
+                door.close()
+                _live(json.loads(said), *fds)
+            for fd in fds:
+                os.close(fd)
+            door.send(str(child).encode())
+
+
+def _live(variables: dict[str, str], commands: int, answers: int, log: int) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()  # noqa: TID251
+    os.environ.update(variables)  # noqa: TID251
+    for number, fd in enumerate((commands, answers, log)):
+        os.dup2(fd, number)
+        os.close(fd)
+    engine.main()
+
+
+if __name__ == "__main__":
+    main()
