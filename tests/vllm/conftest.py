@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.vllm import engines
 from tests.vllm.environment import environment
+from tests.vllm.models import MODELS
 
 #: Engines take seconds to start, and several start at once.
 TIMEOUT_S = 400
@@ -49,3 +50,13 @@ def scene(models: Path, nursery: engines.Nursery) -> Iterator[engines.Scene]:
     """Daemons and engines of one test; ends them, and checks the daemons."""
     with engines.scene(models, nursery) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def expected(models: Path, nursery: engines.Nursery) -> Mapping[str, list[list[list[int]]]]:
+    """What plain vLLM answers to each of `REQUESTS`, by model."""
+    with engines.scene(models, nursery) as made:
+        return {
+            engine.label: [engine.generate(prompts, engines.TOKENS) for prompts in engines.REQUESTS]
+            for engine in made.plain(*MODELS)
+        }

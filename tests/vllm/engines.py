@@ -33,6 +33,10 @@ PLAIN_WORKER = "tests.vllm.plain.PlainWorker"
 MIB = 1 << 20
 NOTHING: Mapping[str, object] = {}
 
+#: Two prompts each, and how many tokens each gets.
+REQUESTS = [[[5 + number, 6, 7, 8], [9, 10 + number]] for number in range(6)]
+TOKENS = 16
+
 #: Room for one engine, and for its loading; quanta as users have them.
 TURNS: dict[str, object] = {
     "budget": "64MiB",
@@ -215,7 +219,7 @@ class Scene:
 
     def __init__(self, folder: Path, models: Path, nursery: Nursery | None) -> None:
         self.folder = folder
-        self._models = models
+        self.models = models
         self._nursery = nursery
         self._engines: list[Engine] = []
         self._daemons: list[harness.Daemon] = []
@@ -250,12 +254,12 @@ class Scene:
 
     def plain(self, *names: str, **options: Any) -> list[Engine]:
         """Engines without swapd, ready."""
-        return self.start(*(plain(self._models / name) for name in names), **options)
+        return self.start(*(plain(self.models / name) for name in names), **options)
 
     def on_swapd(self, daemon: harness.Daemon, *names: str, **options: Any) -> list[Engine]:
         """Engines on one daemon, ready."""
         return self.start(
-            *(on_swapd(self._models / name, daemon.folder) for name in names), **options
+            *(on_swapd(self.models / name, daemon.folder) for name in names), **options
         )
 
     def close(self) -> None:

@@ -1,0 +1,99 @@
+"""Real engines that start together, start without a daemon, are killed, outlive their daemon."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.vllm.engines import REQUESTS, TOKENS, EngineFailed, Scene, on_swapd
+from tests.vllm.models import MODELS
+
+Expected = Mapping[str, list[list[list[int]]]]
+
+
+def test_three_start_at_once_on_an_arena_for_one(scene: Scene, expected: Expected) -> None:
+    daemon = scene.daemon()
+    engines = scene.on_swapd(daemon, *MODELS)
+    status = daemon.status()
+    sizes = {c.name: c.nbytes for c in status.components}
+    lent = sorted(
+        sum(count for _, count in one.runs) * status.chunk_bytes
+        for one in daemon.watch.seen("Lend")
+    )
+    assert len(lent) == len(MODELS), "each loaded under a workspace lease"
+    assert all(a >= b for a, b in zip(lent, sorted(sizes.values()), strict=True))
+    assert status.peak_bytes <= status.budget_bytes < sum(sizes.values())
+    for engine in engines:
+        assert engine.generate(REQUESTS[0], TOKENS) == expected[engine.label][0]
+
+
+def test_one_killed_in_a_request_costs_the_others_only_their_wait(
+    scene: Scene, expected: Expected
+) -> None:
+    daemon = scene.daemon()
+    thinker, talker, code2wav = scene.on_swapd(daemon, *MODELS)
+    thinker.ask(REQUESTS[0], TOKENS)
+    assert thinker.step(3)[0] == expected["thinker"][0][0][:3]
+    talker.begin("generate", REQUESTS[1], TOKENS)
+    daemon.await_record("Waiting", names=("talker",))
+    thinker.kill()
+    assert talker.result() == expected["talker"][1]
+    assert code2wav.generate(REQUESTS[2], TOKENS) == expected["code2wav"][2]
+    status = daemon.status()
+    assert {c.name for c in status.components} == {"talker", "code2wav"}
+    assert status.quarantined_bytes == 0
+    assert status.bytes_out == 0
+
+
+def test_one_that_was_killed_comes_back_under_its_name(scene: Scene, expected: Expected) -> None:
+    daemon = scene.daemon()
+    talker, thinker = scene.on_swapd(daemon, "talker", "thinker")
+    thinker.ask(REQUESTS[0], TOKENS)
+    thinker.step(1)
+    thinker.kill()
+    (again,) = scene.on_swapd(daemon, "thinker")
+    assert again.generate(REQUESTS[0], TOKENS) == expected["thinker"][0]
+    assert talker.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
+
+
+def test_without_a_daemon_the_start_fails_with_the_command_to_run(scene: Scene) -> None:
+    engine = scene.process("thinker")
+    with pytest.raises(EngineFailed) as failed:
+        engine.start(**on_swapd(scene.models / "thinker", scene.folder / "nobody"))
+    assert failed.value.kind == "NotRunning"
+    assert "swapd serve" in failed.value.message
+    assert "thinker" in failed.value.message
+
+
+def test_a_daemon_that_dies_in_a_request_stops_nobody(scene: Scene, expected: Expected) -> None:
+    daemon = scene.daemon()
+    thinker, talker = scene.on_swapd(daemon, "thinker", "talker")
+    thinker.ask(REQUESTS[0], TOKENS)
+    thinker.step(3)
+    talker.begin("generate", REQUESTS[0], TOKENS)
+    daemon.await_record("Waiting", names=("talker",))
+    daemon.kill()
+    assert thinker.finish() == expected["thinker"][0]
+    assert talker.result() == expected["talker"][0]
+    for engine in (thinker, talker):
+        assert engine.generate(REQUESTS[1], TOKENS) == expected[engine.label][1]
+        assert "goes on without swapd" in engine.log
+
+
+def test_an_engine_with_a_process_for_its_core_beside_one_without(
+    scene: Scene, expected: Expected
+) -> None:
+    """As a server has it: the plugin is loaded in each process, and the worker's has the lease."""
+    daemon = scene.daemon()
+    (talker,) = scene.on_swapd(daemon, "talker")
+    (thinker,) = scene.on_swapd(daemon, "thinker", multiprocessing=True)
+    for engine in (thinker, talker):
+        engine.begin("serve", REQUESTS, TOKENS)
+    for engine in (thinker, talker):
+        assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label]
+    while daemon.component("thinker").leases:  # its core sees that nothing follows
+        daemon.await_record("Release")
+    status = daemon.status()
+    assert status.evictions > 0
+    assert status.bytes_out == 0
+    thinker.kill()
+    assert talker.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
