@@ -1,6 +1,7 @@
 """`swapd plan`: what to keep, to stream and to swap on a device, and the settings for it."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -20,8 +21,9 @@ from swapd.cli.plan_of import (
     memory_of,
     status_of,
 )
+from swapd.cli.plan_vllm import plan_vllm
 from swapd.plan import paste
-from swapd.plan.advise import Advice, Memory, Placement, advise
+from swapd.plan.advise import Advice, Memory, Placement, PlanError, advise
 from swapd.units import rate, seconds, size
 
 
@@ -53,6 +55,17 @@ _Acquire = Annotated[
     bool,
     typer.Option("--acquire", help="Say what acquiring these components would do now, instead"),
 ]
+_Vllm = Annotated[
+    Path | None,
+    typer.Option(
+        help="A deploy file of vLLM-Omni: say what its stages, the sources, are to set to share "
+        "their GPUs, instead"
+    ),
+]
+_Room = Annotated[
+    list[str] | None,
+    typer.Option(help="With --vllm: a stage's KV cache and activations, as in thinker=8GiB"),
+]
 _Passes = Annotated[
     list[str] | None,
     typer.Option(help="Passes over a component's weights in a request, as in dit=20"),
@@ -68,6 +81,11 @@ _Compute = Annotated[
 def plan(
     sources: _Sources = None,
     acquire: _Acquire = False,
+    vllm: _Vllm = None,
+    room: _Room = None,
+    overlay: Annotated[
+        bool, typer.Option("--overlay", help="With --vllm: print the deploy file alone")
+    ] = False,
     device_memory: Annotated[
         str | None, typer.Option(help="As in 16GiB; default: a daemon's budget, or all of a GPU")
     ] = None,
@@ -88,9 +106,35 @@ def plan(
 ) -> None:
     """Say what to keep on a device, what to stream, what to swap, and what it costs.
 
-    With --acquire: what acquiring the named components would do now.
+    With --acquire: what acquiring the named components would do now. With --vllm: the same for
+    the stages of a deploy file, and the values to set in it.
     """
     given = sources or []
+    if vllm is not None:
+        others = {
+            "--acquire": acquire,
+            "--kv-cache": kv_cache,
+            "--activations": activations,
+            "--passes": passes,
+            "--blocks": blocks,
+            "--compute": compute,
+            "--device": device,
+            "--endpoint": endpoint,
+        }
+        if mixed := [option for option, said in others.items() if said]:
+            raise PlanError(f"{', '.join(mixed)} says nothing beside --vllm; leave it out")
+        return plan_vllm(
+            vllm,
+            given,
+            rooms=room or [],
+            device_memory=device_memory,
+            overhead=overhead,
+            bandwidth=bandwidth,
+            overlay=overlay,
+            json=json,
+        )
+    if room or overlay:
+        raise PlanError("--room and --overlay go with --vllm DEPLOY.yaml")
     if acquire:
         return forecast(given, endpoint, json)
     needed = not given or endpoint is not None

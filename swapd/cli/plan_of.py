@@ -150,7 +150,7 @@ def memory_of(
             return Memory(status.budget_bytes, kv_cache or 0, activations or 0, overhead or 0)
         total = status.device_bytes
     if total is None and device is not None and device != "host":
-        total = _gpu_memory(device)
+        total = gpu_memory(device)
     if total is None:
         raise PlanError("say how much memory the device has: --device-memory 16GiB")
     if overhead is None:
@@ -158,7 +158,7 @@ def memory_of(
     return Memory(total, kv_cache or 0, activations or 0, overhead)
 
 
-def _gpu_memory(device: str) -> int:
+def gpu_memory(device: str) -> int:
     """All memory of a GPU, by the driver. Raises: DeviceError, PlanError."""
     number = _gpu_number(device)
     api = load()

@@ -72,6 +72,16 @@ def of_path(path: Path) -> list[Component]:
     )
 
 
+def within(path: Path, names: Iterable[str]) -> list[Component]:
+    """Of the parts of a model's stages, as in `thinker.visual`, those that its files have."""
+    wanted = list(names)
+    if not wanted or path.suffix == ".json":
+        return []
+    tensors = _tensors_in(path) if path.is_dir() else _header(path)
+    found = {n: [b for t, b in tensors.items() if t.startswith(f"{n}.")] for n in wanted}
+    return [Component(name, sum(of)) for name, of in found.items() if sum(of)]
+
+
 def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
     """The components that a running daemon has; parts of a family as the blocks of one."""
     families: dict[str, dict[str, int]] = {}

@@ -1,0 +1,250 @@
+"""`swapd plan --vllm`: the stages of a deploy file of vLLM-Omni on GPUs they share."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swapd.cli.common import console, plain
+from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_size, gpu_memory
+from swapd.plan import claims, deploy, paste, shares, sizes
+from swapd.plan.advise import Component, PlanError
+from swapd.plan.deploy import Deploy
+from swapd.plan.shares import GpuPlan, Share
+from swapd.units import parse_size, rate, seconds, size
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `swapd plan --vllm --json` prints."""
+
+    gpus: tuple[GpuPlan, ...]
+    bytes_per_s: float
+    bandwidth_from: str
+    #: All weights that swapd keeps a copy of.
+    host_bytes: int
+    #: `gpu_memory_utilization` of each stage, by its `stage_id`.
+    utilization: dict[int, float]
+    overlay: str
+    serve: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan_vllm(
+    path: Path,
+    sources: Sequence[str],
+    *,
+    rooms: Sequence[str],
+    device_memory: str | None,
+    overhead: str | None,
+    bandwidth: str | None,
+    overlay: bool,
+    json: bool,
+) -> None:
+    """Print what to set so that the stages of a deploy file share their GPUs."""
+    found = deploy.read(path)
+    if not any(s.ours for s in found.stages):
+        raise PlanError(_nothing_ours(found))
+    totals = _totals(found, given_size("--device-memory", device_memory))
+    wanted, notes = claims.of(found, _components(found, sources), _rooms(rooms, found), totals)
+    speed = bandwidth_of(bandwidth, None, None)
+    spare = given_size("--overhead", overhead)
+    plans = [
+        shares.divide(gpu, on, totals[gpu], speed.bytes_per_s, spare) for gpu, on in wanted.items()
+    ]
+    report = _report(found, plans, speed, notes)
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    elif overlay:
+        typer.echo(report.overlay, nl=False)
+    else:
+        console.print(page(report))
+
+
+# --- what it is made of ----------------------------------------------------------------------
+
+
+def _nothing_ours(found: Deploy) -> str:
+    lines = ", ".join(
+        f"{'worker_extension_cls' if s.kind == 'diffusion' else 'worker_cls'}: "
+        f"{deploy.WORKERS[s.kind]} for {s.name}"
+        for s in found.stages
+    )
+    return (
+        f"no stage of {found.path} uses swapd's workers, so none takes turns. In an overlay "
+        f"(base_config: {found.path.name}) set {lines}; for a stage of diffusion it is "
+        f"worker_extension_cls: {deploy.WORKERS['diffusion']}"
+    )
+
+
+def _totals(found: Deploy, given: int | None) -> dict[int, int]:
+    """The memory of each GPU: as said, else as the driver says."""
+    gpus = sorted({gpu for stage in found.stages for gpu in stage.gpus})
+    if given is not None:
+        return dict.fromkeys(gpus, given)
+    try:
+        return {gpu: gpu_memory(f"cuda:{gpu}") for gpu in gpus}
+    except ModuleNotFoundError as exc:
+        raise PlanError("say how much memory a GPU has: --device-memory 80GiB") from exc
+
+
+def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
+    """What the sources hold, and the parts of it that stages name."""
+    components: list[Component] = []
+    for source in sources:
+        given = sizes.named(source)
+        if given:
+            claims.check(given.name, found)
+            components.append(given)
+        else:
+            components += sizes.of_path(Path(source))
+            components += sizes.within(Path(source), _inner(found))
+    names = [c.name for c in components]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise PlanError(f"several components are called {', '.join(sorted(twice))}")
+    return components
+
+
+def _inner(found: Deploy) -> list[str]:
+    """The parts of stages that the file names, under their names in a checkpoint."""
+    return [
+        f"{stage.name}.{part}"
+        for stage in found.stages
+        for part in stage.offload.cpu_offload_components or ()
+        if part != stage.name
+    ]
+
+
+def _rooms(given: Sequence[str], found: Deploy) -> dict[str, int]:
+    names = [s.name for s in found.stages]
+    rooms: dict[str, int] = {}
+    for text in given:
+        name, _, nbytes = text.partition("=")
+        if name not in names:
+            raise PlanError(f"--room {text}: {found.path} has the stages {', '.join(names)}")
+        try:
+            rooms[name] = parse_size(nbytes)
+        except ValueError as exc:
+            raise PlanError(f"--room {text}: write it like {name}=8GiB") from exc
+        if not rooms[name]:
+            raise PlanError(f"--room {text}: no stage can do with nothing")
+    return rooms
+
+
+# --- what is said ----------------------------------------------------------------------------
+
+
+def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: list[str]) -> Report:
+    used: dict[int, float] = {}
+    for plan in plans:
+        for share in (s for s in plan.shares if s.ours):
+            value = shares.utilization(share.room_bytes, plan.total_bytes)
+            used[share.stage_id] = min(value, used.get(share.stage_id, 1.0))
+    turning = any(p.takes_turns for p in plans)
+    ours = [p for p in plans if p.budget_bytes]
+    return Report(
+        gpus=tuple(plans),
+        bytes_per_s=speed.bytes_per_s,
+        bandwidth_from=speed.source,
+        host_bytes=sum(s.weights_bytes for p in plans for s in p.shares if s.ours),
+        utilization=used,
+        overlay=deploy.overlay(found, _changes(used), found.async_chunk and not turning),
+        serve=tuple(
+            f"swapd serve --device cuda:{p.gpu} --budget {paste.amount(p.budget_bytes)}"
+            for p in ours
+        ),
+        notes=(*notes, *_about(found, plans)),
+    )
+
+
+def _changes(used: Mapping[int, float]) -> dict[int, dict[str, float]]:
+    return {stage_id: {"gpu_memory_utilization": value} for stage_id, value in used.items()}
+
+
+def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
+    """What the file as it stands would do, where that is not well."""
+    notes = []
+    for plan in plans:
+        stated = {
+            s.name: s.utilization or deploy.DEFAULT_UTILIZATION
+            for s in found.stages
+            if s.ours and plan.gpu in s.gpus
+        }
+        asked = round(sum(stated.values()) * plan.total_bytes) + plan.budget_bytes
+        asked += sum(t.nbytes for t in plan.beside)
+        if asked > plan.total_bytes:
+            terms = " + ".join(f"{value:g} {name}" for name, value in stated.items())
+            notes.append(
+                f"GPU {plan.gpu}: with what {found.path.name} says now (gpu_memory_utilization "
+                f"{terms}) it would take {size(asked)} of {size(plan.total_bytes)}"
+            )
+        if found.async_chunk and (turns := plan.takes_turns):
+            notes.append(
+                f"async_chunk: true has the stages work on one request at the same time; "
+                f"{', '.join(turns)} would change places all the while, so it is false below"
+            )
+    return notes
+
+
+def page(report: Report) -> RenderableType:
+    """The whole of it for people."""
+    parts: list[RenderableType] = []
+    for plan in report.gpus:
+        parts += [Text(_sum(plan)), "", _table(plan), "", Text(_turns(plan)), ""]
+    parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
+    parts.append(Text(f"host memory for the copies of all weights: {size(report.host_bytes)}"))
+    parts += [Text(plain(note), "yellow") for note in report.notes]
+    for title, text in (
+        ("the daemon, first", "\n".join(report.serve)),
+        ("the deploy file; --overlay prints it alone", report.overlay),
+    ):
+        parts += ["", Text(f"# {title}", "dim"), Text(text.rstrip())]
+    return Group(*parts)
+
+
+def _sum(plan: GpuPlan) -> str:
+    less = "".join(f" - {taken}" for taken in plan.beside)
+    room = sum(s.room_bytes for s in plan.shares if s.ours)
+    spare = f", {size(plan.left_bytes)} spare" if plan.left_bytes > 0 else ""
+    return (
+        f"GPU {plan.gpu}: {size(plan.total_bytes)}{less} - {size(room)} KV caches and activations "
+        f"leaves {size(plan.budget_bytes)} for weights, counted once{spare}"
+    )
+
+
+def _turns(plan: GpuPlan) -> str:
+    weights = sum(s.weights_bytes for s in plan.shares if s.ours)
+    if not plan.budget_bytes:
+        return "no stage here uses swapd"
+    if not plan.takes_turns:
+        return f"all weights ({size(weights)}) fit: nothing is moved, nobody waits"
+    return (
+        f"{', '.join(plan.takes_turns)} take turns: {size(weights)} of weights. A request that "
+        f"uses each stage once moves {size(plan.moved_bytes)} and waits {seconds(plan.request_s)} "
+        "for it"
+    )
+
+
+def _table(plan: GpuPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("stage", no_wrap=True)
+    for heading in ("weights", "KV cache, activations", "gpu_memory_utilization", "swap-in"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for share in plan.shares:
+        table.add_row(
+            Text(plain(share.name)),
+            size(share.weights_bytes) if share.weights_bytes else "",
+            size(share.room_bytes) if share.ours else f"{size(share.room_bytes)}, with weights",
+            _utilization(share, plan),
+            seconds(share.swap_in_s) if share.takes_turns else "",
+        )
+    return table
+
+
+def _utilization(share: Share, plan: GpuPlan) -> str:
+    if not share.ours:
+        return "as it says"
+    return f"{shares.utilization(share.room_bytes, plan.total_bytes):g}"

@@ -1,0 +1,285 @@
+"""A deploy file of vLLM-Omni, as far as memory goes: which stages, on which GPUs, with what.
+
+Read as vLLM-Omni reads it: `base_config` first, stages merged by `stage_id`, then what is said
+for CUDA. Neither vLLM nor vLLM-Omni is imported; an installed one is looked into for base files.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from swapd.plan.advise import PlanError
+from swapd_client.offload.settings import InvalidSettings, OffloadSettings
+from swapd_client.vllm.options import options_of
+
+Kind = Literal["ar", "generation", "diffusion"]
+
+#: swapd's classes in a deploy file, by what kind of stage they are for.
+WORKERS: dict[Kind, str] = {
+    "ar": "swapd_client.vllm.omni.ARWorker",
+    "generation": "swapd_client.vllm.omni.GenerationWorker",
+    "diffusion": "swapd_client.vllm.diffusion.DiffusionExtension",
+}
+_OURS = "swapd_client.vllm."
+#: Stages that turn codes into sound in one pass; all others are taken to decode.
+_GENERATING = ("code2wav", "token2wav")
+#: vLLM's own, where a stage says nothing.
+DEFAULT_UTILIZATION = 0.92
+
+#: Dictionaries of a stage that an overlay adds to; all others it replaces.
+_MERGED = ("default_sampling_params", "default_pooling_params", "engine_extras", "engine_args")
+_PACKAGE = "vllm_omni"
+
+
+class BadDeploy(PlanError):
+    """A deploy file cannot be read, or makes no sense; the message names it and the key."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage: where its processes run, and what it says of memory."""
+
+    id: int
+    name: str
+    kind: Kind
+    #: The GPU of each of its processes.
+    gpus: tuple[int, ...]
+    #: Among so many of them its weights are divided.
+    shards: int
+    #: Whether swapd's worker is what it runs.
+    ours: bool
+    #: What it says of offloading; `stays` if it was said that nothing is to be offloaded.
+    offload: OffloadSettings
+    stays: bool
+    utilization: float | None
+    kv_cache_bytes: int | None
+    #: Whether it captures CUDA graphs.
+    graphs: bool
+
+
+class Deploy(msgspec.Struct, frozen=True):
+    path: Path
+    stages: tuple[Stage, ...]
+    #: Whether the stages work on one request at the same time.
+    async_chunk: bool
+    #: The file's own level, with the full path of the one it is based on.
+    own: dict[str, Any]
+
+
+def read(path: Path) -> Deploy:
+    """The stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError."""
+    own = _loaded(path)
+    if "base_config" in own:
+        own = {**own, "base_config": str(_base(path, own["base_config"]))}
+    merged = _for_cuda(_with_base(path, own, seen=(path.resolve(),)))
+    listed = merged.get("stages")
+    if not isinstance(listed, list) or not listed:
+        old = "; stage_args is what older versions read" if "stage_args" in merged else ""
+        raise BadDeploy(f"{path} lists no stages, under stages{old}")
+    stages = tuple(_stage(path, entry, merged) for entry in listed)
+    ids = [s.id for s in stages]
+    if len(set(ids)) < len(ids):
+        raise BadDeploy(f"{path}: several stages have one stage_id; they are {ids}")
+    names = [s.name for s in stages]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadDeploy(f"{path}: several stages are called {', '.join(sorted(twice))}")
+    together = len(stages) > 1 and _all_at_once(merged)
+    return Deploy(path, stages, together, own)
+
+
+def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:
+    """The file once more, as text, with `changes` to its stages; bases by their full path."""
+    import yaml
+
+    own = {**deploy.own, "async_chunk": async_chunk}
+    listed = [s for s in own.get("stages") or () if s["stage_id"] not in changes]
+    mine = {s["stage_id"]: s for s in own.get("stages") or ()}
+    listed += [{"stage_id": n, **mine.get(n, {}), **changes[n]} for n in changes]
+    own["stages"] = sorted(listed, key=lambda s: int(s["stage_id"]))
+    text = yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
+    return str(text)
+
+
+# --- files and their bases -----------------------------------------------------------------
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError as exc:
+        raise PlanError(
+            f"{path}: reading deploy files needs PyYAML; pip install 'swapd[torch]'"
+        ) from exc
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise BadDeploy(f"{path}: {exc.strerror}") from exc
+    except (ValueError, yaml.YAMLError) as exc:
+        raise BadDeploy(f"{path}: {' '.join(str(exc).split())}") from exc
+    if not isinstance(found, dict):
+        raise BadDeploy(f"{path} is no deploy file: it has no keys")
+    for stage in found.get("stages") or ():
+        if not isinstance(stage, dict) or not isinstance(stage.get("stage_id"), int):
+            raise BadDeploy(f"{path}: each of its stages needs a stage_id, a number")
+    return found
+
+
+def _base(path: Path, named: object) -> Path:
+    """The file that `path` is based on: beside it, else in an installed vLLM-Omni."""
+    beside = path.parent / str(named)
+    if beside.is_file():
+        return beside.resolve()
+    spec = find_spec(_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        shipped = Path(folder) / "deploy" / str(named)
+        if shipped.is_file():
+            return shipped.resolve()
+    also = "the installed vllm_omni has none of that name" if spec else "no vllm_omni is installed"
+    raise BadDeploy(f"{path}: its base_config {named} is not beside it, and {also}")
+
+
+def _with_base(path: Path, own: dict[str, Any], seen: tuple[Path, ...]) -> dict[str, Any]:
+    if "base_config" not in own:
+        return own
+    found = _base(path, own["base_config"])
+    if found in seen:
+        raise BadDeploy(f"{path}: its base_config {found} is based on it in turn")
+    base = _with_base(found, _loaded(found), (*seen, found))
+    merged = {**base, **{k: v for k, v in own.items() if k != "base_config"}}
+    merged["stages"] = _merged(base.get("stages"), own.get("stages"))
+    merged["platforms"] = {**(base.get("platforms") or {}), **(own.get("platforms") or {})}
+    cuda = [(p.get("platforms") or {}).get("cuda") or {} for p in (base, own)]
+    merged["platforms"]["cuda"] = {"stages": _merged(*(c.get("stages") for c in cuda))}
+    return merged
+
+
+def _merged(base: list[Any] | None, over: list[Any] | None) -> list[dict[str, Any]]:
+    by_id: dict[int, dict[str, Any]] = {s["stage_id"]: s for s in base or ()}
+    for stage in over or ():
+        before = by_id.get(stage["stage_id"], {})
+        both = {
+            key: {**before[key], **stage[key]}
+            for key in _MERGED
+            if isinstance(before.get(key), dict) and isinstance(stage.get(key), dict)
+        }
+        by_id[stage["stage_id"]] = {**before, **stage, **both}
+    return list(by_id.values())
+
+
+def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
+    said = ((merged.get("platforms") or {}).get("cuda") or {}).get("stages")
+    ids = {s["stage_id"] for s in merged.get("stages") or ()}
+    known = [s for s in said or () if s["stage_id"] in ids]
+    return {**merged, "stages": _merged(merged.get("stages"), known)} if known else merged
+
+
+def _all_at_once(merged: Mapping[str, Any]) -> bool:
+    stages = merged["stages"]
+    return bool(merged.get("async_chunk", True)) and any(
+        s.get("async_chunk") is not False for s in stages
+    )
+
+
+# --- one stage -----------------------------------------------------------------------------
+
+
+def _stage(path: Path, entry: dict[str, Any], deploy: Mapping[str, Any]) -> Stage:
+    number = entry["stage_id"]
+    where = f"{path}: stage {number}"
+    flat = {**deploy, **entry}
+    for inner in ("engine_extras", "engine_args", "runtime"):
+        flat |= _dictionary(where, inner, entry.get(inner))
+    additional = _dictionary(where, "additional_config", flat.get("additional_config"))
+    try:
+        options = options_of(additional, where)
+    except InvalidSettings as exc:
+        raise BadDeploy(str(exc)) from exc
+    worker, extension = (str(flat.get(k) or "") for k in ("worker_cls", "worker_extension_cls"))
+    name = options.component or str(flat.get("model_stage") or f"stage{number}")
+    kind = _kind(worker, extension, name)
+    ours = worker.startswith(_OURS) or extension.startswith(_OURS)
+    gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
+    return Stage(
+        id=number,
+        name=name,
+        kind=kind,
+        gpus=gpus,
+        shards=shards,
+        ours=ours,
+        offload=options.offload,
+        stays=options.offload_said and options.offload.mode == "off",
+        utilization=_number(where, flat, "gpu_memory_utilization", float, 1.0),
+        kv_cache_bytes=_number(where, flat, "kv_cache_memory_bytes", int, None),
+        graphs=not (flat.get("enforce_eager") or _without_graphs(flat.get("compilation_config"))),
+    )
+
+
+def _kind(worker: str, extension: str, name: str) -> Kind:
+    if extension.startswith(_OURS):
+        return "diffusion"
+    return "generation" if "Generation" in worker or name in _GENERATING else "ar"
+
+
+def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tuple[int, ...], int]:
+    """The GPU of each process, replicas' too; and among how many the weights are divided.
+
+    What is not to be taken `strictly` may be parallel in other ways as well.
+    """
+    shards = _number(where, flat, "tensor_parallel_size", int, None) or 1
+    for key in ("pipeline_parallel_size", "data_parallel_size"):
+        if strictly and (_number(where, flat, key, int, None) or 1) > 1:
+            raise BadDeploy(
+                f"{where}: {key} is {flat[key]}; with swapd's worker it has to be 1. Divide the "
+                "stage by tensor_parallel_size"
+            )
+    replicas = _number(where, flat, "num_replicas", int, None) or 1
+    devices = flat.get("devices")
+    listed = range(shards) if devices is None else _gpus(where, devices)
+    if not strictly or len(listed) == shards * replicas:
+        return tuple(listed), shards
+    if len(listed) == shards:  # one replica's, the others are on the GPUs that follow
+        return tuple(r * shards + gpu for r in range(replicas) for gpu in listed), shards
+    raise BadDeploy(
+        f"{where}: it has {len(listed)} devices for {shards * replicas} processes "
+        "(tensor_parallel_size times num_replicas)"
+    )
+
+
+def _gpus(where: str, devices: object) -> list[int]:
+    listed = devices if isinstance(devices, list) else str(devices).split(",")
+    try:
+        return [int(d) for d in listed]
+    except (TypeError, ValueError) as exc:
+        raise BadDeploy(
+            f'{where}: devices {devices!r} names no GPUs; write them like "0,1"'
+        ) from exc
+
+
+def _without_graphs(compilation: object) -> bool:
+    said = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
+    return said is not None and str(said).upper() in ("NONE", "0")
+
+
+def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadDeploy(f"{where}: {key} has no keys; it is {value!r}")
+    return value
+
+
+def _number(
+    where: str, flat: Mapping[str, Any], key: str, kind: type, most: float | None
+) -> Any | None:
+    """A number above 0 and at most `most`, if it is said."""
+    value = flat.get(key)
+    if value is None:
+        return None
+    wanted = (int, float) if kind is float else int
+    good = isinstance(value, wanted) and not isinstance(value, bool) and value > 0
+    if not good or (most is not None and value > most):
+        limit = f" and at most {most:g}" if most is not None else ""
+        raise BadDeploy(f"{where}: {key} must be a number above 0{limit}; it is {value!r}")
+    return kind(value)

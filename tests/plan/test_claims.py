@@ -1,0 +1,134 @@
+"""What each stage wants of each GPU, by the deploy file and the sizes of its weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from swapd.plan import claims, deploy
+from swapd.plan.advise import Component, PlanError
+from swapd.plan.shares import LEAST_ROOM, Claim
+
+GIB = 1 << 30
+AR = {"worker_cls": "swapd_client.vllm.omni.ARWorker"}
+DIFFUSION = {"worker_extension_cls": "swapd_client.vllm.diffusion.DiffusionExtension"}
+
+
+def stage(number: int, name: str = "", **keys: Any) -> dict[str, Any]:
+    options = keys.pop("swapd", {}) | ({"component": name} if name else {})
+    return {"stage_id": number, **keys, "additional_config": {"swapd": options}}
+
+
+def claimed(
+    folder: Path, *listed: dict[str, Any], rooms: dict[str, int] | None = None, **sizes: float
+) -> tuple[dict[int, list[Claim]], list[str]]:
+    path = folder / "d.yaml"
+    path.write_text(yaml.safe_dump({"stages": list(listed)}))
+    found = deploy.read(path)
+    components = [Component(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()]
+    totals = dict.fromkeys((g for s in found.stages for g in s.gpus), 80 * GIB)
+    return claims.of(found, components, rooms or {}, totals)
+
+
+def alone(folder: Path, *listed: dict[str, Any], **sizes: Any) -> Claim:
+    ((claim,),) = claimed(folder, *listed, **sizes)[0].values()
+    return claim
+
+
+def refused(folder: Path, *listed: dict[str, Any], **sizes: Any) -> str:
+    with pytest.raises(PlanError) as caught:
+        claimed(folder, *listed, **sizes)
+    return str(caught.value)
+
+
+def test_stages_are_on_the_gpus_they_name(tmp_path: Path) -> None:
+    two = stage(0, "a", devices="0,1", tensor_parallel_size=2, **AR)
+    by_gpu, _ = claimed(tmp_path, two, stage(1, "b", devices="1", **AR), a=10, b=4)
+    assert {gpu: [c.name for c in on] for gpu, on in by_gpu.items()} == {0: ["a"], 1: ["a", "b"]}
+    assert by_gpu[0][0].weights == 5 * GIB  # divided among the two
+    assert by_gpu[1][1].weights == 4 * GIB
+
+
+def test_a_stage_is_found_by_name_number_or_other_name(tmp_path: Path) -> None:
+    listed = stage(0, **AR), stage(1, "code2wav", **AR)
+    sizes: dict[str, Any] = {"0": 3, "token2wav": 1}
+    by_gpu, _ = claimed(tmp_path, *listed, **sizes)
+    assert [c.weights for c in by_gpu[0]] == [3 * GIB, GIB]
+
+
+def test_the_only_model_is_the_only_stages(tmp_path: Path) -> None:
+    assert alone(tmp_path, stage(0, "a", **AR), Qwen3=6).weights == 6 * GIB
+
+
+def test_nothing_said_is_one_component_that_takes_turns(tmp_path: Path) -> None:
+    claim = alone(tmp_path, stage(0, "a", **AR), a=6)
+    assert [(p.name, p.stays) for p in claim.parts] == [("a", False)]
+
+
+def test_what_is_not_to_be_offloaded_stays(tmp_path: Path) -> None:
+    off = {"cpu_offload_enabled": False}
+    assert [p.stays for p in alone(tmp_path, stage(0, "a", swapd=off, **AR), a=6).parts] == [True]
+
+
+def test_what_is_not_named_stays(tmp_path: Path) -> None:
+    some = {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]}
+    claim = alone(tmp_path, stage(0, "a", swapd=some, **AR), a=6, a__visual=1)
+    assert [(p.name, p.nbytes // GIB, p.stays) for p in claim.parts] == [
+        ("a", 5, True),
+        ("a.visual", 1, False),
+    ]
+    some["cpu_offload_components"] = ["a", "visual"]
+    claim = alone(tmp_path, stage(0, "a", swapd=some, **AR), a=6, a__visual=1)
+    assert [p.stays for p in claim.parts] == [False, False]
+
+
+def test_a_part_of_unknown_size_is_said(tmp_path: Path) -> None:
+    some = {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]}
+    by_gpu, notes = claimed(tmp_path, stage(0, "a", swapd=some, **AR), a=6)
+    assert by_gpu[0][0].weights == 6 * GIB
+    assert any("say a.visual=SIZE" in note for note in notes)
+
+
+def test_a_diffusion_stage_is_what_the_pipeline_has(tmp_path: Path) -> None:
+    sizes = {"transformer": 20, "text_encoder": 9, "vae": 1}
+    claim = alone(tmp_path, stage(0, "dit", **DIFFUSION), **sizes)
+    assert [p.name for p in claim.parts] == list(sizes)
+    assert not claim.at_once
+    assert not claim.graphs
+    model = {"enable_cpu_offload": True}
+    claim = alone(tmp_path, stage(0, "dit", swapd=model, **DIFFUSION), **sizes)
+    assert [p.stays for p in claim.parts] == [False, False, True]
+
+
+def test_room_is_as_said_else_assumed_and_told(tmp_path: Path) -> None:
+    kv = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
+    listed = stage(0, "a", **AR), kv, stage(2, "code2wav", **AR), stage(3, "c", **AR)
+    by_gpu, notes = claimed(tmp_path, *listed, rooms={"c": 9}, a=1, b=1, code2wav=1, c=1)
+    assert [c.room for c in by_gpu[0]] == [LEAST_ROOM["ar"], 3 * GIB, LEAST_ROOM["generation"], 9]
+    assert [c.said for c in by_gpu[0]] == [False, True, False, True]
+    assert [n.partition(":")[0] for n in notes] == ["a", "b", "code2wav"]
+
+
+def test_what_has_not_swapds_worker_takes_what_it_says(tmp_path: Path) -> None:
+    listed = stage(0, "a", **AR), stage(1, "asr", gpu_memory_utilization=0.1)
+    by_gpu, _ = claimed(tmp_path, *listed, a=1)
+    assert by_gpu[0][1].room == 8 * GIB
+    unsaid = stage(0, "a", **AR), stage(1, "asr")
+    assert "say --room asr=SIZE" in refused(tmp_path, *unsaid, a=1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({}, "how large are the weights of stage 0 (thinker)? Say thinker=SIZE"),
+        ({"talker": 1}, "Known so far: talker"),
+        ({"thinker": 1, "thinker__visual": 2, "talker": 1}, "smaller than its parts"),
+    ],
+)
+def test_sizes_that_are_missing_or_make_no_sense_are_named(
+    tmp_path: Path, sizes: dict[str, float], says: str
+) -> None:
+    some = {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]}
+    listed = stage(0, "thinker", swapd=some, **AR), stage(1, "talker", **AR)
+    assert says in refused(tmp_path, *listed, **sizes)

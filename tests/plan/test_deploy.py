@@ -1,0 +1,179 @@
+"""A deploy file is read as vLLM-Omni reads it; what makes no sense is named."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swapd.plan import deploy
+from swapd.plan.deploy import BadDeploy, Stage
+
+AR = "swapd_client.vllm.omni.ARWorker"
+BASE = """
+async_chunk: true
+stages:
+  - {stage_id: 0, gpu_memory_utilization: 0.9, devices: "0", engine_extras: {a: 1}}
+  - {stage_id: 1, gpu_memory_utilization: 0.6, devices: "1", enforce_eager: true}
+platforms:
+  npu: {stages: [{stage_id: 0, devices: "2,3"}]}
+  cuda: {stages: [{stage_id: 1, gpu_memory_utilization: 0.5}]}
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def stages(folder: Path, text: str) -> tuple[Stage, ...]:
+    return deploy.read(write(folder, text)).stages
+
+
+def one(folder: Path, **keys: object) -> Stage:
+    text = yaml.safe_dump({"stages": [{"stage_id": 0, "worker_cls": AR, **keys}]})
+    (stage,) = stages(folder, text)
+    return stage
+
+
+def refused(folder: Path, text: str) -> str:
+    with pytest.raises(BadDeploy) as caught:
+        deploy.read(write(folder, text))
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+# --- bases -----------------------------------------------------------------------------------
+
+
+def test_an_overlay_wins_over_its_base_and_cuda_over_both(tmp_path: Path) -> None:
+    write(tmp_path, BASE, "base.yaml")
+    thinker, talker = stages(
+        tmp_path,
+        f"""
+base_config: base.yaml
+stages:
+  - stage_id: 0
+    worker_cls: {AR}
+    gpu_memory_utilization: 0.1
+    engine_extras: {{b: 2}}
+    additional_config: {{swapd: {{component: thinker}}}}
+""",
+    )
+    assert (thinker.name, thinker.ours, thinker.utilization) == ("thinker", True, 0.1)
+    assert (talker.name, talker.ours, talker.utilization) == ("stage1", False, 0.5)
+    assert (thinker.gpus, talker.gpus) == ((0,), (1,))
+    assert (thinker.graphs, talker.graphs) == (True, False)
+
+
+def test_a_base_is_found_in_an_installed_vllm_omni(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "site" / "vllm_omni"
+    (shipped / "deploy").mkdir(parents=True)
+    write(shipped, "raise AssertionError('imported')", "__init__.py")
+    base = write(shipped / "deploy", BASE, "shipped.yaml")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = deploy.read(write(tmp_path, "base_config: shipped.yaml\nasync_chunk: false\n"))
+    assert "vllm_omni" not in sys.modules
+    assert found.own["base_config"] == str(base)
+    assert [s.id for s in found.stages] == [0, 1]
+    assert not found.async_chunk
+
+
+def test_the_overlay_that_is_printed_stands_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, BASE, "base.yaml")
+    found = deploy.read(write(tmp_path, f"base_config: base.yaml\nstages: [{{stage_id: 1, worker_cls: {AR}}}]"))  # fmt: skip # noqa: E501
+    printed = deploy.overlay(found, {0: {"kv": 1}, 1: {"gpu_memory_utilization": 0.2}}, False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    again = deploy.read(write(elsewhere, printed))
+    assert [s.utilization for s in again.stages] == [0.9, 0.5]  # cuda's 0.5 wins, as in vLLM-Omni
+    assert again.stages[1].ours
+    assert not again.async_chunk
+    assert again.own["stages"][0] == {"stage_id": 0, "kv": 1}
+
+
+def test_stages_of_which_all_but_one_stand_alone_are_at_work_at_once(tmp_path: Path) -> None:
+    two = "stages: [{stage_id: 0, async_chunk: false}, {stage_id: 1%s}]"
+    assert deploy.read(write(tmp_path, two % "")).async_chunk
+    assert not deploy.read(write(tmp_path, two % ", async_chunk: false")).async_chunk
+
+
+# --- one stage -------------------------------------------------------------------------------
+
+
+def test_what_a_stage_says_of_offloading_is_read_by_its_names(tmp_path: Path) -> None:
+    said = {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]}
+    stage = one(tmp_path, additional_config={"swapd": said})
+    assert stage.offload.cpu_offload_components == ("visual",)
+    assert not stage.stays
+    assert one(tmp_path, additional_config={"swapd": {"cpu_offload_enabled": False}}).stays
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "shards"),
+    [
+        ({}, (0,), 1),
+        ({"devices": "1"}, (1,), 1),
+        ({"devices": 2}, (2,), 1),
+        ({"tensor_parallel_size": 2}, (0, 1), 2),
+        ({"tensor_parallel_size": 2, "devices": "2,3"}, (2, 3), 2),
+        ({"num_replicas": 2, "devices": "0,3"}, (0, 3), 1),
+        ({"num_replicas": 2, "tensor_parallel_size": 2, "devices": "0,1"}, (0, 1, 2, 3), 2),
+        ({"engine_args": {"tensor_parallel_size": 2}, "runtime": {"devices": "0,1"}}, (0, 1), 2),
+    ],
+)
+def test_processes_are_where_the_devices_say(
+    tmp_path: Path, keys: dict[str, object], gpus: tuple[int, ...], shards: int
+) -> None:
+    stage = one(tmp_path, **keys)
+    assert (stage.gpus, stage.shards) == (gpus, shards)
+
+
+def test_a_compilation_without_graphs_captures_none(tmp_path: Path) -> None:
+    assert one(tmp_path).graphs
+    assert not one(tmp_path, compilation_config={"cudagraph_mode": "NONE"}).graphs
+    assert one(tmp_path, compilation_config={"cudagraph_mode": "PIECEWISE"}).graphs
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stages: [", "mine.yaml"),
+        ("[]", "is no deploy file"),
+        ("async_chunk: false", "lists no stages"),
+        ("stage_args: []", "older versions"),
+        ("stages: [{devices: 0}]", "needs a stage_id"),
+        ("stages: [{stage_id: 0}, {stage_id: 0}]", "several stages have one stage_id"),
+        ("base_config: nowhere.yaml", "its base_config nowhere.yaml is not beside it"),
+        ("base_config: mine.yaml", "is based on it in turn"),
+        ("stages: [{stage_id: 0, devices: gpu}]", "names no GPUs"),
+        ("stages: [{stage_id: 0, gpu_memory_utilization: 1.5}]", "at most 1"),
+        ("stages: [{stage_id: 0, gpu_memory_utilization: much}]", "must be a number above 0"),
+        ("stages: [{stage_id: 0, additional_config: 3}]", "additional_config has no keys"),
+        (
+            "stages: [{stage_id: 0, additional_config: {swapd: {cpu_offload_strategy: none}}}]",
+            "alternating, sequential",
+        ),
+        (f"stages: [{{stage_id: 0, worker_cls: {AR}, devices: '0,1'}}]", "2 devices for 1"),
+        (f"stages: [{{stage_id: 0, worker_cls: {AR}, pipeline_parallel_size: 2}}]", "tensor_para"),
+    ],
+)
+def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, says: str) -> None:
+    assert says in refused(tmp_path, text)
+
+
+def test_two_stages_of_one_name_are_refused(tmp_path: Path) -> None:
+    named = "{stage_id: %d, additional_config: {swapd: {component: talker}}}"
+    text = f"stages: [{named % 0}, {named % 1}]"
+    assert "several stages are called talker" in refused(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadDeploy, match=r"none\.yaml: No such file"):
+        deploy.read(tmp_path / "none.yaml")
