@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 from swapd.plan.advise import SLOTS, Component, PlanError
 from swapd.plan.deploy import Deploy, Stage
@@ -10,6 +11,9 @@ from swapd.plan.sizes import COMPONENTS, STAGES
 
 #: Stages that checkpoints call otherwise.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
+#: What a pipeline streams, and how it says that it comes and goes as one.
+_DITS = ("transformer", "transformer_2", "dit", "unet")
+_WHOLE = "."
 #: Activations of a stage that says how large its KV cache is.
 _ACTIVATIONS = LEAST_ROOM["generation"]
 
@@ -48,7 +52,7 @@ def _claim(
         kind=stage.kind,
         ours=stage.ours,
         parts=parts,
-        at_once=stage.kind != "diffusion",
+        at_once=_as_whole(stage),
         room=said or (_room(stage) if stage.ours else _by_itself(deploy, stage, total)),
         said=said is not None or stage.kv_cache_bytes is not None,
         graphs=stage.graphs and stage.kind != "diffusion",
@@ -144,13 +148,32 @@ def _parts(
     return (Part(stage.name, rest, rest, stays=stage.name not in named), *parts)
 
 
+def _as_whole(stage: Stage) -> bool:
+    """Whether a step needs all of the stage: any stage but a pipeline that is used by parts."""
+    if stage.kind != "diffusion":
+        return True
+    return stage.shards > 1 or stage.offload.cpu_offload_components == (_WHOLE,)
+
+
 def _of_pipeline(stage: Stage, c: Component) -> Part:
     """A component of a diffusion stage: those in use come in one after the other."""
-    named = stage.offload.cpu_offload_components
-    mode = stage.offload.mode
-    stays = stage.stays or (named is not None and c.name not in named)
-    stays |= mode in ("model", "layerwise") and "vae" in c.name
-    least = c.nbytes
-    if mode == "layerwise" and c.blocks > SLOTS:
-        least = min(c.nbytes, SLOTS * c.block_bytes + c.rest_bytes)
+    named, mode = stage.offload.cpu_offload_components, stage.offload.mode
+    stays = stage.stays
+    if not _as_whole(stage):
+        stays |= named is not None and not any(fnmatchcase(c.name, one) for one in named)
+        stays |= mode in ("model", "layerwise") and "vae" in c.name
+    least = _streamed(stage, c) if c.blocks > SLOTS and c.name in _DITS else c.nbytes
     return Part(c.name, c.nbytes // stage.shards, least // stage.shards, stays)
+
+
+def _streamed(stage: Stage, c: Component) -> int:
+    """What of it must be there while it is used, if it comes in by blocks."""
+    through = SLOTS * c.block_bytes
+    match stage.offload.mode:
+        case "layerwise":
+            through += c.rest_bytes
+        case "partial":
+            through += max(c.nbytes - stage.offload.offloaded_bytes, c.rest_bytes)
+        case _:
+            return c.nbytes
+    return min(c.nbytes, through)

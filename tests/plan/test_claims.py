@@ -101,6 +101,36 @@ def test_a_diffusion_stage_is_what_the_pipeline_has(tmp_path: Path) -> None:
     assert [p.stays for p in claim.parts] == [False, False, True]
 
 
+def test_a_pipeline_that_is_divided_or_one_component_is_needed_whole(tmp_path: Path) -> None:
+    sizes = {"transformer": 20, "vae": 2}
+    two = stage(0, "dit", devices="0,1", tensor_parallel_size=2, **DIFFUSION)
+    by_gpu, _ = claimed(tmp_path, two, transformer=20, vae=2)
+    assert [(c.at_once, c.weights // GIB) for (c,) in by_gpu.values()] == [(True, 11)] * 2
+    whole = {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}
+    claim = alone(tmp_path, stage(0, "dit", swapd=whole, **DIFFUSION), **sizes)
+    assert (claim.at_once, [p.stays for p in claim.parts]) == (True, [False, False])
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({}, 20),
+        ({"enable_layerwise_offload": True}, 2 * 0.5 + 4),
+        ({"cpu_offload_gb": 6}, 2 * 0.5 + 14),
+        ({"cpu_offload_gb": 30}, 2 * 0.5 + 4),
+    ],
+)
+def test_what_is_streamed_is_needed_in_part(
+    tmp_path: Path, options: dict[str, Any], least: float
+) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", swapd=options, **DIFFUSION)]}))
+    dit = Component("transformer", 20 * GIB, 32, GIB // 2, 4 * GIB)
+    by_gpu, _ = claims.of(deploy.read(path), [dit, Component("vae", GIB)], {}, {0: 80 * GIB})
+    ((claim,),) = by_gpu.values()
+    assert [p.least / GIB for p in claim.parts] == [least, 1]
+
+
 def test_room_is_as_said_else_assumed_and_told(tmp_path: Path) -> None:
     kv = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
     listed = stage(0, "a", **AR), kv, stage(2, "code2wav", **AR), stage(3, "c", **AR)
