@@ -25,7 +25,7 @@ def qwen3(tmp_path: Path) -> Path:
     base = {"async_chunk": True, "stages": stages}
     (tmp_path / "qwen3_omni_moe.yaml").write_text(yaml.safe_dump(base))
     path = tmp_path / "qwen3_omni.yaml"
-    path.write_text((DEPLOY / "qwen3_omni.yaml").read_text())
+    path.write_text((DEPLOY / "swapd_qwen3_omni.yaml").read_text())
     return path
 
 

@@ -1,0 +1,48 @@
+"""A program: deploy files through vLLM-Omni's own configuration code, as JSON.
+
+`python -m tests.vllm.resolve PIPELINE=FILE ...`: for each file the stages' engine arguments, or
+the error. No model is needed, nor a GPU.
+"""
+
+import json
+import sys
+from typing import Any
+
+#: No engine is started, so none need be there.
+MODEL = "/no/model"
+
+
+def stages_of(pipeline: str, path: str) -> list[dict[str, Any]]:
+    """Engine arguments of each stage, and its devices."""
+    from transformers import CONFIG_MAPPING
+    from vllm_omni.config.omni_config import VllmOmniConfig
+    from vllm_omni.config.pipeline_registry import resolve_pipeline_config
+    from vllm_omni.config.stage_config import load_deploy_config
+    from vllm_omni.engine.stage_init_utils import build_engine_args_dict_from_omni_stage_config
+
+    # some have variants, of which the model's own configuration chooses one
+    model = CONFIG_MAPPING[pipeline]() if pipeline in CONFIG_MAPPING else None
+    config = VllmOmniConfig.from_pipeline_config(
+        resolve_pipeline_config(pipeline, model),
+        user_deploy_config=load_deploy_config(path),
+        cli_overrides={"model": MODEL},
+    )
+    return [
+        {
+            **build_engine_args_dict_from_omni_stage_config(stage, MODEL),
+            "devices": stage.runtime_config.devices,
+        }
+        for stage in config.stage_configs
+    ]
+
+
+def _said(pipeline: str, path: str) -> list[dict[str, Any]] | str:
+    try:
+        return stages_of(pipeline, path)
+    except Exception as exc:  # noqa: BLE001  # vLLM-Omni's to choose
+        return f"{type(exc).__name__}: {exc}"
+
+
+if __name__ == "__main__":
+    words = [word.partition("=") for word in sys.argv[1:]]
+    print("\n" + json.dumps([_said(name, path) for name, _, path in words], default=str))  # noqa: T201

@@ -1,0 +1,99 @@
+"""The deploy files of this project, through vLLM-Omni's own loader."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from swapd.plan import deploy
+from swapd_client.vllm.options import options_of
+from tests.vllm.environment import ROOT, environment
+
+OVERLAYS = {
+    "qwen2_5_omni": "swapd_qwen2_5_omni.yaml",
+    "qwen3_omni_moe": "swapd_qwen3_omni.yaml",
+    "wan2_2_ti2v": "swapd_wan2_2.yaml",
+}
+#: Of the first pipeline's first stage, one for each file.
+MISTAKES: tuple[dict[str, object], ...] = (
+    {"cpu_offload_enabled": True},
+    {"cpu_offload_gb": 4.0},
+    {"swapd": {}},
+)
+    {"cpu_offload_enabled": True},
+    {"cpu_offload_gb": 4.0},
+    {"swapd": {}},
+)
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the loader makes of each overlay, as `swapd plan --vllm --overlay` prints it."""
+    folder = tmp_path_factory.mktemp("deploy")
+    words = []
+    for pipeline, name in OVERLAYS.items():
+        found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
+        (folder / name).write_text(deploy.overlay(found, {}, False))
+        words.append(f"{pipeline}={folder / name}")
+    base = yaml.safe_load((folder / "swapd_qwen2_5_omni.yaml").read_text())["base_config"]
+    for number, mistake in enumerate(MISTAKES):
+        path = folder / f"mistake{number}.yaml"
+        stage: dict[str, object] = {"stage_id": 0, **mistake}
+        path.write_text(yaml.safe_dump({"base_config": base, "stages": [stage]}))
+        words.append(f"qwen2_5_omni={path}")
+    command = [sys.executable, "-m", "tests.vllm.resolve", *words]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    names = [*OVERLAYS, *(next(iter(m)) for m in MISTAKES)]
+    return dict(zip(names, said, strict=True))
+
+
+@pytest.mark.parametrize("pipeline", OVERLAYS)
+def test_every_key_arrives_in_its_stages_engine_arguments(
+    pipeline: str, resolved: dict[str, Any]
+) -> None:
+    mine = yaml.safe_load((ROOT / "deploy" / "vllm-omni" / OVERLAYS[pipeline]).read_text())
+    stages = resolved[pipeline]
+    assert isinstance(stages, list), stages
+    assert len(stages) == len(mine["stages"])
+    for written, arguments in zip(mine["stages"], stages, strict=True):
+        assert {key: arguments[key] for key in written} == written
+        assert options_of(arguments["additional_config"], pipeline).component
+    assert not any(arguments.get("async_chunk") for arguments in stages)
+
+
+@pytest.mark.parametrize("pipeline", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_workers_are_of_the_kind_their_stages_are(pipeline: str, resolved: dict[str, Any]) -> None:
+    kinds = [(a["model_stage"], a["worker_type"], a["worker_cls"]) for a in resolved[pipeline]]
+    assert kinds == [
+        ("thinker", "ar", deploy.WORKERS["ar"]),
+        ("talker", "ar", deploy.WORKERS["ar"]),
+        ("code2wav", "generation", deploy.WORKERS["generation"]),
+    ]
+
+
+def test_qwen3s_code2wav_captures_no_graphs_while_it_loads(resolved: dict[str, Any]) -> None:
+    assert [a["enforce_eager"] for a in resolved["qwen3_omni_moe"]] == [False, False, True]
+
+
+def test_the_plan_reads_what_the_loader_reads(resolved: dict[str, Any]) -> None:
+    for pipeline, name in OVERLAYS.items():
+        found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
+        for stage, arguments in zip(found.stages, resolved[pipeline], strict=True):
+            assert stage.id == arguments["stage_id"]
+            assert ",".join(map(str, stage.gpus)) == arguments["devices"]
+            assert stage.utilization == arguments["gpu_memory_utilization"]
+            assert stage.graphs == (not arguments["enforce_eager"])
+
+
+@pytest.mark.parametrize("key", [next(iter(m)) for m in MISTAKES])
+def test_settings_in_the_stage_itself_are_refused_by_the_loader(
+    key: str, resolved: dict[str, Any]
+) -> None:
+    assert f"no structured config owner: {key}" in resolved[key]
