@@ -23,10 +23,6 @@ MISTAKES: tuple[dict[str, object], ...] = (
     {"cpu_offload_gb": 4.0},
     {"swapd": {}},
 )
-    {"cpu_offload_enabled": True},
-    {"cpu_offload_gb": 4.0},
-    {"swapd": {}},
-)
 
 
 @pytest.fixture(scope="module")
