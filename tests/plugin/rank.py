@@ -67,6 +67,7 @@ class Rank:
         return self._lease is not None and self._lease.wanted
 
     def _take(self) -> None:
+        self._ranks.waits()
         self._lease = self._client.acquire(self._name, timeout=self._orders["timeout"])
         self._since = time.monotonic_ns()
 

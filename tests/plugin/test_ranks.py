@@ -132,51 +132,66 @@ def test_one_step_does_not_do_for_the_next(folders: list[Path]) -> None:
         first = made.step(0), made.step(1)
         for step in first:
             step.result(PATIENCE_S)
-        late = made.step(1)
-        asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def wanted() -> bool:
-            asked.put(None)
-            return False
-
-        later = made.step(1, wanted=wanted)  # behind `late`, in the same thread
-        assert not late.done()
+        late, later = made.step(1), made.step(1)
         made.step(0).result(PATIENCE_S)
         late.result(PATIENCE_S)
-        asked.get(timeout=PATIENCE_S)  # it waits, though rank 0 held for the step before
         assert not later.done()
         made.step(0).result(PATIENCE_S)
         later.result(PATIENCE_S)
 
 
-def test_who_waits_gives_back_what_is_wanted_then_or_later(folders: list[Path]) -> None:
-    with stage(*folders[:2]) as made:
-        kept = threading.Event()
-        kept.set()
-        others_want = threading.Event()
-        looked: queue.SimpleQueue[None] = queue.SimpleQueue()
-        gave_back: queue.SimpleQueue[None] = queue.SimpleQueue()
+def test_what_is_wanted_is_given_back_by_those_after_a_rank_that_waits(
+    folders: list[Path],
+) -> None:
+    with stage(*folders) as made:
+        kept = [threading.Event() for _ in folders]
+        looked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        gave_back: queue.SimpleQueue[int] = queue.SimpleQueue()
+        others_want, memory = threading.Event(), threading.Event()
 
-        def wanted() -> bool:
-            looked.put(None)
-            return kept.is_set() and others_want.is_set()
+        def wanted(rank: int) -> bool:
+            looked.put(rank)
+            return kept[rank].is_set() and others_want.is_set()
 
-        def give_back() -> None:
-            kept.clear()
-            gave_back.put(None)
+        def give_back(rank: int) -> None:
+            kept[rank].clear()
+            gave_back.put(rank)
 
-        step = made.step(1, wanted=wanted, give_back=give_back)
-        looked.get(timeout=PATIENCE_S)
+        def wait() -> None:
+            made.ranks[0].waits()
+            assert memory.wait(PATIENCE_S)
+
+        later = []
+        for rank in (1, 2):
+            kept[rank].set()
+            later.append(made.step(rank, nothing, partial(wanted, rank), partial(give_back, rank)))
+        first = made.step(0, wait)
+        assert {looked.get(timeout=PATIENCE_S) for _ in later} == {1, 2}
         made.ranks[1].wake()  # for nothing
-        looked.get(timeout=PATIENCE_S)
+        assert looked.get(timeout=PATIENCE_S) == 1
         assert gave_back.empty()
         others_want.set()
+        for rank in (1, 2):
+            made.ranks[rank].wake()
+            assert gave_back.get(timeout=PATIENCE_S) == rank
+        assert not any(step.done() for step in (first, *later))
+        memory.set()
+        for step in (first, *later):
+            step.result(PATIENCE_S)
+        assert gave_back.empty()
+
+
+def test_who_waits_for_a_rank_that_need_not_wait_keeps_what_is_wanted(folders: list[Path]) -> None:
+    """Else a step's first microseconds would end what was to finish before the stage gives way."""
+
+    def give_back() -> None:
+        raise AssertionError("nobody has to wait")
+
+    with stage(*folders[:2]) as made:
+        step = made.step(1, wanted=lambda: True, give_back=give_back)
         made.ranks[1].wake()
-        gave_back.get(timeout=PATIENCE_S)
-        assert not step.done()
         made.step(0).result(PATIENCE_S)
         step.result(PATIENCE_S)
-        assert gave_back.empty()
 
 
 def test_who_need_not_wait_keeps_what_is_wanted(folders: list[Path]) -> None:

@@ -7,14 +7,16 @@ stages on two GPUs could hold one each and wait for the other for ever. Two rule
 1. A rank asks for its lease when the rank before it holds one for this same step, and then tells
    the next. The order is that of the daemons, so it is the same for all stages, whichever GPU a
    stage's rank 0 is on.
-2. A lease kept from an earlier step is not held for this one until the rank's turn has come: a
-   rank that waits for its turn gives it back once it is wanted. Between steps `Stage` does.
+2. A lease kept from an earlier step is not held for this one until the rank's turn has come. A
+   rank that has to wait for its memory says so, and the ranks after it then give back what they
+   kept, once it is wanted. Between steps `Stage` does.
 
-That is enough. A lease that is wanted and stays is held for a step. Its rank waits for ranks later
-in the order only: those before it hold for that step too, or have done their share of it and gone
-on. Whoever is waited for so either holds, or waits at its daemon for another such lease. So all
-waits lead on to later daemons; there are no cycles, and what is waited for at the last is a step
-for which all ranks hold, which ends.
+That is enough. Call a lease firm if it is wanted and will not be given back before a step is over:
+it is held for that step, or kept by a rank before which nobody has to wait. The step then waits for
+ranks later in the order only, for those before hold too, or have done their share of it and gone
+on. Each of those is about to hold, or waits at its daemon for another firm lease. So all waits lead
+on to later daemons: there are no cycles, and the last of them is for a step that all ranks of a
+stage hold for, which ends.
 
 Hence ranks may keep and give back as each finds best; one that always fits, or whose daemon is
 gone, passes the word on all the same. All ranks must make the same calls in the same order: vLLM's
@@ -42,6 +44,7 @@ from swapd_client.errors import SwapdError
 MEET_S = 60.0
 
 _HOLDS = b"+"
+_WAITS = b"?"
 _CANNOT = b"-"
 _LONGEST = 4096
 _CREDENTIALS = struct.Struct("3i")
@@ -116,10 +119,10 @@ class Ranks:
     def turn(self, wanted: Callable[[], bool], give_back: Callable[[], None]) -> Iterator[None]:
         """Wait for this rank's turn; in the block it gets its lease, then the next is told.
 
-        Once for each step, also if the lease was kept. While this waits it calls `give_back()` if
-        `wanted()`, which it asks at once, and again after each `wake`. If the block raises, so do
-        the turns of the ranks that come later. Raises: RankGone; in the block or before it if the
-        last rank is gone, after it if the next one is, and the lease is then still held.
+        Once for each step, also if the lease was kept. The block calls `waits` before it waits for
+        memory. While an earlier rank waits, this one calls `give_back()` if `wanted()`, which it
+        asks at first, and again after each `wake`. If the block raises, so do the turns of the
+        ranks that come later. Raises: RankGone; if that is the next rank, the lease may be held.
         """
         try:
             self._wait(wanted, give_back)
@@ -130,6 +133,10 @@ class Ranks:
                 self._tell(_CANNOT + text.encode()[: _LONGEST - 1])
             raise
         self._tell(_HOLDS)
+
+    def waits(self) -> None:
+        """This rank, in its turn, is about to wait for memory. Does not block. Raises: RankGone."""
+        self._tell(_WAITS)
 
     def wake(self) -> None:
         """Have a rank that waits for its turn see whether its lease is wanted. Does not block."""
@@ -148,14 +155,23 @@ class Ranks:
     def _wait(self, wanted: Callable[[], bool], give_back: Callable[[], None]) -> None:
         if self._last is None:
             return
-        while (said := self._heard(self._last)) is None:
-            if wanted():
+        must_give = False
+        while (said := self._heard(self._last)) != _HOLDS:
+            if said == _WAITS:
+                must_give = True
+                self.waits()
+            elif said is not None:
+                raise RankGone(said[len(_CANNOT) :].decode(errors="replace"))
+            elif must_give and wanted():
                 give_back()
-            for fd, _ in self._poll.poll():
-                if fd == self._wake.fileno():
-                    os.eventfd_read(fd)
-        if said != _HOLDS:
-            raise RankGone(said[len(_CANNOT) :].decode(errors="replace"))
+            else:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        """Until the rank before says something, or somebody calls `wake`."""
+        for fd, _ in self._poll.poll():
+            if fd == self._wake.fileno():
+                os.eventfd_read(fd)
 
     def _heard(self, link: _Link) -> bytes | None:
         """What the rank before has said, or None if it has said nothing yet."""

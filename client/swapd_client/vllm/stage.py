@@ -136,6 +136,7 @@ class Stage:
             lease = self._workspace(nbytes)
         else:
             with self._ranks.turn(self._is_wanted, self._give_back):
+                self._ranks.waits()
                 lease = self._workspace(nbytes)
         with lease:
             yield
@@ -263,7 +264,7 @@ class Stage:
 
     def _hold(self, *, encoders: bool) -> None:
         names = self._all if encoders else self._main
-        if self._ranks is None:
+        if self._ranks is None or self._depth > 1:  # no rank lets go in the middle of a step
             self._take(names)
         else:
             with self._ranks.turn(self._is_wanted, self._give_back):
@@ -291,6 +292,8 @@ class Stage:
             self._give_back()
 
     def _acquire(self, names: tuple[str, ...]) -> None:
+        if self._ranks is not None:
+            self._ranks.waits()
         try:
             self._lease = self.client.acquire(*names)
         except (DaemonGone, ClientClosed) as exc:
