@@ -1,0 +1,64 @@
+"""Engines of two ranks: each rank's weights are at the daemon of its own device."""
+
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from tests.vllm.engines import (
+    REQUESTS,
+    TOKENS,
+    Engine,
+    EngineDied,
+    EngineFailed,
+    Scene,
+    on_swapd,
+    plain,
+)
+
+NAMES = ("thinker", "talker")
+RANKS = 2
+
+#: For a daemon that has one rank of each: room for one of them, and for its loading.
+ROOM_FOR_ONE = "44MiB"
+
+
+def serve(engines: Sequence[Engine]) -> list[list[list[list[int]]]]:
+    """What each answers to all requests, while the others do as well."""
+    for engine in engines:
+        engine.begin("serve", REQUESTS, TOKENS)
+    return [[answer for answer, _, _ in engine.result()] for engine in engines]
+
+
+def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None:
+    """With the tokens of plain vLLM; and when a rank of one is killed, the other goes on."""
+    without = scene.start(
+        *(plain(scene.models / name, tensor_parallel_size=RANKS) for name in NAMES)
+    )
+    expected = serve(without)
+    for engine in without:
+        engine.close()
+
+    daemons = [scene.daemon(budget=ROOM_FOR_ONE) for _ in range(RANKS)]
+    pattern = daemons[0].folder.with_name("d{gpu}")
+    thinker, talker = scene.start(
+        *(on_swapd(scene.models / name, pattern, tensor_parallel_size=RANKS) for name in NAMES)
+    )
+    for rank, daemon in enumerate(daemons):
+        names = {component.name for component in daemon.status().components}
+        assert names == {f"{name}.tp{rank}" for name in NAMES}
+    before = [daemon.status().evictions for daemon in daemons]
+    assert serve([thinker, talker]) == expected
+    for daemon, evictions in zip(daemons, before, strict=True):
+        status = daemon.status()
+        assert status.evictions > evictions, "they did not get into each other's way"
+        assert status.bytes_out == 0
+
+    thinker.ask(REQUESTS[0], TOKENS)
+    thinker.step(2)  # it has not finished, so it keeps its memory
+    talker.begin("serve", REQUESTS, TOKENS)
+    os.kill(thinker.children()[0], signal.SIGKILL)
+    with pytest.raises((EngineFailed, EngineDied)):
+        thinker.finish()
+    assert [answer for answer, _, _ in talker.result()] == expected[1]
