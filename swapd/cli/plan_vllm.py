@@ -221,10 +221,11 @@ def _turns(plan: GpuPlan) -> str:
         return "no stage here uses swapd"
     if not plan.takes_turns:
         return f"all weights ({size(weights)}) fit: nothing is moved, nobody waits"
+    turning = plan.takes_turns
+    who = f"the components of {turning[0]}" if len(turning) == 1 else ", ".join(turning)
     return (
-        f"{', '.join(plan.takes_turns)} take turns: {size(weights)} of weights. A request that "
-        f"uses each stage once moves {size(plan.moved_bytes)} and waits {seconds(plan.request_s)} "
-        "for it"
+        f"{who} take turns: {size(weights)} of weights. A request that uses each once moves "
+        f"{size(plan.moved_bytes)} and waits {seconds(plan.request_s)} for it"
     )
 
 

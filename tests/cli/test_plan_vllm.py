@@ -111,6 +111,17 @@ def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
     assert report["utilization"]["0"] < 0.4
 
 
+def test_of_a_single_stage_the_components_take_turns(tmp_path: Path) -> None:
+    (tmp_path / "wan2_2_ti2v.yaml").write_text("stages: [{stage_id: 0, enforce_eager: true}]")
+    path = tmp_path / "mine.yaml"
+    path.write_text((DEPLOY / "swapd_wan2_2.yaml").read_text())
+    parts = ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")
+    shown = swapd("plan", "--vllm", path, *parts, "--device-memory", "24GiB").stdout
+    assert "the components of wan take turns: 21.3 GiB of weights" in shown
+    assert "moves 19.94 GiB" in shown  # the VAE stays
+    assert "it would take" not in shown
+
+
 def test_sizes_are_read_from_the_model(qwen3: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
