@@ -5,17 +5,16 @@ for CUDA. Neither vLLM nor vLLM-Omni is imported; an installed one is looked int
 """
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from swapd.plan import pipelines
 from swapd.plan.advise import PlanError
+from swapd.plan.pipelines import Kind
 from swapd_client.offload.settings import InvalidSettings, OffloadSettings
 from swapd_client.vllm.options import options_of
-
-Kind = Literal["ar", "generation", "diffusion"]
 
 #: swapd's classes in a deploy file, by what kind of stage they are for.
 WORKERS: dict[Kind, str] = {
@@ -24,14 +23,11 @@ WORKERS: dict[Kind, str] = {
     "diffusion": "swapd_client.vllm.diffusion.DiffusionExtension",
 }
 _OURS = "swapd_client.vllm."
-#: Stages that turn codes into sound in one pass; all others are taken to decode.
-_GENERATING = ("code2wav", "token2wav")
 #: vLLM's own, where a stage says nothing.
 DEFAULT_UTILIZATION = 0.92
 
 #: Dictionaries of a stage that an overlay adds to; all others it replaces.
 _MERGED = ("default_sampling_params", "default_pooling_params", "engine_extras", "engine_args")
-_PACKAGE = "vllm_omni"
 
 
 class BadDeploy(PlanError):
@@ -78,7 +74,8 @@ def read(path: Path) -> Deploy:
     if not isinstance(listed, list) or not listed:
         old = "; stage_args is what older versions read" if "stage_args" in merged else ""
         raise BadDeploy(f"{path} lists no stages, under stages{old}")
-    stages = tuple(_stage(path, entry, merged) for entry in listed)
+    known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in _bases(path, own)])
+    stages = tuple(_stage(path, entry, merged, known.get(entry["stage_id"])) for entry in listed)
     ids = [s.id for s in stages]
     if len(set(ids)) < len(ids):
         raise BadDeploy(f"{path}: several stages have one stage_id; they are {ids}")
@@ -131,12 +128,11 @@ def _base(path: Path, named: object) -> Path:
     beside = path.parent / str(named)
     if beside.is_file():
         return beside.resolve()
-    spec = find_spec(_PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        shipped = Path(folder) / "deploy" / str(named)
-        if shipped.is_file():
-            return shipped.resolve()
-    also = "the installed vllm_omni has none of that name" if spec else "no vllm_omni is installed"
+    package = pipelines.folder()
+    if package is not None and (shipped := package / "deploy" / str(named)).is_file():
+        return shipped.resolve()
+    installed = "the installed vllm_omni has none of that name"
+    also = installed if package else "no vllm_omni is installed"
     raise BadDeploy(f"{path}: its base_config {named} is not beside it, and {also}")
 
 
@@ -153,6 +149,14 @@ def _with_base(path: Path, own: dict[str, Any], seen: tuple[Path, ...]) -> dict[
     cuda = [(p.get("platforms") or {}).get("cuda") or {} for p in (base, own)]
     merged["platforms"]["cuda"] = {"stages": _merged(*(c.get("stages") for c in cuda))}
     return merged
+
+
+def _bases(path: Path, own: Mapping[str, Any]) -> list[Path]:
+    """The file, what it is based on, and so on. `_with_base` has seen that this ends."""
+    if "base_config" not in own:
+        return [path]
+    base = _base(path, own["base_config"])
+    return [path, *_bases(base, _loaded(base))]
 
 
 def _merged(base: list[Any] | None, over: list[Any] | None) -> list[dict[str, Any]]:
@@ -185,7 +189,13 @@ def _all_at_once(merged: Mapping[str, Any]) -> bool:
 # --- one stage -----------------------------------------------------------------------------
 
 
-def _stage(path: Path, entry: dict[str, Any], deploy: Mapping[str, Any]) -> Stage:
+def _stage(
+    path: Path,
+    entry: dict[str, Any],
+    deploy: Mapping[str, Any],
+    known: tuple[str, Kind] | None,
+) -> Stage:
+    """`known`: its name and kind in its pipeline, if that is known."""
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
     flat = {**deploy, **entry}
@@ -197,8 +207,8 @@ def _stage(path: Path, entry: dict[str, Any], deploy: Mapping[str, Any]) -> Stag
     except InvalidSettings as exc:
         raise BadDeploy(str(exc)) from exc
     worker, extension = (str(flat.get(k) or "") for k in ("worker_cls", "worker_extension_cls"))
-    name = options.component or str(flat.get("model_stage") or f"stage{number}")
-    kind = _kind(worker, extension, name)
+    called, kind = known or (f"stage{number}", _kind(worker, extension))
+    name = options.component or called
     ours = worker.startswith(_OURS) or extension.startswith(_OURS)
     gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
     return Stage(
@@ -216,10 +226,11 @@ def _stage(path: Path, entry: dict[str, Any], deploy: Mapping[str, Any]) -> Stag
     )
 
 
-def _kind(worker: str, extension: str, name: str) -> Kind:
+def _kind(worker: str, extension: str) -> Kind:
+    """What a stage is, by the class it names."""
     if extension.startswith(_OURS):
         return "diffusion"
-    return "generation" if "Generation" in worker or name in _GENERATING else "ar"
+    return "generation" if "Generation" in worker else "ar"
 
 
 def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tuple[int, ...], int]:

@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.plan import stall
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.deploy import Kind
+from swapd.plan.pipelines import Kind
 from swapd.units import size
 
 _GIB = 1 << 30

@@ -143,10 +143,10 @@ def test_what_cannot_fit_is_refused_with_the_sum(qwen3: Path) -> None:
 
 def test_a_file_without_swapds_workers_is_told_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "shipped.yaml"
-    path.write_text("stages: [{stage_id: 0}, {stage_id: 1, model_stage: code2wav}]")
+    path.write_text("stages: [{stage_id: 0}]")
     said = refused(path, "0=1GiB", *CARD)
     assert f"base_config: shipped.yaml) set worker_cls: {AR} for stage0" in said
-    assert "GenerationWorker for code2wav" in said
+    assert "for a stage of diffusion it is worker_extension_cls: swapd_client.vllm" in said
 
 
 @pytest.mark.parametrize(

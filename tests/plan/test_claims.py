@@ -12,6 +12,7 @@ from swapd.plan.shares import LEAST_ROOM, Claim
 
 GIB = 1 << 30
 AR = {"worker_cls": "swapd_client.vllm.omni.ARWorker"}
+GENERATION = {"worker_cls": "swapd_client.vllm.omni.GenerationWorker"}
 DIFFUSION = {"worker_extension_cls": "swapd_client.vllm.diffusion.DiffusionExtension"}
 
 
@@ -133,7 +134,7 @@ def test_what_is_streamed_is_needed_in_part(
 
 def test_room_is_as_said_else_assumed_and_told(tmp_path: Path) -> None:
     kv = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
-    listed = stage(0, "a", **AR), kv, stage(2, "code2wav", **AR), stage(3, "c", **AR)
+    listed = stage(0, "a", **AR), kv, stage(2, "code2wav", **GENERATION), stage(3, "c", **AR)
     by_gpu, notes = claimed(tmp_path, *listed, rooms={"c": 9}, a=1, b=1, code2wav=1, c=1)
     assert [c.room for c in by_gpu[0]] == [LEAST_ROOM["ar"], 3 * GIB, LEAST_ROOM["generation"], 9]
     assert [c.said for c in by_gpu[0]] == [False, True, False, True]

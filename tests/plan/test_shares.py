@@ -3,7 +3,7 @@
 import pytest
 
 from swapd.plan.advise import DoesNotFit
-from swapd.plan.deploy import Kind
+from swapd.plan.pipelines import Kind
 from swapd.plan.shares import Claim, GpuPlan, Part, divide, utilization
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.plan import deploy
+from swapd.plan import deploy, pipelines
 from swapd_client.vllm.options import options_of
 from tests.vllm.environment import ROOT, environment
 
@@ -86,6 +86,17 @@ def test_the_plan_reads_what_the_loader_reads(resolved: dict[str, Any]) -> None:
             assert ",".join(map(str, stage.gpus)) == arguments["devices"]
             assert stage.utilization == arguments["gpu_memory_utilization"]
             assert stage.graphs == (not arguments["enforce_eager"])
+
+
+def test_the_plan_calls_stages_what_their_pipelines_call_them(resolved: dict[str, Any]) -> None:
+    for pipeline, name in OVERLAYS.items():
+        mine = yaml.safe_load((ROOT / "deploy" / "vllm-omni" / name).read_text())
+        bases = [name, mine["base_config"]]
+        known = pipelines.stages_of(mine.get("pipeline"), bases)
+        said = {number: called for number, (called, _) in known.items()}
+        assert said == {a["stage_id"]: a["model_stage"] for a in resolved[pipeline]}
+        workers = [a.get("worker_cls") or a["worker_extension_cls"] for a in resolved[pipeline]]
+        assert [deploy.WORKERS[kind] for _, kind in known.values()] == workers
 
 
 @pytest.mark.parametrize("key", [next(iter(m)) for m in MISTAKES])
