@@ -171,7 +171,7 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
         stated = {
             s.name: s.utilization or deploy.DEFAULT_UTILIZATION
             for s in found.stages
-            if s.ours and plan.gpu in s.gpus
+            if s.ours and s.kind != "diffusion" and plan.gpu in s.gpus
         }
         asked = round(sum(stated.values()) * plan.total_bytes) + plan.budget_bytes
         asked += sum(t.nbytes for t in plan.beside)

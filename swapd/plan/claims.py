@@ -53,7 +53,7 @@ def _claim(
         ours=stage.ours,
         parts=parts,
         at_once=_as_whole(stage),
-        room=said or (_room(stage) if stage.ours else _by_itself(deploy, stage, total)),
+        room=said or (_room(stage) if stage.ours else _by_itself(deploy, stage, parts, total)),
         said=said is not None or stage.kv_cache_bytes is not None,
         graphs=stage.graphs and stage.kind != "diffusion",
     )
@@ -65,7 +65,10 @@ def _room(stage: Stage) -> int:
     return LEAST_ROOM[stage.kind]
 
 
-def _by_itself(deploy: Deploy, stage: Stage, total: int) -> int:
+def _by_itself(deploy: Deploy, stage: Stage, parts: Sequence[Part], total: int) -> int:
+    """What a stage without swapd takes, weights included."""
+    if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
+        return sum(p.nbytes for p in parts) + LEAST_ROOM["diffusion"]
     if stage.utilization is None:
         raise PlanError(
             f"{deploy.path}: stage {stage.id} ({stage.name}) has not swapd's worker, and does not "

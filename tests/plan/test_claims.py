@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -147,6 +148,17 @@ def test_what_has_not_swapds_worker_takes_what_it_says(tmp_path: Path) -> None:
     assert by_gpu[0][1].room == 8 * GIB
     unsaid = stage(0, "a", **AR), stage(1, "asr")
     assert "say --room asr=SIZE" in refused(tmp_path, *unsaid, a=1)
+
+
+def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Path) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text(yaml.safe_dump({"stages": [stage(0, "a", **AR), stage(1, "dit")]}))
+    found = deploy.read(path)
+    pipeline = msgspec.structs.replace(found.stages[1], kind="diffusion")
+    found = msgspec.structs.replace(found, stages=(found.stages[0], pipeline))
+    sizes = [Component("a", GIB), Component("transformer", 20 * GIB), Component("vae", GIB)]
+    by_gpu, _ = claims.of(found, sizes, {}, {0: 80 * GIB})
+    assert by_gpu[0][1].room == 21 * GIB + LEAST_ROOM["diffusion"]
 
 
 @pytest.mark.parametrize(
