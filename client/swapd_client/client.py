@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 
     from swapd_client.offload.attachment import Attachment
     from swapd_client.offload.settings import OffloadSettings
+    from swapd_client.offload.strategy import Kind
     from swapd_client.weights.safetensors import Files
 
 #: What can be registered: a module's parameters, named tensors, named buffers, or what a load
 #: has planned.
 Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer] | Ready"
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 def connect(
@@ -461,6 +464,8 @@ class Client:
         blocks: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
         extra_tensors: Sequence[str] = (),
+        kinds: "Mapping[str, Kind]" = _NOTHING,
+        stay: Sequence[str] = (),
         **flags: Any,
     ) -> "Attachment":
         """Register a model's components, and bring each in around whatever runs it.
@@ -479,7 +484,9 @@ class Client:
 
         `wrap_methods`: methods that use a component's weights, beside the public ones of its own
         class; by component, or for all that have them. `extra_tensors`: names or patterns of
-        tensors that are neither parameters nor buffers, and never change.
+        tensors that are neither parameters nor buffers, and never change. `kinds`: which are a
+        "dit", an "encoder", a "vae", where that is not their name. `stay`: components that are
+        never evicted once in, whatever is said of the others.
 
         Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
         what cannot be attached, InvalidSettings, and as `register`.
@@ -504,6 +511,8 @@ class Client:
             blocks=_listed(blocks),
             wrap_methods=_listed(wrap_methods),
             extra_tensors=_listed(extra_tensors),
+            kinds=kinds,
+            stay=_listed(stay),
         )
         attachment = attach(self, model, arguments)
         self._attachments.append(attachment)

@@ -5,7 +5,7 @@ import torch
 
 from swapd_client import Client, InvalidSource
 from swapd_client.offload.settings import InvalidSettings, OffloadSettings
-from swapd_client.offload.strategy import How, kind_of, of_arguments, of_settings
+from swapd_client.offload.strategy import How, Kind, kind_of, of_arguments, of_settings
 from tests.offload.modules import TOKENS, Encoder, Model, seeded
 
 GIB = 1 << 30
@@ -189,6 +189,32 @@ def test_settings_name_the_components_unless_the_call_does(client: Client) -> No
         assert list(attachment.components) == ["vae"]
     with client.attach(model, ["transformer"], settings=settings) as attachment:
         assert list(attachment.components) == ["transformer"]
+
+
+def test_what_a_component_is_may_be_said_where_its_name_does_not(client: Client) -> None:
+    settings = OffloadSettings(enable_cpu_offload=True)
+    kinds: dict[str, Kind] = {"core": "dit", "mllm": "encoder"}
+    model = torch.nn.ModuleDict({"core": torch.nn.Linear(4, 4), "mllm": torch.nn.Linear(4, 4)})
+    with client.attach(model, ["core", "mllm"], settings=settings, kinds=kinds):
+        there = {c.name: c for c in client.status().components}
+        assert there["core"].group == there["mllm"].group is not None
+        assert {c.policy for c in there.values()} == {"alternating"}
+    with pytest.raises(InvalidSource, match="kinds: no component is called 'vae'; there are: core"):
+        client.attach(model, ["core"], settings=settings, kinds={"vae": "vae"})
+
+
+def test_those_that_are_to_stay_are_not_evicted_whatever_is_said_of_the_others(
+    client: Client,
+) -> None:
+    model = seeded(Model)
+    settings = OffloadSettings(cpu_offload_enabled=True, cpu_offload_strategy="sequential")
+    with client.attach(model, ["transformer", "vae"], settings=settings, stay=["vae"]):
+        assert {c.name: c.policy for c in client.status().components} == {
+            "transformer": "sequential",
+            "vae": "resident",
+        }
+    with pytest.raises(InvalidSource, match="stay: no component is called 'unet'"):
+        client.attach(model, ["vae"], stay=["unet"])
 
 
 def test_settings_twice_or_misspelt_are_refused(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +19,7 @@ from swapd_client.offload.installing import Installer, Methods, methods_of
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
-from swapd_client.offload.strategy import How
+from swapd_client.offload.strategy import How, Kind
 
 log = logging.getLogger("swapd_client")
 
@@ -37,6 +37,10 @@ class Arguments:
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
     wrap_methods: Methods
     extra_tensors: Sequence[str]
+    #: Where a component's name does not say what it is.
+    kinds: Mapping[str, Kind]
+    #: Those that are never evicted, whatever is said of the others.
+    stay: Sequence[str]
 
 
 def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
@@ -139,12 +143,20 @@ class _Attaching:
         """By component; what is in another, or has others in it, excludes nobody."""
         given = self._arguments
         sizes = {one.name: self._own_bytes(one) for one in self._found}
+        _refuse_unknown("kinds", given.kinds, sizes)
+        _refuse_unknown("stay", given.stay, sizes)
+
+        def kind_of(name: str) -> Kind:
+            return given.kinds.get(name) or strategy.kind_of(name)
+
+        moving = {name: nbytes for name, nbytes in sizes.items() if name not in given.stay}
         if given.settings is not None:
-            hows = strategy.of_settings(sizes, given.settings)
+            hows = strategy.of_settings(moving, given.settings, kind_of)
         else:
-            hows = dict.fromkeys(sizes, given.how)
+            hows = dict.fromkeys(moving, given.how)
         if hows:
-            hows = strategy.of_arguments(sizes, hows, given.resident, given.blocks)
+            hows = strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
+        hows |= dict.fromkeys(given.stay, How("resident"))
         for name, how in hows.items():
             if how.exclusive and self._is_nested(name):
                 hows[name] = replace(how, policy="lru", exclusive=False, part_of="")
@@ -225,6 +237,14 @@ def _described(one: Attached, streamed: Mapping[str, Streamed]) -> str:
     blocks = streamed[one.name].blocks if one.name in streamed else ()
     how = f", streamed in {len(blocks)} block{'s' * (len(blocks) > 1)}" if blocks else ""
     return f"{one.name} ({size(one.nbytes)}{how})"
+
+
+def _refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> None:
+    for name in names:
+        if name not in there:
+            raise InvalidSource(
+                f"{what}: no component is called {name!r}; there are: {', '.join(there)}"
+            )
 
 
 def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -1,13 +1,16 @@
 """What the settings mean for each component of a model. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from swapd.protocol import Policy
 from swapd.units import parse_size
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.find import DITS, ENCODERS, VAES
 from swapd_client.offload.settings import OffloadSettings
+
+Kind = Literal["dit", "encoder", "vae", ""]
 
 #: The family of all encoders: they exclude the DiTs, but not each other.
 ENCODERS_FAMILY = "encoders"
@@ -28,15 +31,19 @@ class How:
     resident: int | str | None = None
 
 
-def kind_of(name: str) -> str:
-    """What a component is, by its name: "dit", "encoder", "vae", or ""."""
+def kind_of(name: str) -> Kind:
+    """What a component is, by its name; "" if that does not say."""
     last = name.rpartition(".")[2]
     bare = last.rstrip("0123456789").rstrip("_")
-    kinds = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
+    kinds: dict[Kind, tuple[str, ...]] = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
     return next((kind for kind, names in kinds.items() if last in names or bare in names), "")
 
 
-def of_settings(sizes: Mapping[str, int], settings: OffloadSettings) -> dict[str, How]:
+def of_settings(
+    sizes: Mapping[str, int],
+    settings: OffloadSettings,
+    kind_of: Callable[[str], Kind] = kind_of,
+) -> dict[str, How]:
     """`sizes`: of the components, bytes. Without a switch that is on there is none to say."""
     match settings.mode:
         case "off":
@@ -49,12 +56,12 @@ def of_settings(sizes: Mapping[str, int], settings: OffloadSettings) -> dict[str
             hows = {name: _ALTERNATING.get(kind_of(name), How()) for name in sizes}
         case "layerwise":
             hows = {name: _STAYING.get(kind_of(name), How()) for name in sizes}
-            for name in _worth_streaming(sizes):
+            for name in _worth_streaming(sizes, kind_of):
                 hows[name] = How(streamed=True)
         case "partial":
             hows = dict.fromkeys(sizes, How())
     if settings.offloaded_bytes:
-        for name in _worth_streaming(sizes):
+        for name in _worth_streaming(sizes, kind_of):
             how = hows[name]
             rest = max(sizes[name] - settings.offloaded_bytes, 0)
             hows[name] = How(how.policy, how.exclusive, how.part_of, True, rest)
@@ -69,7 +76,7 @@ _ALTERNATING = {
 }
 
 
-def _worth_streaming(names: Mapping[str, int]) -> list[str]:
+def _worth_streaming(names: Mapping[str, int], kind_of: Callable[[str], Kind]) -> list[str]:
     """The DiTs; if there are none, what is neither an encoder nor a VAE; if need be, all."""
     dits = [name for name in names if kind_of(name) == "dit"]
     return dits or [name for name in names if not kind_of(name)] or list(names)
@@ -80,6 +87,7 @@ def of_arguments(
     hows: Mapping[str, How],
     resident: int | str | Mapping[str, int | str] | None,
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    kind_of: Callable[[str], Kind] = kind_of,
 ) -> dict[str, How]:
     """`hows`, and what `attach` was told to stream: what `resident` or `blocks` names.
 
@@ -89,7 +97,7 @@ def of_arguments(
     for what, given in (("resident", resident), ("blocks", blocks)):
         if given is None:
             continue
-        names = list(given) if isinstance(given, Mapping) else _worth_streaming(sizes)
+        names = list(given) if isinstance(given, Mapping) else _worth_streaming(sizes, kind_of)
         for name in names:
             if name not in changed:
                 raise InvalidSource(
