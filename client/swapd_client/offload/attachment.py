@@ -13,7 +13,7 @@ import torch
 
 from swapd.units import size
 from swapd_client.client import Client
-from swapd_client.errors import ClientClosed, InvalidSource, SwapdError
+from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Held, Leased, Passed, here
 
@@ -116,6 +116,9 @@ class Attachment:
         self.summary = ""
         #: Attaches the model again, as it is now, to what is registered and to what is not yet.
         self.again: Callable[[], None] = _nothing
+        #: Called by a component's call that finds the daemon gone: it is to let go of all of this
+        #: (`Client.close`), and the call then goes on. None: the call raises.
+        self.when_gone: Callable[[], None] | None = None
         self._client = client
         self._prefix = prefix
         #: Undoes what was done to modules.
@@ -172,6 +175,12 @@ class Attachment:
         one = min(around, key=lambda one: len(list(one.module.modules())))  # the innermost
         blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
         return [], next(blocks, one.held)
+
+    def daemon_gone(self, error: DaemonGone) -> None:
+        """A call finds the daemon gone. Raises `error` unless somebody sees to it."""
+        if self.when_gone is None:
+            raise error
+        self.when_gone()
 
     def to_undo(self, undo: Callable[[], None]) -> None:
         """Something was done to a module; `undo()` is called when it is detached."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from swapd_client.errors import NotWhileAttached, SwapdError
+from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError
 from swapd_client.offload import generators
 from swapd_client.offload.aside import Pair
 from swapd_client.offload.growth import Growth
@@ -32,10 +32,12 @@ class Gate:
         all_of_it: Held,
         parameters: tuple[torch.Tensor, ...] = (),
         grown: Growth | None = None,
+        gone: Callable[[DaemonGone], None] | None = None,
     ) -> None:
         """`held` is what an entry here holds: the component, or a block of it; `whole` is held
         whenever any of it is, and with `all_of_it` there is nothing left to hold. `parameters`:
-        those that backward would read.
+        those that backward would read. `gone(error)` is told that the daemon is, and raises, or
+        sees to it that there is nothing to hold any more.
         """
         self.name = name
         self.held = held
@@ -43,6 +45,7 @@ class Gate:
         self.all_of_it = all_of_it
         self._parameters = parameters
         self._grown = grown
+        self._gone = gone
 
     def enter(self, by: object, frame: FrameType | None = None) -> None:
         """A call begins, and its thread does not have it. `frame`: the call, if its end may be
@@ -54,7 +57,12 @@ class Gate:
         scope.reap()
         if self.whole not in scope:
             self._check()
-        scope.enter(self.held, frame, by)
+        try:
+            scope.enter(self.held, frame, by)
+        except DaemonGone as exc:
+            if self._gone is None:
+                raise
+            self._gone(exc)
 
     def leave(self, entry: Entry, output: Any) -> None:
         """That call ends. Raises: NotWhileAttached, and as a release."""

@@ -61,12 +61,13 @@ class Installer:
         self._roots = roots
         self._starts = starts
         self._hooked: set[int] = set()
+        self._gone = attachment.daemon_gone
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
         """A module that uses some of what components are made of, and is in none alone."""
         held = Leased(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
-        self._hook(module, Gate("+".join(names), held, held, held, parameters))
+        self._hook(module, Gate("+".join(names), held, held, held, parameters, None, self._gone))
 
     def component(self, one: Attached, methods: Sequence[str]) -> None:
         """One component, which has something to hold."""
@@ -79,10 +80,10 @@ class Installer:
             for parameter in module._parameters.values()
             if parameter is not None
         )
-        whole = Gate(one.name, one.held, one.held, one.all_of_it, parameters, grown)
+        whole = Gate(one.name, one.held, one.held, one.all_of_it, parameters, grown, self._gone)
         inside: dict[int, Gate] = {}
         for block, held in one.blocks.items():
-            gate = Gate(one.name, held, one.held, one.all_of_it, parameters, grown)
+            gate = Gate(one.name, held, one.held, one.all_of_it, parameters, grown, self._gone)
             inside.update((id(module), gate) for module in block.modules())
             if (pair := self._hook(block, gate)) and isinstance(one.held, Passed):
                 one.held.hooks.pairs.append(pair)
