@@ -51,6 +51,8 @@ class _Span:
         else:
             if self._give_back is None:
                 _collected.start()
+                if scope.kept is not None:  # it may be given back by another thread
+                    scope.kept.end()
                 self._give_back = self._held.take()
             scope.lend(self._held)
         try:

@@ -40,6 +40,16 @@ class Held(Protocol):
         """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
 
 
+class Kept(Protocol):
+    """What a thread has of things that it does not hold by any call."""
+
+    def take(self, held: Held) -> Callable[[], None]:
+        """As `held.take()`; what is returned may keep it instead."""
+
+    def end(self) -> None:
+        """Give all of it back. Raises what giving back raises."""
+
+
 class Leased:
     """Components under one lease."""
 
@@ -159,6 +169,8 @@ class Scope:
     def __init__(self) -> None:
         self._counts: dict[Held, _Count] = {}
         self._entries: list[Entry] = []
+        #: Through it things are taken, if there is one; see `turn.py`.
+        self.kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"<Scope {self._counts}>"
@@ -192,7 +204,11 @@ class Scope:
         if count is not None:
             count.n += 1
         else:
-            self._counts[held] = _Count(held.take())
+            self._counts[held] = _Count(self.take(held))
+
+    def take(self, held: Held) -> Callable[[], None]:
+        """Have it; what is returned gives it back. Raises as `Client.acquire`."""
+        return held.take() if self.kept is None else self.kept.take(held)
 
     def lend(self, held: Held) -> None:
         """Hold once more what is there anyway, under a lease of the caller's."""

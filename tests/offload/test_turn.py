@@ -1,0 +1,118 @@
+"""A turn: what a call brought in stays for the calls after it, within a bound."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import swapd_client
+from swapd import spawn
+from swapd_client import Client
+from swapd_client.offload.scope import Leased, here
+from swapd_client.offload.turn import Turn, turn
+from tests.offload.modules import Model, leases, seeded
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple[Client, Client]]:
+    """Two clients of a daemon in which nobody has a quantum: who waits is told of at once."""
+    with (
+        spawn.daemon(budget=4 << 20, isolation="strict", residency_factor=0) as daemon,
+        swapd_client.connect(daemon.folder) as one,
+        swapd_client.connect(daemon.folder) as other,
+    ):
+        yield one, other
+
+
+def test_a_component_is_held_from_call_to_call_until_another_is_needed(client: Client) -> None:
+    model = seeded(Model)
+    hidden = torch.zeros(1, 256)
+    with client.attach(model):
+        with turn(client, 10.0):
+            model.transformer(hidden)
+            assert leases(client) == {"text_encoder": 0, "transformer": 1, "vae": 0}
+            with turn(client, 10.0):  # the same
+                model.transformer(hidden)
+            assert leases(client)["transformer"] == 1
+            model.vae.decode(hidden)
+            assert leases(client) == {"text_encoder": 0, "transformer": 0, "vae": 1}
+        assert set(leases(client).values()) == {0}
+        assert here().kept is None
+
+
+def test_a_turn_that_fails_gives_all_back(client: Client) -> None:
+    model = seeded(Model)
+
+    def request() -> None:
+        with turn(client, 10.0):
+            model.transformer(torch.zeros(1, 256))
+            model.transformer(torch.zeros(1, 3))
+
+    with client.attach(model):
+        with pytest.raises(RuntimeError, match="shapes"):
+            request()
+        assert set(leases(client).values()) == {0}
+
+
+class Chunks(nn.Module):
+    """A VAE that hands out what it has decoded, bit by bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(256, 8)
+
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for row in x:
+            yield self.out(row)
+
+
+def test_what_runs_later_is_held_beside_nothing_that_is_kept(client: Client) -> None:
+    model = seeded(nn.ModuleDict, {"transformer": nn.Linear(256, 256), "vae": Chunks()})
+    with client.attach(model), turn(client, 10.0):
+        chunks = model["vae"](torch.zeros(2, 256))
+        model["transformer"](torch.zeros(1, 256))
+        next(chunks)
+        assert leases(client) == {"transformer": 0, "vae": 1}
+        assert len(list(chunks)) == 1
+
+
+def test_what_is_wanted_is_kept_until_the_request_ends(busy: tuple[Client, Client]) -> None:
+    one, other = busy
+    model = seeded(nn.ModuleDict, {"transformer": nn.Linear(700, 700)})
+    other.register("filler", {"x": bytes(4 << 20)})
+    asked = threading.Thread(target=lambda: other.acquire("filler").release())
+    told = threading.Event()
+    one.session.when_wanted(told.set)
+    with one.attach(model):
+        with turn(one, 1000.0):
+            model["transformer"](torch.zeros(1, 700))
+            asked.start()
+            assert told.wait(20)
+            model["transformer"](torch.zeros(1, 700))
+            assert leases(one)["transformer"] == 1
+        asked.join(20)
+        assert not asked.is_alive()
+
+
+def test_what_is_wanted_is_not_kept_beyond_the_bound(busy: tuple[Client, Client]) -> None:
+    one, _ = busy
+    one.register("dit", {"x": bytes(100)})
+    held = Leased(one, ["dit"])
+    now = 100.0
+    kept = Turn(one, 10.0, lambda: now)
+    kept.take(held)()
+    assert leases(one) == {"dit": 1}
+    one.session.wanted.add("dit")
+    kept.take(held)()
+    now = 109.0
+    kept.take(held)()
+    assert leases(one) == {"dit": 1}
+    now = 110.0
+    kept.take(held)()
+    assert leases(one) == {"dit": 0}
+    kept.take(held)()  # wanted again, or still: the bound begins anew
+    assert leases(one) == {"dit": 1}
+    kept.end()
+    assert leases(one) == {"dit": 0}
