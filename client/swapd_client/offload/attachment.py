@@ -118,7 +118,7 @@ class Attachment:
         self.again: Callable[[], None] = _nothing
         #: Called by a component's call that finds the daemon gone: it is to let go of all of this
         #: (`Client.close`), and the call then goes on. None: the call raises.
-        self.when_gone: Callable[[], None] | None = None
+        self.when_gone: Callable[[DaemonGone], None] | None = None
         self._client = client
         self._prefix = prefix
         #: Undoes what was done to modules.
@@ -180,7 +180,7 @@ class Attachment:
         """A call finds the daemon gone. Raises `error` unless somebody sees to it."""
         if self.when_gone is None:
             raise error
-        self.when_gone()
+        self.when_gone(error)
 
     def to_undo(self, undo: Callable[[], None]) -> None:
         """Something was done to a module; `undo()` is called when it is detached."""
