@@ -1,5 +1,7 @@
 """An engine in a process of its own: `python -m tests.vllm.engine`, driven through pipes.
 
+$TESTS_VLLM_DRIVES may name another class to be driven than `Engine` (`diffusion.py`).
+
 A line on stdin is a command in JSON, and is answered by a line on what was stdout; everything
 that vLLM prints goes to stderr. Ends when stdin does.
 """
@@ -11,6 +13,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Any, TextIO
 
 #: Of a command's answer when it raised: the whole of what was said, no more than that.
@@ -24,7 +27,12 @@ PRELOADED = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
     "vllm_omni",
+    "vllm_omni.diffusion.executor.uniproc_executor",
+    "vllm_omni.diffusion.worker.diffusion_worker",
 )
+
+#: The environment variable that says what is driven.
+DRIVES = "TESTS_VLLM_DRIVES"
 
 
 def load() -> None:
@@ -115,7 +123,7 @@ class Engine:
 
 
 def serve(commands: TextIO, answers: TextIO) -> None:
-    engine = Engine()
+    engine = resolve_name(os.environ.get(DRIVES, f"{Engine.__module__}:Engine"))()  # noqa: TID251
     for line in commands:
         command = json.loads(line)
         try:

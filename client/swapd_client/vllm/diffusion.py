@@ -1,0 +1,232 @@
+"""The worker extension for vllm-omni's diffusion stages, which `worker_extension_cls` names.
+
+vllm-omni puts it before its own worker class, so that what is overridden here is called first. The
+pipeline loads under a workspace lease; then its components' weights move into swapd, and each comes
+in for the calls that use it. Lives here: which calls those are, and what is refused.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+from vllm_omni.diffusion.offloader.module_collector import ModuleDiscovery
+from vllm_omni.diffusion.worker.diffusion_worker import (
+    CustomPipelineWorkerExtension,
+    DiffusionWorker,
+)
+
+from swapd_client.offload.strategy import Kind
+from swapd_client.vllm import checkpoint, register, versions
+from swapd_client.vllm.options import Options, options_of
+from swapd_client.vllm.pipeline import Components, Weights, Whole, as_whole
+from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.worker import Unsupported
+
+if TYPE_CHECKING:
+
+    class _Above(CustomPipelineWorkerExtension, DiffusionWorker):  # type: ignore[misc]
+        """What comes after the extension in the class that vllm-omni makes."""
+else:
+    _Above = CustomPipelineWorkerExtension
+
+
+class _Swapd:
+    """What one worker has with swapd."""
+
+    def __init__(self, worker: Any) -> None:
+        """Connect. Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning."""
+        register()  # vllm-omni does where its plugins are not filtered
+        versions.check()
+        config = worker.od_config
+        where = f"stage {config.stage_id}"
+        options = options_of(config.additional_config, where)
+        _refuse(config, where)
+        name = options.component or f"stage{config.stage_id}"
+        whole = as_whole(options, name, config.num_gpus)
+        if config.num_gpus > 1:
+            name = f"{name}.rank{worker.rank}"
+        self.options = options
+        self.whole = whole is not None
+        self.stage = Stage.connect(whole or options, name, gpu=_gpu(worker))
+        #: Once they are loaded.
+        self.weights: Weights | None = None
+        #: Memory for loading, while it loads.
+        self.loading = ExitStack()
+
+    def take(self, pipeline: Any) -> int:
+        """Move a pipeline's weights into swapd; how many bytes. Raises as `Components`, `Whole`."""
+        if self.whole:
+            self.weights = Whole(self.stage, pipeline)
+        else:
+            self.weights = Components(self.stage, self.options, pipeline, _kinds(pipeline))
+        return self.weights.nbytes
+
+
+class _Overriding(type):
+    """Of a class that overrides a worker's methods: `dir` does not list those.
+
+    vllm-omni warns of each that it may conflict with the worker's. It is to.
+    """
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if not hasattr(DiffusionWorker, name)]
+
+
+class DiffusionExtension(_Above, metaclass=_Overriding):
+    """vllm-omni's diffusion worker, with its pipeline's weights in swapd."""
+
+    _swapd: _Swapd | None = None
+
+    # --- loading -------------------------------------------------------------------------
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load under a workspace lease, which `init_lora_manager` ends.
+
+        Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning.
+        """
+        if self._swapd is None:
+            self._swapd = _Swapd(self)
+        swapd = self._swapd
+        nbytes = _load_bytes(self.od_config, swapd.options)
+        swapd.loading.enter_context(swapd.stage.loading(nbytes))
+        try:
+            super().load_model(*args, **kwargs)
+        except BaseException:
+            swapd.loading.close()
+            raise
+        if self.model_runner.pipeline is None:  # a dummy: `re_init_pipeline` loads
+            swapd.loading.close()
+
+    def init_lora_manager(self) -> None:
+        """The last step of loading: some LoRAs are added to the weights here. Then they move."""
+        swapd = self._swapd
+        assert swapd is not None
+        with swapd.loading:
+            super().init_lora_manager()
+            runner = self.model_runner
+            if runner.pipeline is None or swapd.weights is not None:
+                return
+            moved = swapd.take(runner.pipeline)
+            # what vllm-omni takes off what the stage may use: these bytes are of swapd's --budget
+            runner.model_memory_usage = max(runner.model_memory_usage - moved, 0)
+
+    def re_init_pipeline(self, custom_pipeline_args: dict[str, Any]) -> None:
+        swapd = self._swapd
+        if swapd is not None and swapd.weights is not None:
+            with swapd.stage.loading(swapd.weights.nbytes):
+                swapd.weights.take_back()
+                swapd.weights = None
+        super().re_init_pipeline(custom_pipeline_args)
+
+    # --- calls that compute --------------------------------------------------------------
+
+    def _request(self) -> AbstractContextManager[None]:
+        swapd = self._swapd
+        return nullcontext() if swapd is None or swapd.weights is None else swapd.weights.request()
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        with self._request():
+            return super().execute_model(*args, **kwargs)
+
+    def execute_model_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with self._request():
+            return super().execute_model_batch(*args, **kwargs)
+
+    def execute_stepwise(self, *args: Any, **kwargs: Any) -> Any:
+        with self._request():
+            return super().execute_stepwise(*args, **kwargs)
+
+    def determine_available_kv_memory(self, *args: Any, **kwargs: Any) -> Any:
+        with self._request():
+            return super().determine_available_kv_memory(*args, **kwargs)
+
+    def submit_interaction(self, *args: Any, **kwargs: Any) -> Any:
+        with self._request():
+            return super().submit_interaction(*args, **kwargs)
+
+    def add_lora(self, lora_request: Any) -> Any:
+        with self._request():
+            return super().add_lora(lora_request)
+
+    # --- what does not go with it ----------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> int:
+        raise Unsupported(_SLEEP)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        raise Unsupported(_SLEEP)
+
+    def handle_sleep_task(self, task: Any) -> Any:
+        raise Unsupported(_SLEEP)
+
+    def handle_wake_task(self, task: Any) -> Any:
+        raise Unsupported(_SLEEP)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if (swapd := self._swapd) is not None:
+            self._swapd = None
+            swapd.loading.close()
+            swapd.stage.close()
+
+
+_SLEEP = (
+    "sleep mode does not go with swapd, which takes an idle stage's memory whenever another needs "
+    "it: leave out enable_sleep_mode, and do not put this stage to sleep"
+)
+
+
+def _refuse(config: Any, where: str) -> None:
+    """Raise Unsupported for what does not go with swapd."""
+    why = ""
+    if config.enable_sleep_mode:
+        why = _SLEEP
+    elif config.diffusion_offload_config:
+        why = _instead("diffusion_offload_config", "cpu_offload_enabled: true")
+    elif config.enable_distributed_layerwise_offload:
+        why = _instead("enable_distributed_layerwise_offload", "enable_layerwise_offload: true")
+    elif config.enable_layerwise_offload:
+        why = _instead("enable_layerwise_offload", "enable_layerwise_offload: true")
+    elif config.enable_cpu_offload:
+        why = _instead("enable_cpu_offload", "enable_cpu_offload: true")
+    elif config.parallel_config.use_hsdp:
+        why = "HSDP keeps parts of the weights on other GPUs: set use_hsdp: false"
+    if why:
+        raise Unsupported(f"{where}: {why}")
+
+
+def _instead(theirs: str, ours: str) -> str:
+    return (
+        f"vllm-omni's own offloading moves weights too: instead of {theirs} say additional_config: "
+        f"{{swapd: {{{ours}}}}}"
+    )
+
+
+def _kinds(pipeline: Any) -> Mapping[str, Kind]:
+    """What a pipeline consists of, as vllm-omni's own offloading would have it."""
+    found = ModuleDiscovery.discover(pipeline)
+    kinds: dict[str, Kind] = dict.fromkeys(found.encoder_names, "encoder")
+    kinds |= dict.fromkeys(found.dit_names, "dit")
+    for name in found.vae_names:
+        kinds.setdefault(name, "vae")
+    return kinds
+
+
+def _gpu(worker: Any) -> int | None:
+    """The physical index of the worker's GPU; None on a CPU."""
+    if worker.device.type != "cuda":
+        return None
+    return int(current_platform.device_id_to_physical_device_id(worker.local_rank))
+
+
+def _load_bytes(config: Any, options: Options) -> int | None:
+    """How much is loaded; None if the files do not say. Each component has a folder of its own."""
+    if options.load_workspace is not None:
+        return options.load_workspace
+    folder = Path(config.model)
+    if not (folder / "model_index.json").is_file():
+        return checkpoint.nbytes_of(config.model, "")
+    sizes = [checkpoint.nbytes_of(str(path), "") for path in folder.iterdir() if path.is_dir()]
+    return sum(size or 0 for size in sizes) or None

@@ -1,0 +1,187 @@
+"""A diffusion pipeline's weights in swapd: which components there are, and how they share the GPU.
+
+Lives here: what the settings mean for a pipeline, its hooks, a request's turn. May not live here:
+vLLM, and what a worker does when.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import msgspec
+from torch.nn import Module
+
+from swapd.units import size
+from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.offload import find
+from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.settings import InvalidSettings
+from swapd_client.offload.strategy import Kind
+from swapd_client.offload.turn import turn
+from swapd_client.vllm.options import Options
+from swapd_client.vllm.stage import Stage
+
+log = logging.getLogger("swapd_client")
+
+#: In `cpu_offload_components`: all of the pipeline, as one component.
+WHOLE = "."
+
+_IN_WORDS = {
+    "off": "each comes in when it is called, and goes when others need the memory",
+    "alternating": "one is in at a time, and stays until another is called",
+    "sequential": "each comes in for a call and leaves after it",
+    "model": "DiTs and encoders take turns, and what decodes stays",
+    "layerwise": "DiTs come in block by block, the others when they are called",
+    "partial": "so much stays on the host, and comes in block by block",
+}
+
+
+class Weights(Protocol):
+    """The weights of one loaded pipeline, in swapd."""
+
+    #: How much that is.
+    nbytes: int
+
+    def request(self) -> AbstractContextManager[None]:
+        """Around any call that computes."""
+
+    def take_back(self) -> None:
+        """Have all of it in private memory again. Raises as `Client.unregister`."""
+
+
+class Components:
+    """Each component by itself, brought in by hooks around its calls."""
+
+    def __init__(
+        self, stage: Stage, options: Options, pipeline: Module, kinds: Mapping[str, Kind]
+    ) -> None:
+        """Move the weights into swapd. Blocks for the copies.
+
+        `kinds`: what the pipeline consists of, by path. Raises: InvalidSettings, and as
+        `Client.attach`; then the pipeline is as it was.
+        """
+        self._stage = stage
+        self._within_s = options.finish_within_s
+        names, kinds = _components(pipeline, kinds)
+        stay = _stay(stage.name, names, options)
+        self._attachment = _attach(stage, options, pipeline, names, kinds, stay)
+        self._attachment.when_gone = stage.go_alone
+        self.nbytes = sum(one.nbytes for one in self._attachment.components.values())
+        said = "" if stay == names else f"; {_IN_WORDS[options.offload.mode]}"
+        if stay:
+            said += f"; on the GPU for good, once in: {', '.join(stay)}"
+        log.info("%s has %s in swapd%s", stage.name, size(self.nbytes), said)
+
+    def __repr__(self) -> str:
+        return f"<Components {self._attachment}>"
+
+    def request(self) -> AbstractContextManager[None]:
+        """In it, what a call brings in stays until something else is called.
+
+        Once others are to have the memory, it stays for `finish_within_s` at most.
+        """
+        return turn(self._stage.client, self._within_s)
+
+    def take_back(self) -> None:
+        self._attachment.detach()
+
+
+class Whole:
+    """All of it as one component, held while anything computes."""
+
+    def __init__(self, stage: Stage, pipeline: Module) -> None:
+        """Move the weights into swapd. Blocks for the copies. Raises as `Stage.take`."""
+        self._stage = stage
+        self.nbytes = stage.take({"": pipeline})
+
+    def request(self) -> AbstractContextManager[None]:
+        return self._stage.using()
+
+    def take_back(self) -> None:
+        client = self._stage.client
+        for name in list(client.session.components):
+            client.unregister(name)
+
+
+def as_whole(options: Options, name: str, ranks: int) -> Options | None:
+    """The options of a stage that is one component, called `name`; None if it is several.
+
+    Raises: InvalidSettings for what cannot be, with several ranks.
+    """
+    offload = options.offload
+    if offload.cpu_offload_components != (WHOLE,):
+        if ranks == 1:
+            return None
+        if offload.cpu_offload_components or offload.mode not in ("off", "alternating"):
+            raise InvalidSettings(
+                f"{name} runs on {ranks} GPUs, and comes and goes there as one: of the offloading "
+                "settings leave all but cpu_offload_enabled out"
+            )
+    elif not offload.cpu_offload_enabled:
+        raise InvalidSettings(
+            f"{name}: cpu_offload_components: ['{WHOLE}'] goes with cpu_offload_enabled: true"
+        )
+    whole = msgspec.structs.replace(offload, cpu_offload_components=(name,))
+    return msgspec.structs.replace(options, offload=whole)
+
+
+def _components(
+    pipeline: Module, declared: Mapping[str, Kind]
+) -> tuple[list[str], dict[str, Kind]]:
+    """The components' names, and what they are; a list of modules stands for those in it."""
+    roots = find.roots_of(pipeline)
+    found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]
+    kinds: dict[str, Kind] = {}
+    seen: set[int] = set()
+    for one, kind in found:
+        if id(one.module) not in seen:  # it may be declared twice
+            seen.add(id(one.module))
+            kinds[one.name] = kind
+    return list(kinds) or [WHOLE], kinds
+
+
+def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
+    """Those that never leave: all, or those that nobody named if somebody named some.
+
+    Raises: InvalidSettings.
+    """
+    offload = options.offload
+    if offload.mode == "off":
+        return list(names) if options.offload_said else []
+    if (named := offload.cpu_offload_components) is None:
+        return []
+    for one in named:
+        if not any(fnmatchcase(name, one) for name in names):
+            raise InvalidSettings(
+                f"{stage}: cpu_offload_components names {one!r}; this pipeline has "
+                f"{', '.join(names)}, and '{WHOLE}' is all of it"
+            )
+    return [name for name in names if not any(fnmatchcase(name, one) for one in named)]
+
+
+def _attach(
+    stage: Stage,
+    options: Options,
+    pipeline: Module,
+    names: Sequence[str],
+    kinds: Mapping[str, Kind],
+    stay: Sequence[str],
+) -> Attachment:
+    offload = options.offload
+    settings = None if offload.mode == "off" else offload
+    try:
+        return stage.client.attach(
+            pipeline, names, settings=settings, prefix=stage.name, kinds=kinds, stay=stay
+        )
+    except DuplicateName as exc:
+        raise DuplicateName(
+            f"{exc.__cause__ or exc}. Give this stage a name of its own: additional_config: "
+            "{swapd: {component: ...}}"
+        ) from exc
+    except TooLarge as exc:
+        raise TooLarge(
+            f"{exc.__cause__ or exc}. What comes in block by block need not fit: "
+            "additional_config: {swapd: {enable_layerwise_offload: true}}"
+        ) from exc

@@ -1,0 +1,106 @@
+"""A diffusion pipeline as vllm-omni has them, small: an encoder, a DiT of blocks, a VAE.
+
+`custom_pipeline_args` say more: `seed` of its weights, `compile` how, and `told`, a fifo into which
+a request whose prompt is "stop" says that it has begun; it then never ends.
+"""
+
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from vllm import _custom_ops
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm_omni.diffusion.compile import regionally_compile
+from vllm_omni.diffusion.data import DiffusionOutput
+
+#: 1 MiB a layer.
+WIDTH = 512
+STEPS = 4
+
+_custom_ops._supports_onednn = False  # it would pack weights, and leave no parameters
+
+
+class Block(nn.Module):
+    """A block of the DiT; its layer is one of vLLM's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = ReplicatedLinear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)[0]) + x
+
+
+class Transformer(nn.Module):
+    _repeated_blocks: ClassVar = ["Block"]
+    _layerwise_offload_blocks_attrs: ClassVar = ["blocks"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(8))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class Vae(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+class ToyPipeline(nn.Module):
+    """vllm-omni's runner calls `forward` itself, so that no hook of the pipeline is called."""
+
+    _dit_modules: ClassVar = ["core"]
+    _encoder_modules: ClassVar = ["text_encoder"]
+    _vae_modules: ClassVar = ["vae"]
+    _resident_modules: ClassVar = ["connector"]
+
+    def __init__(self, *, od_config: Any, **more: object) -> None:
+        super().__init__()
+        self.device = torch.device("cpu")
+        given = od_config.custom_pipeline_args or {}
+        self.told: str = given.get("told", "")
+        self.compile_how = given.get("compile")
+        self.text_encoder = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        self.core = Transformer()
+        self.vae = Vae()
+        self.connector = nn.Linear(WIDTH, WIDTH)
+        numbers = torch.Generator().manual_seed(given.get("seed", 0))
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=numbers) * 0.05)
+
+    @property
+    def weights_sources(self) -> tuple[()]:
+        return ()
+
+    def load_weights(self, weights: Iterable[object]) -> set[str]:
+        return {name for name, _ in self.named_parameters()}
+
+    def setup_compile(self) -> None:
+        if self.compile_how == "full":
+            self.core.compile(backend="eager")
+        else:
+            regionally_compile(self.core, backend="eager")
+
+    def forward(self, batch: Any) -> DiffusionOutput:
+        request = batch.requests[0]
+        numbers = torch.Generator().manual_seed(request.sampling_params.seed)
+        latent = torch.randn(4, WIDTH, generator=numbers)
+        prompt = self.connector(self.text_encoder(latent))
+        for step in range(STEPS):
+            latent = torch.tanh(self.core(latent + prompt))
+            if step == 1 and request.prompt["prompt"] == "stop":
+                Path(self.told).write_text("stopped")
+                signal.pause()
+        return DiffusionOutput(output=self.vae.decode(latent))
