@@ -40,14 +40,16 @@ class Diffusion:
         )
         self._executor = DiffusionExecutor.get_class(self._config)(self._config)
 
-    def draw(self, seed: int, prompt: str = "go") -> str:
-        """A request; what its picture's bytes come to."""
+    def draw(self, seed: int, prompt: str = "go", lora: str = "") -> str:
+        """A request, with the adapter in folder `lora`; what its picture's bytes come to."""
         from vllm_omni.diffusion.request import OmniDiffusionRequest
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+        from vllm_omni.lora.request import LoRARequest
 
+        adapter = LoRARequest(lora_name=lora, lora_int_id=1, lora_path=lora) if lora else None
         request = OmniDiffusionRequest(
             prompt={"prompt": prompt},
-            sampling_params=OmniDiffusionSamplingParams(seed=seed),
+            sampling_params=OmniDiffusionSamplingParams(seed=seed, lora_request=adapter),
             request_id=f"r{seed}",
         )
         output = self.call("execute_model", request, self._config, None).output
@@ -58,6 +60,10 @@ class Diffusion:
 
     def call(self, method: str, *arguments: Any) -> Any:
         return self._executor.collective_rpc(method, args=arguments, unique_reply_rank=0)
+
+    def build_again(self, **pipeline: Any) -> None:
+        """Have another pipeline in the place of this one."""
+        self.call("re_init_pipeline", {"pipeline_class": PIPELINE, **pipeline})
 
     def shut_down(self) -> None:
         self._executor.shutdown()

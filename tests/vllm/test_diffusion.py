@@ -1,5 +1,6 @@
 """vllm-omni's diffusion worker, executor and runner, with their pipeline's weights in swapd."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.guarantees.harness import Daemon
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
-from tests.vllm.engines import Engine, Nursery, Scene
+from tests.vllm.engines import Engine, EngineFailed, Nursery, Scene
 
 EXTENSION = "swapd_client.vllm.diffusion.DiffusionExtension"
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
@@ -222,4 +225,197 @@ def test_one_killed_in_a_request_costs_the_other_only_its_wait(
         "one.core",
         "one.vae",
     }
+    assert daemon.status().bytes_out == 0
+
+
+def test_a_daemon_that_dies_in_a_request_does_not_stop_the_stage(
+    stages: Scene, tmp_path: Path, told: Path, expected: Expected
+) -> None:
+    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    stage = stopped(stages, tmp_path, told, daemon)
+    daemon.kill()
+    told.write_text("go on")
+    assert stage.result() == expected[2][0]
+    assert stage.draw_many(SEEDS) == expected[2]
+    assert "two has lost swapd" in stage.log
+    assert "two goes on without swapd" in stage.log
+
+
+def test_a_daemon_that_dies_while_a_dit_is_streamed_does_not_stop_the_stage(
+    stages: Scene, tmp_path: Path, told: Path, expected: Expected
+) -> None:
+    daemon = stages.daemon(budget="8MiB")
+    stage = stopped(stages, tmp_path, told, daemon, enable_layerwise_offload=True)
+    daemon.kill()
+    told.write_text("go on")
+    assert stage.result() == expected[2][0]
+    assert stage.draw_many(SEEDS) == expected[2]
+
+
+def test_a_daemon_that_dies_does_not_stop_what_is_one_component(
+    stages: Scene, toy: Toy, expected: Expected
+) -> None:
+    daemon = stages.daemon(budget="16MiB")
+    stage = toy(daemon, cpu_offload_enabled=True, cpu_offload_components=["."])
+    daemon.kill()
+    assert stage.draw_many(SEEDS) == expected[1]
+
+
+def refused(stage: Engine) -> str:
+    """Why it did not start."""
+    with pytest.raises(EngineFailed) as failed:
+        stage.result()
+    return f"{failed.value.kind}: {failed.value.message}"
+
+
+def test_without_a_daemon_the_start_fails_with_the_command_to_run(
+    stages: Scene, tmp_path: Path
+) -> None:
+    swapd = {"swapd": {"endpoint": str(tmp_path / "nothing")}}
+    stage = begin(stages, "toy", tmp_path, worker_extension_cls=EXTENSION, additional_config=swapd)
+    said = refused(stage)
+    assert said.startswith("NotRunning: stage 'stage0' is to have its weights in swapd, but")
+    assert "swapd serve" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cpu_offload_enable": True}, "did you mean cpu_offload_enabled"),
+        (
+            {"cpu_offload_enabled": True, "cpu_offload_components": ["transformer"]},
+            "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is all of it",
+        ),
+        ({"cpu_offload_components": ["."]}, "goes with cpu_offload_enabled: true"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_start(
+    stages: Scene, tmp_path: Path, settings: dict[str, object], said: str
+) -> None:
+    daemon = stages.daemon()
+    stage = begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy", **settings))
+    assert said in refused(stage)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"enable_cpu_offload": True}, "{swapd: {enable_cpu_offload: true}}"),
+        ({"enable_layerwise_offload": True}, "{swapd: {enable_layerwise_offload: true}}"),
+        (
+            {"diffusion_offload_config": {"mode": "layer", "components": ["dit"]}},
+            "instead of diffusion_offload_config say additional_config: {swapd: {enable_layerwise",
+        ),
+        ({"enable_sleep_mode": True}, "leave out enable_sleep_mode"),
+    ],
+)
+def test_what_else_moves_weights_is_refused_at_start(
+    stages: Scene, tmp_path: Path, theirs: dict[str, Any], said: str
+) -> None:
+    daemon = stages.daemon()
+    stage = begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy"), **theirs)
+    assert said in refused(stage)
+
+
+def test_a_name_that_is_taken_is_refused_with_what_to_say(
+    stages: Scene, tmp_path: Path, toy: Toy
+) -> None:
+    daemon = stages.daemon()
+    toy(daemon)
+    said = refused(begin(stages, "again", tmp_path, **on_swapd(daemon, "toy")))
+    assert "Give this stage a name of its own: additional_config: {swapd: {component" in said
+
+
+def test_what_does_not_fit_is_refused_with_what_to_say(stages: Scene, tmp_path: Path) -> None:
+    daemon = stages.daemon(budget="8MiB")
+    said = refused(begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy")))
+    assert "TooLarge" in said
+    assert "additional_config: {swapd: {enable_layerwise_offload: true}}" in said
+
+
+def test_sleep_is_refused_and_costs_nothing(stages: Scene, toy: Toy, expected: Expected) -> None:
+    daemon = stages.daemon()
+    stage = toy(daemon)
+    for method in ("sleep", "wake_up"):
+        with pytest.raises(EngineFailed, match="does not go with swapd"):
+            stage.call(method)
+    assert stage.draw_many(SEEDS) == expected[1]
+
+
+def test_a_stage_that_ends_leaves_nothing(stages: Scene, toy: Toy) -> None:
+    daemon = stages.daemon()
+    stage = toy(daemon)
+    stage.draw(1)
+    stage.shut_down()
+    assert daemon.status().components == ()
+
+
+def test_another_pipeline_may_take_its_place(stages: Scene, toy: Toy, expected: Expected) -> None:
+    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    stage = toy(daemon)
+    assert stage.draw_many(SEEDS) == expected[1]
+    stage.build_again()
+    assert stage.draw_many(SEEDS) == expected[1]
+    assert policies(daemon) == all_of("lru")
+
+
+@pytest.mark.parametrize("more", [{"compile": "regional"}, {"compile": "full"}, {"cache": True}])
+def test_compiled_or_cached_it_draws_what_it_does_without_swapd(
+    stages: Scene, tmp_path: Path, expected: Expected, more: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {"pipeline": {"seed": 1, **more}, "enforce_eager": "cache" in more}
+    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    plain = begin(stages, "plain", tmp_path, **given)
+    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
+    plain.result()
+    stage.result()
+    drawn = plain.draw_many(SEEDS)
+    assert stage.draw_many(SEEDS) == drawn
+    assert (drawn != expected[1]) == ("cache" in more), "the cache was used"
+    assert daemon.status().evictions > 0
+    if more.get("compile") == "regional":
+        assert "Regional compilation applied to 8 module(s)" in stage.log
+
+
+def test_a_pipeline_that_vllm_omni_knows_is_loaded_by_the_same_steps(
+    stages: Scene, tmp_path: Path
+) -> None:
+    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    plain = begin(stages, "plain", tmp_path, native=True)
+    stage = begin(stages, "toy", tmp_path, native=True, **on_swapd(daemon, "toy"))
+    plain.result()
+    stage.result()
+    assert stage.draw_many(SEEDS) == plain.draw_many(SEEDS)
+    assert policies(daemon) == all_of("lru")
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA of two of the DiT's layers, as PEFT saves it."""
+    folder = tmp_path_factory.mktemp("lora")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["linear"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    numbers = torch.Generator().manual_seed(5)
+    weights = {}
+    for block in (2, 5):
+        name = f"base_model.model.core.blocks.{block}.linear"
+        weights[f"{name}.lora_A.weight"] = torch.randn(4, 512, generator=numbers)
+        weights[f"{name}.lora_B.weight"] = torch.randn(512, 4, generator=numbers)
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_comes_and_goes_while_the_weights_do(
+    stages: Scene, tmp_path: Path, toy: Toy, expected: Expected, adapter: Path
+) -> None:
+    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    plain = begin(stages, "plain", tmp_path, pipeline={"seed": 1})
+    stage = toy(daemon)
+    plain.result()
+    adapted = plain.draw(1, lora=str(adapter))
+    assert adapted != expected[1][0]
+    assert stage.draw(1) == expected[1][0]
+    assert stage.draw(1, lora=str(adapter)) == adapted
+    assert stage.draw_many(SEEDS) == expected[1]
+    assert stage.draw(1, lora=str(adapter)) == adapted
     assert daemon.status().bytes_out == 0

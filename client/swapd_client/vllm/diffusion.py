@@ -183,24 +183,25 @@ def _refuse(config: Any, where: str) -> None:
     why = ""
     if config.enable_sleep_mode:
         why = _SLEEP
-    elif config.diffusion_offload_config:
-        why = _instead("diffusion_offload_config", "cpu_offload_enabled: true")
+    elif theirs := config.diffusion_offload_config:
+        layers = str(theirs.get("mode")) == "layer"
+        why = _instead("diffusion_offload_config", "layerwise" if layers else "cpu")
     elif config.enable_distributed_layerwise_offload:
-        why = _instead("enable_distributed_layerwise_offload", "enable_layerwise_offload: true")
+        why = _instead("enable_distributed_layerwise_offload", "layerwise")
     elif config.enable_layerwise_offload:
-        why = _instead("enable_layerwise_offload", "enable_layerwise_offload: true")
+        why = _instead("enable_layerwise_offload", "layerwise")
     elif config.enable_cpu_offload:
-        why = _instead("enable_cpu_offload", "enable_cpu_offload: true")
+        why = _instead("enable_cpu_offload", "cpu")
     elif config.parallel_config.use_hsdp:
         why = "HSDP keeps parts of the weights on other GPUs: set use_hsdp: false"
     if why:
         raise Unsupported(f"{where}: {why}")
 
 
-def _instead(theirs: str, ours: str) -> str:
+def _instead(theirs: str, what: str) -> str:
     return (
         f"vllm-omni's own offloading moves weights too: instead of {theirs} say additional_config: "
-        f"{{swapd: {{{ours}}}}}"
+        f"{{swapd: {{enable_{what}_offload: true}}}}"
     )
 
 
