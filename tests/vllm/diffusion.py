@@ -4,6 +4,7 @@ vllm-omni's own executor, worker and runner; only the platform and the pipeline 
 """
 
 import hashlib
+from types import SimpleNamespace
 from typing import Any
 
 PIPELINE = "tests.vllm.toy_pipeline.ToyPipeline"
@@ -15,6 +16,29 @@ class Diffusion:
     def __init__(self) -> None:
         self._config: Any = None
         self._executor: Any = None
+
+    def configured(self, pipeline: str, path: str, model: str) -> dict[str, Any]:
+        """What vllm-omni makes of a deploy file's first stage, before a worker sees it."""
+        from vllm_omni.config.omni_config import VllmOmniConfig
+        from vllm_omni.config.pipeline_registry import resolve_pipeline_config
+        from vllm_omni.config.stage_config import load_deploy_config
+        from vllm_omni.engine.stage_init_utils import build_diffusion_config
+
+        config = VllmOmniConfig.from_pipeline_config(
+            resolve_pipeline_config(pipeline, None),
+            user_deploy_config=load_deploy_config(path),
+            cli_overrides={"model": model},
+        )
+        metadata = SimpleNamespace(
+            stage_id=0,
+            default_sampling_params=None,
+            cfg_kv_collect_func=None,
+            stage_input_payload_keys=(),
+            stage_output_payload_keys=(),
+        )
+        made = build_diffusion_config(model, config.stage_configs[0], metadata)
+        names = ("worker_extension_cls", "additional_config", "num_gpus", "enable_cpu_offload")
+        return {name: getattr(made, name) for name in names}
 
     def start(self, *, native: bool = False, pipeline: Any = None, **given: Any) -> None:
         """Build the stage. `native`: its pipeline is known to vllm-omni by name."""
@@ -42,18 +66,8 @@ class Diffusion:
 
     def draw(self, seed: int, prompt: str = "go", lora: str = "") -> str:
         """A request, with the adapter in folder `lora`; what its picture's bytes come to."""
-        from vllm_omni.diffusion.request import OmniDiffusionRequest
-        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
-        from vllm_omni.lora.request import LoRARequest
-
-        adapter = LoRARequest(lora_name=lora, lora_int_id=1, lora_path=lora) if lora else None
-        request = OmniDiffusionRequest(
-            prompt={"prompt": prompt},
-            sampling_params=OmniDiffusionSamplingParams(seed=seed, lora_request=adapter),
-            request_id=f"r{seed}",
-        )
-        output = self.call("execute_model", request, self._config, None).output
-        return hashlib.sha256(output.contiguous().numpy().tobytes()).hexdigest()
+        request = _request(seed, prompt, lora)
+        return _digest(self.call("execute_model", request, self._config, None))
 
     def draw_many(self, seeds: list[int]) -> list[str]:
         return [self.draw(seed) for seed in seeds]
@@ -61,9 +75,49 @@ class Diffusion:
     def call(self, method: str, *arguments: Any) -> Any:
         return self._executor.collective_rpc(method, args=arguments, unique_reply_rank=0)
 
+    def draw_by_steps(self, seeds: list[int]) -> list[str]:
+        """Requests that are computed together, a step at a time."""
+        from vllm_omni.diffusion.sched.interface import (
+            CachedRequestData,
+            DiffusionSchedulerOutput,
+            NewRequestData,
+        )
+
+        requests = [_request(seed) for seed in seeds]
+        names = [request.request_id for request in requests]
+        new = [NewRequestData(one.request_id, one) for one in requests]
+        cached, done = CachedRequestData.make_empty(), dict[str, str]()
+        for step in range(100):
+            output = DiffusionSchedulerOutput(step, new, cached, set(), len(names), 0)
+            for one in self.call("execute_stepwise", output).runner_outputs:
+                if one.finished:
+                    done[one.request_id] = _digest(one.result)
+            if len(done) == len(names):
+                break
+            new, cached = [], CachedRequestData([name for name in names if name not in done])
+        return [done[name] for name in names]
+
     def build_again(self, **pipeline: Any) -> None:
         """Have another pipeline in the place of this one."""
         self.call("re_init_pipeline", {"pipeline_class": PIPELINE, **pipeline})
 
     def shut_down(self) -> None:
         self._executor.shutdown()
+
+
+def _request(seed: int, prompt: str = "go", lora: str = "") -> Any:
+    from vllm_omni.diffusion.request import OmniDiffusionRequest
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+    from vllm_omni.lora.request import LoRARequest
+
+    adapter = LoRARequest(lora_name=lora, lora_int_id=1, lora_path=lora) if lora else None
+    return OmniDiffusionRequest(
+        prompt={"prompt": prompt},
+        sampling_params=OmniDiffusionSamplingParams(seed=seed, lora_request=adapter),
+        request_id=f"r{seed}",
+    )
+
+
+def _digest(drawn: Any) -> str:
+    assert drawn.error is None, drawn.error
+    return hashlib.sha256(drawn.output.contiguous().numpy().tobytes()).hexdigest()

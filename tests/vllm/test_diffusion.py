@@ -2,6 +2,7 @@
 
 import json
 import os
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from tests.guarantees.harness import Daemon
@@ -317,6 +319,24 @@ def test_what_else_moves_weights_is_refused_at_start(
     assert said in refused(stage)
 
 
+def test_what_the_deploy_file_says_arrives_at_the_worker(stages: Scene, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / "transformer").mkdir(parents=True)
+    (model / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    (model / "transformer" / "config.json").write_text("{}")
+    lines = {
+        "worker_extension_cls": EXTENSION,
+        "additional_config": {"swapd": {"component": "wan", "enable_cpu_offload": True}},
+    }
+    base = Path(sysconfig.get_path("purelib")) / "vllm_omni" / "deploy" / "wan2_2_ti2v.yaml"
+    overlay = {"base_config": str(base), "stages": [{"stage_id": 0, **lines}]}
+    path = tmp_path / "overlay.yaml"
+    path.write_text(yaml.safe_dump(overlay))
+    stage = stages.process("config", multiprocessing=False, **DRIVEN)
+    said = stage.configured("wan2_2_ti2v", str(path), str(model))
+    assert said == {**lines, "num_gpus": 1, "enable_cpu_offload": False}
+
+
 def test_a_name_that_is_taken_is_refused_with_what_to_say(
     stages: Scene, tmp_path: Path, toy: Toy
 ) -> None:
@@ -324,6 +344,18 @@ def test_a_name_that_is_taken_is_refused_with_what_to_say(
     toy(daemon)
     said = refused(begin(stages, "again", tmp_path, **on_swapd(daemon, "toy")))
     assert "Give this stage a name of its own: additional_config: {swapd: {component" in said
+
+
+def test_requests_that_are_computed_a_step_at_a_time_are_the_same(
+    stages: Scene, tmp_path: Path, expected: Expected
+) -> None:
+    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    given: dict[str, Any] = {"pipeline": {"seed": 1}, "step_execution": True}
+    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
+    stage.result()
+    assert stage.draw_by_steps(SEEDS) == expected[1]
+    assert daemon.status().evictions > 0
+    assert not any(c.leases for c in daemon.status().components)
 
 
 def test_what_does_not_fit_is_refused_with_what_to_say(stages: Scene, tmp_path: Path) -> None:

@@ -112,12 +112,34 @@ class ToyPipeline(nn.Module):
 
     def forward(self, batch: Any) -> DiffusionOutput:
         request = batch.requests[0]
-        numbers = torch.Generator().manual_seed(request.sampling_params.seed)
-        latent = torch.randn(4, WIDTH, generator=numbers)
-        prompt = self.connector(self.text_encoder(latent))
+        latent, prompt = self._begin(request.sampling_params.seed)
         for step in range(STEPS):
             latent = torch.tanh(self.core(latent + prompt))
             if step == 1 and request.prompt["prompt"] == "stop":
                 Path(self.told).write_text("stopped")
                 Path(self.told).read_text()
         return DiffusionOutput(output=self.vae.decode(latent))
+
+    def _begin(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        latent = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+        return latent, self.connector(self.text_encoder(latent))
+
+    # --- the same, step by step: vllm-omni's `step_execution` ------------------------------
+
+    supports_step_execution: ClassVar = True
+
+    def prepare_encode(self, state: Any, **more: object) -> Any:
+        state.latents, state.extra["prompt"] = self._begin(state.sampling.seed)
+        state.prompt_embeds = state.extra["prompt"].unsqueeze(0)
+        state.timesteps = torch.arange(STEPS)
+        return state
+
+    def denoise_step(self, batch: Any, *, states: Any = None, **more: object) -> torch.Tensor:
+        return torch.cat([self.core(one.latents + one.extra["prompt"]) for one in states])
+
+    def step_scheduler(self, state: Any, noise: torch.Tensor, **more: object) -> None:
+        state.latents = torch.tanh(noise)
+        state.step_index += 1
+
+    def post_decode(self, state: Any, **more: object) -> DiffusionOutput:
+        return DiffusionOutput(output=self.vae.decode(state.latents))
