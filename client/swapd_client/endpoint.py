@@ -1,6 +1,7 @@
 """Where the daemon is, and the first connection to it."""
 
 import os
+import re
 import socket
 import struct
 import sys
@@ -39,8 +40,8 @@ def open_lifeline(path: Path) -> tuple[socket.socket, int]:
     except OSError as exc:
         sock.close()
         raise NotRunning(
-            f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: swapd serve --device "
-            f"host --budget 1GiB; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
+            f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: {_command(path.parent)}"
+            f"; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
             f"{_in_a_container(path.parent)}"
         ) from exc
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -51,6 +52,14 @@ def open_lifeline(path: Path) -> tuple[socket.socket, int]:
             "weights. Start a swapd as this user, or connect(path) to the right folder"
         )
     return sock, pid
+
+
+def _command(folder: Path) -> str:
+    """What starts the daemon that belongs there, as far as its name tells."""
+    numbered = re.fullmatch(r"(?:cuda|gpu)(\d+)", folder.name)
+    device, budget = (f"cuda:{numbered[1]}", "40GiB") if numbered else ("host", "1GiB")
+    where = "" if folder == config.default_folder(device) else f" --runtime-dir {folder}"
+    return f"swapd serve --device {device} --budget {budget}{where}"
 
 
 def _in_a_container(folder: Path) -> str:

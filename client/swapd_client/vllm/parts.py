@@ -38,6 +38,7 @@ def parts_of(models: Mapping[str, Module], options: Options, name: str) -> list[
     `models`: the model, under "", and what else has weights (a drafter), under its name. Weights
     that an encoder shares with the rest are the rest's. Raises: InvalidSettings.
     """
+    _refuse(options, name)
     modules = {
         ".".join(filter(None, (key, path))): module
         for key, model in models.items()
@@ -54,6 +55,15 @@ def parts_of(models: Mapping[str, Module], options: Options, name: str) -> list[
         inner[id(module)].tensors = dict(_parameters(path, module, others))
     _keep_together([main, *inner.values()])
     return [part for part in (main, *inner.values()) if part.tensors]
+
+
+def _refuse(options: Options, name: str) -> None:
+    for setting in ("enable_cpu_offload", "enable_layerwise_offload", "cpu_offload_gb"):
+        if getattr(options.offload, setting):
+            raise InvalidSettings(
+                f"{name}: {setting} is for diffusion stages; an AR or generation stage is lent "
+                "whole, with its encoders apart if it says cpu_offload_enabled: true"
+            )
 
 
 def _policy_of_main(options: Options, name: str) -> Policy:
@@ -109,9 +119,10 @@ def _parameters(
     path: str, root: Module, stops: Iterable[int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Those of the modules in `root`, but for what is in the modules `stops`."""
-    paths = {id(module): inner for inner, module in root.named_modules(prefix=path)}
-    for module in walk(root, stops):
-        yield from module.named_parameters(prefix=paths[id(module)], recurse=False)
+    inside = {id(module) for module in walk(root, stops)}
+    for where, module in root.named_modules(prefix=path):
+        if id(module) in inside:
+            yield from module.named_parameters(prefix=where, recurse=False)
 
 
 def _keep_together(parts: Sequence[Part]) -> None:

@@ -235,7 +235,7 @@ class Stage:
         self._closed.set()
         self._wanted.set()
         self._giver.join()
-        self._lease = None
+        self._give_back()
         if self._ranks is not None:
             self._ranks.close()
         self.client.close()

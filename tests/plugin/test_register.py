@@ -1,0 +1,90 @@
+"""The entry point that vLLM and vllm-omni call in each process, and the versions it knows."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from swapd_client.vllm import register, versions
+from tests.processes import output_of
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    log, vllm = logging.getLogger("swapd_client"), logging.getLogger("vllm")
+    before = (log.handlers, log.level, log.propagate, vllm.handlers, vllm.level)
+    log.handlers, vllm.handlers = [], []
+    yield log
+    log.handlers, log.level, log.propagate, vllm.handlers, vllm.level = before
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, package: str, version: str) -> None:
+    module = ModuleType(package)
+    module.__dict__["__version__"] = version
+    monkeypatch.setitem(sys.modules, package, module)
+
+
+def test_it_imports_neither_vllm_nor_torch() -> None:
+    program = "import sys, swapd_client.vllm as v; v.register(); print(*sys.modules)"
+    loaded = set(output_of(program).split())
+    assert not loaded & {"torch", "vllm", "vllm_omni", "numpy"}
+
+
+@pytest.mark.usefixtures("logger")
+def test_what_it_says_goes_where_vllms_log_goes(logger: logging.Logger) -> None:
+    handler = logging.NullHandler()
+    logging.getLogger("vllm").handlers = [handler]
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    register()
+    register()
+    assert logger.handlers == [handler]
+    assert logger.level == logging.WARNING
+    assert not logger.propagate
+
+
+def test_who_has_said_where_it_goes_is_left_alone(logger: logging.Logger) -> None:
+    mine = logging.NullHandler()
+    logger.handlers = [mine]
+    logging.getLogger("vllm").handlers = [logging.NullHandler()]
+    register()
+    assert logger.handlers == [mine]
+
+
+def test_without_a_log_of_vllms_nothing_changes(logger: logging.Logger) -> None:
+    propagate = logger.propagate
+    register()
+    assert logger.handlers == []
+    assert logger.propagate == propagate
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.30.1", "0.30.0+cpu", "0.30"])
+def test_supported_versions_are_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    pretend(monkeypatch, "vllm", version)
+    pretend(monkeypatch, "vllm_omni", version)
+    versions.check()
+
+
+@pytest.mark.parametrize("package", ["vllm", "vllm_omni"])
+@pytest.mark.parametrize("version", ["0.29.9", "0.300.0", "0.33.0", "1.0", "dev"])
+def test_others_are_refused_and_register_only_warns(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    logger: logging.Logger,
+    package: str,
+    version: str,
+) -> None:
+    pretend(monkeypatch, package, version)
+    with pytest.raises(versions.UnsupportedVersion) as refused:
+        versions.check()
+    said = str(refused.value)
+    assert f"are for {package} 0.30.x, and this is {version}" in said
+    assert f"install {package} 0.30.x" in said
+    logger.propagate = True
+    register()
+    assert said in caplog.text
+
+
+def test_without_either_there_is_nothing_to_check() -> None:
+    assert output_of("from swapd_client.vllm import versions; print(versions.check())") == "None\n"

@@ -1,0 +1,492 @@
+"""A worker process of a stage with a real daemon, strict and with room for one: no vLLM."""
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import DuplicateName, NotRunning, TooLarge, connect
+from swapd_client.vllm import stage as stages
+from swapd_client.vllm.options import options_of
+from swapd_client.vllm.stage import Stage
+from tests.guarantees.harness import MIB, Daemon
+
+PATIENCE_S = 60.0
+#: Float32 of 8 MiB: two of them do not fit with anything else.
+ROWS = 2048
+OUT = ("absent", "filling")
+
+
+class Model(nn.Module):
+    """8 MiB, and two encoders of 1 MiB."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.language_model = nn.Linear(1024, ROWS, bias=False)
+            self.visual = nn.Linear(512, 512, bias=False)
+            self.audio_tower = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.language_model(x)
+        return out
+
+
+X = torch.ones(1, 1024)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """16 MiB, strict: what is touched without a lease is a fault."""
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    daemon = Daemon(folder / "d", folder / "log")
+    try:
+        yield daemon
+        daemon.close()
+    finally:
+        daemon.discard()
+        shutil.rmtree(folder)
+
+
+class Scene:
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.stages: list[Stage] = []
+        self._threads: list[threading.Thread] = []
+
+    def connect(self, name: str, **given: Any) -> Stage:
+        options = options_of({"swapd": {"endpoint": str(self.daemon.folder), **given}}, name)
+        self.stages.append(Stage.connect(options, name, gpu=None))
+        return self.stages[-1]
+
+    def stage(self, name: str, seed: int = 0, **given: Any) -> tuple[Stage, Model]:
+        stage, model = self.connect(name, **given), Model(seed)
+        stage.take({"": model})
+        return stage, model
+
+    def meanwhile(self, call: Callable[[], object]) -> threading.Event:
+        """Run it in a thread; the event is set when it has returned."""
+        done = threading.Event()
+
+        def run() -> None:
+            call()
+            done.set()
+
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
+        return done
+
+    def close(self) -> None:
+        if any(thread.is_alive() for thread in self._threads) and self.daemon.running:
+            self.daemon.kill()  # a test failed: then nobody waits any more
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        for stage in self.stages:
+            stage.close()
+
+
+@pytest.fixture
+def scene(daemon: Daemon) -> Iterator[Scene]:
+    made = Scene(daemon)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives way merely because a test takes its time."""
+    monkeypatch.setattr(stages, "IDLE_S", PATIENCE_S)
+
+
+def leases(daemon: Daemon) -> dict[str, int]:
+    return {c.name: c.leases for c in daemon.status().components if c.leases}
+
+
+def resident(daemon: Daemon) -> set[str]:
+    return {c.name for c in daemon.status().components if c.state not in OUT}
+
+
+def wanted(stage: Stage) -> threading.Event:
+    event = threading.Event()
+    stage.client.session.when_wanted(event.set)
+    return event
+
+
+# --- steps -------------------------------------------------------------------------------
+
+
+def test_a_lease_is_kept_from_step_to_step_without_a_message(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, model = scene.stage("thinker")
+    expected = Model()(X)
+    stage.note(["a"], ())
+    stage.begin()
+    stage.end()
+
+    def no_message() -> Any:
+        raise AssertionError("a message was sent")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.client, "_channel", no_message)
+        for _ in range(10):
+            stage.begin()
+            with torch.inference_mode():
+                assert torch.equal(model(X), expected)
+            stage.end()
+    assert leases(scene.daemon) == {"thinker": 1}
+
+
+def test_it_is_given_back_when_no_request_is_in_flight(scene: Scene) -> None:
+    stage, _ = scene.stage("thinker")
+    stage.note(["a"], ())
+    stage.begin()
+    stage.end()
+    stage.note((), ["a"])
+    stage.rest()
+    assert leases(scene.daemon) == {}
+    assert resident(scene.daemon) == {"thinker"}
+
+
+@pytest.mark.usefixtures("patient")
+def test_requests_in_flight_finish_before_a_stage_gives_way(scene: Scene) -> None:
+    first, _ = scene.stage("thinker")
+    second, _ = scene.stage("talker", 1)
+    asked = wanted(first)
+    first.note(["a"], ())
+    first.begin()
+    first.end()
+    came = scene.meanwhile(second.begin)
+    assert asked.wait(PATIENCE_S)
+    for come in (), ("b",), ("c",):
+        first.begin()
+        first.end()
+        first.note(come, ())
+        assert leases(scene.daemon) == {"thinker": 1}, "a is in flight"
+    first.note((), ["a"])
+    back = scene.meanwhile(first.begin)
+    assert came.wait(PATIENCE_S)
+    assert not back.is_set()
+    second.end()
+    assert back.wait(PATIENCE_S)
+    first.end()
+    assert scene.daemon.status().evictions == 2
+
+
+@pytest.mark.usefixtures("patient")
+def test_not_longer_than_they_may_take(scene: Scene) -> None:
+    first, _ = scene.stage("thinker", finish_within_s=0)
+    second, _ = scene.stage("talker", 1)
+    asked = wanted(first)
+    first.note(["a"], ())
+    first.begin()
+    came = scene.meanwhile(second.begin)
+    assert asked.wait(PATIENCE_S)
+    first.end()
+    assert came.wait(PATIENCE_S)
+    second.end()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_step_without_work_gives_way_at_once(scene: Scene) -> None:
+    first, _ = scene.stage("thinker")
+    second, _ = scene.stage("talker", 1)
+    asked = wanted(first)
+    first.note(["a"], ())
+    first.begin()
+    first.end()
+    came = scene.meanwhile(second.begin)
+    assert asked.wait(PATIENCE_S)
+    first.rest()
+    assert came.wait(PATIENCE_S)
+    second.end()
+
+
+def test_an_engine_that_is_not_stepped_any_more_gives_way(scene: Scene) -> None:
+    first, _ = scene.stage("thinker")
+    second, model = scene.stage("talker", 1)
+    first.note(["a"], ())
+    first.begin()
+    first.end()
+    second.begin()
+    with torch.inference_mode():
+        assert torch.equal(model(X), Model(1)(X))
+    second.end()
+    assert scene.daemon.status().bytes_out == 0
+
+
+def test_one_that_computes_does_not_though_it_takes_long(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "IDLE_S", 0.001)
+    first, model = scene.stage("thinker")
+    second, _ = scene.stage("talker", 1)
+    asked = wanted(first)
+    first.begin()
+    came = scene.meanwhile(second.begin)
+    assert asked.wait(PATIENCE_S)
+    for _ in range(20):
+        with torch.inference_mode():
+            model(X)
+        assert not came.wait(0.005)
+    first.end()
+    assert came.wait(PATIENCE_S)
+    second.end()
+
+
+def test_other_calls_hold_all_of_it_also_in_a_step(scene: Scene) -> None:
+    stage, model = scene.stage("thinker", cpu_offload_enabled=True)
+    stage.begin()
+    with stage.using(), stage.using():
+        model.visual(torch.ones(1, 512))
+    model(X)
+    stage.end()
+    with pytest.raises(ZeroDivisionError), stage.using():
+        raise ZeroDivisionError
+    assert leases(scene.daemon) == {}
+
+
+# --- encoders ----------------------------------------------------------------------------
+
+
+def test_encoders_come_for_the_steps_that_encode(scene: Scene) -> None:
+    stage, model = scene.stage(
+        "thinker", cpu_offload_enabled=True, cpu_offload_components=["visual", "audio_tower"]
+    )
+    stage.note(["a"], ())
+    stage.begin()
+    stage.end()
+    assert resident(scene.daemon) == {"thinker"}
+    stage.begin(encoders=True)
+    assert leases(scene.daemon).keys() == {"thinker", "thinker.visual", "thinker.audio_tower"}
+    model.visual(torch.ones(1, 512))
+    model(X)
+    stage.end()
+    assert leases(scene.daemon) == {"thinker": 1}, "a is in flight, and encodes no more"
+    stage.begin()
+    model(X)
+    stage.end()
+    loads = {c.name: c.loads for c in scene.daemon.status().components}
+    assert loads == {"thinker": 1, "thinker.visual": 1, "thinker.audio_tower": 1}
+
+
+def test_sequential_encoders_leave_after_the_step(scene: Scene) -> None:
+    stage, _ = scene.stage(
+        "thinker",
+        cpu_offload_enabled=True,
+        cpu_offload_components=["visual"],
+        cpu_offload_strategy="sequential",
+    )
+    stage.note(["a"], ())
+    stage.begin(encoders=True)
+    stage.end()
+    scene.daemon.await_record("Evicted", name="thinker.visual")
+    assert leases(scene.daemon) == {"thinker": 1}
+
+
+def test_a_step_that_encodes_waits_with_empty_hands(scene: Scene) -> None:
+    """Else two stages that each hold what the other's encoders need would wait for ever."""
+    made = [scene.stage(name, n, cpu_offload_enabled=True) for n, name in enumerate("ab")]
+    for turn in range(3):
+        for stage, model in made:
+            stage.note([f"{turn}"], ())
+            stage.begin()
+            model(X)
+            stage.end()
+            stage.begin(encoders=True)
+            model.audio_tower(torch.ones(1, 512))
+            model(X)
+            stage.end()
+    assert scene.daemon.status().bytes_out == 0
+
+
+# --- loading -----------------------------------------------------------------------------
+
+
+def test_loading_has_memory_that_others_gave_up(scene: Scene) -> None:
+    scene.stage("thinker")
+    second = scene.connect("talker")
+    with second.loading(8 * MIB):
+        (workspace,) = [c for c in scene.daemon.status().components if "workspace" in c.name]
+        assert workspace.nbytes == 8 * MIB
+    scene.daemon.await_record("Reclaimed")
+
+
+@pytest.mark.parametrize("nbytes", [1 << 40, None])
+def test_it_has_no_more_than_there_is(scene: Scene, nbytes: int | None) -> None:
+    first, _ = scene.stage("thinker", cpu_offload_enabled=False)
+    first.begin()
+    first.end()
+    kept = scene.daemon.component("thinker")
+    second = scene.connect("talker")
+    with second.loading(nbytes):
+        (workspace,) = [c for c in scene.daemon.status().components if "workspace" in c.name]
+    status = scene.daemon.status()
+    assert workspace.nbytes <= status.budget_bytes - kept.nbytes
+    assert workspace.nbytes + kept.nbytes > status.budget_bytes - status.chunk_bytes
+    assert resident(scene.daemon) == {"thinker"}
+
+
+def test_no_workspace_is_no_workspace(scene: Scene) -> None:
+    stage = scene.connect("thinker")
+    with stage.loading(0):
+        assert not scene.daemon.status().components
+
+
+def test_after_an_error_the_memory_is_given_back(scene: Scene) -> None:
+    stage = scene.connect("thinker")
+    with pytest.raises(ZeroDivisionError), stage.loading(MIB):
+        raise ZeroDivisionError
+    scene.daemon.await_record("Reclaimed")
+
+
+def test_taking_says_how_much_and_in_words_what_becomes_of_it(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "swapd_client")
+    stage, model = scene.connect("thinker", cpu_offload_enabled=True), Model()
+    assert stage.take({"": model}) == 10 * MIB
+    said = caplog.messages[-1]
+    assert said.startswith(f"in swapd at {scene.daemon.folder}: ")
+    assert "thinker (8 MiB) takes turns" in said
+    assert "thinker.visual (1 MiB) comes for steps with encoder inputs" in said
+
+
+def test_two_stages_of_one_name_are_told_what_to_do_and_the_second_is_as_it_was(
+    scene: Scene,
+) -> None:
+    scene.stage("thinker", cpu_offload_enabled=True)
+    second, model = scene.connect("thinker"), Model()
+    before = [p.data_ptr() for p in model.parameters()]
+    with pytest.raises(DuplicateName, match=r"\{swapd: \{component: \.\.\.\}\}"):
+        second.take({"": model})
+    assert [p.data_ptr() for p in model.parameters()] == before
+
+
+def test_what_was_taken_is_given_back_if_the_rest_cannot_be(scene: Scene) -> None:
+    """The stage is told so, and its weights are its own again."""
+    other = connect(scene.daemon.folder)
+    with other:
+        other.register("thinker.visual", {"a": torch.ones(3)})
+        stage, model = scene.connect("thinker", cpu_offload_enabled=True), Model()
+        with pytest.raises(DuplicateName):
+            stage.take({"": model})
+        assert {c.name for c in scene.daemon.status().components} == {"thinker.visual"}
+        assert torch.equal(model(X), Model()(X))
+
+
+def test_a_stage_that_can_never_fit_is_refused(scene: Scene) -> None:
+    stage, model = scene.connect("thinker"), nn.Linear(1024, 8 * ROWS, bias=False)
+    with pytest.raises(TooLarge):
+        stage.take({"": model})
+
+
+# --- the daemon --------------------------------------------------------------------------
+
+
+def test_without_a_daemon_a_stage_is_told_what_to_run(tmp_path: Path) -> None:
+    options = options_of({"swapd": {"endpoint": str(tmp_path / "cuda0")}}, "thinker")
+    with pytest.raises(NotRunning) as refused:
+        Stage.connect(options, "thinker", gpu=None)
+    said = str(refused.value)
+    assert said.startswith("stage 'thinker' cannot start: no swapd at ")
+    assert "swapd serve --device cuda:0 --budget" in said
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["in a turn", "between turns"])
+def test_a_daemon_that_dies_does_not_stop_a_stage(
+    scene: Scene, caplog: pytest.LogCaptureFixture, held: bool
+) -> None:
+    stage, model = scene.stage("thinker")
+    expected = Model()(X)
+    addresses = [p.data_ptr() for p in model.parameters()]
+    ended = threading.Event()
+    stage.client.session.when_ended(lambda _: ended.set())
+    if held:
+        stage.note(["a"], ())
+    stage.begin()
+    scene.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    with torch.inference_mode():
+        assert torch.equal(model(X), expected), "in the middle of a step"
+        stage.end()
+        for _ in range(2):
+            stage.begin(encoders=True)
+            assert torch.equal(model(X), expected)
+            stage.end()
+    with stage.using():
+        pass
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert "thinker has lost swapd" in caplog.text
+    assert caplog.text.count("goes on without swapd") == 1
+
+
+def test_a_daemon_that_is_stopped_while_a_stage_waits_does_not_stop_it(scene: Scene) -> None:
+    first, _ = scene.stage("thinker")
+    second, model = scene.stage("talker", 1)
+    first.begin()
+    came = scene.meanwhile(second.begin)
+    scene.daemon.await_record("Waiting")
+    scene.daemon.terminate()
+    assert came.wait(PATIENCE_S)
+    with torch.inference_mode():
+        assert torch.equal(model(X), Model(1)(X))
+    second.end()
+    first.end()
+    assert scene.daemon.wait() == 0
+
+
+def test_closing_leaves_private_memory_and_is_done_once(scene: Scene) -> None:
+    stage, model = scene.stage("thinker")
+    stage.note(["a"], ())
+    stage.begin()
+    stage.end()
+    stage.close()
+    stage.close()
+    assert torch.equal(model(X), Model()(X))
+    assert not scene.daemon.status().components
+
+
+# --- what the log says -------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("patient")
+def test_each_turn_is_in_the_log_in_words(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "swapd_client")
+    first, _ = scene.stage("thinker")
+    second, _ = scene.stage("talker", 1)
+    asked = wanted(first)
+    first.note(["a", "b"], ())
+    first.begin()
+    first.end()
+    came = scene.meanwhile(second.begin)
+    assert asked.wait(PATIENCE_S)
+    first.note((), ["a", "b"])
+    first.rest()
+    assert came.wait(PATIENCE_S)
+    second.end()
+    said = " | ".join(caplog.messages)
+    assert "thinker is in, after " in said
+    assert "thinker gives way after 2 requests, " in said
+    assert "talker is in, after " in said
+
+
+def test_a_stage_says_how_it_is(scene: Scene) -> None:
+    stage, _ = scene.stage("thinker")
+    assert repr(stage) == "<Stage thinker not held, 0 requests>"
+    stage.note(["a"], ())
+    stage.begin()
+    assert repr(stage) == "<Stage thinker held, 1 requests>"
+    stage.end()
+    with suppress(NotRunning):
+        scene.daemon.kill()
