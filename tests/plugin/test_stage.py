@@ -113,7 +113,9 @@ def leases(daemon: Daemon) -> dict[str, int]:
 
 
 def resident(daemon: Daemon) -> set[str]:
-    return {c.name for c in daemon.status().components if c.state not in OUT}
+    """The components that are in; workspaces that others gave back may still be."""
+    found = {c.name for c in daemon.status().components if c.state not in OUT}
+    return {name for name in found if not name.startswith("workspace")}
 
 
 def wanted(stage: Stage) -> threading.Event:
