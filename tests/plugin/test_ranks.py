@@ -236,6 +236,14 @@ def test_the_end_of_a_rank_is_noticed_by_the_one_before(folders: list[Path]) -> 
             made.step(0).result(PATIENCE_S)
 
 
+def test_a_rank_that_leaves_waits_for_nobody_any_more(folders: list[Path]) -> None:
+    with stage(*folders[:2]) as made:
+        waiting = made.step(1)
+        made.ranks[1].close()
+        with pytest.raises(RankGone):
+            waiting.result(PATIENCE_S)
+
+
 def test_a_rank_that_is_alone_waits_for_nobody(folders: list[Path]) -> None:
     with stage(folders[0]) as made:
         made.step(0).result(PATIENCE_S)

@@ -145,7 +145,10 @@ class Ranks:
                 os.eventfd_write(self._wake.fileno(), 1)
 
     def close(self) -> None:
-        """Leave: the neighbours' next turns raise RankGone. More than once is once."""
+        """Leave: a turn that waits here, and the neighbours' next ones, raise RankGone.
+
+        More than once is once.
+        """
         with self._lock:
             self._closed = True
             _close(self._last)
@@ -265,4 +268,6 @@ def _pid_of(sock: socket.socket) -> int:
 
 def _close(link: _Link | None) -> None:
     if link is not None:
+        with suppress(OSError):  # the other side is gone already
+            link.sock.shutdown(socket.SHUT_RDWR)  # a turn that waits in another thread ends
         link.sock.close()
