@@ -1,0 +1,164 @@
+"""Stages of two ranks, as their workers use them: a rank is a thread here, with a `Stage`.
+
+Each of the two daemons has room for one component. Isolation is strict.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from swapd_client.vllm.options import Options
+from swapd_client.vllm.stage import Stage
+from tests.guarantees.harness import PATIENCE_S, Daemon, World
+
+REQUESTS = 6
+STEPS = 8
+WIDTH = 1024  # 4 MiB of weights
+
+
+class Rank:
+    """A rank, and the thread that steps it."""
+
+    def __init__(
+        self,
+        stage: str,
+        number: int,
+        endpoint: str,
+        share: Callable[[str], Sequence[str]] | None,
+        together: threading.Barrier,
+    ) -> None:
+        self._name = stage if share is None else f"{stage}.tp{number}"
+        self._number = number
+        self._endpoint = endpoint
+        self._share = share
+        self._together = together
+        self._value = float(sum(self._name.encode()))
+        self._thread = ThreadPoolExecutor(1, self._name)
+        self._stage: Stage | None = None
+
+    def start(self) -> "Future[None]":
+        return self._thread.submit(self._start)
+
+    def serve(self) -> "Future[None]":
+        return self._thread.submit(self._serve)
+
+    def _start(self) -> None:
+        options = Options(endpoint=self._endpoint)
+        self._stage = Stage.connect(
+            options, self._name, gpu=None, rank=self._number, share=self._share
+        )
+        self._model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        with torch.no_grad():
+            self._model.weight.fill_(self._value)
+        self._stage.take({"": self._model})
+
+    def _serve(self) -> None:
+        assert self._stage is not None
+        for request in range(REQUESTS):
+            for step in range(STEPS):
+                came = [f"{request}"] if step == 0 else []
+                went = [f"{request - 1}"] if step == 0 and request else []
+                self._stage.note(came, went)
+                self._stage.begin()
+                self._together.wait(PATIENCE_S)  # what a collective waits for
+                assert bool((self._model.weight == self._value).all())
+                self._together.wait(PATIENCE_S)
+                self._stage.end()
+        self._stage.note([], [f"{REQUESTS - 1}"])
+        self._stage.rest()
+
+    def close(self) -> None:
+        if self._stage is not None:
+            self._stage.close()
+        self._thread.shutdown()
+
+
+def gather(size: int) -> Callable[[int], Callable[[str], Sequence[str]]]:
+    """What a process group's gather does, for each of so many ranks."""
+    said = [""] * size
+    everybody = threading.Barrier(size)
+
+    def of(rank: int) -> Callable[[str], Sequence[str]]:
+        def share(mine: str) -> Sequence[str]:
+            said[rank] = mine
+            everybody.wait(PATIENCE_S)
+            return said
+
+        return share
+
+    return of
+
+
+class Cast:
+    """The ranks of all stages of a test."""
+
+    def __init__(self, ends: ExitStack) -> None:
+        self._ends = ends
+        self._ranks: list[Rank] = []
+
+    def stage(self, name: str, daemons: Sequence[Daemon]) -> None:
+        """One with a rank at each of the daemons, ready to serve."""
+        together = threading.Barrier(len(daemons))
+        share = gather(len(daemons))
+        made = [
+            Rank(
+                name,
+                rank,
+                str(daemon.folder),
+                share(rank) if len(daemons) > 1 else None,
+                together,
+            )
+            for rank, daemon in enumerate(daemons)
+        ]
+        for rank in made:
+            self._ends.callback(rank.close)
+        for started in [rank.start() for rank in made]:
+            started.result(PATIENCE_S)
+        self._ranks += made
+
+    def serve(self) -> None:
+        """All serve all their requests, at the same time."""
+        for served in [rank.serve() for rank in self._ranks]:
+            served.result(PATIENCE_S)
+
+
+@pytest.fixture
+def daemons(world: World) -> list[Daemon]:
+    """They ask for what is wanted at once: quanta are as short as can be."""
+    return [world.daemon(name, budget="6MiB") for name in ("one", "two")]
+
+
+@pytest.fixture
+def cast() -> Iterator[Cast]:
+    with ExitStack() as ends:
+        yield Cast(ends)
+
+
+@pytest.mark.parametrize("crosswise", [False, True])
+def test_two_stages_take_turns_by_requests(
+    daemons: list[Daemon], cast: Cast, crosswise: bool
+) -> None:
+    cast.stage("a", daemons)
+    cast.stage("b", daemons[::-1] if crosswise else daemons)
+    cast.serve()
+    for daemon in daemons:
+        loads = [component.loads for component in daemon.status().components]
+        assert len(loads) == 2
+        assert max(loads) <= REQUESTS + 1
+        assert sum(loads) > 2, "they did not get into each other's way"
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_stage_on_one_of_the_devices_waits_for_requests_too(
+    daemons: list[Daemon], cast: Cast, at: int
+) -> None:
+    """Whichever rank it is whose memory is wanted: the first to ask, or one that waits for it."""
+    cast.stage("a", daemons)
+    cast.stage("c", daemons[at : at + 1])
+    cast.serve()
+    assert 1 < daemons[at].component(f"a.tp{at}").loads <= REQUESTS + 1
+    assert daemons[1 - at].component(f"a.tp{1 - at}").loads == 1
