@@ -1,6 +1,8 @@
 """The files under deploy/ say what the code does."""
 
+import ast
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import yaml
 from swapd.config import Config, load
 from swapd.plan.deploy import WORKERS
 from swapd_client.vllm import versions
-from swapd_client.vllm.options import options_of
+from swapd_client.vllm.options import NAMES, options_of
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 
@@ -55,6 +57,14 @@ def test_an_overlay_says_all_that_a_stage_needs(overlay: Path) -> None:
         assert options_of(stage["additional_config"], overlay.name).component
         assert 0 < stage["gpu_memory_utilization"] < 1  # else the base file's would be counted
     assert sum(s["gpu_memory_utilization"] for s in read["stages"]) < 0.5
+
+
+def test_workers_in_the_overlays_are_there() -> None:
+    for kind, dotted in WORKERS.items():
+        module, _, name = dotted.rpartition(".")
+        path = DEPLOY.parent / "client" / f"{module.replace('.', '/')}.py"
+        tree = ast.parse(path.read_text())
+        assert name in [n.name for n in tree.body if isinstance(n, ast.ClassDef)], kind
 
 
 def test_daemon_and_stages_share_user_folder_gpu_and_processes() -> None:
@@ -104,3 +114,44 @@ def test_the_image_is_built_of_what_is_there() -> None:
     chosen = compose()["services"]["vllm-omni"]["command"]
     (default,) = re.findall(r"OVERLAY:-(\S+?)}", chosen)
     assert (VLLM / default).is_file()
+
+
+# --- the page ------------------------------------------------------------------------------
+
+PAGE = (VLLM / "README.md").read_text()
+#: What vLLM and vllm-omni say themselves.
+THEIRS = ("no structured config owner", "Free memory on device", "No available memory")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under `heading`, without its first two lines."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_errors_are_quoted_as_the_code_has_them() -> None:
+    client = DEPLOY.parent / "client" / "swapd_client"
+    code = "".join(path.read_text() for path in client.rglob("*.py"))
+    code = re.sub(r'"\s+f?"', "", code)  # strings that go on in the next line
+    cells = [cell for cell, _ in rows("If it does not start") if cell.startswith("`")]
+    quoted = [text for cell in cells for text in re.findall("`(.*?)`", cell)]
+    quoted = [text for text in quoted if not text.startswith(THEIRS)]
+    assert len(quoted) > 8
+    pieces = [
+        piece.strip()
+        for text in quoted
+        for piece in re.split(r"\.\.\.|: |; |'?thinker'?|(?:vllm )?[\d.]+x?| and ", text)
+    ]
+    assert [piece for piece in pieces if len(piece) > 8 and piece not in code] == []
+
+
+def test_every_option_is_explained() -> None:
+    for name in NAMES:
+        assert f"`{name}" in PAGE or fnmatch(name, "cpu_offload_*"), name
+    assert "`cpu_offload_*`" in PAGE
+
+
+def test_supported_versions_are_said() -> None:
+    for version in versions.SUPPORTED.values():
+        assert f" {version.rstrip('.')} " in PAGE

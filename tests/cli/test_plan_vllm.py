@@ -59,6 +59,13 @@ def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path) -> Non
     assert "gpu_memory_utilization: 0.05" in shown
 
 
+def test_the_page_shows_what_is_printed(qwen3: Path) -> None:
+    page = (DEPLOY / "README.md").read_text()
+    shown = page.partition("--device-memory 80GiB\n")[2].partition("\n...\n")[0].split()
+    printed = swapd("plan", "--vllm", qwen3, *QWEN3, *CARD).stdout.split()
+    assert shown == printed[: len(shown)]
+
+
 def test_what_fits_has_its_kv_caches_grow(qwen3: Path) -> None:
     report = plan(qwen3, *QWEN3, "--device-memory", "141GiB", "--room", "talker=6GiB")
     (gpu,) = report["gpus"]
