@@ -1,5 +1,7 @@
 """What to keep on a device, what to stream, what to swap.
 
-`sizes` says of what, `advise` weighs the ways, `paste` writes the settings. Pure but for reading
-files: nothing is measured here, and no daemon is asked.
+`sizes` says of what, `advise` weighs the ways, `paste` writes the settings. For stages of vLLM-Omni
+`deploy` reads their file and `pipelines` their names, `claims` says what they want, and `shares`
+divides a GPU among them. Pure but for reading files: nothing is measured here, and no daemon is
+asked.
 """
