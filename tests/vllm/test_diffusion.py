@@ -276,7 +276,7 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(
     swapd = {"swapd": {"endpoint": str(tmp_path / "nothing")}}
     stage = begin(stages, "toy", tmp_path, worker_extension_cls=EXTENSION, additional_config=swapd)
     said = refused(stage)
-    assert said.startswith("NotRunning: stage 'stage0' is to have its weights in swapd, but")
+    assert said.startswith("NotRunning: stage 'stage0' cannot start: no swapd at")
     assert "swapd serve" in said
 
 

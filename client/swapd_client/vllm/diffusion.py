@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.platforms import current_platform
+import torch
+from vllm_omni.diffusion.distributed.parallel_state import get_world_group
 from vllm_omni.diffusion.offloader.module_collector import ModuleDiscovery
 from vllm_omni.diffusion.worker.diffusion_worker import (
     CustomPipelineWorkerExtension,
@@ -45,11 +46,14 @@ class _Swapd:
         _refuse(config, where)
         name = options.component or f"stage{config.stage_id}"
         whole = as_whole(options, name, config.num_gpus)
+        share = None
         if config.num_gpus > 1:
-            name = f"{name}.rank{worker.rank}"
+            name, share = f"{name}.tp{worker.rank}", _gather
         self.options = options
         self.whole = whole is not None
-        self.stage = Stage.connect(whole or options, name, gpu=_gpu(worker))
+        self.stage = Stage.connect(
+            whole or options, name, gpu=_gpu(worker), rank=worker.rank, share=share
+        )
         #: Once they are loaded.
         self.weights: Weights | None = None
         #: Memory for loading, while it loads.
@@ -216,10 +220,16 @@ def _kinds(pipeline: Any) -> Mapping[str, Kind]:
 
 
 def _gpu(worker: Any) -> int | None:
-    """The physical index of the worker's GPU; None on a CPU."""
-    if worker.device.type != "cuda":
-        return None
-    return int(current_platform.device_id_to_physical_device_id(worker.local_rank))
+    """The number of the worker's GPU in this process; None on a CPU."""
+    return int(worker.device.index or 0) if worker.device.type == "cuda" else None
+
+
+def _gather(mine: str) -> list[str]:
+    """What all ranks of the stage said, when all have."""
+    group = get_world_group()
+    said = [""] * group.world_size
+    torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
+    return said
 
 
 def _load_bytes(config: Any, options: Options) -> int | None:
@@ -228,6 +238,8 @@ def _load_bytes(config: Any, options: Options) -> int | None:
         return options.load_workspace
     folder = Path(config.model)
     if not (folder / "model_index.json").is_file():
-        return checkpoint.nbytes_of(config.model, "")
-    sizes = [checkpoint.nbytes_of(str(path), "") for path in folder.iterdir() if path.is_dir()]
-    return sum(size or 0 for size in sizes) or None
+        nbytes = checkpoint.nbytes_of(config.model, "")
+    else:
+        parts = [path for path in folder.iterdir() if path.is_dir()]
+        nbytes = sum(checkpoint.nbytes_of(str(path), "") or 0 for path in parts) or None
+    return None if nbytes is None else -(-nbytes // config.parallel_config.tensor_parallel_size)

@@ -171,9 +171,18 @@ def _attach(
 ) -> Attachment:
     offload = options.offload
     settings = None if offload.mode == "off" else offload
+    # vllm-omni calls the pipeline's `forward` itself, which no hook sees
+    methods = ["forward"] if names == [WHOLE] else []
     try:
         return stage.client.attach(
-            pipeline, names, settings=settings, prefix=stage.name, kinds=kinds, stay=stay
+            pipeline,
+            names,
+            settings=settings,
+            prefix=stage.name,
+            policy="resident" if stay == names else "lru",
+            wrap_methods=methods,
+            kinds=kinds,
+            stay=[] if stay == names else stay,
         )
     except DuplicateName as exc:
         raise DuplicateName(

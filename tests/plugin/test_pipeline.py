@@ -1,0 +1,128 @@
+"""A diffusion pipeline's weights in swapd: what the settings make of it, without vLLM."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from swapd import spawn
+from swapd_client import DuplicateName, TooLarge
+from swapd_client.offload.settings import InvalidSettings
+from swapd_client.offload.strategy import Kind
+from swapd_client.vllm.options import Options, options_of
+from swapd_client.vllm.pipeline import Components, Whole, as_whole
+from swapd_client.vllm.stage import Stage
+from tests.offload.modules import TOKENS, Model, seeded
+
+KINDS: dict[str, Kind] = {"text_encoder": "encoder", "transformer": "dit", "vae": "vae"}
+LARGE = torch.nn.Linear(2000, 2000)  # 15 MiB
+
+
+def options(**swapd: object) -> Options:
+    return options_of({"swapd": swapd}, "stage")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[spawn.Spawned]:
+    with spawn.daemon(budget=8 << 20, isolation="strict") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def stage(daemon: spawn.Spawned) -> Iterator[Stage]:
+    stage = Stage.connect(options(endpoint=str(daemon.folder)), "dit", gpu=None)
+    yield stage
+    stage.close()
+
+
+def status(stage: Stage) -> dict[str, Any]:
+    return {c.name: c for c in stage.client.status().components}
+
+
+def test_each_component_is_one_of_its_stage(stage: Stage) -> None:
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    pipeline = Components(stage, options(), model, KINDS)
+    assert {c.name: c.policy for c in status(stage).values()} == {
+        "dit.text_encoder": "lru",
+        "dit.transformer": "lru",
+        "dit.vae": "lru",
+    }
+    assert pipeline.nbytes == sum(c.nbytes for c in status(stage).values())
+    with pipeline.request():
+        model.transformer(torch.zeros(1, 256))
+        assert status(stage)["dit.transformer"].leases == 1
+        assert torch.equal(model(TOKENS), wanted)
+    assert not any(c.leases for c in status(stage).values())
+    pipeline.take_back()
+    assert not status(stage)
+    assert torch.equal(model(TOKENS), wanted)
+
+
+def test_what_is_declared_twice_is_there_once(stage: Stage) -> None:
+    model = seeded(Model)
+    model.add_module("dit", model.transformer)
+    Components(stage, options(), model, {"transformer": "dit", "dit": "dit"})
+    assert list(status(stage)) == ["dit.transformer"]
+
+
+def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) -> None:
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    pipeline = Components(stage, options(), model, {})
+    assert list(status(stage)) == ["dit"]
+    with pipeline.request():
+        assert torch.equal(model.forward(TOKENS), wanted)
+    assert status(stage)["dit"].leases == 0
+
+
+@pytest.mark.parametrize("kinds", [KINDS, {}])
+def test_false_said_in_words_is_to_stay(stage: Stage, kinds: dict[str, Kind]) -> None:
+    Components(stage, options(cpu_offload_enabled=False), seeded(Model), kinds)
+    assert {c.policy for c in status(stage).values()} == {"resident"}
+
+
+def test_all_of_it_is_held_as_one_by_a_request(stage: Stage) -> None:
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    pipeline = Whole(stage, model)
+    with pipeline.request():
+        assert status(stage)["dit"].leases == 1
+        assert torch.equal(model.forward(TOKENS), wanted)
+    assert status(stage)["dit"].leases == 0
+    pipeline.take_back()
+    assert torch.equal(model(TOKENS), wanted)
+
+
+def test_what_cannot_be_leaves_the_pipeline_as_it_was(stage: Stage) -> None:
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    model.add_module("unet", LARGE)
+    with pytest.raises(TooLarge, match="enable_layerwise_offload: true"):
+        Components(stage, options(), model, {**KINDS, "unet": "dit"})
+    stage.client.register("dit.vae", {"x": b"taken"})
+    with pytest.raises(DuplicateName, match=r"swapd: {component: \.\.\.}"):
+        Components(stage, options(), model, KINDS)
+    named = options(cpu_offload_enabled=True, cpu_offload_components=["mllm"])
+    with pytest.raises(InvalidSettings, match="names 'mllm'; this pipeline has text_encoder, tr"):
+        Components(stage, named, model, KINDS)
+    assert list(status(stage)) == ["dit.vae"]
+    assert torch.equal(model(TOKENS), wanted)
+
+
+def test_a_stage_is_one_component_if_it_says_so_or_has_several_ranks() -> None:
+    said = options(cpu_offload_enabled=True, cpu_offload_components=["."])
+    whole = as_whole(said, "dit", 1)
+    assert whole is not None
+    assert whole.offload.cpu_offload_components == ("dit",)
+    assert as_whole(options(), "dit", 1) is None
+    assert as_whole(options(cpu_offload_enabled=True), "dit", 1) is None
+    assert as_whole(options(), "dit", 2) is not None
+    assert as_whole(options(cpu_offload_enabled=True), "dit", 2) is not None
+    with pytest.raises(InvalidSettings, match="runs on 2 GPUs"):
+        as_whole(options(enable_layerwise_offload=True), "dit", 2)
+    with pytest.raises(InvalidSettings, match="runs on 2 GPUs"):
+        as_whole(options(cpu_offload_enabled=True, cpu_offload_components=["vae"]), "dit", 2)
+    with pytest.raises(InvalidSettings, match="goes with cpu_offload_enabled: true"):
+        as_whole(options(cpu_offload_components=["."]), "dit", 1)
