@@ -116,3 +116,17 @@ def test_what_is_wanted_is_not_kept_beyond_the_bound(busy: tuple[Client, Client]
     assert leases(one) == {"dit": 1}
     kept.end()
     assert leases(one) == {"dit": 0}
+
+
+def test_the_streams_that_worked_under_a_kept_lease_are_all_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(swapd_client.Lease, "uses", lambda _, stream: used.append(stream))
+    client.register("dit", {"x": bytes(100)})
+    held, kept = Leased(client, ["dit"]), Turn(client, 10.0)
+    for stream in (7, 8, 7):
+        monkeypatch.setattr(client.session, "current_streams", lambda now=stream: (now,))
+        kept.take(held)()
+    kept.end()
+    assert used == [7, 8]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swapd import spawn
-from swapd_client import DuplicateName, TooLarge
+from swapd_client import DuplicateName, SessionFenced, TooLarge
 from swapd_client.offload.settings import InvalidSettings
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options, options_of
@@ -65,6 +65,37 @@ def test_what_is_declared_twice_is_there_once(stage: Stage) -> None:
     model.add_module("dit", model.transformer)
     Components(stage, options(), model, {"transformer": "dit", "dit": "dit"})
     assert list(status(stage)) == ["dit.transformer"]
+
+
+def test_what_is_inside_another_goes_with_that(stage: Stage) -> None:
+    model = seeded(Model)
+    Components(stage, options(), model, {"text_encoder.embed": "dit", "text_encoder": "dit"})
+    assert list(status(stage)) == ["dit.text_encoder"]
+
+
+def test_a_vaes_private_methods_may_be_called_from_outside(stage: Stage) -> None:
+    model = seeded(Model)
+    hidden = torch.zeros(1, 256)
+    wanted = model.vae._decode(hidden)
+    Components(stage, options(), model, KINDS)
+    assert torch.equal(model.vae._decode(hidden), wanted)
+
+
+def test_what_a_request_had_computed_when_it_was_fenced_is_not_to_be_used(stage: Stage) -> None:
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    pipeline = Components(stage, options(), model, KINDS)
+    fenced = SessionFenced("fenced")
+
+    def request() -> None:
+        with pipeline.request():
+            model.transformer(torch.zeros(1, 256))
+            pipeline._attachment.daemon_gone(fenced)
+
+    with pytest.raises(SessionFenced):
+        request()
+    with pipeline.request():
+        assert torch.equal(model(TOKENS), wanted)
 
 
 def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from swapd_client.client import Client
+from swapd_client.client import Client, Lease
 from swapd_client.errors import SwapdError
 from swapd_client.offload.aside import Aside
 from swapd_client.offload.stream import Stream
@@ -65,9 +65,12 @@ class Leased:
         return f"<Leased {' + '.join(self.names)}>"
 
     def take(self) -> Callable[[], None]:
-        if not self.names:  # all of it is in private memory again
-            return _nothing
-        return self._client.acquire(*self.names).release
+        lease = self.lease()
+        return _nothing if lease is None else lease.release
+
+    def lease(self) -> Lease | None:
+        """Acquire them. None: all of it is in private memory again. Raises as `Client.acquire`."""
+        return self._client.acquire(*self.names) if self.names else None
 
 
 class Passed:

@@ -6,12 +6,31 @@ from call to call, as long as it may be; but none is kept while the thread waits
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from swapd_client.client import Client
+from swapd_client.client import Client, Lease
 from swapd_client.offload.scope import Held, Kept, Leased, here
+
+
+class _Lease:
+    """One lease of a turn."""
+
+    def __init__(self, lease: Lease | None) -> None:
+        self._lease = lease
+        #: Streams of a GPU that worked under it, each once.
+        self._streams: dict[int, None] = {}
+
+    def rests(self, streams: Iterable[int]) -> None:
+        """A call under it has ended, which worked on these."""
+        self._streams.update(dict.fromkeys(streams))
+
+    def release(self) -> None:
+        if self._lease is not None:
+            for stream in self._streams:
+                self._lease.uses(stream)
+            self._lease.release()
 
 
 class Turn(Kept):
@@ -24,28 +43,32 @@ class Turn(Kept):
         self._client = client
         self._within_s = within_s
         self._clock = clock
-        self._kept: dict[Held, Callable[[], None]] = {}
+        self._kept: dict[Leased, _Lease] = {}
         #: When what is wanted is given back; None: nothing is.
         self._until: float | None = None
 
     def take(self, held: Held) -> Callable[[], None]:
-        give_back = self._kept.pop(held, None)
-        if give_back is None:
+        if not isinstance(held, Leased):
             self.end()
-            give_back = held.take()
-        return partial(self._leave, held, give_back)
+            return held.take()
+        lease = self._kept.pop(held, None)
+        if lease is None:
+            self.end()
+            lease = _Lease(held.lease())
+        return partial(self._leave, held, lease)
 
     def end(self) -> None:
         self._until = None
         while self._kept:
-            _, give_back = self._kept.popitem()
-            give_back()
+            _, lease = self._kept.popitem()
+            lease.release()
 
-    def _leave(self, held: Held, give_back: Callable[[], None]) -> None:
-        if isinstance(held, Leased) and self._may_keep(held):
-            self._kept[held] = give_back
+    def _leave(self, held: Leased, lease: _Lease) -> None:
+        if self._may_keep(held):
+            lease.rests(self._client.session.current_streams())
+            self._kept[held] = lease
         else:
-            give_back()
+            lease.release()
 
     def _may_keep(self, held: Leased) -> bool:
         if self._client.session.wanted.isdisjoint(held.names):

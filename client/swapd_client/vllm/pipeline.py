@@ -7,6 +7,7 @@ vLLM, and what a worker does when.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import msgspec
 from torch.nn import Module
 
 from swapd.units import size
-from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.errors import DaemonGone, DuplicateName, SessionFenced, SwapdError, TooLarge
 from swapd_client.offload import find
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.settings import InvalidSettings
@@ -36,6 +37,10 @@ _IN_WORDS = {
     "layerwise": "DiTs come in block by block, the others when they are called",
     "partial": "so much stays on the host, and comes in block by block",
 }
+
+
+#: Of VAEs: some pipelines call these.
+_PRIVATE = ("_encode", "_decode")
 
 
 class Weights(Protocol):
@@ -64,10 +69,12 @@ class Components:
         """
         self._stage = stage
         self._within_s = options.finish_within_s
-        names, kinds = _components(pipeline, kinds)
+        found = _components(pipeline, kinds)
+        names = list(found) or [WHOLE]
         stay = _stay(stage.name, names, options)
-        self._attachment = _attach(stage, options, pipeline, names, kinds, stay)
-        self._attachment.when_gone = stage.go_alone
+        self._alone = False
+        self._attachment = _attach(stage, options, pipeline, found, stay)
+        self._attachment.when_gone = self._gone
         self.nbytes = sum(one.nbytes for one in self._attachment.components.values())
         said = "" if stay == names else f"; {_IN_WORDS[options.offload.mode]}"
         if stay:
@@ -82,10 +89,23 @@ class Components:
 
         Once others are to have the memory, it stays for `finish_within_s` at most.
         """
+        if (error := self._stage.client.session.error) is not None:
+            self._go_alone(error)
         return turn(self._stage.client, self._within_s)
 
     def take_back(self) -> None:
         self._attachment.detach()
+
+    def _gone(self, error: DaemonGone) -> None:
+        """In a request. Raises `error` if what it has computed so far may be wrong."""
+        self._go_alone(error)
+        if isinstance(error, SessionFenced):
+            raise error
+
+    def _go_alone(self, error: SwapdError) -> None:
+        if not self._alone:
+            self._alone = True
+            self._stage.go_alone(error)
 
 
 class Whole:
@@ -127,19 +147,27 @@ def as_whole(options: Options, name: str, ranks: int) -> Options | None:
     return msgspec.structs.replace(options, offload=whole)
 
 
-def _components(
-    pipeline: Module, declared: Mapping[str, Kind]
-) -> tuple[list[str], dict[str, Kind]]:
-    """The components' names, and what they are; a list of modules stands for those in it."""
+@dataclass(frozen=True)
+class _Component:
+    module: Module
+    kind: Kind
+
+
+def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Component]:
+    """What is declared, by name, each once; a list of modules stands for those in it.
+
+    What is inside another goes with that: who held one, and waited for the other, could wait for
+    another stage that does the same.
+    """
     roots = find.roots_of(pipeline)
     found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]
-    kinds: dict[str, Kind] = {}
-    seen: set[int] = set()
+    inner = {id(m) for one, _ in found for m in one.module.modules() if m is not one.module}
+    components: dict[str, _Component] = {}
     for one, kind in found:
-        if id(one.module) not in seen:  # it may be declared twice
-            seen.add(id(one.module))
-            kinds[one.name] = kind
-    return list(kinds) or [WHOLE], kinds
+        if id(one.module) not in inner:
+            inner.add(id(one.module))  # it may be declared twice
+            components[one.name] = _Component(one.module, kind)
+    return components
 
 
 def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
@@ -165,24 +193,21 @@ def _attach(
     stage: Stage,
     options: Options,
     pipeline: Module,
-    names: Sequence[str],
-    kinds: Mapping[str, Kind],
+    found: Mapping[str, _Component],
     stay: Sequence[str],
 ) -> Attachment:
-    offload = options.offload
-    settings = None if offload.mode == "off" else offload
-    # vllm-omni calls the pipeline's `forward` itself, which no hook sees
-    methods = ["forward"] if names == [WHOLE] else []
+    names = list(found) or [WHOLE]
+    all_stay = list(stay) == names
     try:
         return stage.client.attach(
             pipeline,
             names,
-            settings=settings,
+            settings=None if options.offload.mode == "off" else options.offload,
             prefix=stage.name,
-            policy="resident" if stay == names else "lru",
-            wrap_methods=methods,
-            kinds=kinds,
-            stay=[] if stay == names else stay,
+            policy="resident" if all_stay else "lru",
+            wrap_methods=_methods(found),
+            kinds={name: one.kind for name, one in found.items()},
+            stay=[] if all_stay else stay,
         )
     except DuplicateName as exc:
         raise DuplicateName(
@@ -194,3 +219,14 @@ def _attach(
             f"{exc.__cause__ or exc}. What comes in block by block need not fit: "
             "additional_config: {swapd: {enable_layerwise_offload: true}}"
         ) from exc
+
+
+def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:
+    """Methods that are called from outside, and that no hook sees."""
+    if not found:
+        return ["forward"]  # of the pipeline: vllm-omni calls it itself
+    return {
+        name: [method for method in _PRIVATE if callable(getattr(one.module, method, None))]
+        for name, one in found.items()
+        if one.kind == "vae"
+    }
