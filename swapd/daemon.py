@@ -407,6 +407,9 @@ class Daemon:
     def _do_want(self, a: actions.Want, seq: int) -> None:
         self._tell(a.session, protocol.Wanted(a.name, a.wanted))
 
+    def _do_hurry(self, a: actions.Hurry, seq: int) -> None:
+        self._tell(a.session, protocol.Hurry(a.waits))
+
     def _do_broken(self, a: actions.Broken, seq: int) -> None:
         self._tell(a.session, protocol.Broken(a.name, a.generation, a.why))
 
@@ -499,6 +502,7 @@ class Daemon:
         actions.Reclaim: _do_reclaim,
         actions.Revoke: _do_revoke,
         actions.Want: _do_want,
+        actions.Hurry: _do_hurry,
         actions.Broken: _do_broken,
         actions.MakeMaster: _do_make_master,
         actions.SealMaster: _do_seal_master,

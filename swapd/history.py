@@ -129,6 +129,7 @@ class Seen:
                 | events.Stopping()
                 | events.DeviceDown()
                 | actions.Fence()
+                | actions.Hurry()
             ):
                 return ()
             case _:

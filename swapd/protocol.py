@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -442,6 +442,13 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
     wanted: bool
 
 
+class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
+    """Somebody waits (or no longer waits) for memory that leases hold: those that nobody in your
+    process uses, and that you keep for who may come back, you give back at once."""
+
+    waits: bool
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """Last words before the daemon closes the lifeline."""
 
@@ -449,7 +456,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     message: str
 
 
-FromDaemon = Welcome | Master | Files | Drop | Broken | Revoke | Saved | Wanted | Goodbye
+FromDaemon = Welcome | Master | Files | Drop | Broken | Revoke | Saved | Wanted | Hurry | Goodbye
 
 #: What the decoders raise for bytes that are no message: text that is no UTF-8 and nesting
 #: without end are not MsgspecErrors.

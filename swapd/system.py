@@ -21,37 +21,33 @@ class _Itimerspec(ctypes.Structure):
     _fields_ = (("interval", _Timespec), ("value", _Timespec))
 
 
-_NEVER = _Itimerspec()
 _CLOCK_MONOTONIC = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _set_timer = _libc.timerfd_settime
 
 
 class Alarm:
-    """Wakes the one thread that sleeps in `wait`; to set it or to clear it wakes nobody.
+    """Wakes the one thread that sleeps in `wait`; to set it wakes nobody.
 
-    A timerfd: a condition would wake that thread each time it is told a new time.
+    A timerfd: a condition would wake that thread each time it is told a new time. To set it is
+    a system call all the same, and in a virtual machine that has slept many a microsecond.
     """
 
-    def __init__(self, after_s: float) -> None:
-        """`after_s`: how long after `set` it goes off. Raises: OSError."""
+    def __init__(self) -> None:
+        """Raises: OSError."""
         fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
         if fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._fd = OwnedFd(fd)
-        self._after = ctypes.byref(_Itimerspec(value=_Timespec(0, int(after_s * 1e9))))
-        self._now = ctypes.byref(_Itimerspec(value=_Timespec(0, 1)))
-        self._off = ctypes.byref(_NEVER)
 
-    def set(self) -> None:
-        _set_timer(self._fd.fileno(), 0, self._after, None)
-
-    def clear(self) -> None:
-        _set_timer(self._fd.fileno(), 0, self._off, None)
+    def set(self, after_s: float) -> None:
+        """Go off so much later, at once if that is past; not when it was set to before."""
+        after = _Timespec(*divmod(max(int(after_s * 1e9), 1), 10**9))
+        _set_timer(self._fd.fileno(), 0, ctypes.byref(_Itimerspec(value=after)), None)
 
     def ring(self) -> None:
         """Go off now."""
-        _set_timer(self._fd.fileno(), 0, self._now, None)
+        self.set(0.0)
 
     def wait(self) -> None:
         """Block until it goes off. Once is enough for any number of times."""

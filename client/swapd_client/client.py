@@ -140,7 +140,7 @@ class Client:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._factory = ChannelFactory(session)
-        self._keeper = Keeper(lambda: session.wanted, self._end)
+        self._keeper = Keeper(session, self._end)
         session.when_wanted(self._keeper.hurry)
         self._local = threading.local()
         self._attachments: list[Attachment] = []
@@ -351,6 +351,7 @@ class Client:
         registered in parts; TooLarge if what is in no block is "resident", and cannot be.
         """
         nbytes = parse_size(size) if isinstance(size, str) else size
+        self._keeper.flush_all()  # nobody uses what it keeps
         self._call(protocol.Resize(self.session.next_id(), name, nbytes))
 
     def acquire(
@@ -385,7 +386,8 @@ class Client:
 
         granted = self._acquire(ask, timeout)
         may_linger = self.session.may_linger(granted, names)
-        return Lease(self, Held(granted, may_linger=may_linger), names)
+        passes = any(place.passing for place in granted.placements)
+        return Lease(self, Held(granted, may_linger=may_linger, passes=passes), names)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0

@@ -1,34 +1,51 @@
 """The leases of one client that linger, and the thread that gives them back in the end.
 
-See `linger.py` for which do, and why. A lease that lingers is given back LINGER_S later; at
-once if somebody waits for it, or if its agent asks the daemon for anything else.
+See `linger.py` for which do, and why. A lease that lingers is given back within SWEEP_S; within
+LINGER_S if somebody waits for memory, or if what it holds then leaves; at once if somebody waits
+for just that, or if its agent asks the daemon for anything else.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
+from typing import Protocol
 
 import msgspec
 
 from swapd.protocol import Granted
 from swapd.system import Alarm
 from swapd_client.errors import SwapdError
-from swapd_client.linger import LINGER_S, Held, Key, Linger
+from swapd_client.linger import LINGER_S, SWEEP_S, Held, Key, Linger
+
+
+class Told(Protocol):
+    """What the daemon has told this process."""
+
+    #: Names that others wait for, and are to have now.
+    wanted: set[str]
+    #: Whether anybody waits for what leases may hold.
+    hurried: bool
 
 
 class Keeper:
     """Thread-safe. The thread starts with the first lease that lingers."""
 
-    def __init__(self, wanted: Callable[[], set[str]], give_back: Callable[[Held], None]) -> None:
-        """`wanted()`: names that others wait for. `give_back(held)` ends a lease, from any
-        thread; when it returns the daemon knows, or will be told when the GPU's work is done.
+    def __init__(self, told: Told, give_back: Callable[[Held], None]) -> None:
+        """`told` may change at any time; `hurry` is called after that. `give_back(held)` ends a
+        lease, from any thread; when it returns the daemon knows, or will be told when the GPU's
+        work is done.
         """
-        self._wanted = wanted
+        self._told = told
         self._give_back = give_back
         self._linger = Linger()
         self._lock = threading.RLock()  # ending a lease asks for `again`
-        self._alarm = Alarm(LINGER_S)
+        self._alarm = Alarm()
+        #: When the alarm goes off: whoever sets it does so rarely, for it costs a loop most.
+        self._goes_off = inf
+        #: It was rung; setting it since then must not silence it.
+        self._rung = False
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -36,10 +53,8 @@ class Keeper:
         """The lease that `key` gave back a moment ago, held again; None if there is none."""
         with self._lock:
             held = self._linger.take(key, time.monotonic())
-            if held is None:
-                return None
-            if not self._linger:
-                self._alarm.clear()
+        if held is None:
+            return None
         if held.granted.waited_s or held.granted.loaded:  # so it was the first time
             granted = msgspec.structs.replace(held.granted, waited_s=0.0, loaded=False)
             return held._replace(granted=granted)
@@ -47,17 +62,27 @@ class Keeper:
 
     def keep(self, key: Key, held: Held) -> bool:
         """Keep a lease that is given back; False if the daemon is to be told now."""
+        told, now = self._told, time.monotonic()
         with self._lock:
-            wanted = self._wanted()
+            wanted = told.wanted
             if self._closed or (wanted and not wanted.isdisjoint(held.granted.names or key[1])):
                 return False
-            if not self._linger.keep(key, held, time.monotonic()):
+            if not self._linger.keep(key, held, now):
                 return False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
-                self._thread.start()
-            self._alarm.set()
+            # now that it is kept, `hurry` sees it: what is told from here on rings the alarm
+            after_s = LINGER_S if held.passes or told.hurried or told.wanted else SWEEP_S
+            if now + after_s < self._goes_off:
+                self._arm(now + after_s, after_s)
         return True
+
+    def _arm(self, at: float, after_s: float) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
+            self._thread.start()
+        self._goes_off = at
+        self._alarm.set(after_s)
+        if self._rung:
+            self._alarm.ring()
 
     def again(self, granted: Granted) -> int:
         """How often a lease that ends now was handed out without a message."""
@@ -76,6 +101,7 @@ class Keeper:
     def hurry(self) -> None:
         """Somebody waits for what may be kept here. Does not block."""
         if self._linger:
+            self._rung = True
             self._alarm.ring()
 
     def close(self) -> None:
@@ -94,10 +120,12 @@ class Keeper:
         while not self._closed:
             self._alarm.wait()
             with self._lock:
-                self._end(self._linger.with_names(self._wanted()))
-                self._end(self._linger.due(time.monotonic()))
+                self._rung, self._goes_off = False, inf
+                self._end(self._linger.with_names(self._told.wanted))
+                self._end(self._linger.due(now := time.monotonic()))
                 if self._linger:
-                    self._alarm.set()
+                    at = self._linger.oldest + LINGER_S
+                    self._arm(at, at - now)
 
     def _end(self, leases: Iterable[Held]) -> None:
         # under the lock, so that whoever asks next asks after it

@@ -107,6 +107,5 @@ class HeldLease:
         # once each: a lease that lingers takes these over, step after step
         streams = dict.fromkeys((*session.current_streams(), *self._streams))
         problem = session.problem_with(self._granted) if self._streams_wait else None
-        return Held(
-            self._granted, tuple(streams), session.mark(streams), self._taken.may_linger
-        ), problem
+        work = session.mark(streams)
+        return self._taken._replace(streams=tuple(streams), work=work), problem

@@ -5,9 +5,10 @@ came back quickly last time is trusted to do so again: its lease is kept here fo
 before the daemon is told, and handed out again without a message. Pure: no clock, no thread,
 no socket. Not thread-safe.
 
-What this costs others is bounded: a lease is kept for LINGER_S at most (on a GPU, from when the
-work under it is done: until then nobody else could have had it), and not at all once somebody
-waits for its memory.
+What this costs others is bounded: while anybody waits for memory a lease is kept for LINGER_S at
+most (on a GPU, from when the work under it is done: until then nobody else could have had it), and
+not at all if what it holds is wanted. While nobody waits it is nobody's loss, and what is kept is
+looked through every SWEEP_S: a timer set at each release is more than all the rest of it costs.
 """
 
 from collections.abc import Collection
@@ -17,6 +18,8 @@ from swapd.protocol import Granted
 
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
+#: How often what is kept is looked through while nobody waits.
+SWEEP_S = 0.1
 #: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
 WORK_S = 0.1
 #: A loop asks the daemon so often all the same: it may be stopping, or have better to do.
@@ -39,6 +42,8 @@ class Held(NamedTuple):
     work: Work | None = None
     #: Whether it may stay held for a moment after its release.
     may_linger: bool = False
+    #: Whether some of it leaves the device with it.
+    passes: bool = False
 
 
 #: The thread that took the lease, and what it asked for.
@@ -121,6 +126,11 @@ class Linger:
                 late.remove(key)
         self._returns.difference_update(late)
         return self._pop(late)
+
+    @property
+    def oldest(self) -> float:
+        """Since when the first of those that are kept is; there must be one."""
+        return min(since for _, since in self._kept.values())
 
     def _pop(self, keys: list[Key]) -> list[Held]:
         return [self._kept.pop(key)[0] for key in keys]

@@ -57,6 +57,8 @@ class Session:
         self.components: dict[str, Component] = {}
         #: Names whose memory somebody waits for; read by `lease.wanted`.
         self.wanted: set[str] = set()
+        #: Whether somebody waits for what leases may hold: none is kept that is not used.
+        self.hurried = False
         #: What the daemon granted and nobody released, by the request's id.
         self.leases: dict[int, protocol.Granted] = {}
         self._lock = threading.Lock()
@@ -135,7 +137,8 @@ class Session:
         self._listeners.append(listener)
 
     def when_wanted(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in the lifeline's thread when `wanted` grows. It must not block."""
+        """Call `listener` in the lifeline's thread when `wanted` grows, or somebody begins to wait
+        for what leases hold. It must not block."""
         self._wanted_listeners.append(listener)
 
     def may_linger(self, granted: protocol.Granted, names: tuple[str, ...]) -> bool:
@@ -612,6 +615,8 @@ class Session:
                     part._range.saved(saved.generation)
             case protocol.Wanted() as wanted:
                 self._set_wanted(wanted)
+            case protocol.Hurry() as hurry:
+                self._set_hurried(hurry.waits)
             case protocol.Master() as master:
                 (fd,) = fds
                 self._masters.add(master, fd)
@@ -706,10 +711,18 @@ class Session:
     def _set_wanted(self, wanted: protocol.Wanted) -> None:
         if wanted.wanted:
             self.wanted.add(wanted.name)
-            for listener in self._wanted_listeners:
-                listener()
+            self._tell_wanted()
         else:
             self.wanted.discard(wanted.name)
+
+    def _set_hurried(self, hurried: bool) -> None:
+        self.hurried = hurried
+        if hurried:
+            self._tell_wanted()
+
+    def _tell_wanted(self) -> None:
+        for listener in self._wanted_listeners:
+            listener()
 
     def take_master(self, request: int) -> tuple[protocol.Master, OwnedFd]:
         """The master that was made for a request, its descriptor from now on the caller's."""

@@ -174,6 +174,10 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
         case actions.Want():
             asked = "is told that it is wanted" if a.wanted else "may keep it"
             return Said("want", names, f"{_who(seen, a.session)} {asked}")
+        case actions.Hurry():
+            who = _who(seen, a.session)
+            what = "is told that somebody waits" if a.waits else "may keep what it used last again"
+            return Said("hurry", who, what)
         case actions.Accept():
             return Said("done", names, f"for {_who(seen, a.session)}")
         case actions.Grant():

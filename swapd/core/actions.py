@@ -97,6 +97,14 @@ class Want(Action, frozen=True, tag="want"):
     wanted: bool
 
 
+class Hurry(Action, frozen=True, tag="hurry"):
+    """Tell who holds anything that somebody waits, or no longer does: what it is not using, and
+    holds for a moment all the same, it should give back at once."""
+
+    session: int
+    waits: bool
+
+
 class Accept(Action, frozen=True, tag="accept"):
     """Answer a register, commit, unregister, prefetch or resize."""
 
@@ -182,6 +190,7 @@ AnyAction = (
     | Reclaim
     | Revoke
     | Want
+    | Hurry
     | Accept
     | Grant
     | Refuse

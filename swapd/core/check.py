@@ -21,6 +21,7 @@ def check(core: Residency) -> None:
     _check_masters(core.ledger)
     _check_totals(core.ledger)
     _check_waiters(core)
+    _check_told(core)
     _check_groups(core.ledger)
     _check_families(core.ledger)
 
@@ -122,6 +123,13 @@ def _check_waiters(core: Residency) -> None:
         assert ways.count(True) == 1, f"{w} must be queued, admitted or parked"
         for c in (ledger.components[n] for n in w.names if not ways[2]):
             assert w.key in (c.promised if w.admitted else c.waiting), f"{c} forgot {w}"
+
+
+def _check_told(core: Residency) -> None:
+    ledger = core.ledger
+    told = ledger.hurried.union(*ledger.wanted.values())
+    assert told <= ledger.sessions.keys(), "who was told is gone"
+    assert core.admission.queue.queued or not ledger.hurried, "they hurry for nobody"
 
 
 def _check_groups(ledger: Ledger) -> None:

@@ -21,6 +21,7 @@ from swapd.core.actions import (
     DropMaster,
     Evict,
     Evicted,
+    Hurry,
     Lend,
     Lost,
     MakeMaster,
@@ -92,6 +93,8 @@ class Ledger:
         self.groups: dict[str, dict[str, Component]] = {}
         #: Components kept for who waits, and the holders that were told so.
         self.wanted: dict[str, set[int]] = {}
+        #: Sessions that were told that somebody waits for what may be held.
+        self.hurried: set[int] = set()
         #: Names to bring in when nobody waits for memory.
         self.prefetches: dict[str, None] = {}
         #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor
@@ -635,6 +638,19 @@ class Ledger:
         """Nobody waits for `name` any more: tell the holders that were told."""
         for session in sorted(self.wanted.pop(name, ())):
             self.out.append(Want(session, name, False))
+
+    def hurry(self) -> None:
+        """Somebody waits for what may be held: tell all that hold something, once."""
+        for number, session in self.sessions.items():
+            if session.leases and number not in self.hurried:
+                self.hurried.add(number)
+                self.out.append(Hurry(number, True))
+
+    def take_time(self) -> None:
+        """Nobody waits for that any more: tell those that were told."""
+        for number in sorted(self.hurried):
+            self.out.append(Hurry(number, False))
+        self.hurried.clear()
 
     # --- workspaces ----------------------------------------------------------------------
 

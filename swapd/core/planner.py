@@ -126,6 +126,8 @@ class Planner:
         self._admission = admission
         self._planned_at = 0.0
         self._plan_again_at: float | None = None
+        #: Whether somebody waits, in vain unless leases end.
+        self._held_up = False
 
     def next_deadline(self) -> float | None:
         """When `plan` may decide otherwise though nothing happened; None if never."""
@@ -142,7 +144,8 @@ class Planner:
         2. If it must wait, those overtake it that hold what it needs and wait themselves:
            only when they have run will its memory come free. As few as will do.
         3. Prefetches get what nobody waits for.
-        4. Holders are told that their memory is wanted, or no longer.
+        4. Holders are told that their memory is wanted, or no longer; and all of them, at once,
+           that somebody waits for leases to end.
         """
         ledger, admission = self._ledger, self._admission
         admission.refuse_late()  # 0
@@ -151,6 +154,7 @@ class Planner:
         ledger.replan = False
         self._planned_at = ledger.now
         self._plan_again_at = None
+        self._held_up = False
         wanted: set[str] = {n for n, c in ledger.superseded.items() if self._may_be_asked_for(c)}
         while (head := admission.queue.head(ledger.now)) is not None:  # 1
             if not self.make_room(head, wanted):
@@ -173,6 +177,10 @@ class Planner:
         for w in admission.holding.values():
             admission.tell_waiting(w)
         self._tell_wanted(wanted)  # 4
+        if self._held_up:
+            ledger.hurry()
+        elif ledger.hurried:
+            ledger.take_time()
 
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
         """Evict what `w` needs evicted; return whether its chunks may be taken now.
@@ -202,6 +210,7 @@ class Planner:
         room = choose(ledger, asked, missing, rivals, self._may_evict)
         if room is None:
             if w is not None:
+                self._held_up = True
                 for c in in_the_way(ledger, asked, missing, rivals, w.owner):
                     if self._is_quantum_over(c):
                         wanted.add(c.name)

@@ -516,6 +516,7 @@ class Residency:
             return
         for told in ledger.wanted.values():
             told.discard(event.session)
+        ledger.hurried.discard(event.session)
         owned = [ledger.components[name] for name in session.owns]
         for c in owned:
             if c.mutable and c.dirty:

@@ -6,7 +6,10 @@ from contextlib import closing
 
 import pytest
 
+import swapd_client
+from swapd import spawn
 from swapd.protocol import Granted
+from swapd.system import Alarm
 from swapd_client.errors import SessionFenced
 from swapd_client.keeper import Keeper
 from swapd_client.linger import LINGER_S, UNTOLD_S, Held, Linger
@@ -15,6 +18,7 @@ KEY = (1, ("a",))
 OTHER = (2, ("b",))
 LEASE = Held(Granted(7, (), 0.5, True))
 SOON = LINGER_S / 2
+NEVER_S = 3600.0
 
 
 def trained(now: float = 0.0) -> Linger:
@@ -107,6 +111,7 @@ class Daemon:
     def __init__(self) -> None:
         self.heard: list[int] = []
         self.wanted: set[str] = set()
+        self.hurried = False
         self._came = threading.Semaphore(0)
 
     def give_back(self, held: Held) -> None:
@@ -129,7 +134,7 @@ def daemon() -> Daemon:
 @pytest.fixture
 def keeper(daemon: Daemon) -> Iterator[Keeper]:
     """One whose KEY comes back at once."""
-    with closing(Keeper(lambda: daemon.wanted, daemon.give_back)) as keeper:
+    with closing(Keeper(daemon, daemon.give_back)) as keeper:
         for _ in range(1000):  # should the machine be so busy that a return is not at once
             if keeper.keep(KEY, LEASE):
                 break
@@ -159,6 +164,79 @@ def test_it_is_given_back_when_somebody_waits_for_it(keeper: Keeper, daemon: Dae
     assert not keeper.keep(KEY, LEASE), "wanted: the daemon is to be told now"
 
 
+def test_it_is_given_back_when_somebody_waits_for_anything(
+    keeper: Keeper, daemon: Daemon, endless: None
+) -> None:
+    keep(keeper)
+    daemon.hurried = True
+    keeper.hurry()
+    daemon.await_one()
+    keep(keeper)
+    daemon.await_one()
+
+
+def test_it_is_given_back_soon_if_it_then_leaves_the_device(
+    keeper: Keeper, daemon: Daemon, endless: None
+) -> None:
+    passing = LEASE._replace(passes=True)
+    while not keeper.keep(KEY, passing):
+        keeper.take(KEY)
+    daemon.await_one()
+
+
+def test_what_is_kept_while_it_is_said_that_somebody_waits_does_not_stay(
+    daemon: Daemon, endless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alarm is set for later just after it was rung."""
+    keeper = Keeper(daemon, daemon.give_back)
+    set_alarm = Alarm.set
+
+    def set_late(alarm: Alarm, after_s: float) -> None:
+        if after_s == NEVER_S:
+            daemon.hurried = True
+            keeper.hurry()
+        set_alarm(alarm, after_s)
+
+    monkeypatch.setattr(Alarm, "set", set_late)
+    with closing(keeper):
+        keep(keeper)
+        daemon.await_one()
+
+
+def test_a_loop_sets_the_alarm_once_not_at_each_step(
+    daemon: Daemon, endless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[float] = []
+    set_alarm = Alarm.set
+
+    def counted(alarm: Alarm, after_s: float) -> None:
+        set_to.append(after_s)
+        set_alarm(alarm, after_s)
+
+    monkeypatch.setattr(Alarm, "set", counted)
+    with closing(Keeper(daemon, daemon.give_back)) as keeper:
+        for _ in range(1000):
+            keep(keeper)
+            assert keeper.take(KEY)
+        assert set_to == [NEVER_S]
+
+
+def test_another_process_gets_it_at_once_though_its_quantum_is_not_over(endless: None) -> None:
+    with (
+        spawn.daemon(budget="16MiB", residency_factor=1e6, residency_bound=1e6) as daemon,
+        swapd_client.connect(daemon.folder) as looping,
+        swapd_client.connect(daemon.folder) as other,
+    ):
+        looping.register("a", {"x": bytes(12 << 20)})
+        other.register("b", {"x": bytes(12 << 20)})
+        while not looping._keeper._linger:  # who comes back at once is trusted to do so again
+            looping.acquire("a").release()
+        assert other.status().components[0].holders
+        with other.acquire("b"):
+            assert not looping._keeper._linger
+        assert not looping.session.wanted
+
+
 def test_it_is_given_back_before_its_agent_asks_for_more(keeper: Keeper, daemon: Daemon) -> None:
     keep(keeper)
     assert keeper.pop(OTHER[0]) == []
@@ -168,7 +246,7 @@ def test_it_is_given_back_before_its_agent_asks_for_more(keeper: Keeper, daemon:
 
 
 def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
-    keeper = Keeper(lambda: daemon.wanted, daemon.give_back)
+    keeper = Keeper(daemon, daemon.give_back)
     keep(keeper)
     keeper.close()
     keeper.close()
@@ -181,12 +259,18 @@ def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
         daemon.give_back(held)
         raise SessionFenced("the daemon has ended this session")
 
-    with closing(Keeper(lambda: daemon.wanted, refuse)) as keeper:
+    with closing(Keeper(daemon, refuse)) as keeper:
         for _ in range(2):
             keep(keeper)
             daemon.await_one()
         keep(keeper)
     assert not keeper.keep(KEY, LEASE)
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is not looked through while nobody waits."""
+    monkeypatch.setattr("swapd_client.keeper.SWEEP_S", NEVER_S)
 
 
 class Work:

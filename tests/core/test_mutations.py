@@ -221,6 +221,30 @@ BUGS = [
         "            ledger.wanted.pop(name)\n            self._admission.share",
     ),
     Bug(
+        "nobody is told at once that somebody waits",
+        planner,
+        "                self._held_up = True\n",
+        "",
+    ),
+    Bug(
+        "who hurries is not told that nobody waits any more",
+        planner,
+        "        elif ledger.hurried:\n            ledger.take_time()\n",
+        "",
+    ),
+    Bug(
+        "those that hold nothing are told to hurry",
+        ledger,
+        "if session.leases and number not in self.hurried:",
+        "if number not in self.hurried:",
+    ),
+    Bug(
+        "a session that is gone hurries",
+        residency,
+        "        ledger.hurried.discard(event.session)\n",
+        "",
+    ),
+    Bug(
         "nobody looks who waits when a copy ends",
         residency,
         "        ledger.settle(c)\n        self.admission.share(c)\n        ledger.replan = True\n",

@@ -1374,6 +1374,69 @@ def test_wanted_is_unsaid_when_the_waiter_goes(make: Make) -> None:
     assert w.told() == ["unwant held"]
 
 
+def test_who_holds_is_told_at_once_that_somebody_waits(make: Make) -> None:
+    """Whatever the quantum: it may keep what it does not use."""
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    key = w.acquire(s, "a")
+    w.sleep(0.1)
+    w.move("a")
+    assert not w.hurried
+    waiter = w.acquire(t, "b")
+    assert w.hurried == {s}
+    assert not w.wanted
+    w.release(key)
+    assert not w.hurried
+    w.settle()
+    assert w.granted(waiter)
+
+
+def test_all_that_hold_are_told_not_only_who_is_in_the_way(make: Make) -> None:
+    """It may be the other that nobody uses."""
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 2), (t, "b", 8), (u, "c", 8)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    w.use(t, "b")
+    key = w.acquire(u, "c")
+    assert w.hurried == {s, t}
+    w.cancel(key)
+    assert not w.hurried
+
+
+def test_who_comes_to_hold_while_somebody_waits_is_told_too(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 2), (t, "b", 8), (u, "c", 8)):
+        w.register(session, name, size)
+    w.use(t, "b")
+    waiter = w.acquire(u, "c")
+    assert w.hurried == {t}
+    w.acquire(s, "a", priority=1)
+    w.move("a")
+    assert w.hurried == {s, t}
+    w.leave(t)
+    w.settle()
+    assert w.granted(waiter)
+    assert not w.hurried
+
+
+def test_nobody_need_hurry_for_what_comes_in_anyway(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    for session, name, size in ((s, "a", 4), (s, "b", 4), (t, "c", 6)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    w.release(w.use(s, "b"))
+    w.acquire(t, "c")
+    assert not w.hurried
+    w.prefetch(s, "b")
+    assert not w.hurried
+
+
 def test_only_those_are_wanted_whose_memory_is_needed(make: Make) -> None:
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()

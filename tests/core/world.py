@@ -22,6 +22,7 @@ from swapd.core.actions import (
     Evicted,
     Fence,
     Grant,
+    Hurry,
     Lend,
     Lost,
     MakeMaster,
@@ -133,6 +134,8 @@ class World:
         self.leases: dict[Key, set[str]] = {}
         #: (session, name) of every holder that was told it is wanted.
         self.wanted: set[tuple[int, str]] = set()
+        #: Sessions that were told that somebody waits.
+        self.hurried: set[int] = set()
         #: By generation.
         self.placed: dict[int, Placed] = {}
         #: What is in the chunks and in the masters.
@@ -317,6 +320,7 @@ class World:
         for key in [k for k in self.leases if k[0] == session]:
             del self.leases[key]
         self.wanted = {(s, n) for s, n in self.wanted if s != session}
+        self.hurried.discard(session)
         for generation, revoke in list(self.acks.items()):
             if revoke.session == session:
                 del self.acks[generation]
@@ -519,8 +523,8 @@ class World:
         return self.ledger.components[name].state
 
     def told(self) -> list[str]:
-        """The actions of the last event, one short line each."""
-        return [brief(a) for a in self.out]
+        """The actions of the last event, one short line each; `hurried` has who hurries."""
+        return [brief(a) for a in self.out if not isinstance(a, Hurry)]
 
     def evictions(self) -> list[str]:
         """Names evicted so far, in order."""
@@ -595,6 +599,9 @@ class World:
                 pair = (action.session, action.name)
                 assert (pair in self.wanted) != action.wanted, f"{action}: told already"
                 (self.wanted.add if action.wanted else self.wanted.discard)(pair)
+            case Hurry():
+                assert (action.session in self.hurried) != action.waits, f"{action}: told already"
+                (self.hurried.add if action.waits else self.hurried.discard)(action.session)
             case Accept() | Grant() | Refuse():
                 self._note_answer(action)
             case Broken():
@@ -771,6 +778,8 @@ def brief(action: AnyAction) -> str:
             return f"revoke {action.name}" + (" (ack)" if action.ack else "")
         case Want():
             return f"{'want' if action.wanted else 'unwant'} {action.name}"
+        case Hurry():
+            return "hurry" if action.waits else "take time"
         case Fence():
             return "fence"
         case Waiting():

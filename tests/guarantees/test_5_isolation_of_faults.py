@@ -296,7 +296,7 @@ def test_a_worker_that_does_not_read_is_cut_off(world: World) -> None:
     other.register("b", 16 * MIB)
     deaf.acquire("a")
     deaf.stop()
-    assert other.give_up_until_granted("b") > 500
+    assert other.give_up_until_granted("b") > 250
     daemon.await_gone(deaf)
     deaf.go_on()
     assert "SessionFenced" in deaf.await_end()
