@@ -57,10 +57,13 @@ class AsyncLease(HeldLease):
         *,
         workspace: bool = False,
     ) -> None:
-        super().__init__(client.session, Held(granted), names)
-        if workspace:
-            self._workspace = True
         self._client = client
+        self._session = client.session
+        self._granted = granted
+        self._taken = Held(granted)
+        self.names = names
+        self.is_workspace = workspace
+        self._held = True
 
     async def wait(
         self, segment: int | None = None, *, name: str | None = None, stream: Any = None

@@ -66,21 +66,17 @@ class Lease(HeldLease):
     another acquire, the daemon assumes that it releases nothing.
     """
 
-    def __init__(
-        self,
-        client: "Client",
-        held: Held,
-        names: tuple[str, ...],
-        *,
-        workspace: bool = False,
-    ) -> None:
-        super().__init__(client.session, held, names)
+    # made at every step of a decode loop, so all of it here
+    def __init__(self, client: "Client", session: Session, held: Held, key: Key) -> None:
+        self._client = client
+        self._session = session
+        self._granted = held.granted
+        self._taken = held
+        self._key = key
+        self.names = key[1]
         if held.streams:
             self._streams = held.streams
-        if workspace:
-            self._workspace = True
-        self._client = client
-        self._thread = threading.get_ident()
+        self._held = True
 
     def __enter__(self) -> "Lease":
         return self
@@ -124,8 +120,7 @@ class Lease(HeldLease):
         """
         if self._held:
             held, problem = self._end()
-            same = self._thread == threading.get_ident()
-            self._client._release(held, (self._thread, self.names), same=same)
+            self._client._release(held, self._key)
             if problem is not None:
                 raise problem
 
@@ -372,22 +367,24 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
-        self.session.check()  # first: after a fork the keeper's lock may be held for good
-        kept = self._keeper.take((threading.get_ident(), names))
-        if kept and kept.granted.id in self.session.outdated:  # its bytes are others by now
-            self._end(kept, ack=False)
-        elif kept:
-            if kept.work is not None:
-                self.session.taken_again(kept.work)
-            return Lease(self, kept, names)
+        session, key = self.session, (threading.get_ident(), names)
+        if not session.usable:  # first: after a fork the keeper's lock may be held for good
+            session.check()
+        kept = self._keeper.take(key)
+        if kept is not None:
+            if kept.granted.id not in session.outdated:
+                if kept.work is not None:
+                    session.taken_again(kept.work)
+                return Lease(self, session, kept, key)
+            self._end(kept, ack=False)  # its bytes are others by now
 
         def ask(request: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
 
         granted = self._acquire(ask, timeout)
-        may_linger = self.session.may_linger(granted, names)
+        may_linger = session.may_linger(granted, names)
         passes = any(place.passing for place in granted.placements)
-        return Lease(self, Held(granted, may_linger=may_linger, passes=passes), names)
+        return Lease(self, session, Held(granted, may_linger=may_linger, passes=passes), key)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -406,7 +403,10 @@ class Client:
             return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
 
         held = Held(self._acquire(ask, timeout))
-        return Lease(self, held, (f"workspace of {size}",), workspace=True)
+        key = threading.get_ident(), (f"workspace of {size}",)
+        lease = Lease(self, self.session, held, key)
+        lease.is_workspace = True
+        return lease
 
     def prefetch(self, *names: str) -> None:
         """Ask for components to be brought in when there is room nobody waits for.
@@ -648,7 +648,8 @@ class Client:
         if reply is None:
             return None
         number = _agent_ahead(request)
-        return Lease(self, Held(self._mapped(reply, Agent(number, number))), names)
+        held = Held(self._mapped(reply, Agent(number, number)))
+        return Lease(self, self.session, held, (threading.get_ident(), names))
 
     def _hint(self, *names: str) -> None:
         """As `prefetch`, and nobody hears what becomes of it. Does not block."""
@@ -658,10 +659,9 @@ class Client:
         """Give back what was asked for, whether it was granted or not."""
         self._channel().abandon(request)
 
-    def _release(self, held: Held, key: Key, *, same: bool) -> None:
-        session = self.session
-        may_linger = held.may_linger and session.error is None and not session.forked
-        if same and may_linger and self._keeper.keep(key, held):
+    def _release(self, held: Held, key: Key) -> None:
+        same = key[0] == threading.get_ident()
+        if same and held.may_linger and self.session.usable and self._keeper.keep(key, held):
             return
         self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
 

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from swapd.protocol import Placement
+from swapd.protocol import Granted, Placement
 from swapd_client.errors import SwapdError
 from swapd_client.gpu import empty_cache, handle_of
 from swapd_client.linger import Held
@@ -22,15 +22,14 @@ class HeldLease:
     #: Whether a stream was told to wait: then nobody has seen how that ended.
     _streams_wait = False
     #: It is memory for the process's own allocator.
-    _workspace = False
+    is_workspace = False
 
-    # made at every step of a decode loop: what is not usual is set afterwards
-    def __init__(self, session: Session, held: Held, names: tuple[str, ...]) -> None:
-        self.names = names
-        self._session = session
-        self._granted = held.granted
-        self._taken = held
-        self._held = True
+    # each client's own sets these
+    names: tuple[str, ...]
+    _session: Session
+    _granted: Granted
+    _taken: Held
+    _held: bool
 
     def __repr__(self) -> str:
         state = "held" if self._held else "released"
@@ -99,7 +98,7 @@ class HeldLease:
     def _end(self) -> tuple[Held, SwapdError | None]:
         """It is being released: what ends, and what is to be raised when that is done."""
         self._held = False
-        if self._workspace:
+        if self.is_workspace:
             empty_cache()
         session = self._session
         if session.gpu is None:

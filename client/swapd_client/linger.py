@@ -12,6 +12,7 @@ looked through every SWEEP_S: a timer set at each release is more than all the r
 """
 
 from collections.abc import Collection
+from math import inf
 from typing import NamedTuple, Protocol
 
 from swapd.protocol import Granted
@@ -50,17 +51,37 @@ class Held(NamedTuple):
 Key = tuple[int, tuple[str, ...]]
 
 
+class _Loop:
+    """What one thread gives back and asks for again."""
+
+    __slots__ = ("held", "names", "returns", "since", "until")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        #: What the daemon still counts as held, and since when it is kept.
+        self.held: Held | None = None
+        self.since = 0.0
+        #: Until when a return is one at once; past if its thread asked the daemon for anything.
+        self.until = -inf
+        #: Whether it came back at once the last time.
+        self.returns = False
+
+    def holds(self, names: Collection[str]) -> bool:
+        """Whether what is kept is one of these."""
+        held = self.held
+        return held is not None and not set(held.granted.names or self.names).isdisjoint(names)
+
+
 class Linger:
-    """The leases of one client that linger. Times are seconds on the caller's clock."""
+    """The leases of one client that linger. Times are seconds on the caller's clock.
+
+    `take` and `keep` are what a step of a loop costs: they look up as little as they can.
+    """
 
     def __init__(self) -> None:
-        #: What the daemon still counts as held, and since when it is kept.
-        self._kept: dict[Key, tuple[Held, float]] = {}
-        #: By thread: what it gave back since it last asked the daemon for anything, and until
-        #: when a return is one at once.
-        self._gave: dict[int, dict[tuple[str, ...], float]] = {}
-        #: Those that came back within LINGER_S the last time, and asked for nothing in between.
-        self._returns: set[Key] = set()
+        self._loops: dict[int, dict[tuple[str, ...], _Loop]] = {}
+        #: Those of which a lease is kept.
+        self._kept: set[_Loop] = set()
         #: Handed out again, by the lease's id: how often.
         self._again: dict[int, int] = {}
         #: Since when the daemon has not heard of a lease, by its id.
@@ -71,27 +92,36 @@ class Linger:
 
     def take(self, key: Key, now: float) -> Held | None:
         """`key` asks again: its kept lease, which is then held again; or None."""
-        until = self._gave.get(key[0], {}).pop(key[1], None)
-        if until is None or now > until:
-            self._returns.discard(key)
-        else:
-            self._returns.add(key)
-        kept = self._kept.pop(key, None)
-        if kept is None:
+        loops = self._loops.get(key[0])
+        loop = loops.get(key[1]) if loops is not None else None
+        if loop is None:
             return None
-        held, _ = kept
-        self._again[held.granted.id] = self._again.get(held.granted.id, 0) + 1
+        loop.returns = now <= loop.until
+        loop.until = -inf
+        held = loop.held
+        if held is None:
+            return None
+        loop.held = None
+        self._kept.remove(loop)
+        lease = held.granted.id
+        self._again[lease] = self._again.get(lease, 0) + 1
         return held
 
     def keep(self, key: Key, held: Held, now: float) -> bool:
         """`key` gives back: whether its lease is kept. If not, the daemon is to be told now."""
-        at_once = LINGER_S if held.work is None else WORK_S
-        self._gave.setdefault(key[0], {})[key[1]] = now + at_once
-        if key not in self._returns or key in self._kept:
+        loops = self._loops.get(key[0])
+        if loops is None:
+            loops = self._loops[key[0]] = {}
+        loop = loops.get(key[1])
+        if loop is None:
+            loop = loops[key[1]] = _Loop(key[1])
+        loop.until = now + (LINGER_S if held.work is None else WORK_S)
+        if not loop.returns or loop.held is not None:
             return False
         if now - self._untold.setdefault(held.granted.id, now) > UNTOLD_S:
             return False
-        self._kept[key] = held, now
+        loop.held, loop.since = held, now
+        self._kept.add(loop)
         return True
 
     def again(self, granted: Granted) -> int:
@@ -101,36 +131,48 @@ class Linger:
 
     def of(self, thread: int) -> list[Held]:
         """What a thread kept: to be given back before it asks for anything else."""
-        self._gave.pop(thread, None)
-        kept = [key for key in self._kept if key[0] == thread]
-        self._returns.difference_update(kept)
-        return self._pop(kept)
+        loops = self._loops.pop(thread, None)
+        if loops is None:
+            return []
+        held = self._end([loop for loop in loops.values() if loop.held is not None])
+        for loop in loops.values():
+            loop.until = -inf
+        trusted = {names: loop for names, loop in loops.items() if loop.returns}
+        if trusted:  # and held now, or asked for first of all the next time
+            self._loops[thread] = trusted
+        return held
 
     def with_names(self, names: Collection[str]) -> list[Held]:
         """What is kept and wanted by others."""
-        kept = self._kept.items()
-        return self._pop(
-            [k for k, (h, _) in kept if not set(h.granted.names or k[1]).isdisjoint(names)]
-        )
+        return self._pop([loop for loop in self._kept if loop.holds(names)])
 
     def all(self) -> list[Held]:
         return self._pop(list(self._kept))
 
     def due(self, now: float) -> list[Held]:
         """What was kept long enough, in vain: since the GPU was done with it, if it was at it."""
-        late = [key for key, (_, since) in self._kept.items() if now - since >= LINGER_S]
-        for key in list(late):
-            held, _ = self._kept[key]
-            if held.work is not None and held.work.is_pending():
-                self._kept[key] = held, now
-                late.remove(key)
-        self._returns.difference_update(late)
-        return self._pop(late)
+        late = [loop for loop in self._kept if now - loop.since >= LINGER_S]
+        for loop in list(late):
+            assert loop.held is not None
+            if loop.held.work is not None and loop.held.work.is_pending():
+                loop.since = now
+                late.remove(loop)
+        return self._end(late)
 
     @property
     def oldest(self) -> float:
         """Since when the first of those that are kept is; there must be one."""
-        return min(since for _, since in self._kept.values())
+        return min(loop.since for loop in self._kept)
 
-    def _pop(self, keys: list[Key]) -> list[Held]:
-        return [self._kept.pop(key)[0] for key in keys]
+    def _end(self, loops: Collection[_Loop]) -> list[Held]:
+        """They did not come back."""
+        for loop in loops:
+            loop.returns = False
+        return self._pop(loops)
+
+    def _pop(self, loops: Collection[_Loop]) -> list[Held]:
+        self._kept.difference_update(loops)
+        ended = [loop.held for loop in loops if loop.held is not None]
+        for loop in loops:
+            loop.held = None
+        return ended

@@ -79,6 +79,8 @@ class Session:
         self._ending: set[int] = set()
         self._masters = Masters()
         self._error: SwapdError | None = None
+        #: Whether requests make sense; if not, `check` says why.
+        self.usable = True
         self._listeners: list[Callable[[SwapdError], None]] = []
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
@@ -741,6 +743,7 @@ class Session:
             if self._error is not None:
                 return
             self._error = error
+            self.usable = False
             self._incomplete = {
                 name
                 for name, place in self._placed.items()
@@ -764,6 +767,7 @@ class Session:
 
     def _after_fork(self) -> None:
         self._forked = True
+        self.usable = False
         self._lifeline.forget()
 
 

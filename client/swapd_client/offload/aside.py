@@ -12,44 +12,34 @@ import torch
 
 
 class Pair:
-    """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while.
+    """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while."""
 
-    What is put aside goes straight to torch's dictionaries: their handles take ten times as long.
-    """
+    __slots__ = ("after", "always", "before", "enter", "first", "last", "leave")
 
-    __slots__ = ("_after", "_after_hook", "_always", "_before", "_before_hook", "_first", "_last")
-
-    def __init__(self, module: torch.nn.Module, before: Any, after: Any) -> None:
-        """Hook `module`: `before` runs first, `after` last, also if forward raises."""
-        self._before_hook = before
-        self._after_hook = after
-        self._before: int = module.register_forward_pre_hook(before, prepend=True).id
-        self._after: int = module.register_forward_hook(after, always_call=True).id
-        self._first: Any = module._forward_pre_hooks
-        self._last: Any = module._forward_hooks
-        self._always: Any = module._forward_hooks_always_called
+    def __init__(self, module: torch.nn.Module, enter: Any, leave: Any) -> None:
+        """Hook `module`: `enter` runs first, `leave` last, also if forward raises."""
+        #: None once they are removed.
+        self.enter: Any = enter
+        self.leave: Any = leave
+        self.before: int = module.register_forward_pre_hook(enter, prepend=True).id
+        self.after: int = module.register_forward_hook(leave, always_call=True).id
+        self.first: Any = module._forward_pre_hooks
+        self.last: Any = module._forward_hooks
+        self.always: Any = module._forward_hooks_always_called
 
     def remove(self) -> None:
-        self.put_aside()
-        self._before_hook = None
-
-    def put_aside(self) -> None:
-        self._first.pop(self._before, None)
-        self._last.pop(self._after, None)
-        self._always.pop(self._after, None)
-
-    def put_back(self) -> None:
-        """In the places they had: the first to run, and the last."""
-        if self._before_hook is None:
-            return
-        self._first[self._before] = self._before_hook
-        self._first.move_to_end(self._before, last=False)
-        self._last[self._after] = self._after_hook
-        self._always[self._after] = True
+        self.enter = None
+        self.first.pop(self.before, None)
+        self.last.pop(self.after, None)
+        self.always.pop(self.after, None)
 
 
 class Aside:
-    """The pairs of a component's blocks. They are there unless all passes hold all of it."""
+    """The pairs of a component's blocks. They are there unless all passes hold all of it.
+
+    What is put aside and back goes straight to torch's dictionaries: their handles take ten times
+    as long. That a hook is always called may stay said of one that is not there.
+    """
 
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
@@ -60,18 +50,29 @@ class Aside:
 
     def begin(self, *, whole: bool) -> None:
         """A pass begins; its blocks are not called yet."""
-        self._count(whole, 1)
+        with self._lock:
+            self._whole += whole
+            self._by_block += not whole
+            if self._aside != (self._whole > 0 and not self._by_block):
+                self._turn()
 
     def end(self, *, whole: bool) -> None:
-        self._count(whole, -1)
-
-    def _count(self, whole: bool, n: int) -> None:
         with self._lock:
-            self._whole += n * whole
-            self._by_block += n * (not whole)
-            aside = self._whole > 0 and not self._by_block
-            if aside == self._aside:
-                return
-            self._aside = aside
+            self._whole -= whole
+            self._by_block -= not whole
+            if self._aside != (self._whole > 0 and not self._by_block):
+                self._turn()
+
+    def _turn(self) -> None:
+        self._aside = not self._aside
+        if self._aside:
             for pair in self.pairs:
-                pair.put_aside() if aside else pair.put_back()
+                pair.first.pop(pair.before, None)
+                pair.last.pop(pair.after, None)
+            return
+        for pair in self.pairs:  # in the places they had: the first to run, and the last
+            if pair.enter is not None:
+                pair.first[pair.before] = pair.enter
+                if len(pair.first) > 1:
+                    pair.first.move_to_end(pair.before, last=False)
+                pair.last[pair.after] = pair.leave

@@ -16,7 +16,7 @@ from swapd_client.offload import generators
 from swapd_client.offload.aside import Pair
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
-from swapd_client.offload.scope import Entry, Held, calling, here
+from swapd_client.offload.scope import Entry, Held, calling, here, thread
 
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
@@ -53,7 +53,7 @@ class Gate:
 
         Raises as `Client.acquire`; NotWhileAttached.
         """
-        scope = here()
+        scope = thread.scope
         scope.reap()
         if self.whole not in scope:
             self._check()
@@ -66,25 +66,31 @@ class Gate:
 
     def leave(self, entry: Entry, output: Any) -> None:
         """That call ends. Raises: NotWhileAttached, and as a release."""
-        scope = here()
+        scope = thread.scope
         scope.leave(entry)
-        if self._ends_too_early() and self.whole not in scope and _needs_grad(output):
+        if (
+            torch.is_grad_enabled()
+            and not self.whole.uses
+            and self.whole not in scope
+            and _needs_grad(output)
+        ):
             raise self._grad("what it returned requires grad")
 
     def _check(self) -> None:
         if self._grown is not None and self._grown.changed:
             self._grown.tell()
-        if self._ends_too_early() and any(p.requires_grad for p in self._parameters):
+        # else backward may come when nothing is held any more
+        if (
+            torch.is_grad_enabled()
+            and not self.whole.uses
+            and any(p.requires_grad for p in self._parameters)
+        ):
             raise self._grad("its parameters require grad")
         if torch.compiler.is_exporting() or torch._C._get_tracing_state():
             raise NotWhileAttached(
                 f"{self.name!r} is attached to swapd, and what is exported or traced would not "
                 "bring its weights in: call detach() on its attachment first"
             )
-
-    def _ends_too_early(self) -> bool:
-        """Whether backward may come when nothing is held any more."""
-        return torch.is_grad_enabled() and not self.whole.uses
 
     def _grad(self, why: str) -> NotWhileAttached:
         return NotWhileAttached(
@@ -137,26 +143,49 @@ class _Hook(Ours):
         return type(self), ()
 
 
+@_uncompiled
+def _apart(hook: Callable[..., Any], *args: Any) -> Any:
+    """What a hook does is no part of what is compiled. Where nothing is, this would cost most."""
+    return hook(*args)
+
+
 class Enter(_Hook):
     """Before forward."""
 
-    @_uncompiled
+    __slots__ = ("_far",)
+
+    def __init__(self, gate: Gate | None = None, by: object = None) -> None:
+        super().__init__(gate, by)
+        #: How far up the stack it last found the call that holds what this one needs.
+        self._far = 1
+
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            _apart(self, module, args)
+            return
         gate = self._gate
-        if gate is not None and not here().has(gate.held, gate.all_of_it):
+        if gate is None:
+            return
+        far = thread.scope.has(gate.held, gate.all_of_it, self._far)
+        if far:
+            self._far = far
+        else:
             gate.enter(self._by, calling())
 
 
 class Leave(_Hook):
     """After forward, also if it raised."""
 
-    @_uncompiled
+    __slots__ = ()
+
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _apart(self, module, args, output)
         gate = self._gate
         if gate is None:
             return None
         later = isinstance(output, _LATER)
-        entry = here().find(self._by)
+        entry = thread.scope.find(self._by)
         if entry is not None and _is_of(entry, calling()):
             gate.leave(entry, output)
         return generators.lease(output, gate.held) if later else None
@@ -258,7 +287,7 @@ class Method(Ours):
         if gate is None:
             return self.__wrapped__(*args, **kwargs)
         by = object()
-        if not here().has(gate.held, gate.all_of_it):
+        if not here().has(gate.held, gate.all_of_it, 1):
             gate.enter(by)
         try:
             output = self.__wrapped__(*args, **kwargs)

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from swapd_client.client import Client, Lease
@@ -22,10 +23,10 @@ from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
 _CALL = torch.nn.Module._call_impl.__code__
-#: Above who asks in a hook are at least the hook itself and what keeps it from being compiled...
-_NEAR = 3
-#: ... then come torch's `inner`, and the call.
-_SPARE = 4
+#: Above who asks in a hook are at least the hook itself and torch's `inner`...
+_NEAR = 2
+#: ... then comes the call; what keeps a hook from being compiled is in between.
+_SPARE = 6
 
 
 class Held(Protocol):
@@ -93,12 +94,12 @@ class Passed:
     def take(self) -> Callable[[], None]:
         give_back = self._beside.take() if self._beside is not None else _nothing
         try:
-            self.stream.enter()
+            has_all = self.stream.enter()
         except BaseException:
             give_back()
             raise
 
-        has_all, scope = self.stream.has_all(), here()
+        scope = here()
         if has_all:  # then its blocks are nothing to hold
             scope.lend(self.everything)
         self.hooks.begin(whole=has_all)
@@ -146,31 +147,33 @@ class Block:
         return give_back
 
 
-class Entry:
+# These two are made at every forward, and by msgspec: no Python runs for it.
+
+
+class Entry(msgspec.Struct, eq=False):
     """One call, or one `with` block, under something held."""
 
-    __slots__ = ("by", "frame", "held")
-
-    def __init__(self, held: Held, frame: FrameType | None, by: object) -> None:
-        self.held = held
-        #: The call; None if its end is sure to be heard of.
-        self.frame = frame
-        self.by = by
+    held: Any
+    #: The call; None if its end is sure to be heard of.
+    frame: Any
+    by: object
 
 
-class _Count:
-    __slots__ = ("give_back", "n")
-
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self.n = 1
-        self.give_back = give_back
+class _Count(msgspec.Struct, eq=False):
+    give_back: Callable[[], None]
+    n: int = 1
 
 
 class Scope:
-    """What one thread holds. Used by that thread alone."""
+    """What one thread holds. Used by that thread alone.
+
+    Python that has not run for a millisecond is slow: so what is done at every forward calls few
+    functions.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[Held, _Count] = {}
+        #: The last is the innermost.
         self._entries: list[Entry] = []
         #: Through it things are taken, if there is one; see `turn.py`.
         self.kept: Kept | None = None
@@ -187,19 +190,25 @@ class Scope:
     def __contains__(self, held: Held) -> bool:
         return held in self._counts
 
-    def has(self, held: Held, all_of_it: Held) -> bool:
-        """Whether one of them is held for longer than a call that begins now.
+    def has(self, held: Held, all_of_it: Held, far: int) -> int:
+        """Whether one of them is held for longer than a call that begins now; 0 if not.
 
-        Asked at every call, so in few words: Python that has not run for a millisecond is slow.
+        Asked at every call. Else it is how far up the stack the call is that holds them, for the
+        next time: `far` is where to look first.
         """
         counts = self._counts
         if held not in counts and all_of_it not in counts:
-            return False
+            return 0
         call = self._entries[-1].frame if self._entries else None
-        if call is None or _is_running(call):  # so is what is below it
-            return True
+        if call is None:
+            return far
+        with suppress(ValueError):  # the stack is not that deep
+            if sys._getframe(far) is call:
+                return far
+        if found := _is_running(call):  # and so is what is below it
+            return found
         self.reap()
-        return held in counts or all_of_it in counts
+        return far if held in counts or all_of_it in counts else 0
 
     def count_up(self, held: Held) -> None:
         """Hold once more. Raises as `Client.acquire`."""
@@ -231,7 +240,11 @@ class Scope:
 
     def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
-        self.count_up(held)
+        count = self._counts.get(held)  # as count_up
+        if count is not None:
+            count.n += 1
+        else:
+            self._counts[held] = _Count(held.take())
         self._entries.append(Entry(held, frame, by))
 
     def find(self, by: object) -> Entry | None:
@@ -268,14 +281,16 @@ def _nothing() -> None:
     pass
 
 
-def _is_running(call: FrameType) -> bool:
-    """Whether this frame is on the stack of the thread that asks."""
+def _is_running(call: FrameType) -> int:
+    """How far above who asks this frame is on the stack; 0 if it is not."""
+    far = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame is call:
-            return True
+            return far
+        far += 1
         frame = frame.f_back
-    return False
+    return 0
 
 
 def calling() -> FrameType | None:
@@ -296,9 +311,10 @@ class _Here(threading.local):
         self.scope = Scope()
 
 
-_here = _Here()
+#: What the calling thread holds is its `scope`.
+thread = _Here()
 
 
 def here() -> Scope:
     """What the calling thread holds."""
-    return _here.scope
+    return thread.scope

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from swapd.protocol import Placement
 from swapd_client.client import Client, Lease
 from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
 from swapd_client.offload.order import Expected, Order
@@ -49,22 +50,25 @@ class Stream:
         self.everything = (*([rest] if rest else []), *self.parts)
         #: Whether a part leaves the device when it is released, as far as is known.
         self._passing: dict[str, bool] = {}
+        #: Whether it is worth a try to have all of it at once: then no part is known to.
+        self.may_be_in = True
+        #: The grant that this was last learned from.
+        self._noted: tuple[Placement, ...] = ()
         self._local = threading.local()
 
     def __repr__(self) -> str:
         passing = sum(self._passing.values())
         return f"<Stream {self.family}: {len(self.parts)} blocks, {passing} pass through>"
 
-    def enter(self) -> None:
+    def enter(self) -> bool:
         """The component's forward begins in this thread: what is in no block is there afterwards.
 
-        If all of it is in, it is held as one, and `need` and `done` have nothing to do. Entered
-        again without `leave`, it is left first: whoever may run nested must count.
+        If all of it is in, it is held as one, and `need` and `done` have nothing to do; returns
+        whether it is. Entered again without `leave`, it is left first: whoever may run nested must
+        count.
         Raises what `Client.acquire` raises; then nothing is held.
         """
-        here = self._here()
-        here.leave()
-        here.enter()
+        return self._here().enter()
 
     def need(self, part: int) -> None:
         """A block's forward begins: it is there when this returns, or on a GPU the current stream
@@ -89,16 +93,7 @@ class Stream:
         """
         self._here().leave()
 
-    def has_all(self) -> bool:
-        """Whether this thread's pass found all of it in, and holds it as one."""
-        return self._here().whole is not None
-
     # --- for passes ----------------------------------------------------------------------
-
-    @property
-    def may_be_in(self) -> bool:
-        """Whether it is worth a try to have all of it at once."""
-        return not any(self._passing.values())
 
     def passes(self, part: int) -> bool:
         """Whether it takes a slot; one that nothing is known of does."""
@@ -106,8 +101,11 @@ class Stream:
 
     def note(self, lease: Lease) -> Lease:
         """Learn from a grant which parts are kept: that may change at any time."""
-        for place in lease.placements:
-            self._passing[place.name] = place.passing
+        places = lease.placements
+        if places is not self._noted:  # what is kept from one pass to the next has the same
+            self._passing.update((place.name, place.passing) for place in places)
+            self.may_be_in = not any(self._passing.values())
+            self._noted = places
         return lease
 
     def _here(self) -> "_Pass":
@@ -151,11 +149,12 @@ class _Pass:
 
     # --- the four ------------------------------------------------------------------------
 
-    def enter(self) -> None:
+    def enter(self) -> bool:
+        self.leave()
         stream, client = self._stream, self._client
-        self._expected = stream.order.expected()
         if stream.may_be_in and self._try_whole():
-            return
+            return True
+        self._expected = stream.order.expected()
         try:
             if stream.rest is not None:
                 self._rest = stream.note(client.acquire(stream.rest, early=True))
@@ -166,6 +165,7 @@ class _Pass:
             self._expected = None
             self._give_back()
             raise
+        return False
 
     def need(self, part: int) -> None:
         if in_use := self._used.get(part):
@@ -202,17 +202,18 @@ class _Pass:
             self._look_ahead(wait=True)
 
     def leave(self) -> None:
+        if self.whole is not None:  # and nothing else, nor was anything learned
+            whole, self.whole = self.whole, None
+            return whole.release()
         if self._expected is None and not self._used:
             return
-        whole = self.whole
         try:
             self._give_back()
         finally:
             self._stream.order.learn(self._seen)
             self._seen.clear()
-            if whole is None:
-                with suppress(SwapdError):  # the session ended this moment: nobody reads ahead
-                    self._hint(self._room())
+            with suppress(SwapdError):  # the session ended this moment: nobody reads ahead
+                self._hint(self._room())
             self._expected = None
             self._hinted = False
 
