@@ -4,6 +4,7 @@ Native hooks, no forward is ever replaced. Hooks and wrapped methods are objects
 this file, so that a module can be pickled and copied: in the copy they do nothing.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
@@ -16,7 +17,7 @@ from swapd_client.offload import generators
 from swapd_client.offload.aside import Pair
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
-from swapd_client.offload.scope import Entry, Held, calling, here, thread
+from swapd_client.offload.scope import CALL, Entry, Held, calling, here, thread
 
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
@@ -143,6 +144,10 @@ class _Hook(Ours):
         return type(self), ()
 
 
+#: Above a hook that torch calls: its `inner`, then the call. Looked at first: to search is slow.
+_CALLER = 2
+
+
 @_uncompiled
 def _apart(hook: Callable[..., Any], *args: Any) -> Any:
     """What a hook does is no part of what is compiled. Where nothing is, this would cost most."""
@@ -170,7 +175,8 @@ class Enter(_Hook):
         if far:
             self._far = far
         else:
-            gate.enter(self._by, calling())
+            call = sys._getframe(_CALLER)
+            gate.enter(self._by, call if call.f_code is CALL else calling())
 
 
 class Leave(_Hook):
@@ -186,7 +192,9 @@ class Leave(_Hook):
             return None
         later = isinstance(output, _LATER)
         entry = thread.scope.find(self._by)
-        if entry is not None and _is_of(entry, calling()):
+        if entry is not None and (
+            entry.frame is sys._getframe(_CALLER) or _is_of(entry, calling())
+        ):
             gate.leave(entry, output)
         return generators.lease(output, gate.held) if later else None
 

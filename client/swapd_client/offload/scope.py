@@ -22,7 +22,7 @@ from swapd_client.offload.aside import Aside
 from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
-_CALL = torch.nn.Module._call_impl.__code__
+CALL = torch.nn.Module._call_impl.__code__
 #: Above who asks in a hook are at least the hook itself and torch's `inner`...
 _NEAR = 2
 #: ... then comes the call; what keeps a hook from being compiled is in between.
@@ -300,7 +300,7 @@ def calling() -> FrameType | None:
     """
     frame: FrameType | None = sys._getframe(_NEAR)
     for _ in range(_SPARE):
-        if frame is None or frame.f_code is _CALL:
+        if frame is None or frame.f_code is CALL:
             return frame
         frame = frame.f_back
     return None
