@@ -41,6 +41,12 @@ log = logging.getLogger("swapd_client")
 #: A stage that takes no step for so long gives its lease back if it is wanted.
 IDLE_S = 0.05
 
+#: How long to wait for swapd to have back what it lent for loading, and how often to ask.
+RETURN_S = 10.0
+RETURN_STEP_S = 0.02
+#: How the daemon calls what it lends.
+_LENT = "workspace "
+
 
 class Stopped(SwapdError, RuntimeError):
     """The stage has lost its weights and cannot go on; start it again."""
@@ -127,7 +133,8 @@ class Stage:
         """While in it, `nbytes` of device memory are this process's own; 0: nothing.
 
         More than the daemon can lend, or None, is as much as it can. Blocks until others have given
-        way, so stages that start at the same time load one after the other.
+        way, so stages that start at the same time load one after the other; and at the end until
+        swapd has the memory back: vLLM next measures what the GPU has free, and would count it.
         """
         if nbytes == 0:
             yield
@@ -140,6 +147,23 @@ class Stage:
                 lease = self._workspace(nbytes)
         with lease:
             yield
+        self._await_return()
+
+    def _await_return(self) -> None:
+        """Until the driver has given swapd back what was lent; at most RETURN_S."""
+        mine = self.client.session.welcome.session
+        until = time.monotonic() + RETURN_S
+        with suppress(DaemonGone, ClientClosed):  # the next acquire says so
+            while _lends(status := self.client.status(), mine):
+                if time.monotonic() > until:
+                    log.warning(
+                        "%s has loaded, and swapd has not got back what it lent for that: vLLM may "
+                        "count it as free. %s",
+                        self.name,
+                        "; ".join(status.notes),
+                    )
+                    return
+                self._closed.wait(RETURN_STEP_S)
 
     def _workspace(self, nbytes: int | None) -> Lease:
         lendable = _lendable(self.client.status())
@@ -382,6 +406,11 @@ def _lendable(status: StatusReply) -> int:
         if part.policy == "resident" and part.state == "resident"
     )
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
+
+
+def _lends(status: StatusReply, session: int) -> bool:
+    """Whether memory is lent to a session, or on its way back."""
+    return any(c.session == session and c.name.startswith(_LENT) for c in status.components)
 
 
 def _in_words(part: Part) -> str:

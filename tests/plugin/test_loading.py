@@ -1,0 +1,41 @@
+"""What a stage borrows to load is swapd's again before vLLM measures the GPU's free memory."""
+
+from collections.abc import Iterator
+from textwrap import dedent
+
+import pytest
+
+from tests import fakecuda
+from tests.cuda.gpu_world import MIB, PROGRAM, World
+from tests.guarantees import harness
+from tests.processes import output_of
+
+BUDGET = 16 * MIB
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with fakecuda.machine(total=128 * MIB, unmap_one=True) as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        with harness.world(PROGRAM) as made:
+            yield World(made, fake)
+
+
+def test_loading_ends_when_the_memory_is_back(world: World) -> None:
+    daemon = world.daemon(budget=BUDGET)
+    before = daemon.status().device_free_bytes
+    # the driver has not got it back at once: the first chunks that swapd asks for are refused
+    world.fake.faults(f"cuMemCreate 2 times=3 pid={daemon.pid}")
+    program = f"""
+        from swapd_client.vllm.options import Options
+        from swapd_client.vllm.stage import Stage
+
+        stage = Stage.connect(Options(endpoint={str(daemon.folder)!r}), "s", gpu=0)
+        with stage.loading({12 * MIB}):
+            print(stage.client.status().device_free_bytes)
+        print(stage.client.status().device_free_bytes)
+        stage.close()
+    """
+    during, after = map(int, output_of(dedent(program), env=world.fake.environment()).split())
+    assert (during, after) == (before + 12 * MIB, before)
