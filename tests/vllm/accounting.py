@@ -1,0 +1,154 @@
+"""A program: three stages start on one simulated GPU, and vLLM's own code says how large their KV
+caches are to be, as JSON.
+
+`python -m tests.vllm.accounting PLANS`, a list of `swapd.plan.shares.GpuPlan` as JSON. Real are
+the worker classes and all of vLLM's arithmetic; the GPU and its allocator are numbers.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+from vllm.utils.mem_utils import MemorySnapshot
+from vllm.v1.worker.gpu_worker import Worker as VllmWorker
+from vllm_omni.worker.base import OmniGPUWorkerBase
+
+from swapd.plan.shares import CONTEXT_BYTES, GpuPlan, Share, utilization
+from swapd_client.vllm.omni import ARWorker, GenerationWorker
+from swapd_client.vllm.worker import Worker
+
+MIB = 1 << 20
+
+#: Beside its weights, each stage has buffers, needs so much while it is profiled, and its kernels
+#: take memory that is not torch's.
+BUFFERS = 96 * MIB
+PEAK = 700 * MIB
+KERNELS = 130 * MIB
+
+CLASSES = {"thinker": ARWorker, "talker": Worker, "code2wav": GenerationWorker}
+
+
+class Gpu:
+    """What is taken of a GPU, and by whom."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.arena = 0
+        #: Of processes that are not the one that measures.
+        self.others = 0
+        self.torch = self.peak = self.context = 0
+
+    @property
+    def free(self) -> int:
+        return self.total - self.arena - self.others - self.torch - self.context
+
+    def begin(self) -> None:
+        """Another process measures from now on."""
+        self.others += self.torch + self.context
+        self.torch = self.peak = 0
+        self.context = CONTEXT_BYTES
+
+    def allocate(self, nbytes: int) -> None:
+        self.torch += nbytes
+        self.peak = max(self.peak, self.torch)
+        assert self.free >= 0, "out of memory"
+
+    def seen(self, patched: Any) -> None:
+        """Have torch say these numbers."""
+        patched.memory_stats = lambda _: {
+            "allocated_bytes.all.peak": self.peak,
+            "allocated_bytes.all.current": self.torch,
+        }
+        patched.get_memory_info = lambda _: (self.free, self.total)
+        patched.memory_reserved = lambda _: self.torch
+        patched.empty_cache = lambda: None
+        patched.reset_peak_memory_stats = lambda _: setattr(self, "peak", self.torch)
+
+
+class Stage:
+    """What `swapd_client.vllm.stage.Stage` does to the memory of a GPU."""
+
+    def __init__(self, gpu: Gpu, weights: int) -> None:
+        self.gpu = gpu
+        self.weights = weights
+
+    @contextlib.contextmanager
+    def loading(self, nbytes: int) -> Iterator[None]:
+        self.gpu.arena -= nbytes
+        yield
+        self.gpu.arena += nbytes
+
+    def take(self, models: Mapping[str, object]) -> int:
+        self.gpu.torch -= self.weights
+        return self.weights
+
+    using = contextlib.nullcontext
+
+
+class Runner:
+    """A model runner that loads and is profiled."""
+
+    model_memory_usage = 0
+
+    def __init__(self, gpu: Gpu, weights: int) -> None:
+        self.gpu = gpu
+        self.weights = weights
+
+    def load_model(self, *args: object) -> None:
+        self.gpu.allocate(self.weights + BUFFERS)
+        self.model_memory_usage = self.weights + BUFFERS
+
+    def profile_run(self) -> None:
+        self.gpu.context += KERNELS
+        self.gpu.allocate(PEAK)
+        self.gpu.torch -= PEAK
+
+    def get_model(self) -> object:
+        return None
+
+
+def start(gpu: Gpu, share: Share) -> int:
+    """A stage starts; the KV cache that it allocates in the end. Bytes."""
+    gpu.begin()
+    used = utilization(share.room_bytes, gpu.total)
+    kind: Any = CLASSES[share.name]
+    worker = kind.__new__(kind)
+    worker.init_snapshot = MemorySnapshot(device="cpu")
+    worker.requested_memory = int(gpu.total * used)
+    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=used)
+    worker.local_rank = worker.rank = 0
+    worker.model_runner = Runner(gpu, share.weights_bytes)
+    worker.vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(cudagraph_mode=None), model_config=None
+    )
+    worker.model_config = SimpleNamespace(multimodal_config=None)
+    worker.parallel_config = SimpleNamespace()
+    worker.get_draft_model = lambda: None
+    worker._swapd = stage = Stage(gpu, share.weights_bytes)
+    with stage.loading(share.weights_bytes):
+        worker._load(share.name)
+    kv_cache = int(worker.determine_available_memory())
+    gpu.allocate(kv_cache)
+    gpu.allocate(PEAK)  # a request as large as the one that was profiled
+    gpu.torch -= PEAK
+    return kv_cache
+
+
+def run(plan: GpuPlan) -> dict[str, Any]:
+    """What each stage's KV cache is, and what is free when all have started."""
+    gpu = Gpu(plan.total_bytes)
+    gpu.arena, gpu.others = plan.budget_bytes, CONTEXT_BYTES
+    gpu.seen(torch.accelerator)
+    return {"kv_cache": {s.name: start(gpu, s) for s in plan.shares}, "free": gpu.free}
+
+
+if __name__ == "__main__":
+    for above in (OmniGPUWorkerBase, VllmWorker):
+        above.load_model = lambda self, *args, **kwargs: self.model_runner.load_model()
+    plans = msgspec.json.decode(sys.argv[1], type=list[GpuPlan])
+    print("\n" + json.dumps([run(plan) for plan in plans]))  # noqa: T201

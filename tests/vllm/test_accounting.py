@@ -1,0 +1,61 @@
+"""What `swapd plan --vllm` says, put into vLLM's own sums, comes out."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from swapd.plan.pipelines import Kind
+from swapd.plan.shares import Claim, GpuPlan, Part, Share, divide, utilization
+from tests.vllm.environment import ROOT, environment
+
+GIB = 1 << 30
+MIB = 1 << 20
+#: As `accounting` has them.
+BUFFERS, PEAK, KERNELS = 96 * MIB, 700 * MIB, 130 * MIB
+STAGES: tuple[tuple[str, float, Kind], ...] = (
+    ("thinker", 17, "ar"),
+    ("talker", 3, "ar"),
+    ("code2wav", 1.5, "generation"),
+)
+
+
+def planned(total: int) -> GpuPlan:
+    claims = [
+        Claim(
+            name=name,
+            stage_id=number,
+            kind=kind,
+            ours=True,
+            parts=(Part(name, round(gib * GIB), round(gib * GIB)),),
+            room=4 * GIB if kind == "ar" else 2 * GIB,
+        )
+        for number, (name, gib, kind) in enumerate(STAGES)
+    ]
+    return divide(0, claims, total, 25e9)
+
+
+def room(share: Share, plan: GpuPlan) -> int:
+    return int(plan.total_bytes * utilization(share.room_bytes, plan.total_bytes))
+
+
+def test_each_stage_has_its_room_and_the_arena_is_counted_once() -> None:
+    plans = [planned(32 * GIB), planned(48 * GIB)]
+    assert [bool(plan.takes_turns) for plan in plans] == [True, False]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.vllm.accounting", msgspec.json.encode(plans).decode()],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    said: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    for plan, found in zip(plans, said, strict=True):
+        for share in plan.shares:
+            assert found["kv_cache"][share.name] == room(share, plan) - BUFFERS - PEAK - KERNELS
+        # what is left: the reserve, and what each stage needs only while it computes
+        assert found["free"] >= 2 * GIB + len(STAGES) * PEAK
