@@ -104,6 +104,28 @@ def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path) -> None:
     assert "GPU 0: with what qwen3_omni.yaml says now (gpu_memory_utilization 0.9 thinker" in note
 
 
+@pytest.mark.parametrize(
+    ("name", "memory", "sizes"),
+    [
+        ("qwen2_5_omni", "48GiB", ("thinker=17GiB", "talker=3GiB", "code2wav=1.5GiB")),
+        ("qwen3_omni", "80GiB", QWEN3),
+        ("wan2_2", "24GiB", ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")),
+    ],
+)
+def test_the_overlays_values_fit_the_gpu_that_they_are_said_to_be_for(
+    tmp_path: Path, name: str, memory: str, sizes: tuple[str, ...]
+) -> None:
+    overlay = yaml.safe_load((DEPLOY / f"swapd_{name}.yaml").read_text())
+    eager = name != "qwen3_omni"  # as vllm-omni's own files have it
+    stages = [{"stage_id": n, "enforce_eager": eager} for n in range(len(overlay["stages"]))]
+    (tmp_path / overlay["base_config"]).write_text(yaml.safe_dump({"stages": stages}))
+    path = tmp_path / f"swapd_{name}.yaml"
+    path.write_text((DEPLOY / path.name).read_text())
+    notes = plan(path, *sizes, "--device-memory", memory)["notes"]
+    assert not [note for note in notes if "it would take" in note]
+    assert f" {memory.removesuffix('GiB')}" in (DEPLOY / "README.md").read_text()
+
+
 def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
     path = tmp_path / "d.yaml"
     a = {"stage_id": 0, "worker_cls": AR, "devices": "0,1", "tensor_parallel_size": 2}
