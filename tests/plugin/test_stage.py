@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import DuplicateName, NotRunning, TooLarge, connect
+from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
 from swapd_client.vllm import stage as stages
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import MIB, Daemon
+from tests.offload.test_wrappers import Scaled
 
 PATIENCE_S = 60.0
 #: Float32 of 8 MiB: two of them do not fit with anything else.
@@ -492,3 +493,85 @@ def test_a_stage_says_how_it_is(scene: Scene) -> None:
     stage.end()
     with suppress(NotRunning):
         scene.daemon.kill()
+
+
+# --- new weights -------------------------------------------------------------------------
+
+
+def double(model: nn.Module, *, fail: bool = False) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    if fail:
+        raise ZeroDivisionError
+
+
+def test_new_weights_are_at_the_addresses_of_the_old_ones(scene: Scene) -> None:
+    stage, model = scene.stage("thinker", cpu_offload_enabled=True)
+    expected = Model()(X) * 2
+    stage.note(["a"], ())
+    stage.begin()
+    stage.end()
+    addresses = [p.data_ptr() for p in model.parameters()]
+    with stage.changing():
+        assert not leases(scene.daemon).keys() & {"thinker", "thinker.visual"}
+        double(model)
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    stage.begin()
+    assert torch.equal(model(X), expected)
+    stage.end()
+    stage.close()
+    assert torch.equal(model(X), expected)
+
+
+def test_tied_weights_are_still_tied(scene: Scene) -> None:
+    stage, model = scene.connect("thinker"), nn.Module()
+    model.embed = nn.Embedding(4, 2)
+    model.head = nn.Linear(2, 4, bias=False)
+    model.head.weight = model.embed.weight
+    stage.take({"": model})
+    with stage.changing():
+        double(model)
+    with stage.using():
+        assert torch.equal(model.head.weight, model.embed.weight)
+
+
+def test_a_change_that_fails_changes_nothing(scene: Scene) -> None:
+    stage, model = scene.stage("thinker")
+    with pytest.raises(ZeroDivisionError), stage.changing():
+        double(model, fail=True)
+    with stage.using():
+        assert torch.equal(model(X), Model()(X))
+
+
+def test_nor_does_one_of_another_shape(scene: Scene) -> None:
+    stage, model = scene.stage("thinker")
+    with pytest.raises(InvalidSource, match=r"language_model\.weight"), stage.changing():
+        model.language_model.weight.data = torch.ones(3)
+    with stage.using():
+        assert torch.equal(model(X), Model()(X))
+
+
+def test_what_wraps_others_cannot_be_changed_and_says_so(scene: Scene) -> None:
+    stage = scene.connect("thinker")
+    model = nn.Module()
+    model.weight = nn.Parameter(Scaled(torch.ones(2), torch.ones(1)), requires_grad=False)
+    stage.take({"": model})
+    with pytest.raises(InvalidSource, match="'weight' is a Scaled"), stage.changing():
+        raise AssertionError
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_weights_can_be_changed_though_the_daemon_is_gone(scene: Scene, when: str) -> None:
+    stage, model = scene.stage("thinker")
+    ended = threading.Event()
+    stage.client.session.when_ended(lambda _: ended.set())
+    if when == "before":
+        scene.daemon.kill()
+        assert ended.wait(PATIENCE_S)
+    with stage.changing():
+        if when == "meanwhile":
+            scene.daemon.kill()
+            assert ended.wait(PATIENCE_S)
+        double(model)
+    assert torch.equal(model(X), Model()(X) * 2)

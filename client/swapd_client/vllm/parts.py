@@ -11,6 +11,7 @@ import torch
 from torch.nn import Module
 
 from swapd.protocol import Policy
+from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
 from swapd_client.offload.settings import InvalidSettings
 from swapd_client.vllm.options import Options
@@ -135,8 +136,6 @@ def _keep_together(parts: Sequence[Part]) -> None:
                 del part.tensors[name]
                 continue
             seen.add(id(tensor))
-            if not tensor.numel() or tensor.is_meta:
-                continue
-            other = owner.setdefault(tensor.untyped_storage().data_ptr(), part)
-            if other is not part:
+            start = start_of(tensor)
+            if start and (other := owner.setdefault(start, part)) is not part:
                 other.tensors[name] = part.tensors.pop(name)

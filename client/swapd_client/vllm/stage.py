@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+import torch
 from torch.nn import Module
 
 import swapd_client
@@ -31,6 +32,7 @@ from swapd_client.errors import (
     TooLarge,
 )
 from swapd_client.vllm import gpus
+from swapd_client.vllm.changing import changing
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import Part, parts_of
 from swapd_client.vllm.ranks import Ranks
@@ -67,6 +69,8 @@ class Stage:
         self._options = options
         self._ranks = ranks
         self._turns = Turns(options.finish_within_s)
+        #: By component, its parameters.
+        self._parts: dict[str, dict[str, torch.Tensor]] = {}
         #: What every step needs, and what one needs that has encoder inputs.
         self._main: tuple[str, ...] = ()
         self._all: tuple[str, ...] = ()
@@ -199,6 +203,7 @@ class Stage:
                     "{swapd: {component: ...}}"
                 ) from exc
             raise
+        self._parts = {part.name: part.tensors for part in parts}
         self._main = tuple(part.name for part in parts if not part.encoder)
         self._all = tuple(done) if len(done) > len(self._main) else self._main
         sizes = {name: self.client.session.own(name).nbytes for name in done}
@@ -251,6 +256,24 @@ class Stage:
             yield
         finally:
             self._leave()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While in it the weights may be written to, in memory of this process's own; then swapd
+        has the new values, at the addresses the weights had. Not in a step, nor in `using`.
+
+        If it raises, the weights are as they were. Blocks until there is memory for a second copy.
+        """
+        with self._lock:
+            self._give_back()
+        if (error := self.client.session.error) is not None and not self._alone:
+            self.go_alone(error)
+        if self._alone:
+            yield
+            return
+        nbytes = sum(self.client.session.own(name).nbytes for name in self._parts)
+        with self.loading(nbytes), changing(self.client, self._parts, self.go_alone):
+            yield
 
     def close(self) -> None:
         """End the session; the weights become private memory. More than once is once."""

@@ -5,7 +5,8 @@ weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s.
 """
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ class Leased(_Above):  # type: ignore[misc]
     """Mixed into a worker class of vLLM's, first: its weights are swapd's, lent for each call."""
 
     _swapd: Stage
+    #: A weight update that was started and is not finished.
+    _change = ExitStack()
 
     # --- loading -------------------------------------------------------------------------
 
@@ -161,6 +164,45 @@ class Leased(_Above):  # type: ignore[misc]
         """`fn` may read the weights; writing to them is a fault."""
         with self._swapd.using():
             return super().apply_model(fn)
+
+    # --- new weights -----------------------------------------------------------------------
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        with self._swapd.changing():
+            super().reload_weights(*args, **kwargs)
+
+    def start_weight_update(self) -> None:
+        self._start_change(super().start_weight_update)
+
+    def start_draft_weight_update(self) -> None:
+        self._start_change(super().start_draft_weight_update)
+
+    def update_weights(self, update_info: Any) -> None:
+        """If it fails, all weights are as they were when the update started."""
+        with self._undone_on_error():
+            super().update_weights(update_info)
+
+    def finish_weight_update(self) -> None:
+        with self._undone_on_error():
+            super().finish_weight_update()
+        self._change.close()
+
+    def _start_change(self, start: Callable[[], None]) -> None:
+        """The weights are aside from now on, until the update is finished."""
+        if self._weight_update_active:
+            return start()  # which says that it is
+        with ExitStack() as stack:
+            stack.enter_context(self._swapd.changing())
+            start()
+            self._change = stack.pop_all()
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as exc:
+            self._change.__exit__(type(exc), exc, exc.__traceback__)
+            raise
 
     # --- what does not go with it ----------------------------------------------------------
 
