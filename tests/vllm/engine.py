@@ -58,6 +58,10 @@ class Engine:
         """What vLLM finds to call in every process."""
         return [entry.value for entry in entry_points(group="vllm.general_plugins")]
 
+    def imports(self, name: str) -> None:
+        """For what importing that module does, such as registering a model."""
+        import_module(name)
+
     def start(self, **arguments: Any) -> None:
         """Build the engine. Blocks until it is ready to serve."""
         from vllm import LLM

@@ -1,0 +1,98 @@
+"""vllm-omni's real `GPUARModelRunner` on a CPU, and a model that reads weights while it samples.
+
+The worker classes of vllm-omni refuse a CPU, so these stand in for them: the same runner, in
+vLLM's CPU worker. Importing this registers the model.
+"""
+
+import dataclasses
+from typing import Any
+
+from vllm import ModelRegistry, _custom_ops
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm_omni.config import OmniModelConfig
+from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
+
+from swapd_client.vllm.worker import Leased
+
+ARCHITECTURE = "SamplingQwen2"
+
+
+class SamplingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
+    """Qwen2 as vllm-omni calls it. Sampling reads all weights, as a talker's or drafter's does."""
+
+    prefer_model_sampler = True
+
+    def forward(
+        self,
+        input_ids: Any,
+        positions: Any,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        **of_omni: Any,
+    ) -> Any:
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def sample(self, logits: Any, sampling_metadata: Any) -> None:
+        """The runner's own sampler is to do it."""
+        for parameter in self.parameters():
+            parameter.view(-1)[0].item()
+
+
+class Runner(GPUARModelRunner, CPUModelRunner):  # type: ignore[misc]
+    """vllm-omni's steps, on the CPU runner's device."""
+
+
+class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
+    """Without swapd."""
+
+    def init_device(self) -> None:
+        for field in dataclasses.fields(OmniModelConfig):  # a plain engine's config has less
+            if not hasattr(self.model_config, field.name):
+                object.__setattr__(self.model_config, field.name, _default(field))
+        object.__setattr__(self.model_config, "engine_output_type", "text")
+        before = cpu_worker.CPUModelRunner
+        cpu_worker.CPUModelRunner = Runner
+        try:
+            super().init_device()
+        finally:
+            cpu_worker.CPUModelRunner = before
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        _custom_ops._supports_onednn = False
+        super().load_model(*args, **options)
+
+    def runs(self) -> list[str]:
+        """The classes of the runner, by name."""
+        return [kind.__name__ for kind in type(self.model_runner).__mro__]
+
+
+class ARWorker(Leased, PlainARWorker):  # type: ignore[misc]
+    """As `swapd_client.vllm.omni.ARWorker`."""
+
+
+class NoLeaseWhileSampling(ARWorker):
+    """Gives its lease back one call too early."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        self._swapd.note((), list(self._swapd._turns.in_flight))
+        self._swapd.end()
+        return super().sample_tokens(grammar_output)
+
+
+class NoLeaseWhileExecuting(ARWorker):
+    """Takes no lease for a step."""
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        return PlainARWorker.execute_model(self, scheduler_output)
+
+
+def _default(field: Any) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    default = None if field.default is dataclasses.MISSING else field.default
+    return default.default if type(default).__name__ == "FieldInfo" else default
+
+
+ModelRegistry.register_model(ARCHITECTURE, SamplingQwen2)
