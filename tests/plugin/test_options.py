@@ -91,3 +91,9 @@ def test_a_value_of_the_wrong_kind_is_said_with_its_key(key: str, value: object)
 def test_options_are_keys() -> None:
     with pytest.raises(InvalidSettings, match="is to have keys"):
         options_of({"swapd": "thinker"}, "stage 'thinker'")
+
+
+def test_components_without_a_switch_are_refused() -> None:
+    with pytest.raises(InvalidSettings, match="does nothing without cpu_offload_enabled: true"):
+        of(cpu_offload_components=["visual"])
+    of(cpu_offload_components=["transformer"], enable_cpu_offload=True)

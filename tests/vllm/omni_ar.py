@@ -68,7 +68,7 @@ class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
         return [kind.__name__ for kind in type(self.model_runner).__mro__]
 
 
-class ARWorker(Leased, PlainARWorker):  # type: ignore[misc]
+class ARWorker(Leased, PlainARWorker):
     """As `swapd_client.vllm.omni.ARWorker`."""
 
 
@@ -91,7 +91,7 @@ class NoLeaseWhileExecuting(ARWorker):
 def _default(field: Any) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    default = None if field.default is dataclasses.MISSING else field.default
+    default: Any = None if field.default is dataclasses.MISSING else field.default
     return default.default if type(default).__name__ == "FieldInfo" else default
 
 

@@ -1,6 +1,8 @@
 """vllm-omni's own model runner of AR stages, under strict isolation, with room for one."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from tests.vllm.engines import REQUESTS, TOKENS, Engine, EngineDied, Scene, on_s
 
 Expected = Mapping[str, list[list[list[int]]]]
 
-OMNI = {
+OMNI: dict[str, Any] = {
     "hf_overrides": {"architectures": ["SamplingQwen2"]},
     "distributed_executor_backend": "uni",
     "async_scheduling": False,
@@ -21,7 +23,7 @@ def process(scene: Scene, name: str) -> Engine:
     return engine
 
 
-def on_omni(scene: Scene, endpoint: object, *names: str, worker: str = "ARWorker") -> list[Engine]:
+def on_omni(scene: Scene, endpoint: Path, *names: str, worker: str = "ARWorker") -> list[Engine]:
     engines = [process(scene, name) for name in names]
     for name, engine in zip(names, engines, strict=True):
         options = {"worker_cls": f"tests.vllm.omni_ar.{worker}", **OMNI}

@@ -53,6 +53,10 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
         offload = settings.from_keywords(**{n: v for n, v in given.items() if n not in _OWN})
     except InvalidSettings as exc:
         raise InvalidSettings(f"{where}.{exc}") from exc
+    if offload.cpu_offload_components is not None and offload.mode == "off":
+        raise InvalidSettings(
+            f"{where}.cpu_offload_components does nothing without cpu_offload_enabled: true"
+        )
     own = {n: v for n, v in given.items() if n in _OWN and v is not None}
     return Options(
         **{name: _parsed(name, value, f"{where}.{name}") for name, value in own.items()},

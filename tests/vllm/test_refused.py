@@ -1,0 +1,80 @@
+"""What a stage is not started with, and what it is told; each by a real engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import REQUESTS, TOKENS, EngineFailed, Scene, on_swapd
+
+Expected = Mapping[str, list[list[list[int]]]]
+
+
+def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> EngineFailed:
+    """What an engine says that does not start, on a daemon that then has nothing of it."""
+    daemon = scene.daemon()
+    engine = scene.process("talker")
+    with pytest.raises(EngineFailed) as failed:
+        engine.start(**on_swapd(scene.models / "talker", daemon.folder, settings, **more))
+    while daemon.status().components:
+        daemon.await_record("SessionGone")
+    return failed.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"componant": "x"}, "did you mean component?"),
+        ({"cpu_offload_components": ["visual"]}, "does nothing without cpu_offload_enabled: true"),
+        (
+            {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]},
+            "cpu_offload_components names 'visual', and the stage has no such module",
+        ),
+        ({"enable_layerwise_offload": True}, "enable_layerwise_offload is for diffusion stages"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    scene: Scene, settings: Mapping[str, object], said: str
+) -> None:
+    problem = refused(scene, settings)
+    assert problem.kind == "InvalidSettings"
+    assert said in problem.message
+    assert "talker" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"cpu_offload_gb": 0.01}, "leave out cpu_offload_gb"),
+        ({"offload_group_size": 2}, "leave out cpu_offload_gb and offload_group_size"),
+    ],
+)
+def test_what_does_not_go_with_swapd(scene: Scene, more: Mapping[str, Any], said: str) -> None:
+    problem = refused(scene, {}, **more)
+    assert problem.kind == "Unsupported"
+    assert said in problem.message
+
+
+def test_another_version_of_vllm(scene: Scene) -> None:
+    engine = scene.process("talker")
+    engine.imports("tests.vllm.another_version")
+    with pytest.raises(EngineFailed) as failed:
+        engine.start(**on_swapd(scene.models / "talker", scene.folder / "not asked"))
+    assert failed.value.kind == "UnsupportedVersion"
+    assert "vllm 0.30.x, and this is 0.29.0" in failed.value.message
+
+
+def test_sleep_is_refused_and_the_engine_goes_on(scene: Scene, expected: Expected) -> None:
+    (engine,) = scene.on_swapd(scene.daemon(), "talker")
+    for method in ("sleep", "wake_up"):
+        with pytest.raises(EngineFailed, match="sleep mode does not go with swapd"):
+            engine.call(method)
+    assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
+
+
+def test_graphs_that_are_captured_in_loading_are_refused(scene: Scene) -> None:
+    engine = scene.process("talker")
+    engine.imports("tests.vllm.graphs_in_loading")
+    options = on_swapd(scene.models / "talker", scene.daemon().folder)
+    with pytest.raises(EngineFailed, match="set enforce_eager: true on this stage"):
+        engine.start(**{**options, "hf_overrides": {"architectures": ["CapturingQwen2"]}})
