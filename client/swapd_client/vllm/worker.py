@@ -238,6 +238,13 @@ def _refuse(config: Any, name: str) -> None:
         why = "EPLB moves weights while they are in use: set enable_eplb: false"
     elif parallel.pipeline_parallel_size > 1:
         why = "pipeline parallelism is not supported: set pipeline_parallel_size: 1"
+    elif parallel.prefill_context_parallel_size > 1:
+        why = "its ranks are not in the order of leases: set prefill_context_parallel_size: 1"
+    elif parallel.data_parallel_size > 1 and config.model_config.is_moe:
+        why = (
+            "replicas of a model with experts wait for each other in every step, where no daemon "
+            "sees it: set data_parallel_size: 1, or use more tensor_parallel_size"
+        )
     elif offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
         why = (
             "vLLM's own offloading moves weights too: leave out cpu_offload_gb and "
