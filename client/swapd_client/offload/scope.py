@@ -240,11 +240,11 @@ class Scope:
 
     def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
-        count = self._counts.get(held)  # as count_up
+        count = self._counts.get(held)  # as count_up and take
         if count is not None:
             count.n += 1
         else:
-            self._counts[held] = _Count(held.take())
+            self._counts[held] = _Count(held.take() if self.kept is None else self.kept.take(held))
         self._entries.append(Entry(held, frame, by))
 
     def find(self, by: object) -> Entry | None:
