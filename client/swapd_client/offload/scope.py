@@ -66,11 +66,12 @@ class Leased:
         return f"<Leased {' + '.join(self.names)}>"
 
     def take(self) -> Callable[[], None]:
-        lease = self.lease()
-        return _nothing if lease is None else lease.release
+        if not self.names:  # all of it is in private memory again
+            return _nothing
+        return self._client.acquire(*self.names).release
 
     def lease(self) -> Lease | None:
-        """Acquire them. None: all of it is in private memory again. Raises as `Client.acquire`."""
+        """As `take`; None if there is nothing to acquire."""
         return self._client.acquire(*self.names) if self.names else None
 
 
@@ -216,11 +217,8 @@ class Scope:
         if count is not None:
             count.n += 1
         else:
-            self._counts[held] = _Count(self.take(held))
-
-    def take(self, held: Held) -> Callable[[], None]:
-        """Have it; what is returned gives it back. Raises as `Client.acquire`."""
-        return held.take() if self.kept is None else self.kept.take(held)
+            kept = self.kept
+            self._counts[held] = _Count(held.take() if kept is None else kept.take(held))
 
     def lend(self, held: Held) -> None:
         """Hold once more what is there anyway, under a lease of the caller's."""
@@ -240,11 +238,12 @@ class Scope:
 
     def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
-        count = self._counts.get(held)  # as count_up and take
+        count = self._counts.get(held)  # as count_up
         if count is not None:
             count.n += 1
         else:
-            self._counts[held] = _Count(held.take() if self.kept is None else self.kept.take(held))
+            kept = self.kept
+            self._counts[held] = _Count(held.take() if kept is None else kept.take(held))
         self._entries.append(Entry(held, frame, by))
 
     def find(self, by: object) -> Entry | None:
