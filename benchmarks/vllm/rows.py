@@ -1,0 +1,53 @@
+"""What a measurement says, and the table of it."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Sense = Literal["at least", "at most"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure. Without a bound it is there to be known."""
+
+    what: str
+    figure: float | None  # None: not measured, and `note` says why
+    sense: Sense | None = None
+    bound: float | None = None
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        if self.sense is None or self.bound is None or self.figure is None:
+            return True
+        at_least = self.sense == "at least"
+        return self.figure >= self.bound if at_least else self.figure <= self.bound
+
+
+class Section(msgspec.Struct, frozen=True):
+    """One measurement: its rows, and what they were taken from, in seconds unless said."""
+
+    rows: tuple[Row, ...]
+    raw: dict[str, list[float]]
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Of figures taken in pairs."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def table(sections: Sequence[Section]) -> str:
+    """For people: Markdown."""
+    lines = ["| what | figure | bound | |", "| --- | --- | --- | --- |"]
+    for row in (row for section in sections for row in section.rows):
+        figure = "" if row.figure is None else f"{row.figure:.3g}"
+        bound = "" if row.sense is None else f"{row.sense} {row.bound:g}"
+        verdict = "" if row.holds else "**FAILED** "
+        lines.append(f"| {row.what} | {figure} | {bound} | {verdict}{row.note} |")
+    return "\n".join(lines)
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
