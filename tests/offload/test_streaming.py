@@ -141,6 +141,16 @@ def test_blocks_may_be_called_alone_and_so_may_the_rest(client: Client) -> None:
         assert not held_now(client)
 
 
+def test_a_block_that_is_called_alone_after_passes_that_held_all_is_left(client: Client) -> None:
+    """Those put its hooks aside; its own call needs them."""
+    model, twin = seeded(Dit, 2), seeded(Dit, 2)
+    with client.attach({"dit": model}, enable_layerwise_offload=True):
+        for _ in range(3):
+            assert torch.equal(model(X), twin(X))
+            assert torch.equal(model.blocks[1](X), twin.blocks[1](X))
+            assert not here()._counts
+
+
 def test_use_of_a_streamed_component_is_all_of_it_or_refused(client: Client) -> None:
     small, large = seeded(Dit, 2), seeded(Dit)
     expected = small(X)

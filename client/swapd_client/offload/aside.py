@@ -44,7 +44,8 @@ class Aside:
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
         self._lock = threading.Lock()
-        #: Passes under way that go block by block, and those that hold all of it.
+        #: Passes under way that go block by block, and blocks that were called by their hooks; and
+        #: passes that hold all of it.
         self._by_block = self._whole = 0
         self._aside = False
 

@@ -131,19 +131,28 @@ class Block:
         return f"<Block {self._number} of {self._whole.stream.family}>"
 
     def take(self) -> Callable[[], None]:
-        scope = here()
-        scope.count_up(self._whole)
+        scope, whole = here(), self._whole
+        # it was called by its hooks, and is left by them: whatever is in, they stay
+        whole.hooks.begin(whole=False)
         try:
-            self._whole.stream.need(self._number)
+            scope.count_up(whole)
+            try:
+                whole.stream.need(self._number)
+            except BaseException:
+                scope.count_down(whole)
+                raise
         except BaseException:
-            scope.count_down(self._whole)
+            whole.hooks.end(whole=False)
             raise
 
         def give_back() -> None:
             try:
-                self._whole.stream.done(self._number)
+                whole.stream.done(self._number)
             finally:
-                scope.count_down(self._whole)
+                try:
+                    scope.count_down(whole)
+                finally:
+                    whole.hooks.end(whole=False)
 
         return give_back
 
