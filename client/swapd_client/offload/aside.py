@@ -14,7 +14,7 @@ import torch
 class Pair:
     """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while."""
 
-    __slots__ = ("after", "always", "before", "enter", "first", "last", "leave")
+    __slots__ = ("after", "always", "before", "enter", "first", "last", "leave", "leaves")
 
     def __init__(self, module: torch.nn.Module, enter: Any, leave: Any) -> None:
         """Hook `module`: `enter` runs first, `leave` last, also if forward raises."""
@@ -26,6 +26,15 @@ class Pair:
         self.first: Any = module._forward_pre_hooks
         self.last: Any = module._forward_hooks
         self.always: Any = module._forward_hooks_always_called
+        #: Whether `leave` is there. After it was put aside it is put back by the call that needs
+        #: it: most passes hold all, so that would be twice the work for nothing.
+        self.leaves = True
+
+    def have_leave(self) -> None:
+        """A call was entered: it is to be left."""
+        if not self.leaves and self.enter is not None:
+            self.last[self.after] = self.leave
+            self.leaves = True
 
     def remove(self) -> None:
         self.enter = None
@@ -49,6 +58,10 @@ class Aside:
         self._by_block = self._whole = 0
         self._aside = False
 
+    def add(self, pair: Pair) -> None:
+        pair.enter.pair = pair
+        self.pairs.append(pair)
+
     def begin(self, *, whole: bool) -> None:
         """A pass begins; its blocks are not called yet."""
         with self._lock:
@@ -69,11 +82,12 @@ class Aside:
         if self._aside:
             for pair in self.pairs:
                 pair.first.pop(pair.before, None)
-                pair.last.pop(pair.after, None)
+                if pair.leaves:
+                    pair.last.pop(pair.after, None)
+                    pair.leaves = False
             return
-        for pair in self.pairs:  # in the places they had: the first to run, and the last
+        for pair in self.pairs:
             if pair.enter is not None:
                 pair.first[pair.before] = pair.enter
-                if len(pair.first) > 1:
+                if len(pair.first) > 1:  # it is the first to run, as it was
                     pair.first.move_to_end(pair.before, last=False)
-                pair.last[pair.after] = pair.leave

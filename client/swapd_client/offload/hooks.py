@@ -157,12 +157,14 @@ def _apart(hook: Callable[..., Any], *args: Any) -> Any:
 class Enter(_Hook):
     """Before forward."""
 
-    __slots__ = ("_far",)
+    __slots__ = ("_far", "pair")
 
     def __init__(self, gate: Gate | None = None, by: object = None) -> None:
         super().__init__(gate, by)
         #: How far up the stack it last found the call that holds what this one needs.
         self._far = 1
+        #: Itself and what leaves, if they are put aside at times.
+        self.pair: Pair | None = None
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -177,6 +179,8 @@ class Enter(_Hook):
         else:
             call = sys._getframe(_CALLER)
             gate.enter(self._by, call if call.f_code is CALL else calling())
+            if self.pair is not None:
+                self.pair.have_leave()
 
 
 class Leave(_Hook):

@@ -86,7 +86,7 @@ class Installer:
             gate = Gate(one.name, held, one.held, one.all_of_it, parameters, grown, self._gone)
             inside.update((id(module), gate) for module in block.modules())
             if (pair := self._hook(block, gate)) and isinstance(one.held, Passed):
-                one.held.hooks.pairs.append(pair)
+                one.held.hooks.add(pair)
         for module in entrances(one.module, self._starts):
             self._hook(module, inside.get(id(module), whole))
         for method in methods:
