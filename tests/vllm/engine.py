@@ -82,6 +82,19 @@ class Engine:
             prompt_of = {"prompt_token_ids": list(prompt)}
             self._llm.llm_engine.add_request(number, prompt_of, settings)
 
+    def see(self, prompt: Sequence[int], colour: Sequence[int], tokens: int) -> list[list[int]]:
+        """As `generate`, one prompt with a picture of a colour (red, green, blue) in it."""
+        from PIL import Image
+        from vllm import SamplingParams
+
+        settings = SamplingParams(
+            max_tokens=tokens, temperature=0, detokenize=False, ignore_eos=True
+        )
+        picture = Image.new("RGB", (112, 112), tuple(colour))
+        prompt_of = {"prompt_token_ids": list(prompt), "multi_modal_data": {"image": picture}}
+        (done,) = self._llm.generate([prompt_of], settings, use_tqdm=False)
+        return [list(done.outputs[0].token_ids)]
+
     def step(self, times: int) -> list[list[int]]:
         """So many steps; returns what the open requests have got so far, in order."""
         for _ in range(times):
