@@ -46,6 +46,9 @@ class Rank:
     def serve(self) -> "Future[None]":
         return self._thread.submit(self._serve)
 
+    def change(self) -> "Future[None]":
+        return self._thread.submit(self._change)
+
     def _start(self) -> None:
         options = Options(endpoint=self._endpoint)
         self._stage = Stage.connect(
@@ -70,6 +73,13 @@ class Rank:
                 self._stage.end()
         self._stage.note([], [f"{REQUESTS - 1}"])
         self._stage.rest()
+
+    def _change(self) -> None:
+        assert self._stage is not None
+        self._value += 1
+        with self._stage.changing(), torch.no_grad():
+            self._together.wait(PATIENCE_S)
+            self._model.weight.fill_(self._value)
 
     def close(self) -> None:
         if self._stage is not None:
@@ -125,6 +135,11 @@ class Cast:
         for served in [rank.serve() for rank in self._ranks]:
             served.result(PATIENCE_S)
 
+    def change(self) -> None:
+        """All get new weights, at the same time."""
+        for changed in [rank.change() for rank in self._ranks]:
+            changed.result(PATIENCE_S)
+
 
 @pytest.fixture
 def daemons(world: World) -> list[Daemon]:
@@ -162,3 +177,23 @@ def test_a_stage_on_one_of_the_devices_waits_for_requests_too(
     cast.serve()
     assert 1 < daemons[at].component(f"a.tp{at}").loads <= REQUESTS + 1
     assert daemons[1 - at].component(f"a.tp{1 - at}").loads == 1
+
+
+def test_all_ranks_get_new_weights(daemons: list[Daemon], cast: Cast) -> None:
+    cast.stage("a", daemons)
+    cast.stage("b", daemons)
+    cast.change()
+    cast.serve()
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_rank_whose_daemon_is_gone_keeps_its_place(
+    daemons: list[Daemon], cast: Cast, gone: int
+) -> None:
+    cast.stage("a", daemons)
+    cast.stage("b", daemons)
+    cast.serve()
+    daemons[gone].kill()
+    cast.serve()
+    cast.change()
+    cast.serve()

@@ -269,6 +269,9 @@ class Stage:
         if (error := self.client.session.error) is not None and not self._alone:
             self.go_alone(error)
         if self._alone:
+            if self._ranks is not None:  # the others wait for its word as ever
+                with self._ranks.turn(self._is_wanted, self._give_back):
+                    pass
             yield
             return
         nbytes = sum(self.client.session.own(name).nbytes for name in self._parts)
