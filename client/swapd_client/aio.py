@@ -323,14 +323,15 @@ class AsyncClient:
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
         session = self.session
         await asyncio.to_thread(session.drain)
-        with suppress(DaemonGone):  # then their last bytes are where they were
-            await self._take_back_mutable()
+        if keep:
+            with suppress(DaemonGone):  # then their last bytes are where they were
+                await self._take_back_mutable()
         await self._channel.close()
-        await asyncio.to_thread(session.close)
+        await asyncio.to_thread(session.close, keep=keep)
         self._factory.close()
 
     async def _take_back_mutable(self) -> None:

@@ -560,19 +560,21 @@ class Client:
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """End the session. Registered tensors become private memory; leases are over.
 
-        On a GPU it waits for the work under leases that were released. If the GPU has no room
-        for private copies, it warns of the components whose tensors are nowhere any more.
+        Without `keep` nothing is copied, and these tensors must not be touched any more. On a GPU
+        it waits for the work under leases that were released. If the GPU has no room for private
+        copies, it warns of the components whose tensors are nowhere any more.
         """
         session = self.session
         if not session.forked:  # else all of it is the parent's, locks that somebody held too
             self._keeper.close()
             session.drain()
-            with suppress(DaemonGone):  # then their last bytes are where they were
-                self._take_back_mutable()
-        session.close()
+            if keep:
+                with suppress(DaemonGone):  # then their last bytes are where they were
+                    self._take_back_mutable()
+        session.close(keep=keep)
         for attachment in list(self._attachments):
             attachment.let_go()
         self._factory.close()

@@ -531,10 +531,10 @@ class Session:
                 if hide:
                     self._try(part._range.hide, place.generation)
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """End the session: every component becomes private memory, with its weights.
 
-        Closed twice is closed once.
+        Unless `keep`: then their addresses are nobody's any more. Closed twice is closed once.
         """
         with self._lock:
             if self._forked or self._closed:
@@ -542,7 +542,7 @@ class Session:
             self._closed = True
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
-        without_memory = self._make_all_private()
+        without_memory = self._make_all_private() if keep else self._let_go_of_all()
         self._masters.close()
         self._files.close()
         if self.gpu is not None:
@@ -572,6 +572,15 @@ class Session:
             self._try(self.gpu.card.drop_all)
         bare += [part.name for part in leaving if not self._try_unbind(part, keep_shown=False)]
         return bare
+
+    def _let_go_of_all(self) -> list[str]:
+        for part in list(self.components.values()):
+            self._try(part._range.revoke)
+            part._close()
+        self.components.clear()
+        if self.gpu is not None:
+            self._try(self.gpu.card.drop_all)
+        return []
 
     def _stays(self, part: Component) -> bool:
         """Whether its chunks may have later bytes than its master, or are as good.

@@ -68,6 +68,22 @@ def test_close_without_room_warns_of_the_components_and_goes_on(world: World) ->
         worker.peek("large")
 
 
+def test_what_is_not_to_be_kept_takes_no_memory_when_the_client_closes(world: World) -> None:
+    daemon = world.daemon(budget="80MiB")
+    worker = world.worker(daemon)
+    worker.register("used", 8 * MIB)
+    worker.register("idle", 8 * MIB)
+    worker.use("idle")
+    worker.acquire("used")
+    worker.disconnect(keep=False)
+    assert world.fake.held_bytes() == 80 * MIB
+    daemon.await_gone(worker)
+    assert not daemon.status().components
+    for name in ("used", "idle"):
+        with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+            worker.peek(name)
+
+
 def test_a_mutable_one_without_room_stays_where_it_is(world: World) -> None:
     """Its chunks are kept for this process until it ends."""
     daemon = world.daemon(budget="80MiB")

@@ -228,9 +228,9 @@ class Worker:
     def unregister(self, name: str) -> None:
         self.client.unregister(name)
 
-    def disconnect(self) -> None:
+    def disconnect(self, *, keep: bool = True) -> None:
         """Close the client; the next command that needs one connects anew."""
-        self.client.close()
+        self.client.close(keep=keep)
         self._client = None
         self._leases.clear()
 

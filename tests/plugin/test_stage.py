@@ -120,8 +120,10 @@ def resident(daemon: Daemon) -> set[str]:
 
 
 def wanted(stage: Stage) -> threading.Event:
+    """Set when its memory is wanted, not only waited for."""
     event = threading.Event()
-    stage.client.session.when_wanted(event.set)
+    session = stage.client.session
+    session.when_wanted(lambda: event.set() if session.wanted else None)
     return event
 
 

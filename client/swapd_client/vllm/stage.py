@@ -279,7 +279,10 @@ class Stage:
             yield
 
     def close(self) -> None:
-        """End the session; the weights become private memory. More than once is once."""
+        """End the session; the weights become private memory. More than once is once.
+
+        Not on a GPU, which may have no room for them: there nobody may use them afterwards.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
@@ -288,7 +291,7 @@ class Stage:
         self._give_back()
         if self._ranks is not None:
             self._ranks.close()
-        self.client.close()
+        self.client.close(keep=self.client.session.gpu is None)
 
     # --- the lease -----------------------------------------------------------------------
 
