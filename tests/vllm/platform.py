@@ -108,4 +108,4 @@ class Cpu(OmniPlatform, CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def get_diffusion_attn_backend_cls(cls, *given: object, **named: object) -> str:
-        return "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend"
+        return "tests.vllm.attention.CpuBackend"

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from vllm import _custom_ops
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.compile import regionally_compile
 from vllm_omni.diffusion.data import DiffusionOutput
@@ -20,8 +19,6 @@ from vllm_omni.diffusion.hooks import HookRegistry, ModelHook
 #: 1 MiB a layer.
 WIDTH = 512
 STEPS = 4
-
-_custom_ops._supports_onednn = False  # it would pack weights, and leave no parameters
 
 
 class Block(nn.Module):
