@@ -288,7 +288,7 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(
             {"cpu_offload_enabled": True, "cpu_offload_components": ["transformer"]},
             "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is all of it",
         ),
-        ({"cpu_offload_components": ["."]}, "goes with cpu_offload_enabled: true"),
+        ({"cpu_offload_components": ["."]}, "does nothing without cpu_offload_enabled: true"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_start(
