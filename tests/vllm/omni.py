@@ -1,7 +1,7 @@
-"""vllm-omni's real `GPUARModelRunner` on a CPU, and a model that reads weights while it samples.
+"""vllm-omni's real model runners on a CPU, and models for them: one reads weights while it samples.
 
-The worker classes of vllm-omni refuse a CPU, so these stand in for them: the same runner, in
-vLLM's CPU worker. Importing this registers the model.
+The worker classes of vllm-omni refuse a CPU, so these stand in for them: the same runners, in
+vLLM's CPU worker. Importing this registers the models.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.config import OmniModelConfig
+from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
+from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 
 from swapd_client.vllm.worker import Leased
-
-ARCHITECTURE = "SamplingQwen2"
 
 
 class SamplingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
@@ -44,16 +44,44 @@ class Runner(GPUARModelRunner, CPUModelRunner):  # type: ignore[misc]
     """vllm-omni's steps, on the CPU runner's device."""
 
 
+class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
+    """As code2wav is called: in one step a sound for each request, of all its tokens."""
+
+    have_multimodal_outputs = True
+
+    def forward(
+        self,
+        input_ids: Any,
+        positions: Any,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        seq_token_counts: Any = None,
+        **of_omni: Any,
+    ) -> Any:
+        hidden = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        if seq_token_counts is None:
+            return hidden
+        ends = hidden[: sum(seq_token_counts)].float().mean(1).split(seq_token_counts)
+        return OmniOutput(text_hidden_states=None, multimodal_outputs={"audio": list(ends)})
+
+
+class GenerationRunner(GPUGenerationModelRunner, CPUModelRunner):  # type: ignore[misc]
+    """The same of stages that generate at once."""
+
+
 class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
     """Without swapd."""
+
+    runner: type = Runner
+    output_type = "text"
 
     def init_device(self) -> None:
         for field in dataclasses.fields(OmniModelConfig):  # a plain engine's config has less
             if not hasattr(self.model_config, field.name):
                 object.__setattr__(self.model_config, field.name, _default(field))
-        object.__setattr__(self.model_config, "engine_output_type", "text")
+        object.__setattr__(self.model_config, "engine_output_type", self.output_type)
         before = cpu_worker.CPUModelRunner
-        cpu_worker.CPUModelRunner = Runner
+        cpu_worker.CPUModelRunner = self.runner
         try:
             super().init_device()
         finally:
@@ -70,6 +98,26 @@ class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
 
 class ARWorker(Leased, PlainARWorker):
     """As `swapd_client.vllm.omni.ARWorker`."""
+
+
+class PlainGenerationWorker(PlainARWorker):
+    """Without swapd; keeps what it has generated."""
+
+    runner = GenerationRunner
+    output_type = "audio"
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        result = super().sample_tokens(grammar_output)
+        self._sounds = [one["audio"].tolist() for one in result.multimodal_outputs or ()]
+        return result
+
+    def sounds(self) -> list[list[float]]:
+        """What the last step generated, for each request."""
+        return self._sounds
+
+
+class GenerationWorker(Leased, PlainGenerationWorker):
+    """As `swapd_client.vllm.omni.GenerationWorker`."""
 
 
 class NoLeaseWhileSampling(ARWorker):
@@ -95,4 +143,5 @@ def _default(field: Any) -> Any:
     return default.default if type(default).__name__ == "FieldInfo" else default
 
 
-ModelRegistry.register_model(ARCHITECTURE, SamplingQwen2)
+ModelRegistry.register_model("SamplingQwen2", SamplingQwen2)
+ModelRegistry.register_model("WaveQwen2", WaveQwen2)

@@ -1,0 +1,97 @@
+"""vllm-omni's own model runners, under strict isolation, with room for one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import REQUESTS, TOKENS, Engine, EngineDied, Scene, on_swapd, plain
+
+Expected = Mapping[str, list[list[list[int]]]]
+
+OMNI: dict[str, Any] = {"distributed_executor_backend": "uni", "async_scheduling": False}
+AR: dict[str, Any] = {**OMNI, "hf_overrides": {"architectures": ["SamplingQwen2"]}}
+GENERATION: dict[str, Any] = {
+    **OMNI,
+    "hf_overrides": {"architectures": ["WaveQwen2"]},
+    "scheduler_cls": "vllm_omni.core.sched.omni_generation_scheduler.OmniGenerationScheduler",
+}
+
+
+def process(scene: Scene, name: str) -> Engine:
+    engine = scene.process(name)
+    engine.imports("tests.vllm.omni")
+    return engine
+
+
+def worker(name: str) -> str:
+    return f"tests.vllm.omni.{name}"
+
+
+def on_omni(scene: Scene, endpoint: Path, *names: str, kind: str = "ARWorker") -> list[Engine]:
+    engines = [process(scene, name) for name in names]
+    for name, engine in zip(names, engines, strict=True):
+        options = {"worker_cls": worker(kind), **AR}
+        engine.begin("start", **on_swapd(scene.models / name, endpoint, **options))
+    for engine in engines:
+        engine.result()
+    return engines
+
+
+def test_two_stages_take_turns_and_say_what_plain_vllm_says(
+    scene: Scene, expected: Expected
+) -> None:
+    daemon = scene.daemon()
+    engines = on_omni(scene, daemon.folder, "thinker", "talker")
+    assert "GPUARModelRunner" in engines[0].call("runs")[0]
+    for engine in engines:
+        engine.begin("serve", REQUESTS, TOKENS)
+    for engine in engines:
+        assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label]
+    status = daemon.status()
+    assert status.evictions > 0
+    assert status.bytes_out == 0
+
+
+def test_the_runner_alone_says_the_same(scene: Scene, expected: Expected) -> None:
+    engine = process(scene, "talker")
+    options = {"worker_cls": worker("PlainARWorker"), **AR}
+    engine.start(**plain(scene.models / "talker", **options))
+    assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
+
+
+@pytest.mark.parametrize("careless", ["NoLeaseWhileSampling", "NoLeaseWhileExecuting"])
+def test_a_lease_that_ends_too_early_is_a_fault(scene: Scene, careless: str) -> None:
+    """So the tests above would see it."""
+    (engine,) = on_omni(scene, scene.daemon().folder, "talker", kind=careless)
+    with pytest.raises(EngineDied):
+        engine.generate(REQUESTS[0], TOKENS)
+
+
+def sounds(engine: Engine, prompts: list[list[int]]) -> Any:
+    """What a generation stage makes of each prompt: it has no tokens to say."""
+    assert engine.generate(prompts, 1) == [[] for _ in prompts]
+    (made,) = engine.call("sounds")
+    return made
+
+
+def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected: Expected) -> None:
+    """It makes in one step what plain vllm-omni makes."""
+    alone, stage = process(scene, "code2wav"), process(scene, "code2wav")
+    model = scene.models / "code2wav"
+    alone.begin("start", **plain(model, worker_cls=worker("PlainGenerationWorker"), **GENERATION))
+    daemon = scene.daemon()
+    options = {"worker_cls": worker("GenerationWorker"), **GENERATION}
+    stage.begin("start", **on_swapd(model, daemon.folder, **options))
+    alone.result()
+    stage.result()
+    (talker,) = on_omni(scene, daemon.folder, "talker")
+    for prompts, said in zip(REQUESTS[:3], expected["talker"], strict=False):
+        assert talker.generate(prompts, TOKENS) == said
+        made = sounds(stage, prompts)
+        assert made == sounds(alone, prompts)
+        assert [len(sound) for sound in made] == [len(prompt) for prompt in prompts]
+    status = daemon.status()
+    assert status.evictions >= 5, "each time, the other had to go"
+    assert status.bytes_out == 0
