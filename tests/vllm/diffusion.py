@@ -73,6 +73,8 @@ class Diffusion:
             num_gpus=1,
             custom_pipeline_args=custom,
         )
+        if known:
+            self._config.enrich_config()  # from its files, as a stage's process does
         self._executor = DiffusionExecutor.get_class(self._config)(self._config)
 
     def draw(self, seed: int, prompt: str = "go", lora: str = "") -> str:
