@@ -51,8 +51,9 @@ class Engine:
         self._tokens: dict[str, list[int]] = {}
 
     def versions(self) -> list[str]:
-        """Of vLLM, vLLM-Omni and torchvision, which all can be imported."""
-        return [import_module(name).__version__ for name in ("vllm", "vllm_omni", "torchvision")]
+        """Of vLLM and vLLM-Omni; torchvision, too, can be imported."""
+        import_module("torchvision")
+        return [import_module(name).__version__ for name in ("vllm", "vllm_omni")]
 
     def plugins(self) -> list[str]:
         """What vLLM finds to call in every process."""
