@@ -1,5 +1,7 @@
 """Hooks of blocks are out of the way of passes that hold everything, and there for all others."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -14,10 +16,22 @@ def block(seen: list[str]) -> nn.Module:
     return module
 
 
+class Entering:
+    """The pre-hook of a block, as `hooks.Enter` is."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+        self.pair: Pair | None = None
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.seen.append("enter")
+        if self.pair is not None:
+            self.pair.have_leave()
+
+
 def hooked(seen: list[str]) -> tuple[nn.Module, Aside]:
     module, aside = block(seen), Aside()
-    pair = Pair(module, lambda m, a: seen.append("enter"), lambda m, a, o: seen.append("leave"))
-    aside.pairs.append(pair)
+    aside.add(Pair(module, Entering(seen), lambda m, a, o: seen.append("leave")))
     return module, aside
 
 
