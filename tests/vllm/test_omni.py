@@ -1,12 +1,16 @@
 """vllm-omni's own model runners, under strict isolation, with room for one."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from tests.vllm.engines import REQUESTS, TOKENS, Engine, EngineDied, Scene, on_swapd, plain
+from tests.vllm.environment import environment
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -95,3 +99,34 @@ def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected:
     status = daemon.status()
     assert status.evictions >= 5, "each time, the other had to go"
     assert status.bytes_out == 0
+
+
+def test_the_classes_that_a_stage_names_are_vllm_omnis_with_swapds_first() -> None:
+    """Those themselves run on a GPU only."""
+    program = """
+        from vllm_omni.worker.gpu_ar_worker import GPUARWorker
+        from vllm_omni.worker.gpu_generation_worker import GPUGenerationWorker
+        from swapd_client.vllm.omni import ARWorker, GenerationWorker
+        from swapd_client.vllm.worker import Leased
+
+        for mine, theirs in (ARWorker, GPUARWorker), (GenerationWorker, GPUGenerationWorker):
+            assert mine.__mro__[:3] == (mine, Leased, theirs)
+            assert mine.model_runner_cls is theirs.model_runner_cls
+            for name, method in vars(Leased).items():
+                if callable(method) and not name.startswith("_"):
+                    assert callable(getattr(theirs, name)), name
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(program)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_is_in_the_log_also_where_plugins_are_left_out(scene: Scene) -> None:
+    engine = scene.process("talker", VLLM_PLUGINS="")
+    engine.start(**on_swapd(scene.models / "talker", scene.daemon().folder))
+    assert "in swapd at " in engine.log

@@ -15,7 +15,7 @@ from torch.nn import Module
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SwapdError
-from swapd_client.vllm import checkpoint, versions
+from swapd_client.vllm import checkpoint, register, versions
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
 
@@ -44,6 +44,7 @@ class Leased(_Above):  # type: ignore[misc]
         Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning, and as `Stage.take`.
         """
         versions.check()
+        register()  # where $VLLM_PLUGINS leaves it out, nobody has yet
         name = self._stage_name("")
         options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
         name = self._stage_name(options.component)
@@ -168,6 +169,7 @@ class Leased(_Above):  # type: ignore[misc]
     # --- new weights -----------------------------------------------------------------------
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """If it fails, vLLM leaves the model without weights: start the stage again."""
         with self._swapd.changing():
             super().reload_weights(*args, **kwargs)
 
