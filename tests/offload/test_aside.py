@@ -1,11 +1,10 @@
 """Hooks of blocks are out of the way of passes that hold everything, and there for all others."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from swapd_client.offload.aside import Aside, Pair
+from swapd_client.offload.aside import Aside, Pair, _compile_begins, _compile_ends
+from swapd_client.offload.hooks import _uncompiled
 
 
 def block(seen: list[str]) -> nn.Module:
@@ -16,22 +15,16 @@ def block(seen: list[str]) -> nn.Module:
     return module
 
 
-class Entering:
-    """The pre-hook of a block, as `hooks.Enter` is."""
+def hooked(seen: list[str], module: nn.Module | None = None) -> tuple[nn.Module, Aside]:
+    aside = Aside()
+    module = module or block(seen)
 
-    def __init__(self, seen: list[str]) -> None:
-        self.seen = seen
-        self.pair: Pair | None = None
+    @_uncompiled
+    def enter(module: nn.Module, args: object) -> None:
+        seen.append("enter")
+        aside.pairs[0].have_leave()  # as a call that takes something
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.seen.append("enter")
-        if self.pair is not None:
-            self.pair.have_leave()
-
-
-def hooked(seen: list[str]) -> tuple[nn.Module, Aside]:
-    module, aside = block(seen), Aside()
-    aside.add(Pair(module, Entering(seen), lambda m, a, o: seen.append("leave")))
+    aside.pairs.append(Pair(module, enter, lambda m, a, o: seen.append("leave")))
     return module, aside
 
 
@@ -73,3 +66,31 @@ def test_what_was_removed_while_aside_does_not_come_back() -> None:
     assert seen == ["user's before", "user's after"]
     assert len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
     assert not module._forward_hooks_always_called
+
+
+def test_what_is_compiled_while_hooks_are_aside_calls_them_all_the_same() -> None:
+    """Compiled code does not look again which there are."""
+    torch.compiler.reset()  # which forgets who wants to hear of compilations, too
+    seen: list[str] = []
+    module, aside = hooked(seen, nn.ReLU())
+    compiled: Any = torch.compile(nn.Sequential(module), backend="eager")
+    aside.begin(whole=True)
+    compiled(torch.ones(1))
+    assert not module._forward_pre_hooks, "aside again"
+    aside.end(whole=True)
+    seen.clear()
+    compiled(torch.ones(1))
+    assert seen == ["enter", "leave"]
+    torch.compiler.reset()
+
+
+def test_compilations_begin_within_others() -> None:
+    _, aside = hooked([])
+    aside.begin(whole=True)
+    for _ in range(2):
+        _compile_begins()
+    _compile_ends()
+    assert aside.pairs[0].leaves
+    for _ in range(2):  # once more than any began: somebody may have registered in between
+        _compile_ends()
+    assert not aside.pairs[0].leaves

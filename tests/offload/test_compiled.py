@@ -136,6 +136,37 @@ def test_an_attached_model_can_be_compiled_with_graph_breaks(client: Client) -> 
         assert backend.compilations == compiled
 
 
+@pytest.mark.parametrize("what", ["function", "model", "model in place", "blocks in place"])
+def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
+    client: Client, what: str
+) -> None:
+    """Passes that hold all of a component put its blocks' hooks aside; compiled code has them."""
+    backend = Counting()
+    inner = seeded(Encoder)
+    expected = inner(TOKENS)
+    with client.attach({"text": inner}, blocks=["layers"], resident=None):
+        assert torch.equal(inner(TOKENS), expected)
+        call: Any = inner
+        if what == "function":
+
+            def around(x: torch.Tensor) -> Any:
+                return inner(x)
+
+            call = torch.compile(around, backend=backend)
+        elif what == "model":
+            call = torch.compile(inner, backend=backend)
+        for module in {"model in place": [inner], "blocks in place": inner.layers}.get(what, []):
+            module.compile(backend=backend)
+        compiled = None
+        for _ in range(2):
+            for resident in (None, 0):
+                client.set_resident("text", resident)
+                for output in swaps(client, call, TOKENS, 2):
+                    assert torch.equal(output, expected)
+            compiled = compiled or backend.compilations
+        assert backend.compilations == compiled
+
+
 def test_a_model_around_attached_components_can_be_compiled(client: Client) -> None:
     class Around(nn.Module):
         def __init__(self) -> None:

@@ -3,12 +3,17 @@
 A pair of hooks that do nothing still costs a call some 5 us, and several times that in a process
 whose caches are cold: too much for blocks of 1 ms. So a pass that holds all of its component puts
 its blocks' hooks aside and back, which is a few entries in torch's own dictionaries.
+
+Compiled code has the hooks that were there when it was compiled, for good: torch looks no more
+which there are. So while anything is compiled all of them are there.
 """
 
 import threading
+import weakref
 from typing import Any
 
 import torch
+from torch._dynamo.callback import callback_handler
 
 
 class Pair:
@@ -57,6 +62,7 @@ class Aside:
         #: passes that hold all of it.
         self._by_block = self._whole = 0
         self._aside = False
+        _all.add(self)
 
     def add(self, pair: Pair) -> None:
         pair.enter.pair = pair
@@ -77,9 +83,19 @@ class Aside:
             if self._aside != (self._whole > 0 and not self._by_block):
                 self._turn()
 
+    def compile_begins(self) -> None:
+        """Until `compile_ends` no hook goes aside, those that leave neither."""
+        self.begin(whole=False)
+        for pair in self.pairs:
+            pair.have_leave()
+
+    def compile_ends(self) -> None:
+        self.end(whole=False)
+
     def _turn(self) -> None:
         self._aside = not self._aside
         if self._aside:
+            _hear_of_compilations()
             for pair in self.pairs:
                 pair.first.pop(pair.before, None)
                 if pair.leaves:
@@ -91,3 +107,27 @@ class Aside:
                 pair.first[pair.before] = pair.enter
                 if len(pair.first) > 1:  # it is the first to run, as it was
                     pair.first.move_to_end(pair.before, last=False)
+
+
+_all: "weakref.WeakSet[Aside]" = weakref.WeakSet()
+#: Those that were told, by compilation: one may begin in the midst of another.
+_told: list[list[Aside]] = []
+
+
+def _compile_begins(*_: object) -> None:
+    _told.append(list(_all))
+    for aside in _told[-1]:
+        aside.compile_begins()
+
+
+def _compile_ends(*_: object) -> None:
+    for aside in _told.pop() if _told else ():
+        aside.compile_ends()
+
+
+def _hear_of_compilations() -> None:
+    """Looked at whenever hooks go aside: `torch.compiler.reset()` forgets who wants to hear."""
+    if _compile_begins not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_compile_begins)
+    if _compile_ends not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(_compile_ends)
