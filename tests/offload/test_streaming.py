@@ -236,6 +236,34 @@ def test_what_a_thread_left_of_a_pass_goes_with_it(client: Client, daemon: Daemo
         assert not held_now(client)
 
 
+def test_a_thread_that_ends_in_a_block_called_alone_leaves_the_hooks_of_others(
+    client: Client,
+) -> None:
+    """Were its pass counted as left twice, they would be aside when another thread needs them."""
+    model = seeded(Dit)
+    expected = model(X)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+            model.blocks[2](X)
+
+    with client.attach({"dit": model}, resident=0):
+        hook = model.blocks[2].register_forward_hook(interrupted, prepend=True)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        hook.remove()
+        (enter,) = model.blocks[0]._forward_pre_hooks.values()
+        aside = enter._gate.whole.hooks
+        aside.begin(whole=True)  # another thread holds all of it
+        assert torch.equal(model(X), expected)
+        aside.end(whole=True)
+        assert not here()._counts
+
+
 def test_dit_streamed_encoders_and_vae_beside_it(client: Client) -> None:
     parts = {"text_encoder": seeded(Encoder), "transformer": seeded(Dit), "vae": seeded(Decoder)}
     with client.attach(parts, enable_layerwise_offload=True):

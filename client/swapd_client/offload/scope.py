@@ -193,7 +193,8 @@ class Scope:
 
     def __del__(self) -> None:
         # the thread has ended, and left something behind
-        for count in list(self._counts.values()):  # giving one back may count down another
+        while self._counts:  # the last first: giving it back counts down what it was taken in
+            _, count = self._counts.popitem()
             with suppress(Exception):
                 count.give_back()
 
