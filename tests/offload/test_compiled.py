@@ -167,6 +167,20 @@ def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
         assert backend.compilations == compiled
 
 
+def test_a_function_that_ran_compiled_before_sees_the_hooks_after_a_reset(client: Client) -> None:
+    inner = seeded(Encoder)
+
+    def around(x: torch.Tensor) -> Any:
+        return inner(x)
+
+    call: Any = torch.compile(around, backend=Counting())
+    expected = call(TOKENS)
+    with client.attach({"text": inner}):
+        torch.compiler.reset()
+        for output in swaps(client, call, TOKENS):
+            assert torch.equal(output, expected)
+
+
 def test_a_model_around_attached_components_can_be_compiled(client: Client) -> None:
     class Around(nn.Module):
         def __init__(self) -> None:
