@@ -346,7 +346,7 @@ class Client:
         registered in parts; TooLarge if what is in no block is "resident", and cannot be.
         """
         nbytes = parse_size(size) if isinstance(size, str) else size
-        self._keeper.flush_all()  # nobody uses what it keeps
+        self._flush_kept()  # nobody uses it
         self._call(protocol.Resize(self.session.next_id(), name, nbytes))
 
     def acquire(
@@ -431,7 +431,7 @@ class Client:
         """Raise ComponentInUse if anybody leases one of these: it cannot be unregistered now."""
         if not names:
             return
-        self._keeper.flush_all()
+        self._flush_kept()
         self.session.drain()
         for component in self.status().components:
             if component.leases and component.name in names:
@@ -443,8 +443,7 @@ class Client:
     def _unregister(self, name: str) -> None:
         session = self.session
         part = session.own(name)
-        session.check()
-        self._keeper.flush_all()
+        self._flush_kept()
         session.drain()
         session.before_unbind(part)
         try:
@@ -666,6 +665,11 @@ class Client:
         if same and held.may_linger and self.session.usable and self._keeper.keep(key, held):
             return
         self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
+
+    def _flush_kept(self) -> None:
+        """End what any thread kept. Raises what `Session.check` does."""
+        self.session.check()  # first: after a fork the keeper's lock may be held for good
+        self._keeper.flush_all()
 
     def _end_kept(self) -> None:
         """End what this thread kept; the daemon hears of it before what is sent next."""

@@ -102,7 +102,8 @@ class Keeper:
         """Somebody waits for what may be kept here. Does not block."""
         if self._linger:
             self._rung = True
-            self._alarm.ring()
+            with suppress(ValueError):  # closed this moment: all is given back
+                self._alarm.ring()
 
     def close(self) -> None:
         """Give everything back, and keep nothing any more. More than once is once."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -37,12 +38,20 @@ def forked(client: Client) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(10)
-    try:
-        client.acquire("a")
-    except ForkedClient:
-        client.close()
-        os._exit(0)
-    os._exit(1)
+    calls: list[Callable[[], object]] = [
+        lambda: client.acquire("a"),
+        lambda: client.set_resident("a", 0),
+        lambda: client.refuse_in_use(["a"]),
+        lambda: client.unregister("a"),
+    ]
+    for call in calls:
+        try:
+            call()
+        except ForkedClient:
+            continue
+        os._exit(1)
+    client.close()
+    os._exit(0)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -254,6 +254,23 @@ def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
     assert not keeper.keep(KEY, LEASE)
 
 
+def test_who_waits_is_told_of_while_it_closes(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(daemon, daemon.give_back)
+    ring = Alarm.ring
+
+    def ring_late(alarm: Alarm) -> None:
+        monkeypatch.setattr(Alarm, "ring", ring)
+        keeper.close()
+        ring(alarm)
+
+    keep(keeper)
+    monkeypatch.setattr(Alarm, "ring", ring_late)
+    keeper.hurry()
+    assert daemon.heard[-1] == LEASE.granted.id
+
+
 def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
     def refuse(held: Held) -> None:
         daemon.give_back(held)
