@@ -8,6 +8,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # over a minute alone, and another test runs beside it
 def test_bench_prints_every_figure_with_both_sides() -> None:
     command = [sys.executable, "-m", "swapd", "bench", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
