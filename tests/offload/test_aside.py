@@ -1,5 +1,7 @@
 """Hooks of blocks are out of the way of passes that hold everything, and there for all others."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
