@@ -7,12 +7,13 @@ least wait wins, then the fewest bytes moved, then the simplest. The rules behin
 - What alternates shares one place, as large as the largest of them, and is loaded once in a
   request.
 - What is streamed needs two slots of its largest block while it runs, in that same place; what
-  room is left keeps blocks of it, first of those with the most passes.
+  room is left keeps blocks of it, first where a byte of room saves most waiting. What computing
+  hides saves none.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -180,7 +181,7 @@ def _place(
     taken += max((_in_turn(c, how, chunk_bytes) for c, how in treated), default=0)
     if taken > memory.room:
         return None
-    kept = _blocks_kept(streamed, memory.room - taken, chunk_bytes)
+    kept = _blocks_kept(streamed, memory.room - taken, bytes_per_s, chunk_bytes)
     taken += sum(
         n * _taken(c.block_bytes, chunk_bytes) for c, n in zip(streamed, kept, strict=True)
     )
@@ -201,13 +202,43 @@ def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
     return SLOTS * _taken(c.block_bytes, chunk_bytes)
 
 
-def _blocks_kept(streamed: list[Component], left: int, chunk_bytes: int) -> list[int]:
-    """How many blocks of each `left` has room for: first where they are copied most often."""
+class _Alike(NamedTuple):
+    """Blocks of one component, of which each saves a request as much. Bytes."""
+
+    name: str
+    number: int
+    taken: int
+    #: What is waited for no more, and what is copied no more, where each is kept.
+    waited: float
+    copied: int
+
+
+def _alike(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Alike]:
+    """What may be kept of `c`: until the rest of it hides behind computing, and beyond."""
+    taken, copied = _taken(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
+    most = c.blocks - SLOTS
+    waited = max(0.0, c.nbytes - c.rest_bytes - (c.compute_s or 0.0) * bytes_per_s)
+    whole, part = divmod(waited, c.block_bytes)
+    numbers = min(int(whole), most), min(int(whole) + 1, most)
+    yield _Alike(c.name, numbers[0], taken, copied, copied)
+    yield _Alike(c.name, numbers[1] - numbers[0], taken, c.passes * part, copied)
+    yield _Alike(c.name, most - numbers[1], taken, 0.0, copied)
+
+
+def _blocks_kept(
+    streamed: Sequence[Component], left: int, bytes_per_s: float, chunk_bytes: int
+) -> list[int]:
+    """How many blocks of each `left` has room for.
+
+    First what saves most waiting for the room it takes, then what saves most copying: so no
+    more room is ever worse.
+    """
     kept = dict.fromkeys((c.name for c in streamed), 0)
-    for c in sorted(streamed, key=lambda c: -c.passes):
-        block = _taken(c.block_bytes, chunk_bytes)
-        kept[c.name] = min(left // block, c.blocks - SLOTS)
-        left -= kept[c.name] * block
+    found = [blocks for c in streamed for blocks in _alike(c, bytes_per_s, chunk_bytes)]
+    for blocks in sorted(found, key=lambda b: (-b.waited / b.taken, -b.copied / b.taken)):
+        fitting = min(left // blocks.taken, blocks.number)
+        kept[blocks.name] += fitting
+        left -= fitting * blocks.taken
     return [kept[c.name] for c in streamed]
 
 

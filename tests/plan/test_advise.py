@@ -1,7 +1,7 @@
 """What is advised fits, waits least, and is what the rules say."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swapd.plan.advise import (
@@ -87,6 +87,15 @@ def test_room_goes_to_what_is_passed_over_most_often() -> None:
     assert placed(advice, "encoder").how == "stream"
 
 
+def test_no_room_goes_to_what_computing_hides_while_it_saves_waiting_elsewhere() -> None:
+    hidden = blocks("dit", 16, 32, passes=20, compute_s=2.0)
+    advice = advise([hidden, blocks("encoder", 16, 32)], Memory(12 * GIB), 25e9)
+    assert placed(advice, "dit").kept_bytes == 0
+    assert placed(advice, "encoder").kept_bytes == 11 * GIB
+    alone = advise([hidden], Memory(12 * GIB), 25e9)
+    assert placed(alone, "dit").kept_bytes == 11 * GIB, "it saves copying all the same"
+
+
 # --- what fits ----------------------------------------------------------------------------
 
 
@@ -161,6 +170,7 @@ def tried(components: list[Component], gib: int) -> Advice | None:
         return None
 
 
+@example(made([(13, 0, 1, None), (23, 4, 1, 1.0), (7, 4, 1, None)]), 27, 4)
 @given(COMPONENTS, st.integers(1, 60), st.integers(1, 20))
 def test_what_is_advised_fits_and_more_memory_never_waits_longer(
     components: list[Component], gib: int, more: int
