@@ -175,7 +175,7 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
         }
         asked = round(sum(stated.values()) * plan.total_bytes) + plan.budget_bytes
         asked += sum(t.nbytes for t in plan.beside)
-        if asked > plan.total_bytes:
+        if stated and asked > plan.total_bytes:
             terms = " + ".join(f"{value:g} {name}" for name, value in stated.items())
             notes.append(
                 f"GPU {plan.gpu}: with what {found.path.name} says now (gpu_memory_utilization "
@@ -206,6 +206,9 @@ def page(report: Report) -> RenderableType:
 
 
 def _sum(plan: GpuPlan) -> str:
+    if not any(s.ours for s in plan.shares):
+        names = ", ".join(s.name for s in plan.shares)
+        return f"GPU {plan.gpu}: {size(plan.total_bytes)}, for {names} as the file says"
     less = "".join(f" - {taken}" for taken in plan.beside)
     room = sum(s.room_bytes for s in plan.shares if s.ours)
     spare = f", {size(plan.left_bytes)} spare" if plan.left_bytes > 0 else ""

@@ -26,6 +26,8 @@ _OURS = "swapd_client.vllm."
 #: vLLM's own, where a stage says nothing.
 DEFAULT_UTILIZATION = 0.92
 
+#: Dictionaries of a stage: what they say goes before what the stage says.
+_INNER = ("engine_extras", "engine_args", "runtime")
 #: Dictionaries of a stage that an overlay adds to; all others it replaces.
 _MERGED = ("default_sampling_params", "default_pooling_params", "engine_extras", "engine_args")
 
@@ -60,8 +62,9 @@ class Deploy(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     #: Whether the stages work on one request at the same time.
     async_chunk: bool
-    #: The file's own level, with the full path of the one it is based on.
+    #: The file's own level, with the full path of the one it is based on; and with that one.
     own: dict[str, Any]
+    whole: dict[str, Any]
 
 
 def read(path: Path) -> Deploy:
@@ -69,7 +72,8 @@ def read(path: Path) -> Deploy:
     own = _loaded(path)
     if "base_config" in own:
         own = {**own, "base_config": str(_base(path, own["base_config"]))}
-    merged = _for_cuda(_with_base(path, own, seen=(path.resolve(),)))
+    whole = _with_base(path, own, seen=(path.resolve(),))
+    merged = _for_cuda(whole)
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
         old = "; stage_args is what older versions read" if "stage_args" in merged else ""
@@ -83,20 +87,53 @@ def read(path: Path) -> Deploy:
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadDeploy(f"{path}: several stages are called {', '.join(sorted(twice))}")
     together = len(stages) > 1 and _all_at_once(merged)
-    return Deploy(path, stages, together, own)
+    return Deploy(path, stages, together, own, whole)
 
 
 def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:
-    """The file once more, as text, with `changes` to its stages; bases by their full path."""
+    """The file once more, as text, with `changes` to its stages; bases by their full path.
+
+    A change is made wherever what it replaces is said: in a stage's own dictionaries and for CUDA
+    too, which go before the rest.
+    """
     import yaml
 
-    own = {**deploy.own, "async_chunk": async_chunk}
-    listed = [s for s in own.get("stages") or () if s["stage_id"] not in changes]
-    mine = {s["stage_id"]: s for s in own.get("stages") or ()}
-    listed += [{"stage_id": n, **mine.get(n, {}), **changes[n]} for n in changes]
-    own["stages"] = sorted(listed, key=lambda s: int(s["stage_id"]))
+    whole, own = deploy.whole, {**deploy.own, "async_chunk": async_chunk}
+    own["stages"] = _changed(own.get("stages"), whole.get("stages"), changes, everywhere=True)
+    cuda = _cuda_stages(whole)
+    if changed := _changed(_cuda_stages(own), cuda, changes, everywhere=False):
+        platforms = {**(own.get("platforms") or {})}
+        platforms["cuda"] = {**(platforms.get("cuda") or {}), "stages": changed}
+        own["platforms"] = platforms
     text = yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
     return str(text)
+
+
+def _changed(
+    mine: list[dict[str, Any]] | None,
+    whole: list[dict[str, Any]] | None,
+    changes: Mapping[int, Mapping[str, Any]],
+    *,
+    everywhere: bool,
+) -> list[dict[str, Any]]:
+    """A file's own stages with `changes`: `everywhere`, or only where `whole` says the same."""
+    by_id = {s["stage_id"]: dict(s) for s in mine or ()}
+    said = {s["stage_id"]: s for s in whole or ()}
+    for number, values in changes.items():
+        before = said.get(number, {})
+        again = {k: v for k, v in values.items() if everywhere or k in before}
+        for inner in _INNER:
+            of = before.get(inner)
+            if isinstance(of, dict) and not of.keys().isdisjoint(values):
+                again[inner] = {k: values.get(k, v) for k, v in of.items()}
+        if again:
+            by_id[number] = {"stage_id": number, **by_id.get(number, {}), **again}
+    return [by_id[number] for number in sorted(by_id)]
+
+
+def _cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is said of stages for CUDA alone."""
+    return list(((of.get("platforms") or {}).get("cuda") or {}).get("stages") or ())
 
 
 # --- files and their bases -----------------------------------------------------------------
@@ -146,8 +183,7 @@ def _with_base(path: Path, own: dict[str, Any], seen: tuple[Path, ...]) -> dict[
     merged = {**base, **{k: v for k, v in own.items() if k != "base_config"}}
     merged["stages"] = _merged(base.get("stages"), own.get("stages"))
     merged["platforms"] = {**(base.get("platforms") or {}), **(own.get("platforms") or {})}
-    cuda = [(p.get("platforms") or {}).get("cuda") or {} for p in (base, own)]
-    merged["platforms"]["cuda"] = {"stages": _merged(*(c.get("stages") for c in cuda))}
+    merged["platforms"]["cuda"] = {"stages": _merged(_cuda_stages(base), _cuda_stages(own))}
     return merged
 
 
@@ -173,9 +209,8 @@ def _merged(base: list[Any] | None, over: list[Any] | None) -> list[dict[str, An
 
 
 def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
-    said = ((merged.get("platforms") or {}).get("cuda") or {}).get("stages")
     ids = {s["stage_id"] for s in merged.get("stages") or ()}
-    known = [s for s in said or () if s["stage_id"] in ids]
+    known = [s for s in _cuda_stages(merged) if s["stage_id"] in ids]
     return {**merged, "stages": _merged(merged.get("stages"), known)} if known else merged
 
 
@@ -199,7 +234,7 @@ def _stage(
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
     flat = {**deploy, **entry}
-    for inner in ("engine_extras", "engine_args", "runtime"):
+    for inner in _INNER:
         flat |= _dictionary(where, inner, entry.get(inner))
     additional = _dictionary(where, "additional_config", flat.get("additional_config"))
     try:

@@ -111,17 +111,17 @@ def divide(
 ) -> GpuPlan:
     """Divide a GPU of `total` bytes; `overhead` replaces what is assumed for contexts and graphs.
 
-    Raises: DoesNotFit, with the sum.
+    One that no stage uses with swapd is as its stages say. Raises: DoesNotFit, with the sum.
     """
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
     room = sum(c.room for c in ours)
     free = total - sum(t.nbytes for t in beside) - room
     least, whole = _least(ours), sum(_chunks(p.nbytes) for c in ours for p in c.parts)
-    if free < least:
+    if ours and free < least:
         raise DoesNotFit(_too_much(gpu, claims, total, beside, free))
-    budget = min(whole, free // CHUNK_BYTES * CHUNK_BYTES)
-    left = free - budget
+    budget = min(whole, free // CHUNK_BYTES * CHUNK_BYTES) if ours else 0
+    left = max(0, free - budget)  # less than nothing where swapd has no say
     more = _more(ours, left)
     fits = budget >= whole
     moved = 0 if fits else _moved(ours, budget)

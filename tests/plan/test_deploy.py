@@ -89,10 +89,33 @@ def test_the_overlay_that_is_printed_stands_by_itself(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = deploy.read(write(elsewhere, printed))
-    assert [s.utilization for s in again.stages] == [0.9, 0.5]  # cuda's 0.5 wins, as in vLLM-Omni
+    assert [s.utilization for s in again.stages] == [0.9, 0.2]
     assert again.stages[1].ours
     assert not again.async_chunk
     assert again.own["stages"][0] == {"stage_id": 0, "kv": 1}
+
+
+def test_what_is_printed_holds_wherever_it_was_said_before(tmp_path: Path) -> None:
+    """In a stage's own dictionaries, for CUDA, and in the file below."""
+    base = """
+    stages:
+      - {stage_id: 0, engine_args: {gpu_memory_utilization: 0.8, seed: 1}}
+      - {stage_id: 1, gpu_memory_utilization: 0.3}
+    platforms:
+      cuda:
+        stages:
+          - {stage_id: 1, gpu_memory_utilization: 0.4}
+    """
+    write(tmp_path, base, "base.yaml")
+    above = write(tmp_path, "base_config: base.yaml")
+    changes = {n: {"gpu_memory_utilization": 0.2} for n in (0, 1)}
+    for path in (tmp_path / "base.yaml", above):
+        printed = deploy.overlay(deploy.read(path), changes, True)
+        again = deploy.read(write(tmp_path, printed, "again.yaml"))
+        assert [s.utilization for s in again.stages] == [0.2, 0.2]
+        assert again.whole["stages"][0]["engine_args"]["seed"] == 1
+    only = deploy.overlay(deploy.read(above), {0: {"max_model_len": 8}}, True)
+    assert "platforms" not in yaml.safe_load(only)
 
 
 def test_stages_of_which_all_but_one_stand_alone_are_at_work_at_once(tmp_path: Path) -> None:

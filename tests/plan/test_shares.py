@@ -115,6 +115,11 @@ def test_a_gpu_without_swapd_has_no_arena() -> None:
     assert sum(t.nbytes for t in plan.beside) == 10.5 * GIB  # one process, no daemon
 
 
+def test_of_a_gpu_without_swapd_nothing_is_refused() -> None:
+    plan = divided(24, claim("asr", 3, room=22, ours=False))
+    assert (plan.budget_bytes, plan.left_bytes) == (0, 0)
+
+
 def test_overhead_can_be_said() -> None:
     plan = divided(20, claim("a", 10, graphs=True), overhead=1)
     assert [str(t) for t in plan.beside] == ["1 GiB overhead"]
