@@ -283,6 +283,10 @@ def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tup
     replicas = _number(where, flat, "num_replicas", int, None) or 1
     devices = flat.get("devices")
     listed = range(shards) if devices is None else _gpus(where, devices)
+    if strictly and len(set(listed)) < len(listed):
+        raise BadDeploy(
+            f"{where}: devices {devices!r} names a GPU twice; each process of a stage needs its own"
+        )
     if not strictly or len(listed) == shards * replicas:
         return tuple(listed), shards
     if len(listed) == shards:  # one replica's, the others are on the GPUs that follow

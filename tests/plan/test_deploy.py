@@ -184,6 +184,7 @@ def test_a_compilation_without_graphs_captures_none(tmp_path: Path) -> None:
             "alternating, sequential",
         ),
         (f"stages: [{{stage_id: 0, worker_cls: {AR}, devices: '0,1'}}]", "2 devices for 1"),
+        (f"stages: [{{stage_id: 0, worker_cls: {AR}, num_replicas: 2, devices: '0,0'}}]", "twice"),
         (f"stages: [{{stage_id: 0, worker_cls: {AR}, pipeline_parallel_size: 2}}]", "tensor_para"),
     ],
 )
