@@ -124,20 +124,20 @@ def advise(
 
     Raises: DoesNotFit.
     """
-    grouped = [_grouped(c, chunk_bytes) for c in components]
+    given = [grouped(c, chunk_bytes) for c in components]
     for small in _WAYS[:2]:
         best: Advice | None = None
-        for ways in product(*_ways(grouped, small)):
-            found = _place(grouped, ways, memory, bytes_per_s, chunk_bytes)
+        for ways in product(*_ways(given, small)):
+            found = _place(given, ways, memory, bytes_per_s, chunk_bytes)
             if found is not None and (best is None or _rank(found) < _rank(best)):
                 best = found
         if best is not None:
             by_lru = stall.lru_bytes([c.nbytes for c in components], memory.room)
             return msgspec.structs.replace(best, lru_bytes=by_lru)
-    raise DoesNotFit(_too_much(grouped, memory, chunk_bytes))
+    raise DoesNotFit(_too_much(given, memory, chunk_bytes))
 
 
-def _grouped(c: Component, chunk_bytes: int) -> Component:
+def grouped(c: Component, chunk_bytes: int = CHUNK_BYTES) -> Component:
     """With blocks of at least a chunk: smaller ones are streamed in groups."""
     if c.blocks < 2 or c.block_bytes >= chunk_bytes:
         return c
@@ -146,7 +146,7 @@ def _grouped(c: Component, chunk_bytes: int) -> Component:
     return msgspec.structs.replace(c, blocks=blocks, block_bytes=together * c.block_bytes)
 
 
-def _taken(nbytes: int, chunk_bytes: int) -> int:
+def in_chunks(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     """What `nbytes` take of a device, in whole chunks."""
     return -(-nbytes // chunk_bytes) * chunk_bytes
 
@@ -176,14 +176,14 @@ def _place(
     """These ways, if there is room for them."""
     treated = list(zip(components, ways, strict=True))
     streamed = [c for c, how in treated if how == "stream"]
-    taken = sum(_taken(c.nbytes, chunk_bytes) for c, how in treated if how == "keep")
-    taken += sum(_taken(c.rest_bytes, chunk_bytes) for c in streamed)
+    taken = sum(in_chunks(c.nbytes, chunk_bytes) for c, how in treated if how == "keep")
+    taken += sum(in_chunks(c.rest_bytes, chunk_bytes) for c in streamed)
     taken += max((_in_turn(c, how, chunk_bytes) for c, how in treated), default=0)
     if taken > memory.room:
         return None
     kept = _blocks_kept(streamed, memory.room - taken, bytes_per_s, chunk_bytes)
     taken += sum(
-        n * _taken(c.block_bytes, chunk_bytes) for c, n in zip(streamed, kept, strict=True)
+        n * in_chunks(c.block_bytes, chunk_bytes) for c, n in zip(streamed, kept, strict=True)
     )
     shares = {
         c.name: min(c.rest_bytes + n * c.block_bytes, c.nbytes)
@@ -198,8 +198,8 @@ def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
     if how == "keep":
         return 0
     if how == "alternate":
-        return _taken(c.nbytes, chunk_bytes)
-    return SLOTS * _taken(c.block_bytes, chunk_bytes)
+        return in_chunks(c.nbytes, chunk_bytes)
+    return SLOTS * in_chunks(c.block_bytes, chunk_bytes)
 
 
 class _Alike(NamedTuple):
@@ -215,7 +215,7 @@ class _Alike(NamedTuple):
 
 def _alike(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Alike]:
     """What may be kept of `c`: until the rest of it hides behind computing, and beyond."""
-    taken, copied = _taken(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
+    taken, copied = in_chunks(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
     most = c.blocks - SLOTS
     waited = max(0.0, c.nbytes - c.rest_bytes - (c.compute_s or 0.0) * bytes_per_s)
     whole, part = divmod(waited, c.block_bytes)
@@ -287,5 +287,5 @@ def _too_much(components: Sequence[Component], memory: Memory, chunk_bytes: int)
         )
     rests = {c.name: c.rest_bytes for c in components if c.blocks > 1 and c.rest_bytes}
     terms += [f"what is in no block of {name} ({size(n)})" for name, n in rests.items()]
-    total = least[most.name] + sum(_taken(n, chunk_bytes) for n in rests.values())
+    total = least[most.name] + sum(in_chunks(n, chunk_bytes) for n in rests.values())
     return f"{memory}, and {' + '.join(terms)} = {size(total)} must fit there. It takes {instead}"

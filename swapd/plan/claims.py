@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from swapd.plan.advise import SLOTS, Component, PlanError
+from swapd.plan.advise import SLOTS, Component, PlanError, grouped, in_chunks
 from swapd.plan.deploy import Deploy, Stage
 from swapd.plan.shares import LEAST_ROOM, Claim, Part
 from swapd.plan.sizes import COMPONENTS, STAGES
@@ -155,28 +155,28 @@ def _as_whole(stage: Stage) -> bool:
     """Whether a step needs all of the stage: any stage but a pipeline that is used by parts."""
     if stage.kind != "diffusion":
         return True
-    return stage.shards > 1 or stage.offload.cpu_offload_components == (_WHOLE,)
+    # on several GPUs it comes and goes as one, however it is divided among them
+    return len(stage.gpus) > 1 or stage.offload.cpu_offload_components == (_WHOLE,)
 
 
 def _of_pipeline(stage: Stage, c: Component) -> Part:
     """A component of a diffusion stage: those in use come in one after the other."""
+    nbytes, stays = c.nbytes // stage.shards, stage.stays
+    if _as_whole(stage):
+        return Part(c.name, nbytes, nbytes, stays)
     named, mode = stage.offload.cpu_offload_components, stage.offload.mode
-    stays = stage.stays
-    if not _as_whole(stage):
-        stays |= named is not None and not any(fnmatchcase(c.name, one) for one in named)
-        stays |= mode in ("model", "layerwise") and "vae" in c.name
-    least = _streamed(stage, c) if c.blocks > SLOTS and c.name in _DITS else c.nbytes
-    return Part(c.name, c.nbytes // stage.shards, least // stage.shards, stays)
+    stays |= named is not None and not any(fnmatchcase(c.name, one) for one in named)
+    stays |= mode in ("model", "layerwise") and "vae" in c.name
+    if c.name in _DITS and c.blocks > SLOTS and mode in ("layerwise", "partial"):
+        return _streamed(stage, grouped(c), stays)
+    return Part(c.name, nbytes, nbytes, stays)
 
 
-def _streamed(stage: Stage, c: Component) -> int:
-    """What of it must be there while it is used, if it comes in by blocks."""
-    through = SLOTS * c.block_bytes
-    match stage.offload.mode:
-        case "layerwise":
-            through += c.rest_bytes
-        case "partial":
-            through += max(c.nbytes - stage.offload.offloaded_bytes, c.rest_bytes)
-        case _:
-            return c.nbytes
-    return min(c.nbytes, through)
+def _streamed(stage: Stage, c: Component, stays: bool) -> Part:
+    """One that comes in by blocks: some of them are kept, and two pass through."""
+    block, rest = in_chunks(c.block_bytes), in_chunks(c.rest_bytes)
+    kept = 0
+    if stage.offload.mode == "partial":
+        kept = max(0, c.nbytes - stage.offload.offloaded_bytes - c.rest_bytes) // c.block_bytes
+    most = rest + c.blocks * block
+    return Part(c.name, c.nbytes, min(most, rest + (kept + SLOTS) * block), stays, most)

@@ -14,7 +14,7 @@ from math import floor
 import msgspec
 
 from swapd.plan import stall
-from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
+from swapd.plan.advise import CHUNK_BYTES, DoesNotFit, in_chunks
 from swapd.plan.pipelines import Kind
 from swapd.units import size
 
@@ -32,12 +32,19 @@ _STEPS = 1000
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Weights that come and go as one. `least`: what of them must be there while they are used."""
+    """Weights that come and go as one, or block by block. Bytes."""
 
     name: str
     nbytes: int
+    #: What of them must be there while they are used.
     least: int
     stays: bool = False
+    #: What they take of an arena, where that is not their whole chunks: each block has its own.
+    by_block: int = 0
+
+    @property
+    def taken(self) -> int:
+        return self.by_block or in_chunks(self.nbytes)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +124,7 @@ def divide(
     beside = _beside(claims, overhead)
     room = sum(c.room for c in ours)
     free = total - sum(t.nbytes for t in beside) - room
-    least, whole = _least(ours), sum(_chunks(p.nbytes) for c in ours for p in c.parts)
+    least, whole = _least(ours), sum(p.taken for c in ours for p in c.parts)
     if ours and free < least:
         raise DoesNotFit(_too_much(gpu, claims, total, beside, free))
     budget = min(whole, free // CHUNK_BYTES * CHUNK_BYTES) if ours else 0
@@ -142,10 +149,6 @@ def utilization(room: int, total: int) -> float:
     return floor(room * _STEPS / total) / _STEPS
 
 
-def _chunks(nbytes: int) -> int:
-    return -(-nbytes // CHUNK_BYTES) * CHUNK_BYTES
-
-
 def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Taken]:
     taken = [
         Taken(c.room, f"that {c.name} takes by itself, weights included")
@@ -162,12 +165,12 @@ def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Taken]:
 
 
 def _staying(claim: Claim) -> int:
-    return sum(_chunks(p.nbytes) for p in claim.parts if p.stays)
+    return sum(p.taken for p in claim.parts if p.stays)
 
 
 def _turning(claim: Claim) -> int:
     """What a step needs beside what stays."""
-    needs = [_chunks(p.least) for p in claim.parts if not p.stays]
+    needs = [in_chunks(p.least) for p in claim.parts if not p.stays]
     return sum(needs) if claim.at_once else max(needs, default=0)
 
 
@@ -186,7 +189,7 @@ def _moved(ours: Sequence[Claim], budget: int) -> int:
     """Bytes of one request, each stage used once; of one whose parts are in turn, each of them."""
     turning = []
     for c in ours:
-        parts = [_chunks(p.nbytes) for p in c.parts if not p.stays]
+        parts = [p.taken for p in c.parts if not p.stays]
         turning += [sum(parts)] if c.at_once and parts else parts
     room = budget - sum(_staying(c) for c in ours)
     streamed = sum(n for n in turning if n > room)

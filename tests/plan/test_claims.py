@@ -133,6 +133,28 @@ def test_what_is_streamed_is_needed_in_part(
     assert [p.least / GIB for p in claim.parts] == [least, 1]
 
 
+def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
+    """As much as another of them where they are just too large."""
+    path = tmp_path / "d.yaml"
+    by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
+    path.write_text(yaml.safe_dump({"stages": [by_layer]}))
+    dit = Component("transformer", 65 * 40 << 20, 40, 65 << 20)
+    ((claim,),) = claims.of(deploy.read(path), [dit], {}, {0: 80 * GIB})[0].values()
+    (part,) = claim.parts
+    assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)
+
+
+def test_a_pipeline_on_several_gpus_is_there_as_a_whole(tmp_path: Path) -> None:
+    """Also where its weights are not divided among them."""
+    path = tmp_path / "d.yaml"
+    path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", devices="0,1", **DIFFUSION)]}))
+    sizes = [Component("transformer", 20 * GIB, 32, GIB // 2), Component("vae", GIB)]
+    by_gpu, _ = claims.of(deploy.read(path), sizes, {}, dict.fromkeys((0, 1), 80 * GIB))
+    for (claim,) in by_gpu.values():
+        assert claim.at_once
+        assert [p.least for p in claim.parts] == [20 * GIB, GIB]
+
+
 def test_room_is_as_said_else_assumed_and_told(tmp_path: Path) -> None:
     kv = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
     listed = stage(0, "a", **AR), kv, stage(2, "code2wav", **GENERATION), stage(3, "c", **AR)
