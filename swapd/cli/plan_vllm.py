@@ -181,6 +181,11 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
                 f"GPU {plan.gpu}: with what {found.path.name} says now (gpu_memory_utilization "
                 f"{terms}) it would take {size(asked)} of {size(plan.total_bytes)}"
             )
+        if plan.by_block:
+            notes.append(
+                f"GPU {plan.gpu}: {', '.join(plan.by_block)} comes in block by block, again at "
+                "each step; one step is counted, and no copy is taken to hide behind computing"
+            )
         if found.async_chunk and (turns := plan.takes_turns):
             notes.append(
                 f"async_chunk: true has the stages work on one request at the same time; "

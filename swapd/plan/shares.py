@@ -100,9 +100,11 @@ class GpuPlan(msgspec.Struct, frozen=True):
     #: Everything that is neither arena nor room.
     beside: tuple[Taken, ...]
     left_bytes: int
-    #: Of a request that uses each stage once, by LRU.
+    #: Of a request that uses each stage once, by LRU; of what comes in by block, one step.
     moved_bytes: int
     request_s: float
+    #: What comes in by block, again at each step.
+    by_block: tuple[str, ...] = ()
 
     @property
     def takes_turns(self) -> list[str]:
@@ -141,6 +143,7 @@ def divide(
         left_bytes=left - sum(more.values()),
         moved_bytes=moved,
         request_s=moved / bytes_per_s,
+        by_block=_by_block(ours, budget),
     )
 
 
@@ -195,6 +198,12 @@ def _moved(ours: Sequence[Claim], budget: int) -> int:
     streamed = sum(n for n in turning if n > room)
     whole = [n for n in turning if n <= room]
     return streamed + ((stall.lru_bytes(whole, room) or 0) if whole else 0)
+
+
+def _by_block(ours: Sequence[Claim], budget: int) -> tuple[str, ...]:
+    room = budget - sum(_staying(c) for c in ours)
+    parts = [p for c in ours for p in c.parts if p.by_block and not p.stays]
+    return tuple(p.name for p in parts if p.taken > room)
 
 
 def _share(claim: Claim, more: int, fits: bool, bytes_per_s: float) -> Share:

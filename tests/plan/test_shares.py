@@ -96,10 +96,13 @@ def test_of_a_pipeline_the_largest_component_must_fit() -> None:
 
 
 def test_what_is_streamed_needs_less_at_once() -> None:
-    pipeline = claim("dit", part("t", 20, least=2), kind="diffusion", at_once=False)
+    dit = Part("t", 20 * GIB, 2 * GIB, by_block=20 * GIB)
+    pipeline = claim("dit", dit, kind="diffusion", at_once=False)
     plan = divided(12, pipeline)
     assert plan.budget_bytes == 5 * GIB
     assert plan.moved_bytes == 20 * GIB
+    assert plan.by_block == ("t",)
+    assert divided(40, pipeline).by_block == ()
 
 
 def test_a_stage_without_swapd_takes_its_share_with_its_weights() -> None:
