@@ -190,13 +190,13 @@ def _more(ours: Sequence[Claim], left: int) -> dict[str, int]:
 
 def _moved(ours: Sequence[Claim], budget: int) -> int:
     """Bytes of one request, each stage used once; of one whose parts are in turn, each of them."""
-    turning = []
+    turning: list[tuple[int, int]] = []  # what is taken, what is copied
     for c in ours:
-        parts = [p.taken for p in c.parts if not p.stays]
-        turning += [sum(parts)] if c.at_once and parts else parts
+        parts = [(p.taken, p.nbytes) for p in c.parts if not p.stays]
+        turning += [(sum(t for t, _ in parts), sum(n for _, n in parts))] if c.at_once else parts
     room = budget - sum(_staying(c) for c in ours)
-    streamed = sum(n for n in turning if n > room)
-    whole = [n for n in turning if n <= room]
+    streamed = sum(nbytes for taken, nbytes in turning if taken > room)
+    whole = [taken for taken, _ in turning if 0 < taken <= room]
     return streamed + ((stall.lru_bytes(whole, room) or 0) if whole else 0)
 
 
