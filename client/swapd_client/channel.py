@@ -20,6 +20,8 @@ from swapd_client.session import Session
 
 #: How much longer than its own timeout a request waits for a daemon that does not answer.
 GRACE_S = 5.0
+#: How long what a thread said last may take to be sent once the thread has ended.
+LAST_WORDS_MS = 1000
 #: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
@@ -58,7 +60,8 @@ class Channel:
         self._asked: dict[int, AnyReply | None] = {}
 
     def __del__(self) -> None:
-        self._socket.close()
+        # what its thread gave back last is still on its way; nobody waits for it to be sent
+        self._socket.close(linger=LAST_WORDS_MS)
 
     def send(self, request: AnyRequest) -> None:
         """Send and forget. Never blocks; what a dead daemon misses does not matter."""

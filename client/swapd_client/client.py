@@ -656,10 +656,6 @@ class Client:
         """As `prefetch`, and nobody hears what becomes of it. Does not block."""
         self._channel().send(protocol.Prefetch(self.session.next_id(), names))
 
-    def _abandon(self, request: int) -> None:
-        """Give back what was asked for, whether it was granted or not."""
-        self._channel().abandon(request)
-
     def _release(self, held: Held, key: Key) -> None:
         same = key[0] == threading.get_ident()
         if same and held.may_linger and self.session.usable and self._keeper.keep(key, held):

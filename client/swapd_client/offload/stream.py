@@ -128,6 +128,9 @@ class _Pass:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._client = stream.client
+        #: What was asked ahead is abandoned where it was asked: on another channel, which a thread
+        #: that ends would make, that may be heard of before the question.
+        self._channel = stream.client._channel()
         #: All of it, if it was in when the pass began.
         self.whole: Lease | None = None
         self._rest: Lease | None = None
@@ -250,7 +253,7 @@ class _Pass:
             self._client.session.check()
             return None
         if lease is None:
-            self._client._abandon(request)
+            self._channel.abandon(request)
         return lease
 
     def _wait(self, part: int) -> Lease:
@@ -359,7 +362,7 @@ class _Pass:
         if isinstance(asked, Lease):
             asked.release()
         else:
-            self._client._abandon(asked)
+            self._channel.abandon(asked)
 
     def _give_back(self) -> None:
         """Hold nothing any more, whatever fails; raise what failed first."""
