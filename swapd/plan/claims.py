@@ -7,12 +7,11 @@ from fnmatch import fnmatchcase
 from swapd.plan.advise import SLOTS, Component, PlanError, grouped, in_chunks
 from swapd.plan.deploy import Deploy, Stage
 from swapd.plan.shares import LEAST_ROOM, Claim, Part
-from swapd.plan.sizes import COMPONENTS, STAGES
+from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 
 #: Stages that checkpoints call otherwise.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
-#: What a pipeline streams, and how it says that it comes and goes as one.
-_DITS = ("transformer", "transformer_2", "dit", "unet")
+#: How a pipeline says that it comes and goes as one.
 _WHOLE = "."
 #: Activations of a stage that says how large its KV cache is.
 _ACTIVATIONS = LEAST_ROOM["generation"]
@@ -167,7 +166,7 @@ def _of_pipeline(stage: Stage, c: Component) -> Part:
     named, mode = stage.offload.cpu_offload_components, stage.offload.mode
     stays |= named is not None and not any(fnmatchcase(c.name, one) for one in named)
     stays |= mode in ("model", "layerwise") and "vae" in c.name
-    if c.name in _DITS and c.blocks > SLOTS and mode in ("layerwise", "partial"):
+    if c.name in DITS and c.blocks > SLOTS and mode in ("layerwise", "partial"):
         return _streamed(stage, grouped(c), stays)
     return Part(c.name, nbytes, nbytes, stays)
 

@@ -5,6 +5,7 @@ for CUDA. Neither vLLM nor vLLM-Omni is imported; an installed one is looked int
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,14 @@ def read(path: Path) -> Deploy:
     own = _loaded(path)
     if "base_config" in own:
         own = {**own, "base_config": str(_base(path, own["base_config"]))}
-    whole = _with_base(path, own, seen=(path.resolve(),))
+    files = _with_bases(path, own)
+    whole = reduce(_over, reversed(files.values()))
     merged = _for_cuda(whole)
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
         old = "; stage_args is what older versions read" if "stage_args" in merged else ""
         raise BadDeploy(f"{path} lists no stages, under stages{old}")
-    known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in _bases(path, own)])
+    known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in files])
     stages = tuple(_stage(path, entry, merged, known.get(entry["stage_id"])) for entry in listed)
     ids = [s.id for s in stages]
     if len(set(ids)) < len(ids):
@@ -173,26 +175,26 @@ def _base(path: Path, named: object) -> Path:
     raise BadDeploy(f"{path}: its base_config {named} is not beside it, and {also}")
 
 
-def _with_base(path: Path, own: dict[str, Any], seen: tuple[Path, ...]) -> dict[str, Any]:
-    if "base_config" not in own:
-        return own
-    found = _base(path, own["base_config"])
-    if found in seen:
-        raise BadDeploy(f"{path}: its base_config {found} is based on it in turn")
-    base = _with_base(found, _loaded(found), (*seen, found))
+def _with_bases(path: Path, own: dict[str, Any]) -> dict[Path, dict[str, Any]]:
+    """What the file says, what the one says that it is based on, and so on."""
+    files, seen = {path: own}, {path.resolve()}
+    while "base_config" in own:
+        found = _base(path, own["base_config"])
+        if found in seen:
+            raise BadDeploy(f"{path}: its base_config {found} is based on it in turn")
+        path, own = found, _loaded(found)
+        files[path] = own
+        seen.add(path)
+    return files
+
+
+def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A file and the one it is based on, as one."""
     merged = {**base, **{k: v for k, v in own.items() if k != "base_config"}}
     merged["stages"] = _merged(base.get("stages"), own.get("stages"))
     merged["platforms"] = {**(base.get("platforms") or {}), **(own.get("platforms") or {})}
     merged["platforms"]["cuda"] = {"stages": _merged(_cuda_stages(base), _cuda_stages(own))}
     return merged
-
-
-def _bases(path: Path, own: Mapping[str, Any]) -> list[Path]:
-    """The file, what it is based on, and so on. `_with_base` has seen that this ends."""
-    if "base_config" not in own:
-        return [path]
-    base = _base(path, own["base_config"])
-    return [path, *_bases(base, _loaded(base))]
 
 
 def _merged(base: list[Any] | None, over: list[Any] | None) -> list[dict[str, Any]]:

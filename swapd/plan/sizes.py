@@ -16,15 +16,17 @@ from swapd.units import parse_size
 
 #: What a part of a model is called that runs as a component of its own.
 STAGES = ("thinker", "talker", "code2wav", "token2wav")
+#: What denoises, in a pipeline.
+DITS = ("transformer", "transformer_2", "dit", "unet")
 COMPONENTS = (
     *STAGES,
-    *("transformer", "transformer_2", "dit", "unet", "vae", "image_encoder"),
+    *(*DITS, "vae", "image_encoder"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "visual", "audio_tower"),
 )
 
 #: How often one request goes through the weights, where nobody says: denoising steps, tokens.
 TYPICAL_PASSES = {
-    **dict.fromkeys(("transformer", "transformer_2", "dit", "unet"), 20),
+    **dict.fromkeys(DITS, 20),
     **dict.fromkeys(("thinker", "talker", "language_model"), 100),
 }
 
