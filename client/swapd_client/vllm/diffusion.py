@@ -7,10 +7,10 @@ in for the calls that use it. Lives here: which calls those are, and what is ref
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from vllm_omni.diffusion.distributed.parallel_state import get_world_group
 from vllm_omni.diffusion.offloader.module_collector import ModuleDiscovery
 from vllm_omni.diffusion.worker.diffusion_worker import (
@@ -23,7 +23,7 @@ from swapd_client.vllm import checkpoint, register, versions
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, Weights, Whole, as_whole
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.worker import Unsupported
+from swapd_client.vllm.worker import Unsupported, gather, number_of
 
 if TYPE_CHECKING:
 
@@ -48,12 +48,11 @@ class _Swapd:
         whole = as_whole(options, name, config.num_gpus)
         share = None
         if config.num_gpus > 1:
-            name, share = f"{name}.tp{worker.rank}", _gather
+            name, share = f"{name}.tp{worker.rank}", partial(gather, get_world_group())
         self.options = options
         self.whole = whole is not None
-        self.stage = Stage.connect(
-            whole or options, name, gpu=_gpu(worker), rank=worker.rank, share=share
-        )
+        gpu = number_of(worker.device)
+        self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
         #: Once they are loaded.
         self.weights: Weights | None = None
         #: Memory for loading, while it loads.
@@ -217,19 +216,6 @@ def _kinds(pipeline: Any) -> Mapping[str, Kind]:
     for name in found.vae_names:
         kinds.setdefault(name, "vae")
     return kinds
-
-
-def _gpu(worker: Any) -> int | None:
-    """The number of the worker's GPU in this process; None on a CPU."""
-    return int(worker.device.index or 0) if worker.device.type == "cuda" else None
-
-
-def _gather(mine: str) -> list[str]:
-    """What all ranks of the stage said, when all have."""
-    group = get_world_group()
-    said = [""] * group.world_size
-    torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
-    return said
 
 
 def _load_bytes(config: Any, options: Options) -> int | None:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import Module
 
 import swapd_client
+from swapd.device import vm
 from swapd.protocol import StatusReply
 from swapd.units import seconds, size
 from swapd_client.client import Client, Lease
@@ -430,7 +431,7 @@ class Stage:
 def _lendable(status: StatusReply) -> int:
     """How many bytes a daemon can lend at most: all but what never leaves."""
     stays = sum(
-        -(-part.nbytes // status.chunk_bytes) * status.chunk_bytes
+        vm.round_up(part.nbytes, status.chunk_bytes)
         for part in status.components
         if part.policy == "resident" and part.state == "resident"
     )

@@ -7,11 +7,13 @@ weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s.
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SwapdError
@@ -49,8 +51,11 @@ class Leased(_Above):  # type: ignore[misc]
         options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
         name = self._stage_name(options.component)
         _refuse(self.vllm_config, name)
-        share = _gather if self.parallel_config.tensor_parallel_size > 1 else None
-        self._swapd = Stage.connect(options, name, gpu=self._gpu(), rank=self.rank, share=share)
+        share = None
+        if self.parallel_config.tensor_parallel_size > 1:
+            share = partial(gather, get_tp_group())
+        gpu = number_of(self.device)
+        self._swapd = Stage.connect(options, name, gpu=gpu, rank=self.rank, share=share)
         try:
             with self._swapd.loading(self._load_bytes(options)):
                 self._load(name, *args, **kwargs)
@@ -83,11 +88,6 @@ class Leased(_Above):  # type: ignore[misc]
         config, parallel = self.model_config, self.parallel_config
         name = component or getattr(config, "model_stage", None) or Path(config.model).name
         return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
-
-    def _gpu(self) -> int | None:
-        """The number of this rank's GPU in this process; None on a CPU."""
-        cuda = self.device is not None and self.device.type == "cuda"
-        return int(self.device.index or 0) if cuda else None
 
     def _load_bytes(self, options: Options) -> int | None:
         if options.load_workspace is not None:
@@ -256,11 +256,15 @@ def _refuse(config: Any, name: str) -> None:
         raise Unsupported(f"stage {name!r}: {why}")
 
 
-def _gather(mine: str) -> list[str]:
-    """What all ranks of the stage said, when all have."""
-    from vllm.distributed.parallel_state import get_tp_group
+def number_of(device: torch.device | None) -> int | None:
+    """The number of a worker's GPU in this process; None on a CPU."""
+    if device is None or device.type != "cuda":
+        return None
+    return device.index or 0
 
-    group = get_tp_group()
+
+def gather(group: Any, mine: str) -> list[str]:
+    """What all ranks of vLLM's `group` said, when all have."""
     said: list[str] = [""] * group.world_size
     torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
     return said
