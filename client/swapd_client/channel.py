@@ -35,8 +35,11 @@ class ChannelFactory:
         self._numbers = itertools.count()
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
-        """A connected socket of `context`'s kind, blocking or awaited."""
-        socket = context.socket(zmq.DEALER)
+        """A connected socket of `context`'s kind, blocking or awaited. Raises: ClientClosed."""
+        try:
+            socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError as exc:
+            raise ClientClosed(f"the client's connection is closed ({exc})") from exc
         identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
         socket.setsockopt(zmq.ROUTING_ID, identity)
         socket.setsockopt(zmq.LINGER, 0)
@@ -50,6 +53,9 @@ class ChannelFactory:
 class Channel:
     """Requests of one thread: one that it waits for, and any number that it does not."""
 
+    #: None if the client was closed before it could be made.
+    _socket: Any = None
+
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
         self._socket = factory.socket(factory.context)
@@ -61,7 +67,8 @@ class Channel:
 
     def __del__(self) -> None:
         # what its thread gave back last is still on its way; nobody waits for it to be sent
-        self._socket.close(linger=LAST_WORDS_MS)
+        if self._socket is not None:
+            self._socket.close(linger=LAST_WORDS_MS)
 
     def send(self, request: AnyRequest) -> None:
         """Send and forget. Never blocks; what a dead daemon misses does not matter."""

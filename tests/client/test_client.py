@@ -10,7 +10,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd.protocol import AnyReply, AnyRequest
-from swapd_client import Client, ForkedClient
+from swapd_client import Client, ClientClosed, ForkedClient
 from swapd_client.channel import Channel
 
 
@@ -29,6 +29,14 @@ def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
             client.register(name, {"x": name.encode()})
             waiting.join()
             assert seen == [name.encode()]
+
+
+def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> None:
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": b"a"})
+        client._factory.close()
+        with pytest.raises(ClientClosed, match="the client's connection is closed"):
+            Channel(client._factory)
 
 
 def forked(client: Client) -> int:
