@@ -1,8 +1,11 @@
 """The leases of one client that linger, and the thread that gives them back in the end.
 
-See `linger.py` for which do, and why. A lease that lingers is given back within SWEEP_S; within
+See `linger.py` for which do, and why. A lease that lingers is given back within 2 SWEEP_S; within
 LINGER_S if somebody waits for memory, or if what it holds then leaves; at once if somebody waits
 for just that, or if its agent asks the daemon for anything else.
+
+A loop that goes on never wakes this thread, which would take the GIL from it: it sets the alarm
+later once in SWEEP_S.
 """
 
 import threading
@@ -44,6 +47,8 @@ class Keeper:
         self._alarm = Alarm()
         #: When the alarm goes off: whoever sets it does so rarely, for it costs a loop most.
         self._goes_off = inf
+        #: Whether it is to go off just then, and is not set later.
+        self._exact = False
         #: It was rung; setting it since then must not silence it.
         self._rung = False
         self._thread: threading.Thread | None = None
@@ -70,17 +75,23 @@ class Keeper:
             if not self._linger.keep(key, held, now):
                 return False
             # now that it is kept, `hurry` sees it: what is told from here on rings the alarm
-            after_s = LINGER_S if held.passes or told.hurried or told.wanted else SWEEP_S
-            if now + after_s < self._goes_off:
-                self._arm(now + after_s, after_s)
+            if held.passes or told.hurried or told.wanted:
+                if now + LINGER_S < self._goes_off:
+                    self._arm(now + LINGER_S, now, exact=True)
+            elif self._goes_off is inf:
+                self._arm(now + 2 * SWEEP_S, now)
+            elif self._goes_off < now + SWEEP_S and not self._exact:
+                at = self._linger.oldest + 2 * SWEEP_S
+                if at > self._goes_off:  # it is this loop's own, not what another has left
+                    self._arm(at, now)
         return True
 
-    def _arm(self, at: float, after_s: float) -> None:
+    def _arm(self, at: float, now: float, *, exact: bool = False) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
             self._thread.start()
-        self._goes_off = at
-        self._alarm.set(after_s)
+        self._goes_off, self._exact = at, exact
+        self._alarm.set(at - now)
         if self._rung:
             self._alarm.ring()
 
@@ -125,8 +136,7 @@ class Keeper:
                 self._end(self._linger.with_names(self._told.wanted))
                 self._end(self._linger.due(now := time.monotonic()))
                 if self._linger:
-                    at = self._linger.oldest + LINGER_S
-                    self._arm(at, at - now)
+                    self._arm(self._linger.oldest + LINGER_S, now, exact=True)
 
     def _end(self, leases: Iterable[Held]) -> None:
         # under the lock, so that whoever asks next asks after it

@@ -20,7 +20,7 @@ from swapd.protocol import Granted
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
 #: How often what is kept is looked through while nobody waits.
-SWEEP_S = 0.1
+SWEEP_S = 0.25
 #: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
 WORK_S = 0.1
 #: A loop asks the daemon so often all the same: it may be stopping, or have better to do.

@@ -12,7 +12,7 @@ from swapd.protocol import Granted
 from swapd.system import Alarm
 from swapd_client.errors import SessionFenced
 from swapd_client.keeper import Keeper
-from swapd_client.linger import LINGER_S, UNTOLD_S, Held, Linger
+from swapd_client.linger import LINGER_S, SWEEP_S, UNTOLD_S, Held, Linger
 
 KEY = (1, ("a",))
 OTHER = (2, ("b",))
@@ -147,6 +147,7 @@ def keeper(daemon: Daemon) -> Iterator[Keeper]:
 
 def keep(keeper: Keeper) -> None:
     while not keeper.keep(KEY, LEASE):
+        keeper.again(LEASE.granted)  # else the daemon is to be told of it at times
         keeper.take(KEY)
 
 
@@ -192,7 +193,7 @@ def test_what_is_kept_while_it_is_said_that_somebody_waits_does_not_stay(
     set_alarm = Alarm.set
 
     def set_late(alarm: Alarm, after_s: float) -> None:
-        if after_s == NEVER_S:
+        if after_s >= NEVER_S:
             daemon.hurried = True
             keeper.hurry()
         set_alarm(alarm, after_s)
@@ -203,22 +204,60 @@ def test_what_is_kept_while_it_is_said_that_somebody_waits_does_not_stay(
         daemon.await_one()
 
 
-def test_a_loop_sets_the_alarm_once_not_at_each_step(
-    daemon: Daemon, endless: None, monkeypatch: pytest.MonkeyPatch
+class Clock:
+    """In the place of `time`: it stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("swapd_client.keeper.time", clock)
+    return clock
+
+
+@pytest.fixture
+def alarms(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What alarms were set to, by that clock; they do not go off."""
+    at: list[float] = []
+    monkeypatch.setattr(Alarm, "set", lambda alarm, after_s: at.append(clock.now + after_s))
+    return at
+
+
+def test_a_loop_sets_the_alarm_later_now_and_then_and_is_never_woken(
+    daemon: Daemon, clock: Clock, alarms: list[float]
 ) -> None:
-    set_to: list[float] = []
-    set_alarm = Alarm.set
+    keeper = Keeper(daemon, daemon.give_back)
+    keep(keeper)
+    for step in range(1000):
+        assert keeper.take(KEY)
+        clock.now = step * SWEEP_S / 10
+        keep(keeper)
+        assert alarms[-1] > clock.now, "else it would have gone off"
+    assert len(alarms) <= 1000 / 10 + 1
 
-    def counted(alarm: Alarm, after_s: float) -> None:
-        set_to.append(after_s)
-        set_alarm(alarm, after_s)
 
-    monkeypatch.setattr(Alarm, "set", counted)
-    with closing(Keeper(daemon, daemon.give_back)) as keeper:
-        for _ in range(1000):
-            keep(keeper)
-            assert keeper.take(KEY)
-        assert set_to == [NEVER_S]
+def test_a_loop_that_goes_on_does_not_keep_what_another_left(
+    daemon: Daemon, clock: Clock, alarms: list[float]
+) -> None:
+    keeper = Keeper(daemon, daemon.give_back)
+    while not keeper.keep(OTHER, LEASE):
+        keeper.take(OTHER)
+    keep(keeper)
+    while clock.now < SWEEP_S:
+        assert keeper.take(KEY)
+        clock.now += SWEEP_S / 10
+        keep(keeper)
+    for _ in range(5):
+        assert keeper.take(KEY)
+        clock.now += SWEEP_S / 10
+        keep(keeper)
+    assert max(alarms) <= 2 * SWEEP_S
 
 
 def test_another_process_gets_it_at_once_though_its_quantum_is_not_over(endless: None) -> None:
@@ -286,7 +325,7 @@ def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is not looked through while nobody waits."""
+    """What is kept is not looked through while nobody waits, or so late that it is never seen."""
     monkeypatch.setattr("swapd_client.keeper.SWEEP_S", NEVER_S)
 
 
