@@ -118,11 +118,16 @@ class Lease(HeldLease):
         since, for others may have had the memory for a moment. If streams were told to wait,
         also what `check` raises.
         """
-        if self._held:
-            held, problem = self._end()
-            self._client._release(held, self._key)
-            if problem is not None:
-                raise problem
+        if not self._held:
+            return
+        if self._session.gpu is None and not self.is_workspace:  # as most of a loop's: at once
+            self._held = False
+            self._client._release(self._taken, self._key)
+            return
+        held, problem = self._end()
+        self._client._release(held, self._key)
+        if problem is not None:
+            raise problem
 
 
 class Client:

@@ -17,22 +17,23 @@ def block(seen: list[str]) -> nn.Module:
     return module
 
 
-def hooked(seen: list[str], module: nn.Module | None = None) -> tuple[nn.Module, Aside]:
+def hooked(seen: list[str], module: nn.Module | None = None) -> tuple[nn.Module, Aside, Pair]:
     aside = Aside()
     module = module or block(seen)
 
     @_uncompiled
     def enter(module: nn.Module, args: object) -> None:
         seen.append("enter")
-        aside.pairs[0].have_leave()  # as a call that takes something
+        pair.have_leave()  # as a call that takes something
 
-    aside.pairs.append(Pair(module, enter, lambda m, a, o: seen.append("leave")))
-    return module, aside
+    pair = Pair(module, enter, lambda m, a, o: seen.append("leave"))
+    aside.add(pair)
+    return module, aside, pair
 
 
 def test_a_pass_that_holds_everything_calls_no_hook_and_the_next_one_does_in_its_place() -> None:
     seen: list[str] = []
-    module, aside = hooked(seen)
+    module, aside, _ = hooked(seen)
     aside.begin(whole=True)
     module(torch.ones(1))
     assert seen == ["user's before", "user's after"]
@@ -44,7 +45,7 @@ def test_a_pass_that_holds_everything_calls_no_hook_and_the_next_one_does_in_its
 
 def test_hooks_stay_while_any_thread_goes_block_by_block() -> None:
     seen: list[str] = []
-    module, aside = hooked(seen)
+    module, aside, _ = hooked(seen)
     aside.begin(whole=False)
     aside.begin(whole=True)
     module(torch.ones(1))
@@ -60,9 +61,9 @@ def test_hooks_stay_while_any_thread_goes_block_by_block() -> None:
 
 def test_what_was_removed_while_aside_does_not_come_back() -> None:
     seen: list[str] = []
-    module, aside = hooked(seen)
+    module, aside, pair = hooked(seen)
     aside.begin(whole=True)
-    aside.pairs[0].remove()
+    pair.remove()
     aside.end(whole=True)
     module(torch.ones(1))
     assert seen == ["user's before", "user's after"]
@@ -74,7 +75,7 @@ def test_what_is_compiled_while_hooks_are_aside_calls_them_all_the_same() -> Non
     """Compiled code does not look again which there are."""
     torch.compiler.reset()  # which forgets who wants to hear of compilations, too
     seen: list[str] = []
-    module, aside = hooked(seen, nn.ReLU())
+    module, aside, _ = hooked(seen, nn.ReLU())
     compiled: Any = torch.compile(nn.Sequential(module), backend="eager")
     aside.begin(whole=True)
     compiled(torch.ones(1))
@@ -87,12 +88,12 @@ def test_what_is_compiled_while_hooks_are_aside_calls_them_all_the_same() -> Non
 
 
 def test_compilations_begin_within_others() -> None:
-    _, aside = hooked([])
+    module, aside, _ = hooked([], nn.Identity())
     aside.begin(whole=True)
     for _ in range(2):
         _compile_begins()
     _compile_ends()
-    assert aside.pairs[0].leaves
+    assert module._forward_hooks
     for _ in range(2):  # once more than any began: somebody may have registered in between
         _compile_ends()
-    assert not aside.pairs[0].leaves
+    assert not module._forward_hooks

@@ -144,7 +144,7 @@ def test_a_refused_acquire_leaves_nothing_to_release(
         big[1].set()
         holder.join()
         assert held_now(client) == 0
-        assert not here()._entries
+        assert not here().entries
         monkeypatch.undo()
         model(X)
         assert held_now(client) == 0
@@ -343,10 +343,28 @@ def test_a_component_that_calls_itself_is_held_until_the_outermost_ends(client: 
         evict(client, "dit")
         assert torch.equal(model(X), expected)
         assert held_now(client) == 0
-        assert not here()._counts
+        assert not here().counts
         with attachment.use("dit"):
             model(X)
             assert held_now(client) == 1
+
+
+def test_a_layer_is_left_if_it_was_called_alone_and_else_nothing_is_called_after_it(
+    client: Client,
+) -> None:
+    model, twin = seeded(Encoder), seeded(Encoder)
+    with client.attach({"text": model}):
+        assert torch.equal(model(TOKENS), twin(TOKENS))
+        assert not model.embed._forward_hooks
+        for _ in range(2):
+            assert torch.equal(model.embed(TOKENS), twin.embed(TOKENS))
+            assert model.embed._forward_hooks
+            assert not here().counts
+        with pytest.raises(IndexError):
+            model.embed(TOKENS + 1000)
+        assert not here().counts
+    assert not model.embed._forward_hooks
+    assert not model.embed._forward_pre_hooks
 
 
 def test_an_outer_component_stays_while_an_inner_one_comes_in(client: Client) -> None:
@@ -476,5 +494,5 @@ def test_checkpointing_under_use_leaves_no_count_behind(client: Client) -> None:
             checkpoint(model, X, use_reentrant=False).sum().backward()
             assert leases(client) == {"vae": 1}
         assert held_now(client) == 0
-        assert not here()._counts
+        assert not here().counts
         assert torch.equal(model.conv.weight.grad, twin.conv.weight.grad)

@@ -9,6 +9,7 @@ from torch import nn
 
 from swapd_client import Client, InvalidSource, NotWhileAttached
 from swapd_client.offload import hooks
+from swapd_client.offload.scope import here
 from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, Model, evict, leases, seeded
 
 X = torch.ones(2, WIDTH)
@@ -165,6 +166,28 @@ def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
                     assert torch.equal(output, expected)
             compiled = compiled or backend.compilations
         assert backend.compilations == compiled
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_layer_compiled_while_its_component_is_held_is_left_when_called_alone(
+    client: Client, in_place: bool
+) -> None:
+    inner = seeded(Encoder)
+    expected = inner.embed(TOKENS)
+
+    def around(x: torch.Tensor) -> Any:
+        return inner.embed(x)
+
+    with client.attach({"text": inner}) as attachment:
+        torch.compiler.reset()
+        call: Any = inner.embed if in_place else torch.compile(around, backend=Counting())
+        if in_place:
+            inner.embed.compile(backend=Counting())
+        with attachment.use("text"):
+            assert torch.equal(call(TOKENS), expected)
+        for output in swaps(client, call, TOKENS):
+            assert torch.equal(output, expected)
+        assert not here().counts
 
 
 def test_a_function_that_ran_compiled_before_sees_the_hooks_after_a_reset(client: Client) -> None:

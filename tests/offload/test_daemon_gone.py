@@ -45,7 +45,7 @@ def test_a_model_whose_daemon_dies_in_a_call_goes_on_if_somebody_lets_go(
         assert torch.equal(model(TOKENS), wanted)  # finds it gone at the next block, or at the VAE
         assert client.session.error is not None
         here().reap()
-        assert here()._entries == []
+        assert here().entries == []
         assert not model.transformer[0]._forward_pre_hooks
         assert torch.equal(model(TOKENS), wanted)
 

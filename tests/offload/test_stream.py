@@ -42,6 +42,11 @@ class Model(NamedTuple):
             self.stream.done(part)
 
     def forward(self, order: Sequence[int] = ()) -> None:
+        if lease := self.stream.whole():
+            with lease:
+                for part in order or range(self.blocks):
+                    self.use(part)
+            return
         self.stream.enter()
         try:
             for part in order or range(self.blocks):
@@ -149,12 +154,11 @@ def test_a_pass_over_what_is_all_in_is_one_lease() -> None:
         model.forward()
         stream = model.stream
         before = client.status().hits
-        stream.enter()
-        assert sorted(model.held()) == sorted(stream.everything)
-        for part in range(8):
-            model.run(part)
+        lease = stream.whole()
+        assert lease is not None
+        with lease:
+            assert sorted(model.held()) == sorted(stream.everything)
         assert client.status().hits == before + len(stream.everything)
-        stream.leave()
         assert model.held() == []
 
 

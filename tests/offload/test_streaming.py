@@ -126,7 +126,7 @@ def test_skipped_blocks_and_errors_in_a_pass(client: Client) -> None:
             model.error = None
             assert torch.equal(model(X), twin(X))
             assert not held_now(client)
-        assert not here()._counts
+        assert not here().counts
 
 
 def test_blocks_may_be_called_alone_and_so_may_the_rest(client: Client) -> None:
@@ -148,7 +148,23 @@ def test_a_block_that_is_called_alone_after_passes_that_held_all_is_left(client:
         for _ in range(3):
             assert torch.equal(model(X), twin(X))
             assert torch.equal(model.blocks[1](X), twin.blocks[1](X))
-            assert not here()._counts
+            assert torch.equal(model.proj_in(X), twin.proj_in(X))
+            assert not here().counts
+            assert not held_now(client)
+
+
+def test_layers_beside_the_blocks_are_out_of_the_way_of_what_is_all_in(client: Client) -> None:
+    model, twin = seeded(Dit, 2), seeded(Dit, 2)
+    seen: list[int] = []
+    for layer in (model.proj_in, model.blocks[0]):
+        layer.register_forward_hook(lambda m, a, o: seen.append(len(m._forward_pre_hooks)))
+    with client.attach({"dit": model}, blocks=["blocks"], resident=None):
+        for _ in range(2):  # the first brings it in
+            assert torch.equal(model(X), twin(X))
+        assert seen == [1, 1, 0, 0]
+        client.set_resident("dit", 0)
+        assert torch.equal(model(X), twin(X))
+        assert seen == [1, 1, 0, 0, 1, 1]
 
 
 def test_use_of_a_streamed_component_is_all_of_it_or_refused(client: Client) -> None:
@@ -261,7 +277,7 @@ def test_a_thread_that_ends_in_a_block_called_alone_leaves_the_hooks_of_others(
         aside.begin(whole=True)  # another thread holds all of it
         assert torch.equal(model(X), expected)
         aside.end(whole=True)
-        assert not here()._counts
+        assert not here().counts
 
 
 def test_dit_streamed_encoders_and_vae_beside_it(client: Client) -> None:

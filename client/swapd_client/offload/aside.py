@@ -2,7 +2,8 @@
 
 A pair of hooks that do nothing still costs a call some 5 us, and several times that in a process
 whose caches are cold: too much for blocks of 1 ms. So a pass that holds all of its component puts
-its blocks' hooks aside and back, which is a few entries in torch's own dictionaries.
+the hooks of its blocks, and of single layers beside them, aside and back: a few entries in torch's
+own dictionaries.
 
 Compiled code has the hooks that were there when it was compiled, for good: torch looks no more
 which there are. So while anything is compiled all of them are there.
@@ -19,30 +20,35 @@ from torch._dynamo.callback import callback_handler
 class Pair:
     """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while."""
 
-    __slots__ = ("after", "always", "before", "enter", "first", "last", "leave", "leaves")
+    __slots__ = ("after", "always", "aside", "before", "enter", "first", "last", "leave")
 
     def __init__(self, module: torch.nn.Module, enter: Any, leave: Any) -> None:
         """Hook `module`: `enter` runs first, `leave` last, also if forward raises."""
-        #: None once they are removed.
-        self.enter: Any = enter
-        self.leave: Any = leave
+        self.enter = enter
+        self.leave = leave
         self.before: int = module.register_forward_pre_hook(enter, prepend=True).id
         self.after: int = module.register_forward_hook(leave, always_call=True).id
         self.first: Any = module._forward_pre_hooks
         self.last: Any = module._forward_hooks
         self.always: Any = module._forward_hooks_always_called
-        #: Whether `leave` is there. After it was put aside it is put back by the call that needs
-        #: it: most passes hold all, so that would be twice the work for nothing.
-        self.leaves = True
+        #: Who puts it aside, if anybody does.
+        self.aside: Aside | None = None
+
+    def leave_if_entered(self) -> None:
+        """`leave` is there from the first call on that says `have_leave`, not before."""
+        self.enter.pair = self
+        self.last.pop(self.after)
 
     def have_leave(self) -> None:
         """A call was entered: it is to be left."""
-        if not self.leaves and self.enter is not None:
+        if self.aside is not None:
+            self.aside.have_leave(self)
+        elif self.after not in self.last:
             self.last[self.after] = self.leave
-            self.leaves = True
 
     def remove(self) -> None:
-        self.enter = None
+        if self.aside is not None:
+            self.aside.discard(self)
         self.first.pop(self.before, None)
         self.last.pop(self.after, None)
         self.always.pop(self.after, None)
@@ -56,8 +62,13 @@ class Aside:
     """
 
     def __init__(self) -> None:
-        self.pairs: list[Pair] = []
         self._lock = threading.Lock()
+        self._pairs: list[Pair] = []
+        #: Of each pair what enters: its dictionary, its key there, and the hook.
+        self._enters: list[tuple[Any, int, Any]] = []
+        #: The pairs whose other hook is there. Once put aside it comes back with a call that needs
+        #: it: most passes hold all, so that would be twice the work for nothing.
+        self._leaving: set[Pair] = set()
         #: Passes under way that go block by block, and blocks that were called by their hooks; and
         #: passes that hold all of it.
         self._by_block = self._whole = 0
@@ -65,8 +76,29 @@ class Aside:
         _all.add(self)
 
     def add(self, pair: Pair) -> None:
+        """Have it put aside from now on; while no pass is under way."""
         pair.enter.pair = pair
-        self.pairs.append(pair)
+        pair.aside = self
+        with self._lock:
+            self._pairs.append(pair)
+            self._leaving.add(pair)
+            self._enters.append((pair.first, pair.before, pair.enter))
+
+    def discard(self, pair: Pair) -> None:
+        """It is being removed: it does not come back."""
+        with self._lock:
+            pair.aside = None
+            self._pairs.remove(pair)
+            self._leaving.discard(pair)
+            self._enters = [one for one in self._enters if one[2] is not pair.enter]
+
+    def have_leave(self, pair: Pair) -> None:
+        """Said while a pass is under way that goes block by block: so it stays."""
+        if pair not in self._leaving:
+            with self._lock:
+                if pair.aside is not None:
+                    pair.last[pair.after] = pair.leave
+                    self._leaving.add(pair)
 
     def begin(self, *, whole: bool) -> None:
         """A pass begins; its blocks are not called yet."""
@@ -86,8 +118,8 @@ class Aside:
     def compile_begins(self) -> None:
         """Until `compile_ends` no hook goes aside, those that leave neither."""
         self.begin(whole=False)
-        for pair in self.pairs:
-            pair.have_leave()
+        for pair in tuple(self._pairs):
+            self.have_leave(pair)
 
     def compile_ends(self) -> None:
         self.end(whole=False)
@@ -95,18 +127,19 @@ class Aside:
     def _turn(self) -> None:
         self._aside = not self._aside
         if self._aside:
-            _hear_of_compilations()
-            for pair in self.pairs:
-                pair.first.pop(pair.before, None)
-                if pair.leaves:
-                    pair.last.pop(pair.after, None)
-                    pair.leaves = False
+            if _compile_begins not in callback_handler.start_callbacks:
+                _hear_of_compilations()
+            for first, before, _ in self._enters:
+                first.pop(before, None)
+            while self._leaving:
+                pair = self._leaving.pop()
+                pair.last.pop(pair.after, None)
             return
-        for pair in self.pairs:
-            if pair.enter is not None:
-                pair.first[pair.before] = pair.enter
-                if len(pair.first) > 1:  # it is the first to run, as it was
-                    pair.first.move_to_end(pair.before, last=False)
+        for first, before, enter in self._enters:
+            others = bool(first)
+            first[before] = enter
+            if others:  # it is the first to run, as it was
+                first.move_to_end(before, last=False)
 
 
 _all: "weakref.WeakSet[Aside]" = weakref.WeakSet()
@@ -127,7 +160,5 @@ def _compile_ends(*_: object) -> None:
 
 def _hear_of_compilations() -> None:
     """Looked at whenever hooks go aside: `torch.compiler.reset()` forgets who wants to hear."""
-    if _compile_begins not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_compile_begins)
-    if _compile_ends not in callback_handler.end_callbacks:
-        callback_handler.register_end_callback(_compile_ends)
+    callback_handler.register_start_callback(_compile_begins)
+    callback_handler.register_end_callback(_compile_ends)

@@ -55,9 +55,15 @@ class Gate:
         Raises as `Client.acquire`; NotWhileAttached.
         """
         scope = thread.scope
-        scope.reap()
-        if self.whole not in scope:
-            self._check()
+        if scope.entries:
+            scope.reap()
+        if self.whole not in scope.counts:
+            if self._grown is not None and self._grown.changed:
+                self._grown.tell()
+            if torch.is_grad_enabled():
+                self._refuse_grad()
+            if torch._C._get_tracing_state() or torch.compiler.is_exporting():
+                raise self._untraceable()
         try:
             scope.enter(self.held, frame, by)
         except DaemonGone as exc:
@@ -72,26 +78,21 @@ class Gate:
         if (
             torch.is_grad_enabled()
             and not self.whole.uses
-            and self.whole not in scope
+            and self.whole not in scope.counts
             and _needs_grad(output)
         ):
             raise self._grad("what it returned requires grad")
 
-    def _check(self) -> None:
-        if self._grown is not None and self._grown.changed:
-            self._grown.tell()
-        # else backward may come when nothing is held any more
-        if (
-            torch.is_grad_enabled()
-            and not self.whole.uses
-            and any(p.requires_grad for p in self._parameters)
-        ):
+    def _refuse_grad(self) -> None:
+        # backward may come when nothing is held any more
+        if not self.whole.uses and any(p.requires_grad for p in self._parameters):
             raise self._grad("its parameters require grad")
-        if torch.compiler.is_exporting() or torch._C._get_tracing_state():
-            raise NotWhileAttached(
-                f"{self.name!r} is attached to swapd, and what is exported or traced would not "
-                "bring its weights in: call detach() on its attachment first"
-            )
+
+    def _untraceable(self) -> NotWhileAttached:
+        return NotWhileAttached(
+            f"{self.name!r} is attached to swapd, and what is exported or traced would not "
+            "bring its weights in: call detach() on its attachment first"
+        )
 
     def _grad(self, why: str) -> NotWhileAttached:
         return NotWhileAttached(
@@ -151,6 +152,8 @@ _CALLER = 2
 @_uncompiled
 def _apart(hook: Callable[..., Any], *args: Any) -> Any:
     """What a hook does is no part of what is compiled. Where nothing is, this would cost most."""
+    if isinstance(hook, Enter) and hook.pair is not None:
+        hook.pair.have_leave()  # what is compiled next has it for good, or never
     return hook(*args)
 
 
@@ -173,7 +176,8 @@ class Enter(_Hook):
         gate = self._gate
         if gate is None:
             return
-        far = thread.scope.has(gate.held, gate.all_of_it, self._far)
+        scope = thread.scope
+        far = scope.has(gate.held, gate.all_of_it, self._far) if scope.counts else 0
         if far:
             self._far = far
         else:
@@ -195,7 +199,10 @@ class Leave(_Hook):
         if gate is None:
             return None
         later = isinstance(output, _LATER)
-        entry = thread.scope.find(self._by)
+        scope, by = thread.scope, self._by
+        entries = scope.entries
+        # it is mostly the last
+        entry = entries[-1] if entries and entries[-1].by is by else scope.find(by)
         if entry is not None and (
             entry.frame is sys._getframe(_CALLER) or _is_of(entry, calling())
         ):

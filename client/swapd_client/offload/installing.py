@@ -1,5 +1,6 @@
 """Hooks, wrapped methods and guards: where on a model's modules they are put."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -8,12 +9,11 @@ from torch.nn import Embedding, Module, Sequential
 from swapd_client.client import Client
 from swapd_client.errors import InvalidSource
 from swapd_client.offload import find, growth, guards, hooks
-from swapd_client.offload.aside import Pair
 from swapd_client.offload.attachment import Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.hooks import Gate
-from swapd_client.offload.scope import Leased, Passed
+from swapd_client.offload.scope import Block, Held, Leased, Passed
 from swapd_client.offload.weights_of import Registered
 
 #: How deep below a component's root modules are called from outside.
@@ -80,15 +80,23 @@ class Installer:
             for parameter in module._parameters.values()
             if parameter is not None
         )
-        whole = Gate(one.name, one.held, one.held, one.all_of_it, parameters, grown, self._gone)
+
+        def gate_of(held: Held, all_of_it: Held) -> Gate:
+            assert one.held is not None
+            return Gate(one.name, held, one.held, all_of_it, parameters, grown, self._gone)
+
+        whole = gate_of(one.held, one.all_of_it)
         inside: dict[int, Gate] = {}
         for block, held in one.blocks.items():
-            gate = Gate(one.name, held, one.held, one.all_of_it, parameters, grown, self._gone)
+            gate = gate_of(held, one.all_of_it)
             inside.update((id(module), gate) for module in block.modules())
-            if (pair := self._hook(block, gate)) and isinstance(one.held, Passed):
-                one.held.hooks.add(pair)
+            self._hook(block, gate, one.held)
+        beside = gate_of(Block(one.held, None), one.held) if isinstance(one.held, Passed) else whole
         for module in entrances(one.module, self._starts):
-            self._hook(module, inside.get(id(module), whole))
+            if module is not one.module and is_layer(module):
+                self._hook(module, inside.get(id(module), beside), one.held, layer=True)
+            else:
+                self._hook(module, inside.get(id(module), whole))
         for method in methods:
             self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
 
@@ -99,13 +107,19 @@ class Installer:
         for root in self._roots.values():
             self._attachment.to_undo(guards.guard(root, weights))
 
-    def _hook(self, module: Module, gate: Gate) -> Pair | None:
+    def _hook(
+        self, module: Module, gate: Gate, held: Held | None = None, *, layer: bool = False
+    ) -> None:
+        """If `held` is a pass, they go aside in those that hold all of it."""
         if id(module) in self._hooked:
-            return None
+            return
         self._hooked.add(id(module))
         pair, undo = hooks.install(module, gate)
         self._attachment.to_undo(undo)
-        return pair
+        if isinstance(held, Passed):
+            held.hooks.add(pair)
+        elif layer:
+            pair.leave_if_entered()
 
     def _modules(self, one: Attached) -> Iterator[Module]:
         return find.walk(one.module, self._starts)
@@ -116,6 +130,15 @@ class Installer:
             any(0 <= start - part.address < part.nbytes for part in parts)
             for start, _ in find.bytes_in(tensor)
         )
+
+
+def is_layer(module: Module) -> bool:
+    """Whether it is a single one, and its call is over when it returns.
+
+    What has others in it may return a generator, which is to be held for until it ends.
+    """
+    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return not module._modules and not any(is_later(module.forward) for is_later in later)
 
 
 def entrances(root: Module, starts: set[int]) -> list[Module]:

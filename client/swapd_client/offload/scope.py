@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -93,28 +94,39 @@ class Passed:
         return f"<Passed {self.stream.family}>"
 
     def take(self) -> Callable[[], None]:
-        give_back = self._beside.take() if self._beside is not None else _nothing
+        beside = self._beside.take() if self._beside is not None else None
         try:
-            has_all = self.stream.enter()
+            lease = self.stream.whole()
+            if lease is None:
+                self.stream.enter()
         except BaseException:
-            give_back()
+            if beside is not None:
+                beside()
             raise
+        if lease is None:
+            self.hooks.begin(whole=False)
+            return partial(self._leave, beside)
+        scope = thread.scope
+        scope.lend(self.everything)  # then its blocks are nothing to hold
+        self.hooks.begin(whole=True)
+        return partial(self._leave_whole, scope, lease, beside)
 
-        scope = here()
-        if has_all:  # then its blocks are nothing to hold
-            scope.lend(self.everything)
-        self.hooks.begin(whole=has_all)
+    def _leave(self, beside: Callable[[], None] | None) -> None:
+        self.hooks.end(whole=False)
+        try:
+            self.stream.leave()
+        finally:
+            if beside is not None:
+                beside()
 
-        def leave() -> None:
-            self.hooks.end(whole=has_all)
-            if has_all:
-                scope.count_down(self.everything)
-            try:
-                self.stream.leave()
-            finally:
-                give_back()
-
-        return leave
+    def _leave_whole(self, scope: "Scope", lease: Lease, beside: Callable[[], None] | None) -> None:
+        self.hooks.end(whole=True)
+        scope.count_down(self.everything)
+        try:
+            lease.release()
+        finally:
+            if beside is not None:
+                beside()
 
 
 class Block:
@@ -122,22 +134,27 @@ class Block:
 
     is_lease = False
 
-    def __init__(self, whole: Passed, number: int) -> None:
+    def __init__(self, whole: Passed, number: int | None) -> None:
+        """`number`: which block; None: a layer beside them, which the pass alone is for."""
         self.uses = 0
         self._whole = whole
         self._number = number
 
     def __repr__(self) -> str:
-        return f"<Block {self._number} of {self._whole.stream.family}>"
+        block = "A layer" if self._number is None else f"Block {self._number}"
+        return f"<{block} of {self._whole.stream.family}>"
 
     def take(self) -> Callable[[], None]:
-        scope, whole = here(), self._whole
+        scope, whole, number = here(), self._whole, self._number
         # it was called by its hooks, and is left by them: whatever is in, they stay
         whole.hooks.begin(whole=False)
         try:
             scope.count_up(whole)
             try:
-                whole.stream.need(self._number)
+                if number is not None and whole.everything in scope:
+                    number = None
+                if number is not None:
+                    whole.stream.need(number)
             except BaseException:
                 scope.count_down(whole)
                 raise
@@ -147,7 +164,8 @@ class Block:
 
         def give_back() -> None:
             try:
-                whole.stream.done(self._number)
+                if number is not None:
+                    whole.stream.done(number)
             finally:
                 try:
                     scope.count_down(whole)
@@ -170,7 +188,8 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class _Count(msgspec.Struct, eq=False):
-    give_back: Callable[[], None]
+    #: None if it was lent.
+    give_back: Callable[[], None] | None = None
     n: int = 1
 
 
@@ -182,24 +201,26 @@ class Scope:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[Held, _Count] = {}
+        #: What is held, and how often.
+        self.counts: dict[Held, _Count] = {}
         #: The last is the innermost.
-        self._entries: list[Entry] = []
+        self.entries: list[Entry] = []
         #: Through it things are taken, if there is one; see `turn.py`.
         self.kept: Kept | None = None
 
     def __repr__(self) -> str:
-        return f"<Scope {self._counts}>"
+        return f"<Scope {self.counts}>"
 
     def __del__(self) -> None:
         # the thread has ended, and left something behind
-        while self._counts:  # the last first: giving it back counts down what it was taken in
-            _, count = self._counts.popitem()
-            with suppress(Exception):
-                count.give_back()
+        while self.counts:  # the last first: giving it back counts down what it was taken in
+            _, count = self.counts.popitem()
+            if count.give_back is not None:
+                with suppress(Exception):
+                    count.give_back()
 
     def __contains__(self, held: Held) -> bool:
-        return held in self._counts
+        return held in self.counts
 
     def has(self, held: Held, all_of_it: Held, far: int) -> int:
         """Whether one of them is held for longer than a call that begins now; 0 if not.
@@ -207,15 +228,17 @@ class Scope:
         Asked at every call. Else it is how far up the stack the call is that holds them, for the
         next time: `far` is where to look first.
         """
-        counts = self._counts
+        counts = self.counts
         if held not in counts and all_of_it not in counts:
             return 0
-        call = self._entries[-1].frame if self._entries else None
+        call = self.entries[-1].frame if self.entries else None
         if call is None:
             return far
-        with suppress(ValueError):  # the stack is not that deep
+        try:
             if sys._getframe(far) is call:
                 return far
+        except ValueError:  # the stack is not that deep
+            pass
         if found := _is_running(call):  # and so is what is below it
             return found
         self.reap()
@@ -223,61 +246,67 @@ class Scope:
 
     def count_up(self, held: Held) -> None:
         """Hold once more. Raises as `Client.acquire`."""
-        count = self._counts.get(held)
+        count = self.counts.get(held)
         if count is not None:
             count.n += 1
         else:
             kept = self.kept
-            self._counts[held] = _Count(held.take() if kept is None else kept.take(held))
+            self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
 
     def lend(self, held: Held) -> None:
         """Hold once more what is there anyway, under a lease of the caller's."""
-        count = self._counts.get(held)
+        count = self.counts.get(held)
         if count is not None:
             count.n += 1
         else:
-            self._counts[held] = _Count(_nothing)
+            self.counts[held] = _Count()
 
     def count_down(self, held: Held) -> None:
         """Hold once less. Raises what giving back raises; then it is given back all the same."""
-        count = self._counts[held]
+        count = self.counts[held]
         count.n -= 1
         if not count.n:
-            del self._counts[held]
-            count.give_back()
+            del self.counts[held]
+            if count.give_back is not None:
+                count.give_back()
 
     def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
-        count = self._counts.get(held)  # as count_up
+        count = self.counts.get(held)  # as count_up
         if count is not None:
             count.n += 1
         else:
             kept = self.kept
-            self._counts[held] = _Count(held.take() if kept is None else kept.take(held))
-        self._entries.append(Entry(held, frame, by))
+            self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
+        self.entries.append(Entry(held, frame, by))
 
     def find(self, by: object) -> Entry | None:
         """The last entry of `by`; None if there is none."""
-        for entry in reversed(self._entries):
+        for entry in reversed(self.entries):
             if entry.by is by:
                 return entry
         return None
 
     def leave(self, entry: Entry) -> None:
         """A call, or a block, ends. Once: said again it is not said. Raises as `count_down`."""
-        if self._entries and self._entries[-1] is entry:
-            self._entries.pop()
-        elif entry in self._entries:
-            self._entries.remove(entry)
+        if self.entries and self.entries[-1] is entry:
+            self.entries.pop()
+        elif entry in self.entries:
+            self.entries.remove(entry)
         else:
             return
-        self.count_down(entry.held)
+        count = self.counts[entry.held]  # as count_down
+        count.n -= 1
+        if not count.n:
+            del self.counts[entry.held]
+            if count.give_back is not None:
+                count.give_back()
 
     def reap(self) -> None:
         """Leave what calls left behind that ended without a word."""
-        if not self._entries:
+        if not self.entries:
             return
-        for entry in reversed(self._entries):
+        for entry in reversed(self.entries):
             if entry.frame is None:
                 continue
             if _is_running(entry.frame):  # and so are those below it

@@ -27,7 +27,8 @@ GRANT_S = 0.01
 class Stream:
     """The parts of one component of this process, for the passes of any number of threads.
 
-    Each thread says what it is at: `enter`, then `need` and `done` for each block, then `leave`.
+    A pass takes all of it as one, if all of it is in (`whole`). Else its thread says what it is at:
+    `enter`, then `need` and `done` for each block, then `leave`.
     """
 
     def __init__(
@@ -60,15 +61,29 @@ class Stream:
         passing = sum(self._passing.values())
         return f"<Stream {self.family}: {len(self.parts)} blocks, {passing} pass through>"
 
-    def enter(self) -> bool:
-        """The component's forward begins in this thread: what is in no block is there afterwards.
+    def whole(self) -> Lease | None:
+        """All of it under one lease, if all of it is in; None if not. Never waits.
 
-        If all of it is in, it is held as one, and `need` and `done` have nothing to do; returns
-        whether it is. Entered again without `leave`, it is left first: whoever may run nested must
-        count.
+        Raises what `Client.acquire` raises.
+        """
+        if not self.may_be_in:
+            return None
+        try:
+            lease = self.client.acquire(self.family, timeout=0)
+        except (AcquireTimeout, TooLarge):
+            return None
+        if lease._granted.placements is not self._noted:
+            self.note(lease)
+        return lease
+
+    def enter(self) -> None:
+        """The component's forward begins in this thread, block by block: what is in no block is
+        there afterwards.
+
+        Entered again without `leave`, it is left first: whoever may run nested must count.
         Raises what `Client.acquire` raises; then nothing is held.
         """
-        return self._here().enter()
+        self._here().enter()
 
     def need(self, part: int) -> None:
         """A block's forward begins: it is there when this returns, or on a GPU the current stream
@@ -76,15 +91,11 @@ class Stream:
 
         Raises what `Client.acquire` and `Lease.wait` raise; then the block is not held.
         """
-        here = self._here()
-        if here.whole is None:
-            here.need(part)
+        self._here().need(part)
 
     def done(self, part: int) -> None:
         """A block's forward has ended, one way or the other. One that was not needed is nothing."""
-        here = self._here()
-        if here.whole is None:
-            here.done(part)
+        self._here().done(part)
 
     def leave(self) -> None:
         """The forward has ended: give everything back, also what a block that failed still holds.
@@ -131,8 +142,6 @@ class _Pass:
         #: What was asked ahead is abandoned where it was asked: on another channel, which a thread
         #: that ends would make, that may be heard of before the question.
         self._channel = stream.client._channel()
-        #: All of it, if it was in when the pass began.
-        self.whole: Lease | None = None
         self._rest: Lease | None = None
         #: Blocks that run now: several if they are nested, or one several times.
         self._used: dict[int, _InUse] = {}
@@ -152,11 +161,9 @@ class _Pass:
 
     # --- the four ------------------------------------------------------------------------
 
-    def enter(self) -> bool:
+    def enter(self) -> None:
         self.leave()
         stream, client = self._stream, self._client
-        if stream.may_be_in and self._try_whole():
-            return True
         self._expected = stream.order.expected()
         try:
             if stream.rest is not None:
@@ -168,7 +175,6 @@ class _Pass:
             self._expected = None
             self._give_back()
             raise
-        return False
 
     def need(self, part: int) -> None:
         if in_use := self._used.get(part):
@@ -205,9 +211,6 @@ class _Pass:
             self._look_ahead(wait=True)
 
     def leave(self) -> None:
-        if self.whole is not None:  # and nothing else, nor was anything learned
-            whole, self.whole = self.whole, None
-            return whole.release()
         if self._expected is None and not self._used:
             return
         try:
@@ -221,14 +224,6 @@ class _Pass:
             self._hinted = False
 
     # --- having what is needed -----------------------------------------------------------
-
-    def _try_whole(self) -> bool:
-        try:
-            self.whole = self._client.acquire(*self._stream.everything, timeout=0)
-        except (AcquireTimeout, TooLarge):
-            return False
-        self._stream.note(self.whole)
-        return True
 
     def _take(self, part: int) -> Lease:
         """The lease of a block: as it was asked for ahead, or by waiting for it."""
@@ -367,9 +362,10 @@ class _Pass:
     def _give_back(self) -> None:
         """Hold nothing any more, whatever fails; raise what failed first."""
         leases = [in_use.lease for in_use in self._used.values()]
-        leases += [lease for lease in (self._rest, self.whole) if lease is not None]
+        if self._rest is not None:
+            leases.append(self._rest)
         self._used.clear()
-        self._rest = self.whole = None
+        self._rest = None
         problems = []
         for part in list(self._ahead):
             with suppress(SwapdError):  # the session has ended: nobody is there to be told
