@@ -172,9 +172,10 @@ class Ranks:
 
     def _sleep(self) -> None:
         """Until the rank before says something, or somebody calls `wake`."""
-        for fd, _ in self._poll.poll():
-            if fd == self._wake.fileno():
-                os.eventfd_read(fd)
+        ready = self._poll.poll()
+        with self._lock:
+            if not self._closed and (self._wake.fileno(), select.POLLIN) in ready:
+                os.eventfd_read(self._wake.fileno())
 
     def _heard(self, link: _Link) -> bytes | None:
         """What the rank before has said, or None if it has said nothing yet."""
