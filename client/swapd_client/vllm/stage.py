@@ -226,7 +226,17 @@ class Stage:
         """
         if not self._stepping:
             self._stepping = True
-            self._enter()
+            with self._lock:  # as _enter: a step calls few functions, since few are still warm
+                self._depth += 1
+        session = self.client.session
+        if (
+            self._lease is not None
+            and not session.wanted
+            and session.error is None
+            and self._ranks is None
+            and (self._held is self._all or not encoders)
+        ):
+            return  # as most steps
         try:
             self._hold(encoders=encoders)
         except BaseException:
@@ -307,7 +317,7 @@ class Stage:
                 self._streams = session.current_streams()
             if self._held is not self._main and not self._try(self._main):
                 self._give_back()  # else the encoders could not go
-            wanted = self._is_wanted()
+            wanted = bool(session.wanted) and self._is_wanted()
             if not self._turns.keeps(time.monotonic(), wanted=wanted):
                 self._give_back()
             elif wanted:
