@@ -33,7 +33,7 @@ def main() -> int:
 def _measure(models: Path, only: list[str], rounds: int) -> dict[str, Section]:
     nursery = Nursery()
     measures = {
-        "tax": lambda: tax.measure(models, nursery, rounds),
+        "tax": lambda: tax.measure(models, nursery),
         "turns": lambda: turns.measure(models, nursery),
         "start": lambda: start.measure(models, rounds),
         "rivals": lambda: rivals.measure(models, nursery, rounds),

@@ -11,11 +11,16 @@ from tests.vllm.engines import Engine, Nursery, on_swapd, plain, scene
 
 PROMPTS = [[5, 6, 7, 8], [9, 10]]
 TOKENS = 48
-#: How often engines are started anew, and how many of each side at a time.
-STARTS = 12
-ENGINES = 3
+#: How often engines are started anew, how many of each side at a time, and how often each is asked.
+STARTS = 16
+ENGINES = 4
+ROUNDS = 2
+#: How often one engine is asked with its calls under leases, and without.
+TURNS = 40
 
 BOUND = 0.99
+
+WORKER = "benchmarks.vllm.bare.Worker"
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -37,20 +42,30 @@ class Start(msgspec.Struct, frozen=True):
     cpu: list[Round]
 
 
-def measure(models: Path, nursery: Nursery, rounds: int, starts: int = STARTS) -> Section:
+def measure(
+    models: Path,
+    nursery: Nursery,
+    *,
+    starts: int = STARTS,
+    engines: int = ENGINES,
+    rounds: int = ROUNDS,
+    turns: int = TURNS,
+) -> Section:
     """Tokens per second of engines with the plugin over those of engines without.
 
     Two runs of the very same engine differ by a per cent or two, by where the weights of a process
     happen to lie and by what the machine does meanwhile: so there are several of each side, asked
     in turn and started anew several times, and the figure is the median of all rounds.
     """
-    made = [_start(models, nursery, rounds) for _ in range(starts)]
+    made = [_start(models, nursery, engines, rounds) for _ in range(starts)]
     wall, cpu = ([getattr(start, unit) for start in made] for unit in ("wall", "cpu"))
+    same = _same(models, nursery, turns)
     what = "with the plugin, all resident, over plain vLLM"
     return Section(
         rows=(
             Row(f"tokens/s {what}", _over(wall), "at least", BOUND, _spread(wall)),
             Row(f"tokens per s of CPU {what}", _over(cpu)),
+            Row("tokens/s of one engine, its calls under leases over the same calls bare", same),
         ),
         raw={
             f"{side}, {unit}, start {number}, engine {which}": [
@@ -59,28 +74,45 @@ def measure(models: Path, nursery: Nursery, rounds: int, starts: int = STARTS) -
             for unit, starts_of in (("wall", wall), ("CPU", cpu))
             for number, rounds_of in enumerate(starts_of)
             for side in Round.__struct_fields__
-            for which in range(ENGINES)
+            for which in range(engines)
         },
     )
 
 
-def _start(models: Path, nursery: Nursery, rounds: int) -> Start:
+def _start(models: Path, nursery: Nursery, engines: int, rounds: int) -> Start:
     model = models / "thinker"
     with scene(models, nursery) as made:
-        daemon = made.daemon(budget="256MiB", isolation="relaxed")
-        names = [f"thinker-{number}" for number in range(ENGINES)]
+        daemon = made.daemon(budget="512MiB", isolation="relaxed")
+        names = [f"thinker-{number}" for number in range(engines)]
         sides = [
             side
             for name in names
             for side in (on_swapd(model, daemon.folder, {"component": name}), plain(model))
         ]
-        engines = made.start(*sides)
-        for engine in engines:
+        running = made.start(*sides)
+        for engine in running:
             _ask(engine)
-        asked = [_round(engines, number) for number in range(rounds)]
+        asked = [_round(running, number) for number in range(rounds)]
         loads = [daemon.component(name).loads for name in names]
-    assert loads == [1] * ENGINES, "they were to stay"
+    assert loads == [1] * engines, "they were to stay"
     return Start(wall=[wall for wall, _ in asked], cpu=[cpu for _, cpu in asked])
+
+
+def _same(models: Path, nursery: Nursery, turns: int) -> float:
+    """What the plugin's own calls cost: nothing else differs, nor lies elsewhere."""
+    with scene(models, nursery) as made:
+        daemon = made.daemon(budget="128MiB", isolation="relaxed")
+        model = models / "thinker"
+        (engine,) = made.start(on_swapd(model, daemon.folder, worker_cls=WORKER))
+        ratios = []
+        for number in range(-1, turns):
+            taken = {}
+            for bare in (True, False) if number % 2 else (False, True):
+                engine.call("bare", bare)
+                taken[bare], _ = _ask(engine)
+            if number >= 0:
+                ratios.append(taken[True] / taken[False])
+    return median(ratios)
 
 
 def _round(engines: Sequence[Engine], number: int) -> tuple[Round, Round]:
@@ -109,7 +141,7 @@ def _spread(starts: Sequence[Sequence[Round]]) -> str:
     """By start; and how far plain engines that were up together are apart."""
     each = ", ".join(f"{_over([rounds]):.3f}" for rounds in starts)
     plain_s = [
-        [median([one.plain[which] for one in rounds]) for which in range(ENGINES)]
+        [median(taken) for taken in zip(*(one.plain for one in rounds), strict=True)]
         for rounds in starts
     ]
     apart = median([max(of_start) / min(of_start) for of_start in plain_s])
@@ -117,6 +149,6 @@ def _spread(starts: Sequence[Sequence[Round]]) -> str:
         TOKENS * len(PROMPTS) / median([seconds for of_start in plain_s for seconds in of_start])
     )
     return (
-        f"by start {each}; of {ENGINES} plain ones the slowest took {apart:.3f} times as long as "
-        f"the fastest; {speed:.0f} tokens/s"
+        f"by start {each}; of {len(plain_s[0])} plain ones the slowest took {apart:.3f} times as "
+        f"long as the fastest; {speed:.0f} tokens/s"
     )

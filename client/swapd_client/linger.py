@@ -7,8 +7,8 @@ no socket. Not thread-safe.
 
 What this costs others is bounded: while anybody waits for memory a lease is kept for LINGER_S at
 most (on a GPU, from when the work under it is done: until then nobody else could have had it), and
-not at all if what it holds is wanted. While nobody waits it is nobody's loss, and what is kept is
-looked through every SWEEP_S: a timer set at each release is more than all the rest of it costs.
+not at all if what it holds is wanted. While nobody waits it is nobody's loss, and it is given back
+SWEEP_S later, or twice that: a timer set at each release is more than all the rest of it costs.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from swapd.protocol import Granted
 
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
-#: How often what is kept is looked through while nobody waits.
+#: How often the time at which what is kept ends may be set, while nobody waits.
 SWEEP_S = 0.25
 #: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
 WORK_S = 0.1

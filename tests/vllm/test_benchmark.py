@@ -18,7 +18,7 @@ def test_swaps_are_within_their_bounds(models: Path, nursery: Nursery) -> None:
 def test_a_stage_that_fits_swaps_nothing_while_it_is_measured(
     models: Path, nursery: Nursery
 ) -> None:
-    section = tax.measure(models, nursery, rounds=1, starts=1)
+    section = tax.measure(models, nursery, starts=1, engines=1, rounds=1, turns=1)
     assert msgspec.json.decode(msgspec.json.encode(section), type=Section) == section
 
 
