@@ -58,7 +58,7 @@ def measure(
     in turn and started anew several times, and the figure is the median of all rounds.
     """
     made = [_start(models, nursery, engines, rounds) for _ in range(starts)]
-    wall, cpu = ([getattr(start, unit) for start in made] for unit in ("wall", "cpu"))
+    wall, cpu = [start.wall for start in made], [start.cpu for start in made]
     same = _same(models, nursery, turns)
     what = "with the plugin, all resident, over plain vLLM"
     return Section(

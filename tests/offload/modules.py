@@ -94,3 +94,9 @@ def evict(client: Client, *names: str) -> None:
 def leases(client: Client) -> dict[str, int]:
     """What is held of each component, as the daemon says."""
     return {c.name: c.leases for c in client.status().components}
+
+
+def await_none_leased(client: Client) -> None:
+    """What threads gave back as they ended may still be on its way to the daemon."""
+    while any(leases(client).values()):
+        pass

@@ -14,7 +14,17 @@ from torch.utils.checkpoint import checkpoint
 from swapd_client import AcquireTimeout, Client, NotWhileAttached, SwapdError
 from swapd_client.offload.scope import here
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, Model, evict, leases, seeded
+from tests.offload.modules import (
+    TOKENS,
+    WIDTH,
+    Decoder,
+    Encoder,
+    Model,
+    await_none_leased,
+    evict,
+    leases,
+    seeded,
+)
 from tests.processes import run_python
 
 X = torch.ones(2, WIDTH)
@@ -406,8 +416,7 @@ def test_four_threads_on_components_that_do_not_fit_together(client: Client) -> 
         for thread in threads:
             thread.join()
         assert wrong == []
-        while held_now(client):  # what they gave back last may be on its way
-            pass
+        await_none_leased(client)
         assert client.status().evictions > 0
 
 

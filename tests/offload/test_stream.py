@@ -16,6 +16,7 @@ import swapd_client
 from swapd import spawn
 from swapd_client import BadRequest, Client, DaemonGone, TooLarge, WouldDeadlock
 from swapd_client.offload.stream import Stream
+from tests.offload.modules import await_none_leased
 from tests.processes import run_python, start_python
 
 #: A chunk of the host device, which is what a block takes.
@@ -60,11 +61,6 @@ class Model(NamedTuple):
     def held(self) -> list[str]:
         family, components = self.stream.family, self.client.status().components
         return [c.name for c in components if c.part_of == family and c.leases]
-
-    def await_none_held(self) -> None:
-        """What a thread gave back as it ended may still be on its way to the daemon."""
-        while self.held():
-            pass
 
     def resident(self) -> set[str]:
         return {n for n, state in self.states().items() if state not in ("absent", "revoking")}
@@ -289,7 +285,7 @@ def test_a_thread_that_ends_in_the_middle_leaves_nothing() -> None:
         thread = threading.Thread(target=half)
         thread.start()
         thread.join()
-        model.await_none_held()
+        await_none_leased(client)
         model.forward()
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from swapd_client import Client, InvalidSource, NotWhileAttached, TooLarge
 from swapd_client.offload.scope import here
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import Decoder, Encoder, evict, leases, seeded
+from tests.offload.modules import Decoder, Encoder, await_none_leased, evict, leases, seeded
 
 #: A block of 4 MiB, that is 2 chunks.
 WIDE = 1024
@@ -227,8 +227,7 @@ def test_two_threads_stream_one_component(client: Client) -> None:
         for thread in threads:
             thread.join()
         assert not wrong
-        while held_now(client):  # what they gave back last may be on its way
-            pass
+        await_none_leased(client)
 
 
 def test_what_a_thread_left_of_a_pass_goes_with_it(client: Client, daemon: Daemon) -> None:

@@ -63,7 +63,6 @@ class Aside:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pairs: list[Pair] = []
         #: Of each pair what enters: its dictionary, its key there, and the hook.
         self._enters: list[tuple[Any, int, Any]] = []
         #: The pairs whose other hook is there. Once put aside it comes back with a call that needs
@@ -80,7 +79,6 @@ class Aside:
         pair.enter.pair = pair
         pair.aside = self
         with self._lock:
-            self._pairs.append(pair)
             self._leaving.add(pair)
             self._enters.append((pair.first, pair.before, pair.enter))
 
@@ -88,7 +86,6 @@ class Aside:
         """It is being removed: it does not come back."""
         with self._lock:
             pair.aside = None
-            self._pairs.remove(pair)
             self._leaving.discard(pair)
             self._enters = [one for one in self._enters if one[2] is not pair.enter]
 
@@ -118,8 +115,8 @@ class Aside:
     def compile_begins(self) -> None:
         """Until `compile_ends` no hook goes aside, those that leave neither."""
         self.begin(whole=False)
-        for pair in tuple(self._pairs):
-            self.have_leave(pair)
+        for _, _, enter in self._enters:  # `discard` makes a new list
+            self.have_leave(enter.pair)
 
     def compile_ends(self) -> None:
         self.end(whole=False)
