@@ -58,7 +58,7 @@ install-vllm:
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement tests/vllm/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
-	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -c 'import torch, vllm._C'
+	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -m tests.vllm.kernels
 
 clean:
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
