@@ -47,15 +47,16 @@ class Diffusion:
         """Build the stage. `native`: vllm-omni is told of its pipeline by name. `known`: it is
         one of vllm-omni's own.
         """
-        from vllm import _custom_ops
         from vllm_omni.diffusion.data import OmniDiffusionConfig
         from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
         from vllm_omni.diffusion.registry import register_diffusion_model
         from vllm_omni.plugins import load_omni_general_plugins
 
+        from swapd_client.vllm.cpu import keep_weights
+
         load_omni_general_plugins()  # as a stage's process does
 
-        _custom_ops._supports_onednn = False  # it would pack weights, and leave no parameters
+        keep_weights()
         module, _, name = PIPELINE.rpartition(".")
         custom = dict(pipeline or {})
         if known:

@@ -7,7 +7,7 @@ vLLM's CPU worker. Importing this registers the models.
 import dataclasses
 from typing import Any
 
-from vllm import ModelRegistry, _custom_ops
+from vllm import ModelRegistry
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -16,6 +16,7 @@ from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 
+from swapd_client.vllm.cpu import keep_weights
 from swapd_client.vllm.worker import Leased
 
 
@@ -88,7 +89,7 @@ class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
             cpu_worker.CPUModelRunner = before
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        _custom_ops._supports_onednn = False
+        keep_weights()
         super().load_model(*args, **options)
 
     def runs(self) -> list[str]:

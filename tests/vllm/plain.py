@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from vllm import _custom_ops
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+from swapd_client.vllm.cpu import keep_weights
 
 
 class PlainWorker(CPUWorker):  # type: ignore[misc]
-    """As it is, but its weights stay parameters: oneDNN would pack them, and sum otherwise."""
+    """As it is, but its weights stay parameters: packed ones sum otherwise."""
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        _custom_ops._supports_onednn = False
+        keep_weights()
         super().load_model(*args, **options)
