@@ -25,9 +25,11 @@ unit: .venv/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # make test-vllm TESTS='tests/vllm/test_deploy.py -k overlay'
+# make test-vllm ISA=avx2, for what a CPU without AVX-512 would do
 TESTS ?= tests/vllm
+ISA ?=
 test-vllm: .venv-vllm/ready
-	$(VLLM)/python -m pytest $(TESTS)
+	TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest $(TESTS)
 
 bench: .venv/ready
 	$(BIN)/swapd bench

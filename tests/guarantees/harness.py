@@ -32,6 +32,7 @@ from swapd_client import Client, connect
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("worker.py")
 MIB = 1 << 20
+#: Tests on slower things set another (`tests/vllm`).
 PATIENCE_S = 60.0
 
 #: What daemons are told unless a test says otherwise: strict, and quick to decide.

@@ -1,13 +1,10 @@
-"""A program: three stages start on one simulated GPU, and vLLM's own code says how large their KV
-caches are to be, as JSON.
+"""Three stages start on one simulated GPU, and vLLM itself says how large their KV caches are.
 
-`python -m tests.vllm.accounting PLANS`, a list of `swapd.plan.shares.GpuPlan` as JSON. Real are
-the worker classes and all of vLLM's arithmetic; the GPU and its allocator are numbers.
+For a process of its own, for vLLM's classes are changed in it. Real are the worker classes and all
+of vLLM's arithmetic; the GPU and its allocator are numbers.
 """
 
 import contextlib
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -147,8 +144,8 @@ def run(plan: GpuPlan) -> dict[str, Any]:
     return {"kv_cache": {s.name: start(gpu, s) for s in plan.shares}, "free": gpu.free}
 
 
-if __name__ == "__main__":
+def run_all(plans: str) -> list[dict[str, Any]]:
+    """`run` of each; they are given as JSON."""
     for above in (OmniGPUWorkerBase, VllmWorker):
         above.load_model = lambda self, *args, **kwargs: self.model_runner.load_model()
-    plans = msgspec.json.decode(sys.argv[1], type=list[GpuPlan])
-    print("\n" + json.dumps([run(plan) for plan in plans]))  # noqa: T201
+    return [run(plan) for plan in msgspec.json.decode(plans, type=list[GpuPlan])]

@@ -1,6 +1,5 @@
 """Fixtures for tests on real engines. They run in the environment of `make test-vllm` only."""
 
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -8,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.guarantees import harness
 from tests.vllm import engines
-from tests.vllm.environment import environment
 from tests.vllm.models import MODELS
 
-#: Engines take seconds to start, and several start at once.
-TIMEOUT_S = 400
+NURSERY = pytest.StashKey[engines.Nursery]()
+
+#: Of a test, in waits that are as long as any may be: a wait that is too long says what it was for.
+TIMEOUT_WAITS = 3
 
 
 def pytest_configure() -> None:
@@ -21,28 +22,35 @@ def pytest_configure() -> None:
         pytest.exit(f"{sys.executable} has no vLLM: run `make test-vllm`", returncode=1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Start the nursery, which measures this machine, before the first test's limit is read."""
     here = Path(__file__).parent
+    items = [item for item in session.items if here in item.path.parents]
+    if not items or session.config.option.collectonly:
+        return
+    session.config.stash[NURSERY] = engines.Nursery()
     for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+        item.add_marker(pytest.mark.timeout(TIMEOUT_WAITS * harness.PATIENCE_S))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if nursery := session.config.stash.get(NURSERY, None):
+        nursery.close()
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nursery(pytestconfig: pytest.Config) -> engines.Nursery:
+    """Forks processes that have imported vLLM already."""
+    return pytestconfig.stash[NURSERY]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory, nursery: engines.Nursery) -> Path:
     """A folder of tiny checkpoints, by name."""
     folder = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "-m", "tests.vllm.models", str(folder)]
-    subprocess.run(command, env=environment(), check=True)
+    nursery.call("tests.vllm.models:write_all", str(folder))
     return folder
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[engines.Nursery]:
-    """Forks processes that have imported vLLM already."""
-    made = engines.Nursery()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -41,7 +41,19 @@ def load() -> None:
         import_module(name)
 
 
-class Engine:
+class Program:
+    """What can be driven before there is an engine, and without one."""
+
+    def imports(self, name: str) -> None:
+        """For what importing that module does, such as registering a model."""
+        import_module(name)
+
+    def run(self, function: str, *arguments: Any) -> Any:
+        """What `module:function` returns, as JSON can say it."""
+        return resolve_name(function)(*arguments)
+
+
+class Engine(Program):
     """One `vllm.LLM`. What its methods return must be JSON."""
 
     def __init__(self) -> None:
@@ -58,10 +70,6 @@ class Engine:
     def plugins(self) -> list[str]:
         """What vLLM finds to call in every process."""
         return [entry.value for entry in entry_points(group="vllm.general_plugins")]
-
-    def imports(self, name: str) -> None:
-        """For what importing that module does, such as registering a model."""
-        import_module(name)
 
     def start(self, **arguments: Any) -> None:
         """Build the engine. Blocks until it is ready to serve."""

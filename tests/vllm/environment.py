@@ -18,6 +18,14 @@ VLLM = {
     "HF_HUB_OFFLINE": "1",
 }
 
+#: The instruction set to be tested as if the CPU had no better: `make test-vllm ISA=avx2`.
+ISA = "TESTS_VLLM_ISA"
+
+#: By its value, what keeps torch and oneDNN from better ones; `site/` keeps vLLM from them.
+ISAS: dict[str, dict[str, str]] = {
+    "": {},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
 
 #: What vLLM and torch find out once, and keep for the next process. It goes with the environment.
 CACHE = Path(sys.prefix) / "cache"
@@ -34,4 +42,8 @@ def environment(**more: str) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "torch"),
     }
-    return {**inherited, **VLLM, **caches, "PYTHONPATH": PYTHONPATH, **more}
+    made = {**inherited, **VLLM, **caches, "PYTHONPATH": PYTHONPATH, **more}
+    isa = made.get(ISA, "")
+    if isa not in ISAS:
+        raise ValueError(f"${ISA} is {isa!r}; leave it out, or say avx2")
+    return {**made, **ISAS[isa]}

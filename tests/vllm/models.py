@@ -36,10 +36,10 @@ LARGE = {
 }
 
 
-def write_all(folder: Path, *names: str) -> None:
+def write_all(folder: str, *names: str) -> None:
     """Those of `MODELS`, or those that are named."""
     for name in names or MODELS:
-        write(folder / name, {**MODELS, **LARGE}[name])
+        write(Path(folder, name), {**MODELS, **LARGE}[name])
 
 
 def write(folder: Path, model: Model) -> None:
@@ -105,4 +105,4 @@ def tensors(model: Model) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write_all(Path(sys.argv[1]), *sys.argv[2:])
+    write_all(*sys.argv[1:])

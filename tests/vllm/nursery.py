@@ -4,8 +4,9 @@ Importing takes longer than all else that a tiny engine does at its start. A chi
 environment, a session and descriptors of its own; nothing that runs or computes was started before
 the fork.
 
-A request is a packet on the socket FD: the child's variables in JSON, with three descriptors
-(commands, answers, log). The answer is the child's pid. Ends with the other side.
+It says on the socket FD when it is ready. A request is a packet: the child's variables in JSON,
+with three descriptors (commands, answers, log). The answer is the child's pid. Ends with the other
+side.
 """
 
 import gc
@@ -27,6 +28,7 @@ def main() -> None:
     gc.freeze()  # shared with all children, for good
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who ends is gone: nobody here waits for it
     with socket.socket(fileno=int(sys.argv[1])) as door:
+        door.send(b"ready")
         while True:
             said, fds, _, _ = socket.recv_fds(door, PACKET_MAX, 3)
             if not said:

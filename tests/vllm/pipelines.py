@@ -1,11 +1,10 @@
-"""A program: `python -m tests.vllm.pipelines FOLDER` writes tiny models with random weights there.
+"""Tiny models with random weights, written into a folder.
 
 Of the sizes of a test, and of the form of the real ones: Wan2.2 (an encoder, two DiTs, a VAE), and
 Qwen-Image.
 """
 
 import json
-import sys
 from pathlib import Path
 
 #: Of an encoder's embeddings, which the DiTs are given.
@@ -116,11 +115,11 @@ def write_qwen_image(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index))
 
 
-if __name__ == "__main__":
+def write_all(folder: str) -> None:
     import torch
 
     for name, write in (("WanPipeline", write_wan), ("QwenImagePipeline", write_qwen_image)):
         torch.manual_seed(0)
-        made = Path(sys.argv[1]) / name
+        made = Path(folder, name)
         made.mkdir()
         write(made)

@@ -1,11 +1,7 @@
-"""A program: deploy files through vLLM-Omni's own configuration code, as JSON.
-
-`python -m tests.vllm.resolve PIPELINE=FILE ...`: for each file the stages' engine arguments, or
-the error. No model is needed, nor a GPU.
-"""
+"""Deploy files through vLLM-Omni's own configuration code. No model is needed, nor a GPU."""
 
 import json
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 #: No engine is started, so none need be there.
@@ -43,6 +39,6 @@ def _said(pipeline: str, path: str) -> list[dict[str, Any]] | str:
         return f"{type(exc).__name__}: {exc}"
 
 
-if __name__ == "__main__":
-    words = [word.partition("=") for word in sys.argv[1:]]
-    print("\n" + json.dumps([_said(name, path) for name, _, path in words], default=str))  # noqa: T201
+def resolve(files: Sequence[tuple[str, str]]) -> Any:
+    """For each pipeline and file the stages' engine arguments, or the error."""
+    return json.loads(json.dumps([_said(*one) for one in files], default=str))

@@ -1,15 +1,10 @@
 """What `swapd plan --vllm` says, put into vLLM's own sums, comes out."""
 
-import json
-import subprocess
-import sys
-from typing import Any
-
 import msgspec
 
 from swapd.plan.pipelines import Kind
 from swapd.plan.shares import Claim, GpuPlan, Part, Share, divide, utilization
-from tests.vllm.environment import ROOT, environment
+from tests.vllm.engines import Nursery
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -41,19 +36,10 @@ def room(share: Share, plan: GpuPlan) -> int:
     return int(plan.total_bytes * utilization(share.room_bytes, plan.total_bytes))
 
 
-def test_each_stage_has_its_room_and_the_arena_is_counted_once() -> None:
+def test_each_stage_has_its_room_and_the_arena_is_counted_once(nursery: Nursery) -> None:
     plans = [planned(32 * GIB), planned(48 * GIB)]
     assert [bool(plan.takes_turns) for plan in plans] == [True, False]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.vllm.accounting", msgspec.json.encode(plans).decode()],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    said: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    said = nursery.call("tests.vllm.accounting:run_all", msgspec.json.encode(plans).decode())
     for plan, found in zip(plans, said, strict=True):
         for share in plan.shares:
             assert found["kv_cache"][share.name] == room(share, plan) - BUFFERS - PEAK - KERNELS

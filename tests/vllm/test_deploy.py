@@ -1,8 +1,5 @@
 """The deploy files of this project, through vLLM-Omni's own loader."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -10,7 +7,8 @@ import yaml
 
 from swapd.plan import deploy, pipelines
 from swapd_client.vllm.options import options_of
-from tests.vllm.environment import ROOT, environment
+from tests.vllm.engines import Nursery
+from tests.vllm.environment import ROOT
 
 OVERLAYS = {
     "qwen2_5_omni": "swapd_qwen2_5_omni.yaml",
@@ -26,26 +24,21 @@ MISTAKES: tuple[dict[str, object], ...] = (
 
 
 @pytest.fixture(scope="module")
-def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict[str, Any]:
     """What the loader makes of each overlay, as `swapd plan --vllm --overlay` prints it."""
     folder = tmp_path_factory.mktemp("deploy")
-    words = []
+    files = []
     for pipeline, name in OVERLAYS.items():
         found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
         (folder / name).write_text(deploy.overlay(found, {}, False))
-        words.append(f"{pipeline}={folder / name}")
+        files.append((pipeline, str(folder / name)))
     base = yaml.safe_load((folder / "swapd_qwen2_5_omni.yaml").read_text())["base_config"]
     for number, mistake in enumerate(MISTAKES):
         path = folder / f"mistake{number}.yaml"
         stage: dict[str, object] = {"stage_id": 0, **mistake}
         path.write_text(yaml.safe_dump({"base_config": base, "stages": [stage]}))
-        words.append(f"qwen2_5_omni={path}")
-    command = [sys.executable, "-m", "tests.vllm.resolve", *words]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+        files.append(("qwen2_5_omni", str(path)))
+    said = nursery.call("tests.vllm.resolve:resolve", files)
     names = [*OVERLAYS, *(next(iter(m)) for m in MISTAKES)]
     return dict(zip(names, said, strict=True))
 

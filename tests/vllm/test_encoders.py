@@ -1,7 +1,5 @@
 """A real engine that sees, its encoder a component of its own: it comes only for steps that see."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ import pytest
 
 from tests.vllm import engines
 from tests.vllm.engines import REQUESTS, TOKENS, Engine, Scene, on_swapd, plain
-from tests.vllm.environment import environment
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -27,11 +24,10 @@ SEES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="session")
-def seer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seer(tmp_path_factory: pytest.TempPathFactory, nursery: engines.Nursery) -> Path:
     """The checkpoint."""
     folder = tmp_path_factory.mktemp("vision") / "seer"
-    command = [sys.executable, "-m", "tests.vllm.vision", str(folder)]
-    subprocess.run(command, env=environment(), check=True)
+    nursery.call("tests.vllm.vision:write", str(folder))
     return folder
 
 

@@ -1,16 +1,12 @@
 """vllm-omni's own model runners, under strict isolation, with room for one."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from tests.vllm.engines import REQUESTS, TOKENS, Engine, EngineDied, Scene, on_swapd, plain
-from tests.vllm.environment import environment
+from tests.vllm.engines import REQUESTS, TOKENS, Engine, EngineDied, Nursery, Scene, on_swapd, plain
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -101,29 +97,25 @@ def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected:
     assert status.bytes_out == 0
 
 
-def test_the_classes_that_a_stage_names_are_vllm_omnis_with_swapds_first() -> None:
-    """Those themselves run on a GPU only."""
-    program = """
-        from vllm_omni.worker.gpu_ar_worker import GPUARWorker
-        from vllm_omni.worker.gpu_generation_worker import GPUGenerationWorker
-        from swapd_client.vllm.omni import ARWorker, GenerationWorker
-        from swapd_client.vllm.worker import Leased
+def compare_classes() -> None:
+    """Swapd's with vllm-omni's, in a process that has those."""
+    from vllm_omni.worker.gpu_ar_worker import GPUARWorker
+    from vllm_omni.worker.gpu_generation_worker import GPUGenerationWorker
 
-        for mine, theirs in (ARWorker, GPUARWorker), (GenerationWorker, GPUGenerationWorker):
-            assert mine.__mro__[:3] == (mine, Leased, theirs)
-            assert mine.model_runner_cls is theirs.model_runner_cls
-            for name, method in vars(Leased).items():
-                if callable(method) and not name.startswith("_"):
-                    assert callable(getattr(theirs, name)), name
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(program)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    from swapd_client.vllm.omni import ARWorker, GenerationWorker
+    from swapd_client.vllm.worker import Leased
+
+    for mine, theirs in (ARWorker, GPUARWorker), (GenerationWorker, GPUGenerationWorker):
+        assert mine.__mro__[:3] == (mine, Leased, theirs)
+        assert mine.model_runner_cls is theirs.model_runner_cls
+        for name, method in vars(Leased).items():
+            if callable(method) and not name.startswith("_"):
+                assert callable(getattr(theirs, name)), name
+
+
+def test_the_classes_that_a_stage_names_are_vllm_omnis_with_swapds_first(nursery: Nursery) -> None:
+    """Those themselves run on a GPU only."""
+    nursery.call(f"{__name__}:{compare_classes.__name__}")
 
 
 def test_a_worker_is_in_the_log_also_where_plugins_are_left_out(scene: Scene) -> None:

@@ -1,35 +1,34 @@
 """Ways to run one model on several GPUs that do not go with swapd."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.vllm.environment import environment
+from tests.vllm.engines import Nursery
 
-#: Says what is wrong with a configuration, of which it has as much as is looked at.
-PROGRAM = """
-import json, sys
-from types import SimpleNamespace as Some
-from swapd_client.vllm.worker import Unsupported, _refuse
 
-def said(experts, sizes):
-    nothing = Some(cpu_offload_gb=0, offload_group_size=0)
-    config = Some(
-        model_config=Some(enable_sleep_mode=False, is_moe=experts),
-        parallel_config=Some(enable_eplb=False, **sizes),
-        offload_config=Some(uva=nothing, prefetch=nothing),
-    )
-    try:
-        _refuse(config, "thinker")
-    except Unsupported as exc:
-        return str(exc)
-    return ""
+def refusals(asked: Sequence[tuple[bool, Mapping[str, int]]]) -> list[str]:
+    """What the plugin says to each, in a process that has vLLM."""
+    from swapd_client.vllm.worker import Unsupported, _refuse
 
-print(json.dumps([said(*one) for one in json.loads(sys.argv[1])]))
-"""
+    nothing: Any = SimpleNamespace(cpu_offload_gb=0, offload_group_size=0)
+
+    def said(experts: bool, sizes: Mapping[str, int]) -> str:
+        config: Any = SimpleNamespace(
+            model_config=SimpleNamespace(enable_sleep_mode=False, is_moe=experts),
+            parallel_config=SimpleNamespace(enable_eplb=False, **sizes),
+            offload_config=SimpleNamespace(uva=nothing, prefetch=nothing),
+        )
+        try:
+            _refuse(config, "thinker")
+        except Unsupported as exc:
+            return str(exc)
+        return ""
+
+    return [said(*one) for one in asked]
+
 
 ONE_EACH = {
     "pipeline_parallel_size": 1,
@@ -47,11 +46,11 @@ CASES: Mapping[str, tuple[bool, dict[str, int]]] = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, str]:
-    asked = json.dumps([(experts, ONE_EACH | sizes) for experts, sizes in CASES.values()])
-    command = [sys.executable, "-c", PROGRAM, asked]
-    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
-    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+def said(nursery: Nursery) -> dict[str, str]:
+    """Of configurations that have as much as is looked at."""
+    asked = [(experts, ONE_EACH | sizes) for experts, sizes in CASES.values()]
+    answers = nursery.call(f"{__name__}:{refusals.__name__}", asked)
+    return dict(zip(CASES, answers, strict=True))
 
 
 @pytest.mark.parametrize("what", [what for what in CASES if what])

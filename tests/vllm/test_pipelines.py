@@ -3,8 +3,6 @@
 Their encoders, VAEs and DiTs are those of the real models; so are loader and attention.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
 from tests.vllm.engines import Engine, Nursery, Scene
-from tests.vllm.environment import environment
 
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
 STEPS = 4
@@ -22,11 +19,10 @@ WAN, QWEN = "WanPipeline", "QwenImagePipeline"
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
     """A folder of each: DiTs of 5 and 7 MiB, VAEs of 10, small encoders."""
     folder = tmp_path_factory.mktemp("pipelines")
-    command = [sys.executable, "-m", "tests.vllm.pipelines", str(folder)]
-    subprocess.run(command, env=environment(), check=True)
+    nursery.call("tests.vllm.pipelines:write_all", str(folder))
     return folder
 
 

@@ -1,10 +1,9 @@
 """A tiny checkpoint of a model that sees: Qwen2.5-VL, as a thinker has its encoder.
 
-`python -m tests.vllm.vision FOLDER` writes it. Importing this lets its processor be made here.
+`write` writes it. Importing this lets its processor be made here.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ VISION_START, VISION_END, IMAGE, VIDEO = 3, 4, 5, 6
 WORDS = 512
 
 
-def write(folder: Path) -> None:
+def write(path: str) -> None:
     """Two layers of vision, four of language; random weights, a tokenizer that knows numbers."""
     import torch
 
+    folder = Path(path)
     torch.manual_seed(5)
     config = transformers.Qwen2_5_VLConfig(**_config())
     model = transformers.Qwen2_5_VLForConditionalGeneration(config).to(torch.bfloat16)
@@ -90,7 +90,3 @@ def _tokenizer() -> Any:
         pad_token=special[0],
         additional_special_tokens=special[1:],
     )
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

@@ -3,8 +3,12 @@
 The torchvision that pip installs is built for CUDA. Beside a CPU build of torch its compiled part
 does not load, and its Python part then stops at two operators that nobody has declared. Here they
 are declared just before it is imported; nothing calls them.
+
+$TESTS_VLLM_ISA=avx2 makes of a CPU with AVX-512 one that has AVX2 alone, for all that ask torch:
+vLLM, for its kernels and attention, and torch's own compiler.
 """
 
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from typing import Any
@@ -27,4 +31,19 @@ class DeclaresOperators(MetaPathFinder):
             self._declared.define(f"qnms({boxes}, float iou_threshold) -> Tensor")
 
 
+class LacksAVX512(MetaPathFinder):
+    """Finds nothing; sees `import vllm` coming."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "vllm":
+            import torch
+
+            better = ("avx512", "avx10", "amx")
+            has = torch.cpu.get_capabilities()
+            lacks = {name: value for name, value in has.items() if not name.startswith(better)}
+            torch.cpu.get_capabilities = lambda: lacks  # type: ignore[assignment]
+
+
+if os.environ.get("TESTS_VLLM_ISA") == "avx2":  # noqa: TID251
+    sys.meta_path.insert(0, LacksAVX512())
 sys.meta_path.insert(0, DeclaresOperators())
