@@ -29,7 +29,7 @@ unit: .venv/ready
 TESTS ?= tests/vllm
 ISA ?=
 test-vllm: .venv-vllm/ready
-	TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest $(TESTS)
+	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest $(TESTS)
 
 bench: .venv/ready
 	$(BIN)/swapd bench

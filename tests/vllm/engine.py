@@ -71,6 +71,12 @@ class Engine(Program):
         """What vLLM finds to call in every process."""
         return [entry.value for entry in entry_points(group="vllm.general_plugins")]
 
+    def fork_workers(self) -> None:
+        """Have processes for ranks forked from this one; vLLM spawns them, to import all anew."""
+        from vllm.v1.executor import multiproc_executor
+
+        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+
     def start(self, **arguments: Any) -> None:
         """Build the engine. Blocks until it is ready to serve."""
         from vllm import LLM

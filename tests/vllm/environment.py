@@ -27,7 +27,8 @@ ISAS: dict[str, dict[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 
-#: What vLLM and torch find out once, and keep for the next process. It goes with the environment.
+#: What Python, vLLM and torch find out once, and keep for the next process. It goes with the
+#: environment.
 CACHE = Path(sys.prefix) / "cache"
 
 
@@ -36,9 +37,10 @@ def environment(**more: str) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()  # noqa: TID251
-        if not name.startswith(("SWAPD_", "VLLM_"))
+        if not name.startswith(("SWAPD_", "VLLM_")) and name != "PYTHONDONTWRITEBYTECODE"
     }
     caches = {
+        "PYTHONPYCACHEPREFIX": str(CACHE / "python"),  # pip was told not to compile
         "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "torch"),
     }
