@@ -131,14 +131,17 @@ class Engine(Program):
 
     def serve(self, many: Sequence[Sequence[Sequence[int]]], tokens: int) -> list[Any]:
         """Requests one after the other: for each what it got, and when (Unix time, seconds) its
-        first step and the last had ended."""
+        first step had ended and its last one began: between them it needs its weights for certain.
+        """
         done = []
         for prompts in many:
             self.ask(prompts, tokens)
             self.step(1)
-            running = time.time()  # noqa: TID251 - as in the swap log
-            got = self.finish()
-            done.append([got, running, time.time()])  # noqa: TID251
+            running = last = time.time()  # noqa: TID251 - as in the swap log
+            while self._llm.llm_engine.has_unfinished_requests():
+                last = time.time()  # noqa: TID251
+                self.step(1)
+            done.append([self.finish(), running, last])
         return done
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

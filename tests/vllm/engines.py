@@ -248,6 +248,18 @@ def on_swapd(
     return plain(model, **{"worker_cls": WORKER, "additional_config": {"swapd": swapd}, **more})
 
 
+def await_leases_back(daemon: harness.Daemon) -> None:
+    """What a thread gives back as it ends goes by a channel of its own, and may be late."""
+    while any(component.leases for component in daemon.status().components):
+        daemon.await_record("Release")
+
+
+def await_components(daemon: harness.Daemon, *names: str) -> None:
+    """Until the daemon has these and no others: it sees later than others that a process ended."""
+    while {component.name for component in daemon.status().components} != set(names):
+        daemon.await_record("SessionGone")
+
+
 class Scene:
     """The daemons and engines of one test, and what they say, in one folder."""
 

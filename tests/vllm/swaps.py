@@ -11,7 +11,7 @@ class Turn(NamedTuple):
     """A request as the engine saw it; times are those of the swap log's clock, in seconds."""
 
     component: str
-    #: When its first step had ended: from then on its weights are needed to the end.
+    #: When its first step had ended, and its last began: so long its weights are needed.
     running: float
     ended: float
 

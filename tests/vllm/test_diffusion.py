@@ -16,7 +16,14 @@ from safetensors.torch import save_file
 from tests.guarantees.harness import Daemon
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
-from tests.vllm.engines import Engine, EngineFailed, Nursery, Scene
+from tests.vllm.engines import (
+    Engine,
+    EngineFailed,
+    Nursery,
+    Scene,
+    await_components,
+    await_leases_back,
+)
 
 EXTENSION = "swapd_client.vllm.diffusion.DiffusionExtension"
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
@@ -115,7 +122,7 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     status = daemon.status()
     assert status.evictions > 0
     assert status.bytes_out == 0
-    assert not any(c.leases for c in status.components)
+    await_leases_back(daemon)
     assert status.loads <= 3 * len(SEEDS), "none comes in more than once for a request"
 
 
@@ -172,7 +179,7 @@ def test_all_of_it_can_be_one_component(stages: Scene, toy: Toy, expected: Expec
     assert stage.draw_many(SEEDS) == expected[1]
     assert other.draw_many(SEEDS) == expected[2]
     assert policies(daemon) == {"toy": "lru", "other": "lru"}
-    assert not any(c.leases for c in daemon.status().components)
+    await_leases_back(daemon)
     assert daemon.status().loads == 2
 
 
@@ -222,11 +229,7 @@ def test_one_killed_in_a_request_costs_the_other_only_its_wait(
     daemon.await_record("Waiting", names=("one.text_encoder",))
     two.kill()
     assert one.result() == expected[1]
-    assert {c.name for c in daemon.status().components} == {
-        "one.text_encoder",
-        "one.core",
-        "one.vae",
-    }
+    await_components(daemon, "one.text_encoder", "one.core", "one.vae")
     assert daemon.status().bytes_out == 0
 
 
@@ -355,7 +358,7 @@ def test_requests_that_are_computed_a_step_at_a_time_are_the_same(
     stage.result()
     assert stage.draw_by_steps(SEEDS) == expected[1]
     assert daemon.status().evictions > 0
-    assert not any(c.leases for c in daemon.status().components)
+    await_leases_back(daemon)
 
 
 def test_what_does_not_fit_is_refused_with_what_to_say(stages: Scene, tmp_path: Path) -> None:
@@ -379,7 +382,7 @@ def test_a_stage_that_ends_leaves_nothing(stages: Scene, toy: Toy) -> None:
     stage = toy(daemon)
     stage.draw(1)
     stage.shut_down()
-    assert daemon.status().components == ()
+    await_components(daemon)
 
 
 def test_another_pipeline_may_take_its_place(stages: Scene, toy: Toy, expected: Expected) -> None:

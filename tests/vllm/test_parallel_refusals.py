@@ -20,6 +20,7 @@ def refusals(asked: Sequence[tuple[bool, Mapping[str, int]]]) -> list[str]:
             model_config=SimpleNamespace(enable_sleep_mode=False, is_moe=experts),
             parallel_config=SimpleNamespace(enable_eplb=False, **sizes),
             offload_config=SimpleNamespace(uva=nothing, prefetch=nothing),
+            weight_transfer_config=None,
         )
         try:
             _refuse(config, "thinker")

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.engines import REQUESTS, TOKENS, EngineFailed, Scene, on_swapd
+from tests.vllm.engines import (
+    REQUESTS,
+    TOKENS,
+    EngineFailed,
+    Scene,
+    await_components,
+    on_swapd,
+)
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -16,8 +23,7 @@ def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> Engine
     engine = scene.process("talker")
     with pytest.raises(EngineFailed) as failed:
         engine.start(**on_swapd(scene.models / "talker", daemon.folder, settings, **more))
-    while daemon.status().components:
-        daemon.await_record("SessionGone")
+    await_components(daemon)
     return failed.value
 
 

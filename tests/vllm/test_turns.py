@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tests.guarantees.harness import Daemon
 from tests.vllm import swaps
-from tests.vllm.engines import REQUESTS, TOKENS, Scene
+from tests.vllm.engines import REQUESTS, TOKENS, Scene, await_components
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -45,7 +45,7 @@ def test_requests_in_turn_cost_a_swap_each_before_their_first_step(
     check_nothing_was_lost(daemon)
     for engine in engines:
         engine.shut_down()
-    assert not daemon.status().components
+    await_components(daemon)
 
 
 def test_engines_that_are_busy_at_once_take_turns_of_whole_requests(
