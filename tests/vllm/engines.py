@@ -86,7 +86,9 @@ class Nursery:
             )
         self._receive()
         import_s = time.monotonic() - began
-        harness.PATIENCE_S = max(PATIENCE_LEAST_S, PATIENCE_IMPORTS * import_s)
+        patience_s = max(PATIENCE_LEAST_S, PATIENCE_IMPORTS * import_s)
+        harness.PATIENCE_S = max(harness.PATIENCE_S, patience_s)  # another may have met a busy time
+        self._door.settimeout(harness.PATIENCE_S)
 
     def fork(self, fds: Sequence[int], variables: Mapping[str, str]) -> int:
         """A process that runs `engine.main` on these as stdin, stdout and stderr; its pid."""

@@ -33,10 +33,13 @@ def serve(engines: Sequence[Engine]) -> list[list[list[list[int]]]]:
 
 def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None:
     """With the tokens of plain vLLM; and when a rank of one is killed, the other goes on."""
-    without = [scene.process(name) for name in NAMES]
-    for engine in without:
-        engine.fork_workers()  # those below spawn theirs, as vLLM does
-        engine.begin("start", **plain(scene.models / engine.label, tensor_parallel_size=RANKS))
+    expected = []
+    for name in NAMES:  # one at a time: ranks wait for each other by computing
+        without = scene.process(name)
+        without.fork_workers()  # those below spawn theirs, as vLLM does
+        without.start(**plain(scene.models / name, tensor_parallel_size=RANKS))
+        expected += serve([without])
+        without.close()
 
     daemons = [scene.daemon(budget=ROOM_FOR_ONE) for _ in range(RANKS)]
     pattern = daemons[0].folder.with_name("d{gpu}")
@@ -46,11 +49,6 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     for rank, daemon in enumerate(daemons):
         names = {component.name for component in daemon.status().components}
         assert names == {f"{name}.tp{rank}" for name in NAMES}
-    for engine in without:
-        engine.result()
-    expected = serve(without)
-    for engine in without:
-        engine.close()
     before = [daemon.status().evictions for daemon in daemons]
     assert serve([thinker, talker]) == expected
     for daemon, evictions in zip(daemons, before, strict=True):
