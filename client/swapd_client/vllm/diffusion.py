@@ -5,12 +5,13 @@ pipeline loads under a workspace lease; then its components' weights move into s
 in for the calls that use it. Lives here: which calls those are, and what is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from vllm_omni.diffusion.distributed.parallel_state import get_world_group
 from vllm_omni.diffusion.offloader.module_collector import ModuleDiscovery
 from vllm_omni.diffusion.worker.diffusion_worker import (
@@ -20,6 +21,7 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, register, versions
+from swapd_client.vllm.moving import Moving
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, Weights, Whole, as_whole
 from swapd_client.vllm.stage import Stage
@@ -51,6 +53,7 @@ class _Swapd:
             name, share = f"{name}.tp{worker.rank}", partial(gather, get_world_group())
         self.options = options
         self.whole = whole is not None
+        self._moving = Moving(name, keep_place=worker.device.type == "cpu")
         gpu = number_of(worker.device)
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
         #: Once they are loaded.
@@ -60,11 +63,23 @@ class _Swapd:
 
     def take(self, pipeline: Any) -> int:
         """Move a pipeline's weights into swapd; how many bytes. Raises as `Components`, `Whole`."""
-        if self.whole:
-            self.weights = Whole(self.stage, pipeline)
-        else:
-            self.weights = Components(self.stage, self.options, pipeline, _kinds(pipeline))
-        return self.weights.nbytes
+
+        def take(outside: Mapping[str, Tensor], aliases: Sequence[Tensor]) -> int:
+            if self.whole:
+                self.weights = Whole(self.stage, pipeline, outside, aliases)
+            else:
+                self.weights = Components(self.stage, self.options, pipeline, _kinds(pipeline))
+            return self.weights.nbytes
+
+        # a pipeline is run by requests alone, so its linear layers are called one by one
+        moved = self._moving.move({"": pipeline}, take, lambda: None)
+        self._moving.warn_of_rest(sum(one.nbytes for one in pipeline.parameters()), moved)
+        return moved
+
+    def compare(self) -> None:
+        """See whether its layers compute what they did. Blocks for leases. Raises: PointerKept."""
+        assert self.weights is not None
+        self._moving.compare(self.weights.around, self.weights.hold)
 
 
 class _Overriding(type):
@@ -114,6 +129,7 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             moved = swapd.take(runner.pipeline)
             # what vllm-omni takes off what the stage may use: these bytes are of swapd's --budget
             runner.model_memory_usage = max(runner.model_memory_usage - moved, 0)
+        swapd.compare()
 
     def re_init_pipeline(self, custom_pipeline_args: dict[str, Any]) -> None:
         swapd = self._swapd

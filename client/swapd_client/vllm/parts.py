@@ -6,6 +6,7 @@ May not live here: the daemon, leases, vLLM.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch.nn import Module
@@ -33,11 +34,19 @@ class Part:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def parts_of(models: Mapping[str, Module], options: Options, name: str) -> list[Part]:
+def parts_of(
+    models: Mapping[str, Module],
+    options: Options,
+    name: str,
+    outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    aliases: Iterable[torch.Tensor] = (),
+) -> list[Part]:
     """The components of a stage called `name`, the stage itself first; none is empty.
 
-    `models`: the model, under "", and what else has weights (a drafter), under its name. Weights
-    that an encoder shares with the rest are the rest's. Raises: InvalidSettings.
+    `models`: the model, under "", and what else has weights (a drafter), under its name. `outside`:
+    weights that are no parameters, by names that begin with the paths of their modules. `aliases`:
+    further tensors over the same memory. Weights that an encoder shares with the rest are the
+    rest's. Raises: InvalidSettings.
     """
     _refuse(options, name)
     modules = {
@@ -54,7 +63,11 @@ def parts_of(models: Mapping[str, Module], options: Options, name: str) -> list[
         module = modules[path]
         others = inner.keys() - {id(module)}
         inner[id(module)].tensors = dict(_parameters(path, module, others))
+    for where, tensor in outside.items():
+        at = next((path for path in paths if where.startswith(f"{path}.")), None)
+        (main if at is None else inner[id(modules[at])]).tensors[where] = tensor
     _keep_together([main, *inner.values()])
+    _add_aliases([main, *inner.values()], aliases)
     return [part for part in (main, *inner.values()) if part.tensors]
 
 
@@ -139,3 +152,16 @@ def _keep_together(parts: Sequence[Part]) -> None:
             start = start_of(tensor)
             if start and (other := owner.setdefault(start, part)) is not part:
                 other.tensors[name] = part.tensors.pop(name)
+
+
+def _add_aliases(parts: Sequence[Part], aliases: Iterable[torch.Tensor]) -> None:
+    """Each goes where the first tensor in its storage goes, and is called after that."""
+    first = {
+        start_of(tensor): (part, name)
+        for part in reversed(parts)
+        for name, tensor in reversed(list(part.tensors.items()))
+    }
+    for number, alias in enumerate(aliases):
+        if (known := first.get(start_of(alias))) is not None:
+            part, name = known
+            part.tensors[f"{name}.alias{number}"] = alias

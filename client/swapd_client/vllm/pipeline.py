@@ -6,12 +6,14 @@ vLLM, and what a worker does when.
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
+from torch import Tensor
 from torch.nn import Module
 
 from swapd.units import size
@@ -51,6 +53,12 @@ class Weights(Protocol):
 
     def request(self) -> AbstractContextManager[None]:
         """Around any call that computes."""
+
+    def around(self, module: Module) -> Module | None:
+        """What has to be held for a module to be called by itself; None: nothing."""
+
+    def hold(self, what: Module | None) -> AbstractContextManager[object]:
+        """While in it, that is in."""
 
     def take_back(self) -> None:
         """Have all of it in private memory again. Raises as `Client.unregister`."""
@@ -93,6 +101,16 @@ class Components:
             self._go_alone(error)
         return turn(self._stage.client, self._within_s)
 
+    def around(self, module: Module) -> Module | None:
+        for one in self._attachment.components.values():
+            if module in set(one.module.modules()):
+                blocks = [block for block in one.blocks if module in set(block.modules())]
+                return blocks[0] if blocks else module if one.blocks else one.module
+        return None
+
+    def hold(self, what: Module | None) -> AbstractContextManager[object]:
+        return nullcontext() if what is None else self._attachment.use(what)
+
     def take_back(self) -> None:
         self._attachment.detach()
 
@@ -111,12 +129,25 @@ class Components:
 class Whole:
     """All of it as one component, held while anything computes."""
 
-    def __init__(self, stage: Stage, pipeline: Module) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        pipeline: Module,
+        outside: Mapping[str, Tensor] = MappingProxyType({}),
+        aliases: Sequence[Tensor] = (),
+    ) -> None:
         """Move the weights into swapd. Blocks for the copies. Raises as `Stage.take`."""
         self._stage = stage
-        self.nbytes = stage.take({"": pipeline})
+        self._pipeline = pipeline
+        self.nbytes = stage.take({"": pipeline}, outside, aliases)
 
     def request(self) -> AbstractContextManager[None]:
+        return self._stage.using()
+
+    def around(self, module: Module) -> Module:
+        return self._pipeline
+
+    def hold(self, what: Module | None) -> AbstractContextManager[None]:
         return self._stage.using()
 
     def take_back(self) -> None:

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 
 import torch
 from torch.nn import Module
@@ -183,13 +184,19 @@ class Stage:
         log.info("%s loads, with %s of swapd's memory", self.name, size(nbytes))
         return lease
 
-    def take(self, models: Mapping[str, Module]) -> int:
+    def take(
+        self,
+        models: Mapping[str, Module],
+        outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        aliases: Iterable[torch.Tensor] = (),
+    ) -> int:
         """Move the weights into swapd; how many bytes were moved.
 
         `models`: the stage's model under "", and what else it has (a drafter) under its name.
-        Raises: InvalidSettings, and as `Client.register`; then the models are as they were.
+        `outside`, `aliases`: as in `parts_of`. Raises: InvalidSettings, and as `Client.register`;
+        then the models are as they were.
         """
-        parts = parts_of(models, self._options, self.name)
+        parts = parts_of(models, self._options, self.name, outside, aliases)
         done: list[str] = []
         try:
             for part in parts:

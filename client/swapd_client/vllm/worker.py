@@ -6,7 +6,7 @@ weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s.
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import Module
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.forward_context import set_forward_context
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SwapdError
 from swapd_client.vllm import checkpoint, register, versions
+from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above
 else:
     _Above = object
+
+#: Of the dummy forward that a stage's layers are checked with.
+DUMMY_TOKENS = 2
 
 
 class Unsupported(SwapdError, RuntimeError):
@@ -56,14 +61,17 @@ class Leased(_Above):  # type: ignore[misc]
             share = partial(gather, get_tp_group())
         gpu = number_of(self.device)
         self._swapd = Stage.connect(options, name, gpu=gpu, rank=self.rank, share=share)
+        moving = Moving(name, keep_place=gpu is None)  # a GPU has no room for weights twice
         try:
             with self._swapd.loading(self._load_bytes(options)):
-                self._load(name, *args, **kwargs)
+                self._load(moving, name, *args, **kwargs)
+            with self._swapd.using():
+                moving.compare()
         except BaseException:
             self._swapd.close()
             raise
 
-    def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def _load(self, moving: Moving, name: str, *args: Any, **kwargs: Any) -> None:
         graphs = _graphs()
         super().load_model(*args, **kwargs)
         if _graphs() > graphs:
@@ -72,7 +80,10 @@ class Leased(_Above):  # type: ignore[misc]
                 "addresses its weights have then, before they move into swapd: set "
                 "enforce_eager: true on this stage"
             )
-        moved = self._swapd.take(self._models())
+        models = self._models()
+        take = partial(self._swapd.take, models)
+        moved = moving.move(models, take, self._dummy_forward, self._forward_context)
+        moving.warn_of_rest(self._read_bytes(), moved * self.parallel_config.tensor_parallel_size)
         # what vLLM takes off what the stage may use: these bytes are of swapd's --budget
         if used := getattr(self.model_runner, "model_memory_usage", 0):
             self.model_runner.model_memory_usage = max(used - moved, 0)
@@ -83,11 +94,39 @@ class Leased(_Above):  # type: ignore[misc]
             models["drafter"] = draft
         return models
 
+    def _dummy_forward(self) -> None:
+        """All that computes with the model's weights, on next to nothing."""
+        model = self.model_runner.get_model()
+        without_cache = {"skip_attn": True} if getattr(self, "use_v2_model_runner", False) else {}
+        with eager(self._models()), torch.inference_mode():
+            hidden, _ = self.model_runner._dummy_run(
+                DUMMY_TOKENS, is_profile=True, skip_eplb=True, **without_cache
+            )
+            if isinstance(hidden, torch.Tensor) and hasattr(model, "compute_logits"):
+                model.compute_logits(hidden)
+
+    def _forward_context(self) -> AbstractContextManager[None]:
+        """What vLLM's layers look for when they are called."""
+        context: AbstractContextManager[None] = set_forward_context(
+            None, self.vllm_config, num_tokens=DUMMY_TOKENS
+        )
+        return context
+
     def _stage_name(self, component: str) -> str:
         """What the stage is called in the daemon; each of its ranks has a name of its own."""
         config, parallel = self.model_config, self.parallel_config
         name = component or getattr(config, "model_stage", None) or Path(config.model).name
         return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
+
+    def _read_bytes(self) -> int | None:
+        """How much the loader has read, as the model holds it; None if that is not known."""
+        config = self.vllm_config
+        if config.load_config.load_format not in ("auto", "safetensors"):
+            return None
+        stage = str(getattr(self.model_config, "model_stage", None) or "")
+        return checkpoint.loaded_bytes(
+            self.model_config.model, stage, self.model_config.dtype.itemsize
+        )
 
     def _load_bytes(self, options: Options) -> int | None:
         if options.load_workspace is not None:

@@ -1,0 +1,194 @@
+"""Weights of a stage that are no parameters: where they are, and which of them can be lent.
+
+Kernels keep weights where they like: in an object that wraps them, on the method that quantises a
+layer, in a closure; and anything may keep a view of a parameter. Two kinds can go into swapd with
+the parameters:
+
+- Aliases: tensors in the storage of a parameter, wherever they are kept (`aliases_of`).
+- Tensors that a layer with a `quant_method` refers to (`Candidates`). A component is read-only for
+  its stage, so only those to which nothing writes: large ones that a dummy forward does not change,
+  that are not one value over and over, as room for something is, and that are not called like
+  scratch memory.
+
+Everything else stays where it is. Does not import vLLM.
+"""
+
+import functools
+import gc
+import inspect
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+
+from swapd_client.offload.copies import start_of
+
+#: Bytes; what is smaller is not worth a place in a component.
+LARGE = 64 << 10
+
+#: What names say that a tensor is written to.
+_SCRATCH = re.compile("workspace|scratch|buf|cache|lock|semaphore|counter|lora|state")
+
+#: Of Python modules whose objects belong to the process and not to a layer.
+_FOREIGN = (
+    *("torch.", "vllm.config.", "vllm.distributed.", "transformers."),
+    *("logging.", "threading.", "_thread."),
+)
+
+#: How far from its layer a tensor may be, and how long a container may be.
+_DEEP = 6
+_LONG = 4096
+
+
+class Outside(NamedTuple):
+    """A tensor that is no parameter. `name`: the path of the module, then how it is reached."""
+
+    name: str
+    tensor: torch.Tensor
+    #: A layer refers to it whose weights a method of vLLM's handles.
+    of_layer: bool
+
+
+class Candidates:
+    """What modules refer to beside their parameters, as it is before a dummy forward."""
+
+    def __init__(self, models: Mapping[str, Module]) -> None:
+        """`models`: by name, as `parts.parts_of` has them. Reads the bytes of what may be lent."""
+        self.found = list(_outside(models))
+        self._sums = {one.name: _sum(one.tensor) for one in self.found if _may_be_a_weight(one)}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Those that can be lent, by name; asked when the layers have computed something."""
+        return {
+            one.name: one.tensor
+            for one in self.found
+            if self._sums.get(one.name) == _sum(one.tensor)
+        }
+
+
+def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of this process that lie in the storages of `tensors`, and are none of them.
+
+    Only those that Python knows. In the order of their addresses.
+    """
+    given = list(tensors)
+    known = {id(tensor) for tensor in given}
+    stores = {start_of(tensor) for tensor in given} - {0}
+    found = [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.Tensor)
+        and id(thing) not in known
+        and start_of(thing) in stores
+    ]
+    return sorted(found, key=lambda one: (one.data_ptr(), one.dtype.itemsize, tuple(one.shape)))
+
+
+def largest(left: Iterable[Outside], count: int) -> list[Outside]:
+    """The largest of them, each storage once."""
+    by_store = {start_of(one.tensor): one for one in left if one.tensor.nbytes >= LARGE}
+    return sorted(by_store.values(), key=lambda one: -one.tensor.nbytes)[:count]
+
+
+def _may_be_a_weight(one: Outside) -> bool:
+    return (
+        one.of_layer
+        and one.tensor.nbytes >= LARGE
+        and not _SCRATCH.search(one.name.rpartition(".")[2].lower())
+        and not _is_one_value(one.tensor)
+    )
+
+
+def _outside(models: Mapping[str, Module]) -> Iterator[Outside]:
+    seen = {id(one) for model in models.values() for one in model.parameters()}
+    for key, model in models.items():
+        for path, module in model.named_modules(prefix=key):
+            of_layer = getattr(module, "quant_method", None) is not None
+            for name, tensor in _reached(_attributes(module), path, seen, _DEEP):
+                yield Outside(name, tensor, of_layer)
+
+
+def _attributes(module: Module) -> dict[str, Any]:
+    hidden = ("_parameters", "_modules", "_buffers", "_forward", "_backward", "_state")
+    own = {name: value for name, value in vars(module).items() if not name.startswith(hidden)}
+    return own | module._buffers
+
+
+def _reached(
+    things: Mapping[str, Any], path: str, seen: set[int], deep: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with bytes of their own that can be reached from `things`, each once."""
+    for key, thing in things.items():
+        if id(thing) in seen or isinstance(thing, Module | type | types.ModuleType):
+            continue
+        name = f"{path}.{key}".lstrip(".")
+        if issubclass(type(thing), torch.Tensor):
+            seen.add(id(thing))
+            if is_plain(thing) and start_of(thing):
+                yield name, thing
+        elif deep and (inner := _inside(thing)):
+            seen.add(id(thing))
+            yield from _reached(inner, name, seen, deep - 1)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it can be given another place: its bytes are its own, and no computation's."""
+    kind = type(tensor)
+    return (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)) and tensor.is_leaf
+
+
+def _inside(thing: Any) -> Mapping[str, Any]:
+    """What an object refers to, by name."""
+    match thing:
+        case str() | bytes() | int() | float() | None:
+            return {}
+        case dict():
+            return {str(key): value for key, value in thing.items()} if len(thing) < _LONG else {}
+        case list() | tuple() | set():
+            return {str(n): value for n, value in enumerate(thing)} if len(thing) < _LONG else {}
+        case types.FunctionType():
+            return _closure(thing)
+        case types.MethodType():
+            return {"self": thing.__self__, "function": thing.__func__}
+        case functools.partial():
+            return {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
+    if f"{type(thing).__module__}.".startswith(_FOREIGN):
+        return {}
+    slots = {
+        name: getattr(thing, name)
+        for kind in type(thing).__mro__
+        for name in _listed(vars(kind).get("__slots__", ()))
+        if hasattr(thing, name)
+    }
+    return slots | getattr(thing, "__dict__", {})
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    defaults = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing was assigned to it yet
+            found[name] = cell.cell_contents
+    return defaults | found
+
+
+def _listed(names: str | Iterable[str]) -> Iterable[str]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _sum(tensor: torch.Tensor) -> int:
+    """Changes with the bytes, as those of scratch memory do."""
+    return int(_bytes(tensor).sum(dtype=torch.int64))
+
+
+def _is_one_value(tensor: torch.Tensor) -> bool:
+    low, high = _bytes(tensor).aminmax()
+    return bool(low == high)

@@ -1,0 +1,255 @@
+"""Whether a stage computes the same when its weights have moved: looked at as it loads.
+
+A kernel may keep the address of a weight, or a copy of it, where nothing can see that. Once the
+weights are in swapd, and the place where they were is somebody else's, such a layer computes with
+whatever is there. So a dummy forward is run before, and every call of a module that computes with
+weights is written down: `Calls`. Each is made again, with the same inputs, before the weights move
+and after, when their old place has been overwritten: `Place`. What comes out must be the same, bit
+for bit. Calls are judged one by one, since attention has no cache yet and says nothing that could
+be compared. Floating-point inputs are random numbers: what a dummy forward computes is often zero,
+and zero times anything is the same. Does not import vLLM.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from swapd_client.errors import SwapdError
+from swapd_client.offload.copies import start_of
+from swapd_client.tensors import inner_names, is_wrapper
+from swapd_client.vllm.outside import aliases_of
+
+log = logging.getLogger("swapd_client")
+
+#: Of the random inputs; any will do, the same for all ranks of a stage.
+_SEED = 20
+#: Rows of an input that is made up.
+_ROWS = 2
+
+#: How often a call that differs is made again.
+_AGAIN = 3
+
+#: What came out of a call, tensor by tensor: shape, kind of item, bytes.
+Out = tuple[tuple[tuple[int, ...], torch.dtype, bytes], ...]
+
+Context = Callable[[], AbstractContextManager[object]]
+#: What has to be held for a module to be called: another module, or None; and how to hold it.
+Around = Callable[[Module], Module | None]
+Hold = Callable[[Module | None], AbstractContextManager[object]]
+
+
+def nothing(module: Module) -> None:
+    """What has to be held where all of it is."""
+
+
+class PointerKept(SwapdError, RuntimeError):
+    """A layer computes something else when its weights have moved; the message names it."""
+
+
+class Call(NamedTuple):
+    """A call of a module that can be made again."""
+
+    name: str
+    module: Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Calls:
+    """Calls of a stage's modules, and what came out of each before the weights moved."""
+
+    def __init__(self, context: Context = nullcontext) -> None:
+        """`context()` is entered around the calls that are made again."""
+        self._context = context
+        self._calls: list[Call] = []
+        #: By call: what came out. None: not the same each time, so there is nothing to compare.
+        self._expected: list[Out | None] = []
+
+    @contextmanager
+    def noted(self, models: Mapping[str, Module]) -> Iterator[None]:
+        """While in it, the first call of each module that computes with weights is noted."""
+        with ExitStack() as hooks:
+            for key, model in models.items():
+                for path, module in model.named_modules(prefix=key):
+                    hook = module.register_forward_pre_hook(self._noting(path), with_kwargs=True)
+                    hooks.callback(hook.remove)
+            yield
+
+    def add_linear(self, models: Mapping[str, Module]) -> None:
+        """Note made-up calls of linear layers that the dummy forward did not call."""
+        called = {id(call.module) for call in self._calls}
+        for key, model in models.items():
+            for path, module in model.named_modules(prefix=key):
+                if id(module) not in called and (given := _linear_input(module)) is not None:
+                    self._calls.append(Call(path, module, (given,), {}))
+
+    def settle(self) -> None:
+        """The weights are where they were loaded: see what comes out of each call."""
+        once, again = self._made(), self._made()
+        self._expected = [
+            out if out == other else None for out, other in zip(once, again, strict=True)
+        ]
+
+    def compare(self, stage: str, around: Around = nothing, hold: Hold = nullcontext) -> None:
+        """The weights have moved: make each call under `hold(around(module))`.
+
+        Raises: PointerKept, which names the first call that differs; and what `hold` raises.
+        """
+        made = self._made(around, hold)
+        for call, before, now in zip(self._calls, self._expected, made, strict=True):
+            if before not in (None, now) and self._differs(call, before, around, hold):
+                raise PointerKept(
+                    f"stage {stage!r}: {call.name} ({_kind(call.module)}) computes something else "
+                    "once its weights have moved: it keeps their address, or reads them where they "
+                    "were. It cannot take turns. Load the model with another quantisation or "
+                    "another kernel for this layer, or run the stage without swapd"
+                )
+        checked = sum(out is not None for out in self._expected)
+        log.info("%s computes the same, bit for bit, in %d layers", stage, checked)
+
+    def _differs(self, call: Call, before: Out, around: Around, hold: Hold) -> bool:
+        """Whether it never says the same again, and always the same other thing.
+
+        A kernel that adds in any order may say the same twice by chance.
+        """
+        with torch.inference_mode(), self._context(), hold(around(call.module)):
+            again = {_out_of(call) for _ in range(_AGAIN)}
+        return before not in again and len(again) == 1
+
+    def __repr__(self) -> str:
+        checked = sum(out is not None for out in self._expected)
+        left = len(self._calls) - checked
+        return f"<Calls of {checked} layers; {left} that say nothing when they are called alone>"
+
+    def _noting(self, name: str) -> Callable[..., None]:
+        noted = False
+
+        def note(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal noted
+            if not noted and _computes_with_weights(module, args):
+                noted = True  # cloned: some kernels write over their inputs
+                given = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+                self._calls.append(Call(name, module, *given))
+
+        return note
+
+    def _made(self, around: Around = nothing, hold: Hold = nullcontext) -> list[Out | None]:
+        """What comes out of each call now; None of one that raises."""
+        out: list[Out | None] = []
+        with torch.inference_mode(), self._context():
+            for held, calls in groupby(self._calls, lambda call: around(call.module)):
+                with hold(held):
+                    out += map(_out_of, calls)
+        return out
+
+
+class Place:
+    """Where tensors are, so that it can be overwritten when they have moved."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keeps the memory of `tensors`; `leave` lets it go."""
+        self._were = [(one, one.data) for tensor in tensors for one in _plain(tensor)]
+
+    def overwrite(self) -> list[torch.Tensor]:
+        """With what no weight is: not a number, or zero. What has not moved is left alone.
+
+        So is what other tensors still lie over, which keep the old memory: these are returned.
+        """
+        moved = [old for tensor, old in self._were if old.data_ptr() != tensor.data_ptr()]
+        still = aliases_of(moved)
+        used = {start_of(one) for one in still}
+        with torch.inference_mode():
+            for old in moved:
+                if old.numel() and start_of(old) not in used:
+                    span = sum((n - 1) * s for n, s in zip(old.shape, old.stride(), strict=True))
+                    _spoil(old.as_strided((span + 1,), (1,)))
+        return still
+
+    def leave(self) -> None:
+        self._were.clear()
+
+
+def _computes_with_weights(module: Module, args: tuple[Any, ...]) -> bool:
+    """One that consists of others is not called again: what it keeps for itself could change.
+
+    Nor is attention, or what else has a cache: without one it leaves its output as it finds it.
+    """
+    if hasattr(module, "kv_cache"):
+        return False
+    if getattr(module, "quant_method", None) is not None:
+        return True
+    if any(isinstance(one, Module) for one in args):  # as vLLM's logits get their head
+        return True
+    own = any(one is not None for one in module._parameters.values())
+    return own and next(module.children(), None) is None
+
+
+def _linear_input(module: Module) -> torch.Tensor | None:
+    """Something that a linear layer, vLLM's or torch's, can be called with."""
+    if not _computes_with_weights(module, ()):
+        return None
+    for name in ("input_size_per_partition", "input_size", "in_features"):
+        if isinstance(width := getattr(module, name, None), int):
+            break
+    else:
+        return None
+    weight = next((one for one in module._parameters.values() if one is not None), None)
+    if weight is None:
+        return None
+    dtype = getattr(module, "params_dtype", weight.dtype)
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return None
+    return torch.zeros(_ROWS, width, dtype=dtype, device=weight.device)
+
+
+def _out_of(call: Call) -> Out | None:
+    given = partial(_random, torch.Generator().manual_seed(_SEED))
+    args, kwargs = tree_map_only(torch.Tensor, given, (call.args, call.kwargs))
+    try:
+        out = call.module(*args, **kwargs)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, this call says nothing
+        log.debug("%s cannot be called by itself: %r", call.name, exc)
+        return None
+    tensors = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
+    return tuple((tuple(one.shape), one.dtype, _bytes(one)) for one in tensors)
+
+
+def _random(numbers: torch.Generator, given: torch.Tensor) -> torch.Tensor:
+    if given.is_floating_point() and given.dtype.itemsize in (2, 4):
+        return torch.randn(given.shape, generator=numbers).to(given)
+    return given.clone()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor; of one that wraps others, those."""
+    if not is_wrapper(tensor):
+        yield tensor
+        return
+    for name in inner_names(tensor):
+        yield from _plain(getattr(tensor, name))
+
+
+def _spoil(flat: torch.Tensor) -> None:
+    if flat.is_floating_point() and flat.dtype.itemsize > 1:
+        flat.fill_(float("nan"))
+    elif flat.is_floating_point():
+        flat.view(torch.uint8).fill_(0x7F)  # not a number in both kinds of fp8
+    else:
+        flat.zero_()
+
+
+def _kind(module: Module) -> str:
+    method = getattr(module, "quant_method", None)
+    kind = type(module).__name__
+    return kind if method is None else f"{kind} with {type(method).__name__}"

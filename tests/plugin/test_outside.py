@@ -1,0 +1,131 @@
+"""Weights that are no parameters: what is found, and what of it may be lent."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client.vllm import outside
+from swapd_client.vllm.outside import Candidates
+
+WIDE = outside.LARGE // 4
+
+
+def numbers() -> torch.Tensor:
+    """Large, and not one value."""
+    return torch.arange(WIDE, dtype=torch.float32)
+
+
+class Layer(nn.Module):
+    """As vLLM's: something else handles its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant_method: Any = SimpleNamespace()
+
+
+@dataclass
+class Storage:
+    data: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("empty", "packed")
+
+    def __init__(self, packed: torch.Tensor) -> None:
+        self.packed = packed
+
+
+def in_a_closure(packed: torch.Tensor) -> Callable[..., torch.Tensor]:
+    return lambda x, scale=1.0: x * packed * scale
+
+
+KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "an attribute": lambda packed: packed,
+    "a list": lambda packed: [None, packed],
+    "a dict": lambda packed: {8: packed},
+    "an object that wraps it": lambda packed: SimpleNamespace(storage=Storage(packed)),
+    "an object with slots": Slotted,
+    "a closure": in_a_closure,
+    "a default": lambda packed: lambda x, packed=packed: x * packed,
+    "a parameter that is nobody's": lambda packed: (nn.Parameter(packed, requires_grad=False),),
+}
+
+
+@pytest.mark.parametrize("where", KEPT)
+def test_a_weight_is_found_wherever_a_layer_keeps_it(where: str) -> None:
+    layer = Layer()
+    packed = numbers()
+    layer.kept = KEPT[where](packed)
+    found = Candidates({"": nn.ModuleDict({"proj": layer})}).weights()
+    ((name, tensor),) = found.items()
+    assert name.startswith("proj.kept")
+    assert tensor.data_ptr() == packed.data_ptr()
+
+
+def test_one_that_the_method_of_a_layer_keeps_is_found() -> None:
+    layer = Layer()
+    layer.quant_method.w13 = SimpleNamespace(storage=Storage(numbers()))
+    assert list(Candidates({"": layer}).weights()) == ["quant_method.w13.storage.data"]
+
+
+def unlike_a_weight() -> dict[str, Callable[[Layer], None]]:
+    def of_no_layer(layer: Layer) -> None:
+        layer.quant_method = None
+        layer.table = numbers()
+
+    def small(layer: Layer) -> None:
+        layer.scale = torch.arange(16.0)
+
+    def room(layer: Layer) -> None:
+        layer.out = torch.zeros(WIDE)
+
+    def workspace(layer: Layer) -> None:
+        layer.workspace = numbers()
+
+    def of_the_process(layer: Any) -> None:
+        layer.stream = torch.utils.data.TensorDataset(numbers())
+
+    return {one.__name__: one for one in (of_no_layer, small, room, workspace, of_the_process)}
+
+
+@pytest.mark.parametrize("what", unlike_a_weight())
+def test_what_is_no_weight_stays(what: str) -> None:
+    layer = Layer()
+    unlike_a_weight()[what](layer)
+    assert not Candidates({"": layer}).weights()
+
+
+def test_what_a_forward_writes_to_stays() -> None:
+    layer = Layer()
+    layer.packed, layer.written = numbers(), numbers()
+    found = Candidates({"": layer})
+    layer.written[7] = -1
+    assert list(found.weights()) == ["packed"]
+
+
+def test_a_cycle_of_objects_ends() -> None:
+    layer = Layer()
+    layer.quant_method.layer = layer
+    layer.quant_method.itself = layer.quant_method
+    layer.quant_method.kept = [layer.quant_method, numbers()]
+    assert len(Candidates({"": layer}).weights()) == 1
+
+
+def test_every_view_of_a_parameter_is_an_alias_whoever_keeps_it() -> None:
+    model = nn.Linear(4, 4, bias=False).requires_grad_(False)
+    with torch.inference_mode():
+        kept = SimpleNamespace(views=[model.weight[1:], model.weight.view(torch.int32)])
+    found = outside.aliases_of(list(model.parameters()))
+    assert {id(one) for one in found} == {id(one) for one in kept.views}
+
+
+def test_what_was_left_is_named_largest_first() -> None:
+    model: Any = nn.Module()
+    model.tables = [numbers(), torch.arange(2.0 * WIDE), torch.ones(3)]
+    named = outside.largest(Candidates({"thinker": model}).found, 5)
+    assert [one.name for one in named] == ["thinker.tables.1", "thinker.tables.0"]
