@@ -104,5 +104,39 @@ def tensors(model: Model) -> dict[str, Any]:
     return made
 
 
+def write_int8(folder: Path, model: Model, *, symmetric: bool) -> None:
+    """`write`, its linear layers as 8-bit integers (W8A8, compressed-tensors).
+
+    Their inputs are quantised as they come, with a zero point unless `symmetric`.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    made = {}
+    for name, tensor in tensors(model).items():
+        if not name.endswith("_proj.weight"):
+            made[name] = tensor
+            continue
+        scale = tensor.float().abs().amax(1, keepdim=True) / 127
+        made[name] = (tensor.float() / scale).round().char()
+        made[f"{name}_scale"] = scale
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+    by_channel = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    by_token = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": by_channel,
+        "input_activations": {**by_token, "symmetric": symmetric},
+    }
+    quantised = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    said = {**config(model), "quantization_config": quantised}
+    (folder / "config.json").write_text(json.dumps(said, indent=2))
+
+
 if __name__ == "__main__":
     write_all(*sys.argv[1:])

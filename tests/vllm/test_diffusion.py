@@ -117,13 +117,14 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
 ) -> None:
     daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
     stage = toy(daemon, **settings)
+    at_start = daemon.status().loads
     assert stage.draw_many(SEEDS) == expected[1]
     assert policies(daemon) == wanted
     status = daemon.status()
     assert status.evictions > 0
     assert status.bytes_out == 0
     await_leases_back(daemon)
-    assert status.loads <= 3 * len(SEEDS), "none comes in more than once for a request"
+    assert status.loads - at_start <= 3 * len(SEEDS), "none comes in more than once for a request"
 
 
 def test_encoders_and_dits_take_turns_and_the_vae_stays(
@@ -157,7 +158,7 @@ def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) ->
     assert stage.draw_many(SEEDS) == expected[1]
     assert policies(daemon) == {**all_of("resident"), "toy.text_encoder": "sequential"}
     assert {c.name: c.loads for c in daemon.status().components} == {
-        "toy.text_encoder": len(SEEDS),
+        "toy.text_encoder": len(SEEDS) + 1,  # one is to see, at the start, whether it moved well
         "toy.core": 1,
         "toy.vae": 1,
     }
@@ -176,16 +177,18 @@ def test_all_of_it_can_be_one_component(stages: Scene, toy: Toy, expected: Expec
     whole = {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}
     stage = toy(daemon, **whole)
     other = toy(daemon, "other", seed=2, **whole)
+    at_start = daemon.status().loads
     assert stage.draw_many(SEEDS) == expected[1]
     assert other.draw_many(SEEDS) == expected[2]
     assert policies(daemon) == {"toy": "lru", "other": "lru"}
     await_leases_back(daemon)
-    assert daemon.status().loads == 2
+    assert daemon.status().loads == at_start + 2
 
 
 def test_two_stages_take_turns_on_room_for_one(stages: Scene, toy: Toy, expected: Expected) -> None:
     daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
     one, two = toy(daemon, "one"), toy(daemon, "two", seed=2)
+    at_start = {c.name: c.loads for c in daemon.status().components}
     one.begin("draw_many", SEEDS)
     two.begin("draw_many", SEEDS)
     assert one.result() == expected[1]
@@ -193,7 +196,7 @@ def test_two_stages_take_turns_on_room_for_one(stages: Scene, toy: Toy, expected
     status = daemon.status()
     assert status.evictions > 0
     assert status.bytes_out == 0
-    loads = {c.name: c.loads for c in status.components}
+    loads = {c.name: c.loads - at_start[c.name] for c in status.components}
     assert loads["one.core"] <= len(SEEDS), "a DiT does not go in the middle of a request"
     assert loads["two.core"] <= len(SEEDS)
 

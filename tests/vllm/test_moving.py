@@ -1,0 +1,111 @@
+"""Real engines whose kernels keep their weights, or addresses of them, where no parameter is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swapd_client import connect
+from tests.guarantees.harness import Daemon
+from tests.vllm.engines import (
+    REQUESTS,
+    TOKENS,
+    Engine,
+    EngineFailed,
+    Scene,
+    on_swapd,
+    plain,
+)
+from tests.vllm.models import MODELS, write_int8
+
+
+def started(scene: Scene, kind: str, arguments: Mapping[str, Any]) -> Engine:
+    engine = scene.process("talker")
+    engine.imports("tests.vllm.keeping")
+    engine.start(**arguments, hf_overrides={"architectures": [kind]})
+    return engine
+
+
+def answers(engine: Engine) -> list[Any]:
+    return [engine.generate(prompts, TOKENS) for prompts in REQUESTS[:2]]
+
+
+def evict(daemon: Daemon, name: str) -> None:
+    """Have somebody else take all of the memory for a moment."""
+    with connect(daemon.folder) as client, client.acquire_workspace("64MiB"):
+        assert daemon.component(name).state == "absent"
+
+
+def on_file(model: Path) -> int:
+    return (model / "model.safetensors").stat().st_size
+
+
+def test_weights_that_an_object_wraps_take_turns_too(scene: Scene) -> None:
+    model = scene.models / "talker"
+    alone = started(scene, "WrappingQwen2", plain(model))
+    daemon = scene.daemon()
+    engine = started(scene, "WrappingQwen2", on_swapd(model, daemon.folder))
+    assert daemon.component("talker").nbytes >= 0.99 * on_file(model)
+    for prompts in REQUESTS[:2]:
+        assert engine.generate(prompts, TOKENS) == alone.generate(prompts, TOKENS)
+        evict(daemon, "talker")
+    assert "weights, and" not in engine.log, "no warning"
+
+
+def test_a_kernel_that_keeps_a_pointer_is_refused_by_its_layers_name(scene: Scene) -> None:
+    daemon = scene.daemon()
+    with pytest.raises(EngineFailed) as refused:
+        started(scene, "PointingQwen2", on_swapd(scene.models / "talker", daemon.folder))
+    assert refused.value.kind == "PointerKept"
+    assert "model.layers.0.mlp.down_proj (RowParallelLinear with Points)" in refused.value.message
+    while daemon.status().components:
+        daemon.await_record("SessionGone")
+
+
+def test_weights_that_nothing_can_see_are_warned_of(scene: Scene) -> None:
+    daemon = scene.daemon()
+    model = scene.models / "talker"
+    engine = started(scene, "HidingQwen2", on_swapd(model, daemon.folder))
+    (warning,) = [line for line in engine.log.splitlines() if "stays there when the stage" in line]
+    assert "talker has 50.52 MiB of weights, and 41.53 MiB of them in swapd (82 %)" in warning
+    before = engine.generate(REQUESTS[0], TOKENS)
+    evict(daemon, "talker")
+    assert engine.generate(REQUESTS[0], TOKENS) == before
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("int8")
+    write_int8(folder / "symmetric", MODELS["talker"], symmetric=True)
+    write_int8(folder / "asymmetric", MODELS["talker"], symmetric=False)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["symmetric", "asymmetric"])
+def test_8_bit_integers_are_right_or_refused(scene: Scene, quantised: Path, name: str) -> None:
+    """By which kernel depends on the CPU: oneDNN's, which keeps an address, or that for AMX."""
+    model = quantised / name
+    (alone,) = scene.start(plain(model))
+    daemon = scene.daemon()
+    said = ""
+    try:
+        (engine,) = scene.start(on_swapd(model, daemon.folder))
+    except EngineFailed as refused:
+        said = f"{refused.kind} {refused.message}"
+    if said:
+        assert "PointerKept" in said
+        assert "qkv_proj (QKVParallelLinear with CompressedTensors" in said
+        return
+    assert daemon.component(name).nbytes >= 0.95 * on_file(model)
+    for prompts in REQUESTS[:2]:
+        assert engine.generate(prompts, TOKENS) == alone.generate(prompts, TOKENS)
+        evict(daemon, name)
+
+
+def test_all_weights_are_swapds_whatever_the_cpu_keeps_them_as(scene: Scene) -> None:
+    """With AMX vLLM packs them, and keeps them in closures."""
+    daemon = scene.daemon()
+    (engine,) = scene.on_swapd(daemon, "talker")
+    assert daemon.component("talker").nbytes >= 0.99 * on_file(scene.models / "talker")
+    assert "talker computes the same, bit for bit, in 39 layers" in engine.log
