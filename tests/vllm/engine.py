@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
@@ -26,6 +27,9 @@ PRELOADED = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
+)
+#: Where vllm-omni is installed, after those.
+PRELOADED_OF_OMNI = (
     "vllm_omni",
     "vllm_omni.diffusion.executor.uniproc_executor",
     "vllm_omni.diffusion.worker.diffusion_worker",
@@ -37,7 +41,8 @@ DRIVES = "TESTS_VLLM_DRIVES"
 
 def load() -> None:
     """Import what takes long to import."""
-    for name in PRELOADED:
+    omni = PRELOADED_OF_OMNI if find_spec("vllm_omni") else ()
+    for name in (*PRELOADED, *omni):
         import_module(name)
 
 
@@ -62,10 +67,11 @@ class Engine(Program):
         #: What each request has got so far, by its number.
         self._tokens: dict[str, list[int]] = {}
 
-    def versions(self) -> list[str]:
-        """Of vLLM and vLLM-Omni; torchvision, too, can be imported."""
+    def versions(self) -> dict[str, str]:
+        """Of vLLM, and of vLLM-Omni if it is there; torchvision, too, can be imported."""
         import_module("torchvision")
-        return [import_module(name).__version__ for name in ("vllm", "vllm_omni")]
+        packages = [name for name in ("vllm", "vllm_omni") if find_spec(name)]
+        return {name: import_module(name).__version__ for name in packages}
 
     def plugins(self) -> list[str]:
         """What vLLM finds to call in every process."""

@@ -53,6 +53,7 @@ def test_settings_that_make_no_sense(
     [
         ({"cpu_offload_gb": 0.01}, "leave out cpu_offload_gb"),
         ({"offload_group_size": 2}, "leave out cpu_offload_gb and offload_group_size"),
+        ({"weight_transfer_config": {"backend": "nccl_m2n"}}, "set the backend of weight_transfer"),
     ],
 )
 def test_what_does_not_go_with_swapd(scene: Scene, more: Mapping[str, Any], said: str) -> None:
@@ -67,14 +68,17 @@ def test_another_version_of_vllm(scene: Scene) -> None:
     with pytest.raises(EngineFailed) as failed:
         engine.start(**on_swapd(scene.models / "talker", scene.folder / "not asked"))
     assert failed.value.kind == "UnsupportedVersion"
-    assert "vllm 0.30.x, and this is 0.29.0" in failed.value.message
+    assert "are for vllm 0.30.x, 0.31.x or 0.32.x, and this is 0.29.0" in failed.value.message
 
 
 def test_sleep_is_refused_and_the_engine_goes_on(scene: Scene, expected: Expected) -> None:
     (engine,) = scene.on_swapd(scene.daemon(), "talker")
-    for method in ("sleep", "wake_up"):
+    with pytest.raises(EngineFailed, match="sleep mode does not go with swapd"):
+        engine.sleep()
+    for method, *arguments in (["sleep"], ["discard", ["kv_cache"]]):
         with pytest.raises(EngineFailed, match="sleep mode does not go with swapd"):
-            engine.call(method)
+            engine.call(method, *arguments)
+    engine.wake_up()
     assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
 
 

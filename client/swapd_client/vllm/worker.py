@@ -1,7 +1,8 @@
 """What all worker classes of AR and generation stages share: where weights are used, and loaded.
 
 vLLM calls a worker's methods one after the other, in one thread. Lives here: which of them touch
-weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s.
+weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s. All methods that
+vLLM calls, also those that are its own, are in `calls.py`.
 """
 
 import gc
@@ -175,6 +176,7 @@ class Leased(_Above):  # type: ignore[misc]
         return bool(self.parallel_config.data_parallel_size > 1)
 
     # --- other calls that read weights -----------------------------------------------------
+    # Where vLLM's own version has no such method, `super` says so.
 
     def determine_available_memory(self) -> Any:
         with self._swapd.using():
@@ -192,6 +194,11 @@ class Leased(_Above):  # type: ignore[misc]
         with self._swapd.using():
             return super().add_lora(lora_request)
 
+    def pin_lora(self, lora_id: int) -> Any:
+        """Makes it active if it is not."""
+        with self._swapd.using():
+            return super().pin_lora(lora_id)
+
     def save_sharded_state(self, *args: Any, **kwargs: Any) -> None:
         with self._swapd.using():
             super().save_sharded_state(*args, **kwargs)
@@ -199,6 +206,10 @@ class Leased(_Above):  # type: ignore[misc]
     def save_tensorized_model(self, *args: Any, **kwargs: Any) -> None:
         with self._swapd.using():
             super().save_tensorized_model(*args, **kwargs)
+
+    def compute_weight_checksums(self) -> Any:
+        with self._swapd.using():
+            return super().compute_weight_checksums()
 
     def apply_model(self, fn: Any) -> Any:
         """`fn` may read the weights; writing to them is a fault."""
@@ -211,6 +222,11 @@ class Leased(_Above):  # type: ignore[misc]
         """If it fails, vLLM leaves the model without weights: start the stage again."""
         with self._swapd.changing():
             super().reload_weights(*args, **kwargs)
+
+    def reset_weights(self) -> None:
+        """All weights are zero afterwards: a trainer checks so that it writes to each of them."""
+        with self._swapd.changing():
+            super().reset_weights()
 
     def start_weight_update(self) -> None:
         self._start_change(super().start_weight_update)
@@ -250,8 +266,26 @@ class Leased(_Above):  # type: ignore[misc]
     def sleep(self, level: int = 1) -> None:
         raise Unsupported(_SLEEP)
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
+    def discard(self, tags: tuple[str, ...]) -> None:
         raise Unsupported(_SLEEP)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Nothing sleeps here. vLLM calls it after a refused `discard`, and then goes on."""
+
+    def handle_sleep_task(self, task: Any) -> Any:
+        raise Unsupported(_SLEEP)
+
+    def handle_wake_task(self, task: Any) -> Any:
+        raise Unsupported(_SLEEP)
+
+    def checkpoint_prepare(self) -> None:
+        raise Unsupported(_CHECKPOINT)
+
+    def checkpoint_restore(self) -> None:
+        raise Unsupported(_CHECKPOINT)
+
+    def elastic_ep_execute(self, execute_method: str, *args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(_ELASTIC)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -265,13 +299,25 @@ class Worker(Leased, VllmWorker):  # type: ignore[misc]
 
 _SLEEP = (
     "sleep mode does not go with swapd, which takes an idle stage's memory whenever another needs "
-    "it: leave out enable_sleep_mode, and do not call sleep or wake_up"
+    "it: leave out enable_sleep_mode, and do not call sleep or release_kv_cache_memory"
 )
+_CHECKPOINT = (
+    "a checkpoint of this process would be one without its weights, which are in swapd's memory: "
+    "end the stage, and start it again"
+)
+_ELASTIC = (
+    "elastic expert parallelism moves weights to other ranks while they are in use: set "
+    "enable_elastic_ep: false"
+)
+#: Ways to get new weights from a trainer that find the weights wherever they are at that time.
+#: Others may write to the addresses that the weights had at first, where they are read-only.
+_TRANSFERS = ("nccl", "ipc", "sparse_nccl", "sharded_rdt")
 
 
 def _refuse(config: Any, name: str) -> None:
     """Raise Unsupported for what does not go with swapd."""
     parallel, offload = config.parallel_config, config.offload_config
+    transfer = config.weight_transfer_config
     why = ""
     if getattr(config.model_config, "enable_sleep_mode", False):
         why = _SLEEP
@@ -290,6 +336,11 @@ def _refuse(config: Any, name: str) -> None:
         why = (
             "vLLM's own offloading moves weights too: leave out cpu_offload_gb and "
             "offload_group_size, and say in additional_config.swapd what is to be offloaded"
+        )
+    elif transfer is not None and transfer.backend not in _TRANSFERS:
+        why = (
+            f"the weight transfer {transfer.backend} may write to where the weights were at first: "
+            f"set the backend of weight_transfer_config to one of {', '.join(_TRANSFERS)}"
         )
     if why:
         raise Unsupported(f"stage {name!r}: {why}")

@@ -1,0 +1,115 @@
+"""A program: what the workers' public methods are, and what swapd's do before each, as JSON.
+
+`python -m tests.vllm.calls CLASS ...`, "module:Class" each. Of a class of vLLM's: its public
+methods and properties. Of swapd's, mixed into workers of no content: by method, what the weights
+are meanwhile (leased, changing, without), or refused.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
+from swapd_client.vllm.worker import Unsupported
+
+#: vLLM calls these in this order, and between one and the next nothing changes.
+SERIES = (
+    "execute_model",
+    "sample_tokens",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+
+
+def public(kind: type) -> list[str]:
+    """Its public methods and properties."""
+    there = {name: inspect.getattr_static(kind, name) for name in dir(kind) if name[0] != "_"}
+    return [
+        name
+        for name, thing in there.items()
+        if isinstance(thing, property) or (callable(thing) and not isinstance(thing, type))
+    ]
+
+
+class Stage:
+    """A `swapd_client.vllm.stage.Stage`, and the `Weights` of a pipeline; says what it is in."""
+
+    def __init__(self) -> None:
+        self.state = "without"
+
+    def begin(self, *, encoders: bool = False) -> None:
+        self.state = "leased"
+
+    def end(self) -> None:
+        self.state = "without"
+
+    @contextmanager
+    def _as(self, state: str) -> Iterator[None]:
+        before, self.state = self.state, state
+        yield
+        self.state = before
+
+    def using(self) -> Any:
+        return self._as("leased")
+
+    request = using
+
+    def changing(self) -> Any:
+        return self._as("changing")
+
+    def note(self, came: object, went: object) -> None: ...
+
+
+def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, str]:
+    """By method of `calls`, what `kind` does when it is called."""
+    seen: dict[str, str] = {}
+
+    def method(name: str) -> Any:
+        def run(self: object, *args: object, **kwargs: object) -> None:
+            seen[name] = swapd.state
+
+        return run
+
+    names = calls.known - calls.life
+    worker = type("Worker", (kind,), state)
+    above = type("Above", (), {name: method(name) for name in names})
+    probe: Any = type("Probe", (worker, above), {})()
+    for name in (*names.difference(SERIES), *(name for name in SERIES if name in names)):
+        call = getattr(probe, name)
+        given = [p for p in inspect.signature(call).parameters.values() if p.default is p.empty]
+        plain = [p for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]
+        seen[name] = "without"  # unless vLLM's own is called, which sees it
+        try:
+            call(*(MagicMock(total_num_scheduled_tokens=1) for _ in plain))
+        except Unsupported:
+            seen[name] = "refused"
+        if name not in SERIES:
+            swapd.state = "without"
+    return seen
+
+
+def of_swapd(name: str) -> dict[str, str]:
+    kind, stage = resolve_name(name), Stage()
+    if name.endswith(":Leased"):
+        parallel = SimpleNamespace(data_parallel_size=1)
+        state = {"_swapd": stage, "parallel_config": parallel, "_weight_update_active": False}
+        return does(kind, WORKER, stage, **state)
+    return does(kind, DIFFUSION, stage, _swapd=SimpleNamespace(weights=stage))
+
+
+def main() -> None:
+    ours = [name for name in sys.argv[1:] if name.startswith("swapd")]
+    theirs = [name for name in sys.argv[1:] if name not in ours]
+    said: dict[str, object] = {name: public(resolve_name(name)) for name in theirs}
+    print("\n" + json.dumps(said | {name: of_swapd(name) for name in ours}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Every public method of vLLM's workers is known to the plugin, which does what it says of each.
+
+With a new version of vLLM these tests come first: a method that reads weights without a lease is a
+fault, and one that writes to them is worse.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from swapd_client.vllm.calls import WORKER, Calls
+from tests.vllm.environment import ROOT, environment
+
+OURS = "swapd_client.vllm.worker:Leased"
+THEIRS = ("vllm.v1.worker.gpu_worker:Worker", "vllm.v1.worker.cpu_worker:CPUWorker")
+
+
+def said_of(*classes: str) -> dict[str, Any]:
+    """What `calls` says of them, and `vllm`'s version."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.vllm.calls", *classes],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def unknown(kind: str, public: list[str], calls: Calls) -> list[str]:
+    return [
+        f"{kind} has the public method {name}, and the plugin does not know whether it uses "
+        "weights: read it and its callers, and add it to swapd_client/vllm/calls.py"
+        for name in public
+        if name not in calls.known
+    ]
+
+
+def check_does(does: dict[str, str], calls: Calls) -> None:
+    for group in ("leased", "changing", "refused", "without"):
+        names = {name for name, what in does.items() if what == group}
+        assert names == getattr(calls, group), group
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    return said_of(OURS, *THEIRS)
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_every_public_method_is_known(said: dict[str, Any], kind: str) -> None:
+    assert len(said[kind]) > 30
+    assert unknown(kind, said[kind], WORKER) == []
+
+
+def test_a_new_method_is_named_with_what_to_do() -> None:
+    (problem,) = unknown("vllm:Worker", ["execute_model", "melt_weights"], WORKER)
+    assert "vllm:Worker has the public method melt_weights" in problem
+
+
+def test_each_is_called_as_is_said_of_it(said: dict[str, Any]) -> None:
+    check_does(said[OURS], WORKER)

@@ -1,0 +1,32 @@
+"""As `test_calls.py`, of vllm-omni's workers."""
+
+from typing import Any
+
+import pytest
+
+from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
+from tests.vllm.test_calls import check_does, said_of, unknown
+
+OURS = "swapd_client.vllm.diffusion:DiffusionExtension"
+WORKERS = "vllm_omni.diffusion.worker.diffusion_worker"
+THEIRS = {
+    "vllm_omni.worker.gpu_ar_worker:GPUARWorker": WORKER,
+    "vllm_omni.worker.gpu_generation_worker:GPUGenerationWorker": WORKER,
+    f"{WORKERS}:DiffusionWorker": DIFFUSION,
+    f"{WORKERS}:CustomPipelineWorkerExtension": DIFFUSION,
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    return said_of(OURS, *THEIRS)
+
+
+@pytest.mark.parametrize(("kind", "calls"), THEIRS.items())
+def test_every_public_method_is_known(said: dict[str, Any], kind: str, calls: Calls) -> None:
+    assert said[kind]
+    assert unknown(kind, said[kind], calls) == []
+
+
+def test_each_is_called_as_is_said_of_it(said: dict[str, Any]) -> None:
+    check_does(said[OURS], DIFFUSION)
