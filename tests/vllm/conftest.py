@@ -15,7 +15,7 @@ import pytest
 from swapd_client.vllm import versions
 from tests.guarantees import harness
 from tests.vllm import engines
-from tests.vllm.models import MODELS
+from tests.vllm.models import MODELS, write
 
 NURSERY = pytest.StashKey[engines.Nursery]()
 
@@ -114,3 +114,11 @@ def expected(models: Path, nursery: engines.Nursery) -> Mapping[str, list[list[l
             engine.label: [engine.generate(prompts, engines.TOKENS) for prompts in engines.REQUESTS]
             for engine in made.plain(*MODELS)
         }
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The talker with other weights."""
+    folder = tmp_path_factory.mktemp("other") / "talker"
+    write(folder, MODELS["talker"]._replace(seed=99))
+    return folder

@@ -64,10 +64,10 @@ class KeepingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
     method: type[Method]
 
     def load_weights(self, weights: Any) -> Any:
-        loaded = super().load_weights(weights)
         for layer in self.model.layers:
-            layer.mlp.down_proj.quant_method = self.method()
-        return loaded
+            if not isinstance(layer.mlp.down_proj.quant_method, self.method):
+                layer.mlp.down_proj.quant_method = self.method()
+        return super().load_weights(weights)
 
 
 class WrappingQwen2(KeepingQwen2):

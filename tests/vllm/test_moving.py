@@ -53,6 +53,19 @@ def test_weights_that_an_object_wraps_take_turns_too(scene: Scene) -> None:
     assert "weights, and" not in engine.log, "no warning"
 
 
+def test_new_weights_that_an_object_wraps_are_right_and_said_to_stay(
+    scene: Scene, other: Path
+) -> None:
+    model = scene.models / "talker"
+    alone = started(scene, "WrappingQwen2", plain(other))
+    daemon = scene.daemon()
+    engine = started(scene, "WrappingQwen2", on_swapd(model, daemon.folder))
+    engine.call("reload_weights", None, str(other))
+    evict(daemon, "talker")
+    assert engine.generate(REQUESTS[0], TOKENS) == alone.generate(REQUESTS[0], TOKENS)
+    assert "talker has 9 MiB of its new weights in memory of this process's own" in engine.log
+
+
 def test_a_kernel_that_keeps_a_pointer_is_refused_by_its_layers_name(scene: Scene) -> None:
     daemon = scene.daemon()
     with pytest.raises(EngineFailed) as refused:

@@ -3,20 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.vllm.engines import REQUESTS, TOKENS, Scene, plain
-from tests.vllm.models import MODELS, write
 
 Expected = Mapping[str, list[list[list[int]]]]
-
-
-@pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The talker with other weights."""
-    folder = tmp_path_factory.mktemp("other") / "talker"
-    write(folder, MODELS["talker"]._replace(seed=99))
-    return folder
 
 
 def test_reloaded_weights_are_what_is_computed_with(

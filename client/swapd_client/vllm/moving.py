@@ -33,6 +33,9 @@ class Moving:
         self._keep_place = keep_place
         self._calls = Calls()
         self._place = Place(())
+        #: What has moved and is no parameter, by name; and what else there is, and has not.
+        self._outside: Mapping[str, torch.Tensor] = {}
+        self._left: list[outside.Outside] = []
 
     def move(
         self,
@@ -63,6 +66,7 @@ class Moving:
             )
         if not self._keep_place:
             self._place.leave()
+        self._outside = weights
         taken = {id(one) for one in (*weights.values(), *aliases)}
         self._left = [one for one in found.found if id(one.tensor) not in taken]
         return moved
@@ -103,6 +107,23 @@ class Moving:
             100 * moved // read,
             f"; such as {named}" if named else "",
         )
+
+    def warn_of_new(self, models: Mapping[str, Module]) -> None:
+        """New weights were loaded: warn if kernels keep theirs elsewhere than in swapd now."""
+        if not self._outside:
+            return
+        new = [
+            one.tensor.nbytes
+            for one in outside.found_in(models)
+            if one.tensor is not self._outside.get(one.name, one.tensor)
+        ]
+        if new:
+            log.warning(
+                "%s has %s of its new weights in memory of this process's own, where kernels have "
+                "put them: start the stage again to have them take turns",
+                self._name,
+                size(sum(new)),
+            )
 
 
 @contextmanager

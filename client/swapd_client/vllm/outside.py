@@ -58,7 +58,7 @@ class Candidates:
 
     def __init__(self, models: Mapping[str, Module]) -> None:
         """`models`: by name, as `parts.parts_of` has them. Reads the bytes of what may be lent."""
-        self.found = list(_outside(models))
+        self.found = found_in(models)
         self._sums = {one.name: _sum(one.tensor) for one in self.found if _may_be_a_weight(one)}
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -103,13 +103,15 @@ def _may_be_a_weight(one: Outside) -> bool:
     )
 
 
-def _outside(models: Mapping[str, Module]) -> Iterator[Outside]:
+def found_in(models: Mapping[str, Module]) -> list[Outside]:
+    """All tensors that modules of `models` refer to and that are no parameters, each once."""
     seen = {id(one) for model in models.values() for one in model.parameters()}
-    for key, model in models.items():
-        for path, module in model.named_modules(prefix=key):
-            of_layer = getattr(module, "quant_method", None) is not None
-            for name, tensor in _reached(_attributes(module), path, seen, _DEEP):
-                yield Outside(name, tensor, of_layer)
+    return [
+        Outside(name, tensor, getattr(module, "quant_method", None) is not None)
+        for key, model in models.items()
+        for path, module in model.named_modules(prefix=key)
+        for name, tensor in _reached(_attributes(module), path, seen, _DEEP)
+    ]
 
 
 def _attributes(module: Module) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Leased(_Above):  # type: ignore[misc]
     """Mixed into a worker class of vLLM's, first: its weights are swapd's, lent for each call."""
 
     _swapd: Stage
+    _moving: Moving
     #: A weight update that was started and is not finished.
     _change = ExitStack()
 
@@ -62,17 +63,17 @@ class Leased(_Above):  # type: ignore[misc]
             share = partial(gather, get_tp_group())
         gpu = number_of(self.device)
         self._swapd = Stage.connect(options, name, gpu=gpu, rank=self.rank, share=share)
-        moving = Moving(name, keep_place=gpu is None)  # a GPU has no room for weights twice
+        self._moving = Moving(name, keep_place=gpu is None)  # a GPU has no room for weights twice
         try:
             with self._swapd.loading(self._load_bytes(options)):
-                self._load(moving, name, *args, **kwargs)
+                self._load(name, *args, **kwargs)
             with self._swapd.using():
-                moving.compare()
+                self._moving.compare()
         except BaseException:
             self._swapd.close()
             raise
 
-    def _load(self, moving: Moving, name: str, *args: Any, **kwargs: Any) -> None:
+    def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
         graphs = _graphs()
         super().load_model(*args, **kwargs)
         if _graphs() > graphs:
@@ -81,7 +82,7 @@ class Leased(_Above):  # type: ignore[misc]
                 "addresses its weights have then, before they move into swapd: set "
                 "enforce_eager: true on this stage"
             )
-        models = self._models()
+        models, moving = self._models(), self._moving
         take = partial(self._swapd.take, models)
         moved = moving.move(models, take, self._dummy_forward, self._forward_context)
         moving.warn_of_rest(self._read_bytes(), moved * self.parallel_config.tensor_parallel_size)
@@ -222,6 +223,7 @@ class Leased(_Above):  # type: ignore[misc]
         """If it fails, vLLM leaves the model without weights: start the stage again."""
         with self._swapd.changing():
             super().reload_weights(*args, **kwargs)
+        self._moving.warn_of_new(self._models())
 
     def reset_weights(self) -> None:
         """All weights are zero afterwards: a trainer checks so that it writes to each of them."""
@@ -243,6 +245,7 @@ class Leased(_Above):  # type: ignore[misc]
         with self._undone_on_error():
             super().finish_weight_update()
         self._change.close()
+        self._moving.warn_of_new(self._models())
 
     def _start_change(self, start: Callable[[], None]) -> None:
         """The weights are aside from now on, until the update is finished."""
