@@ -21,6 +21,7 @@ from typing import Any, TextIO
 MESSAGE_MAX = 20_000
 
 PRELOADED = (
+    "compressed_tensors",  # which vLLM imports as it loads a model
     "vllm",
     "vllm.entrypoints.llm",
     "vllm.v1.engine.llm_engine",

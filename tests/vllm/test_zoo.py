@@ -1,0 +1,235 @@
+"""Models and features of vLLM, a row each: the same answers, to the last bit, under evictions.
+
+Each row's engine and one without swapd are asked the same. The device is taken from the one on
+swapd before each request and in the middle of it, so what is read outside a lease is a fault.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import swapd_client
+from swapd_client.weights import safetensors
+from tests.guarantees.harness import Daemon
+from tests.vllm import engines
+from tests.vllm.engine import DRIVES
+from tests.vllm.engines import Engine, Nursery, Scene, on_swapd, plain
+from tests.vllm.environment import environment
+from tests.vllm.zoo import AUDIO, BEGIN, END, IMAGE
+
+DRIVEN: Any = {DRIVES: "tests.vllm.asked:Asked"}
+
+Requests = Sequence[Mapping[str, Any]]
+
+BUDGET = "16MiB"
+#: Its weights leave in the middle of a request, too.
+AT_ONCE = {"finish_within_s": 0}
+
+TEXT: Requests = ({"prompt": [40, 41, 42, 43]}, {"prompt": [50, 51]})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine and what it is asked."""
+
+    name: str
+    #: One of `zoo.CHECKPOINTS`.
+    checkpoint: str
+    #: Requests that are open together; one such set after the other.
+    asked: Sequence[Requests] = (TEXT,)
+    #: Of the engine. "zoo:NAME" is the folder of a checkpoint.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: How much of the checkpoint swapd holds, at least; and if not nearly all, why.
+    held: float = 0.95
+    #: A counter of vLLM's that shows that the feature was used.
+    counts: str = ""
+
+
+def pooled(task: str) -> Sequence[Requests]:
+    prompts = ([40, 41, 42], [50, 51], list(range(60, 90)))
+    return [[{"prompt": prompt, "pool": task}] for prompt in prompts]
+
+
+PICTURES = tuple(
+    ({"prompt": [40, BEGIN, IMAGE, END, 41], "picture": colour},)
+    for colour in ([250, 20, 10], [10, 30, 240])
+)
+SOUNDS = tuple(
+    ({"prompt": [40, BEGIN, AUDIO, END, 41], "sound": pitch},) for pitch in (440.0, 4000.0)
+)
+WITH_TOKENIZER = {"skip_tokenizer_init": False, "mm_hasher_algorithm": "sha256"}
+POOLS = {"runner": "pooling"}
+EMBEDS = {**POOLS, "convert": "embed", "skip_tokenizer_init": False}
+COUNTED = {"disable_log_stats": False}
+REPEATED = [{"prompt": [40, 41, 42, 43] * 4}, {"prompt": [50, 51, 50, 51, 50]}]
+#: Longer than a block of the KV cache.
+LONG = [[{"prompt": [*range(40, 190), last]}] for last in (5, 6)]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+JSON = [{"prompt": [40, 41], "json": SCHEMA, "tokens": 40}]
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+SPECULATES = {**COUNTED, "speculative_config": {**NGRAM, "prompt_lookup_min": 1}}
+#: More than one needs kernels that vLLM's CPU build lacks.
+DRAFT = {"method": "draft_model", "model": "zoo:llama", "num_speculative_tokens": 1}
+EAGLE = {"method": "eagle", "model": "zoo:llama-eagle", "num_speculative_tokens": 1}
+DRAFTED = "vllm:spec_decode_num_draft_tokens"
+
+
+ROWS = (
+    Row("Llama", "llama"),
+    Row("Qwen3", "qwen3"),
+    Row("Qwen3-MoE", "qwen3-moe"),
+    Row("Gemma 2", "gemma2"),
+    Row("Gemma 3", "gemma3"),
+    Row("OPT", "opt"),
+    # its attention keeps products of kv_b_proj's weights beside the parameters
+    Row("DeepSeek-V2", "deepseek", held=0.4),
+    Row("AWQ", "llama-awq"),
+    Row("GPTQ", "llama-gptq"),
+    Row("Qwen2-VL", "qwen2-vl", (*PICTURES, TEXT), WITH_TOKENIZER),
+    Row("Qwen2-Audio", "qwen2-audio", (*SOUNDS, TEXT), WITH_TOKENIZER),
+    Row("BERT, embeddings", "bert", pooled("embed"), EMBEDS),
+    Row("BERT, classifier", "bert-classifies", pooled("classify"), POOLS),
+    Row("Qwen3, embeddings", "qwen3", pooled("embed"), EMBEDS),
+    Row("Qwen3, classifier", "qwen3-classifies", pooled("classify"), POOLS),
+    Row("ngram speculation", "llama", (REPEATED,), SPECULATES, counts=DRAFTED),
+    Row("draft model", "llama", (TEXT,), {**COUNTED, "speculative_config": DRAFT}, counts=DRAFTED),
+    Row("EAGLE", "llama", (TEXT,), {**COUNTED, "speculative_config": EAGLE}, counts=DRAFTED),
+    Row("prefix caching", "llama", LONG, COUNTED, counts="vllm:prefix_cache_hits"),
+    Row("chunked prefill", "llama", LONG, {"max_num_batched_tokens": 32}),
+    Row("structured outputs", "words", (JSON,), {"skip_tokenizer_init": False}),
+    Row("torch.compile", "llama", (TEXT,), {"enforce_eager": False}),
+)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the checkpoints, by name."""
+    folder = tmp_path_factory.mktemp("zoo")
+    command = [sys.executable, "-m", "tests.vllm.zoo", str(folder)]
+    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+class Evictor:
+    """Takes the whole device, and gives it back."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._client = swapd_client.connect(daemon.folder, label="evictor")
+
+    def evict(self) -> None:
+        """Blocks until nothing is in."""
+        with self._client.acquire_workspace(BUDGET):
+            pass
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def begun(scene: Scene, label: str, arguments: Mapping[str, object]) -> Engine:
+    engine = scene.process(label, **DRIVEN)
+    engine.begin("start", **arguments)
+    return engine
+
+
+def in_folder(zoo: Path, given: Any) -> Any:
+    """`given`, with the folders of checkpoints for their names."""
+    if isinstance(given, Mapping):
+        return {name: in_folder(zoo, one) for name, one in given.items()}
+    if isinstance(given, (list, tuple)):
+        return [in_folder(zoo, one) for one in given]
+    return str(zoo / given[4:]) if isinstance(given, str) and given.startswith("zoo:") else given
+
+
+def answers(engine: Engine, asked: Requests) -> Any:
+    engine.put(asked)
+    engine.go(1000)
+    return engine.answers()
+
+
+def answers_under_evictions(engine: Engine, asked: Requests, evictor: Evictor) -> Any:
+    evictor.evict()
+    engine.put(asked)
+    while engine.go(3):
+        evictor.evict()
+    return engine.answers()
+
+
+def nbytes_of(checkpoint: Path) -> int:
+    files, tensors = safetensors.open_all(checkpoint)
+    for file in files:
+        file.close()
+    return sum(one.nbytes for one in tensors.values())
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
+def test_it_answers_the_same_when_its_weights_come_and_go(
+    nursery: Nursery, zoo: Path, row: Row
+) -> None:
+    checkpoint = zoo / row.checkpoint
+    arguments, asked = in_folder(zoo, row.arguments), in_folder(zoo, row.asked)
+    with engines.scene(zoo, nursery) as scene:
+        daemon = scene.daemon(budget=BUDGET, residency_factor=0)
+        without = begun(scene, "plain", plain(checkpoint, **arguments))
+        engine = begun(scene, "swapd", on_swapd(checkpoint, daemon.folder, AT_ONCE, **arguments))
+        without.result()
+        engine.result()
+        held = sum(one.nbytes for one in daemon.status().components)
+        assert held >= row.held * nbytes_of(checkpoint)
+        evictor = Evictor(daemon)
+        expected = [answers(without, requests) for requests in asked]
+        got = [answers_under_evictions(engine, requests, evictor) for requests in asked]
+        assert got == expected
+        if row.counts:
+            assert engine.counters()[row.counts] > 0
+        assert answers(engine, asked[0]) == expected[0], "and where nobody takes it away"
+        evictor.evict()  # it gives its lease back
+        status = daemon.status()
+        evictor.close()
+        assert status.evictions >= len(asked)
+        assert status.bytes_out == 0
+        assert not any(one.leases for one in status.components)
+
+
+def test_adapters_come_and_go_while_the_weights_do(nursery: Nursery, zoo: Path) -> None:
+    """With room for one LoRA among the weights, and two of them in memory."""
+    first, second = (str(zoo / name) for name in ("adapter-1", "adapter-2"))
+    sets: Sequence[Requests] = [
+        TEXT,
+        [{**one, "lora": first} for one in TEXT],
+        [{**one, "lora": second} for one in TEXT],
+        [TEXT[0], {**TEXT[0], "lora": second}],
+        [{**one, "lora": first} for one in TEXT],
+    ]
+    arguments = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 8}
+    with engines.scene(zoo, nursery) as scene:
+        daemon = scene.daemon(budget=BUDGET, residency_factor=0)
+        checkpoint = zoo / "llama"
+        without = begun(scene, "plain", plain(checkpoint, **arguments))
+        engine = begun(scene, "swapd", on_swapd(checkpoint, daemon.folder, AT_ONCE, **arguments))
+        without.result()
+        engine.result()
+        evictor = Evictor(daemon)
+        expected = [answers(without, requests) for requests in sets]
+        assert expected[0] != expected[1] != expected[2] != expected[0]
+        assert [answers_under_evictions(engine, one, evictor) for one in sets] == expected
+        for adapter in (first, second):
+            evictor.evict()
+            assert engine.forget(adapter)
+        evictor.evict()
+        assert engine.adapt(second)
+        evictor.evict()
+        assert answers_under_evictions(engine, sets[2], evictor) == expected[2]
+        assert answers_under_evictions(engine, sets[1], evictor) == expected[1]
+        evictor.evict()
+        status = daemon.status()
+        evictor.close()
+        assert status.evictions >= 2 * len(sets)
+        assert status.bytes_out == 0
+        assert not any(one.leases for one in status.components)
