@@ -141,6 +141,31 @@ def test_blocks_may_be_called_alone_and_so_may_the_rest(client: Client) -> None:
         assert not held_now(client)
 
 
+class Cached(Dit):
+    """Has a part of its first block say whether blocks are to run, as TeaCache does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(block, nn.ReLU()) for block in self.blocks)
+        self.same = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        said = self.first(self.proj_in(x))
+        return self.proj_out(said) if self.same else super().forward(x)
+
+    def first(self, x: torch.Tensor) -> Any:
+        return next(self.blocks[0].children())(x)
+
+
+def test_a_cache_may_look_at_the_first_block_before_it_runs_any(client: Client) -> None:
+    model, twin = seeded(Cached), seeded(Cached)
+    with client.attach({"dit": model}, resident=0):
+        for same in (False, True, True, False):
+            model.same = twin.same = same
+            assert torch.equal(model(X), twin(X))
+            assert not held_now(client)
+
+
 def test_a_block_that_is_called_alone_after_passes_that_held_all_is_left(client: Client) -> None:
     """Those put its hooks aside; its own call needs them."""
     model, twin = seeded(Dit, 2), seeded(Dit, 2)

@@ -91,6 +91,8 @@ class Installer:
             gate = gate_of(held, one.all_of_it)
             inside.update((id(module), gate) for module in block.modules())
             self._hook(block, gate, one.held)
+        for module in parts_of_first(one):
+            self._hook(module, inside[id(module)], one.held)
         beside = gate_of(Block(one.held, None), one.held) if isinstance(one.held, Passed) else whole
         for module in entrances(one.module, self._starts):
             if module is not one.module and is_layer(module):
@@ -130,6 +132,16 @@ class Installer:
             any(0 <= start - part.address < part.nbytes for part in parts)
             for start, _ in find.bytes_in(tensor)
         )
+
+
+def parts_of_first(one: Attached) -> Iterator[Module]:
+    """Of a component that is streamed, the parts of its first block.
+
+    Caches between steps (TeaCache) call them by themselves, to find out whether to run any block.
+    """
+    for block in one.blocks:
+        return block.children()
+    return iter(())
 
 
 def is_layer(module: Module) -> bool:
