@@ -1,7 +1,7 @@
 """Tiny models with random weights, written into a folder.
 
-Of the sizes of a test, and of the form of the real ones: Wan2.2 (an encoder, two DiTs, a VAE), and
-Qwen-Image.
+Of the sizes of a test, and of the form of the real ones: Wan2.2 (an encoder, two DiTs, a VAE),
+Qwen-Image, Flux, Stable Diffusion 3 (three encoders).
 """
 
 import json
@@ -115,10 +115,138 @@ def write_qwen_image(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index))
 
 
+def _write_clip(folder: Path, number: str, architecture: str, width: int) -> None:
+    """An encoder and its tokenizer, which looks at single characters."""
+    import transformers
+    from transformers.models.clip.modeling_clip import CLIPTextConfig
+
+    special = ("<|startoftext|>", "<|endoftext|>")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*letters, *(f"{one}</w>" for one in letters), *special]
+    names = {"bos_token": special[0], "eos_token": special[1], "pad_token": special[1]}
+    at = folder / f"tokenizer{number}"
+    at.mkdir()
+    (at / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(words)}))
+    (at / "merges.txt").write_text("#version: 0.2\n")
+    said = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **names}
+    (at / "tokenizer_config.json").write_text(json.dumps({**said, "unk_token": special[1]}))
+    config = CLIPTextConfig(
+        vocab_size=len(words),
+        hidden_size=width,
+        projection_dim=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        bos_token_id=len(words) - 2,
+        eos_token_id=len(words) - 1,
+    )
+    made = getattr(transformers, architecture)(config)
+    made.save_pretrained(folder / f"text_encoder{number}")
+
+
+def _write_t5(folder: Path, number: str) -> None:
+    from transformers import T5Config, T5EncoderModel, T5Tokenizer
+
+    words = [(word, 0.0) for word in ("<pad>", "</s>", "<unk>")]
+    words += [(word, -2.0) for word in ("\u2581", *"abcdefghijklmnopqrstuvwxyz")]
+    T5Tokenizer(vocab=words, extra_ids=0).save_pretrained(folder / f"tokenizer{number}")
+    sizes = {"d_model": TEXT_WIDTH, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
+    config = T5Config(vocab_size=512, feed_forward_proj="gated-gelu", **sizes)
+    T5EncoderModel(config).save_pretrained(folder / f"text_encoder{number}")
+
+
+def _write_kl_vae(folder: Path) -> None:
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
+
+    AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(64, 128),
+        latent_channels=16,
+        norm_num_groups=16,
+        shift_factor=0.1,
+        scaling_factor=0.5,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    ).save_pretrained(folder / "vae")
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    scheduler.save_pretrained(folder / "scheduler")
+
+
+def write_flux(folder: Path) -> None:
+    from diffusers import FluxTransformer2DModel
+
+    _write_clip(folder, "", "CLIPTextModel", TEXT_WIDTH)
+    _write_t5(folder, "_2")
+    _write_kl_vae(folder)
+    FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=3,
+        num_single_layers=3,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=TEXT_WIDTH,
+        pooled_projection_dim=TEXT_WIDTH,
+        guidance_embeds=True,
+        axes_dims_rope=(8, 12, 12),
+    ).save_pretrained(folder / "transformer")
+    classes = {
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "T5TokenizerFast"],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "T5EncoderModel"],
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    }
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": folder.name, **classes}))
+
+
+def write_sd3(folder: Path) -> None:
+    from diffusers import SD3Transformer2DModel
+
+    for number in ("", "_2"):
+        _write_clip(folder, number, "CLIPTextModelWithProjection", TEXT_WIDTH // 2)
+    _write_t5(folder, "_3")
+    _write_kl_vae(folder)
+    SD3Transformer2DModel(
+        sample_size=32,
+        in_channels=16,
+        out_channels=16,
+        num_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=TEXT_WIDTH,
+        caption_projection_dim=128,
+        pooled_projection_dim=TEXT_WIDTH,
+        pos_embed_max_size=16,
+    ).save_pretrained(folder / "transformer")
+    classes = {
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "CLIPTokenizer"],
+        "tokenizer_3": ["transformers", "T5Tokenizer"],
+        "text_encoder": ["transformers", "CLIPTextModelWithProjection"],
+        "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+        "text_encoder_3": ["transformers", "T5EncoderModel"],
+        "transformer": ["diffusers", "SD3Transformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    }
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": folder.name, **classes}))
+
+
+PIPELINES = {
+    "WanPipeline": write_wan,
+    "QwenImagePipeline": write_qwen_image,
+    "FluxPipeline": write_flux,
+    "StableDiffusion3Pipeline": write_sd3,
+}
+
+
 def write_all(folder: str) -> None:
     import torch
 
-    for name, write in (("WanPipeline", write_wan), ("QwenImagePipeline", write_qwen_image)):
+    for name, write in PIPELINES.items():
         torch.manual_seed(0)
         made = Path(folder, name)
         made.mkdir()

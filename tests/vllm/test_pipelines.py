@@ -1,6 +1,7 @@
-"""vllm-omni's own pipelines of Wan2.2 and Qwen-Image, tiny: strict, so that nothing is read unseen.
+"""vllm-omni's own pipelines, tiny: strict, so that nothing is read unseen.
 
-Their encoders, VAEs and DiTs are those of the real models; so are loader and attention.
+vllm-omni's caches between steps are compared with the same cache without swapd. Encoders, VAEs and
+DiTs are those of the real models; so are loader and attention.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.guarantees.harness import Daemon
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
 from tests.vllm.engines import Engine, Nursery, Scene
@@ -16,6 +18,19 @@ from tests.vllm.engines import Engine, Nursery, Scene
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
 STEPS = 4
 WAN, QWEN = "WanPipeline", "QwenImagePipeline"
+FLUX, SD3 = "FluxPipeline", "StableDiffusion3Pipeline"
+
+#: vllm-omni's caches between steps, set so that they leave out blocks in these few steps.
+TEA = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 100.0}}
+DIT = {
+    "cache_backend": "cache_dit",
+    "cache_config": {"max_warmup_steps": 1, "residual_diff_threshold": 10.0},
+}
+CACHES: Mapping[str, Mapping[str, Any]] = {"": {}, "TeaCache": TEA, "Cache-DiT": DIT}
+
+#: Pipelines, with the caches that they are run with.
+RUN = [(name, "") for name in (WAN, QWEN, FLUX, SD3)]
+RUN += [(name, cache) for name in (QWEN, FLUX) for cache in ("TeaCache", "Cache-DiT")]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +53,20 @@ def begin(stages: Scene, label: str, model: Path, **given: Any) -> Engine:
     return stage
 
 
+Expected = Mapping[tuple[str, str], list[str]]
+
+
 @pytest.fixture(scope="module")
-def expected(checkpoints: Path, nursery: Nursery) -> Mapping[str, list[str]]:
-    """Two films, or pictures, as they are without swapd."""
+def expected(checkpoints: Path, nursery: Nursery) -> Expected:
+    """Two films, or pictures, as they are without swapd, by pipeline and cache."""
+    drawn = {}
     with engines.scene(checkpoints, nursery) as scene:
-        plain = {name: begin(scene, name, checkpoints / name) for name in (WAN, QWEN)}
-        for stage in plain.values():
+        for name, cache in RUN:
+            stage = begin(scene, name, checkpoints / name, **CACHES[cache])
             stage.result()
-        return {n: [stage.film(seed, STEPS) for seed in (1, 2)] for n, stage in plain.items()}
+            drawn[name, cache] = [stage.film(seed, STEPS) for seed in (1, 2)]
+            stage.close()
+    return drawn
 
 
 IN_TURN = {"enable_cpu_offload": True}
@@ -54,23 +75,42 @@ BY_BLOCK = {"enable_layerwise_offload": True}
 WHOLE = {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}
 
 
+def await_releases(daemon: Daemon) -> None:
+    """They come by another channel than the answers."""
+    while any(one.leases for one in daemon.status().components):
+        daemon.await_record("Release")
+
+
 @pytest.mark.parametrize(
-    ("name", "budget", "settings"),
+    ("name", "cache", "budget", "settings"),
     [
-        pytest.param(WAN, "12MiB", {}, id="Wan: nothing said"),
-        pytest.param(WAN, "12MiB", SEQUENTIAL, id="Wan: sequential"),
-        pytest.param(WAN, "18MiB", IN_TURN, id="Wan: in turn"),
-        pytest.param(WAN, "16MiB", BY_BLOCK, id="Wan: block by block"),
-        pytest.param(WAN, "24MiB", WHOLE, id="Wan: whole"),
-        pytest.param(QWEN, "12MiB", {}, id="Qwen-Image: nothing said"),
-        pytest.param(QWEN, "16MiB", BY_BLOCK, id="Qwen-Image: block by block"),
+        pytest.param(WAN, "", "12MiB", {}, id="Wan: nothing said"),
+        pytest.param(WAN, "", "12MiB", SEQUENTIAL, id="Wan: sequential"),
+        pytest.param(WAN, "", "18MiB", IN_TURN, id="Wan: in turn"),
+        pytest.param(WAN, "", "16MiB", BY_BLOCK, id="Wan: block by block"),
+        pytest.param(WAN, "", "24MiB", WHOLE, id="Wan: whole"),
+        pytest.param(QWEN, "", "12MiB", {}, id="Qwen-Image: nothing said"),
+        pytest.param(QWEN, "", "16MiB", BY_BLOCK, id="Qwen-Image: block by block"),
+        pytest.param(QWEN, "TeaCache", "12MiB", {}, id="Qwen-Image, TeaCache: nothing said"),
+        pytest.param(QWEN, "TeaCache", "18MiB", IN_TURN, id="Qwen-Image, TeaCache: in turn"),
+        pytest.param(QWEN, "TeaCache", "16MiB", BY_BLOCK, id="Qwen-Image, TeaCache: by block"),
+        pytest.param(QWEN, "Cache-DiT", "12MiB", {}, id="Qwen-Image, Cache-DiT: nothing said"),
+        pytest.param(QWEN, "Cache-DiT", "18MiB", IN_TURN, id="Qwen-Image, Cache-DiT: in turn"),
+        pytest.param(QWEN, "Cache-DiT", "16MiB", BY_BLOCK, id="Qwen-Image, Cache-DiT: by block"),
+        pytest.param(FLUX, "", "14MiB", {}, id="Flux: nothing said"),
+        pytest.param(FLUX, "", "20MiB", BY_BLOCK, id="Flux: block by block"),
+        pytest.param(FLUX, "TeaCache", "20MiB", BY_BLOCK, id="Flux, TeaCache: block by block"),
+        pytest.param(FLUX, "Cache-DiT", "20MiB", BY_BLOCK, id="Flux, Cache-DiT: block by block"),
+        pytest.param(SD3, "", "14MiB", {}, id="SD3: nothing said"),
+        pytest.param(SD3, "", "20MiB", BY_BLOCK, id="SD3: block by block"),
     ],
 )
 def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     stages: Scene,
     checkpoints: Path,
-    expected: Mapping[str, list[str]],
+    expected: Expected,
     name: str,
+    cache: str,
     budget: str,
     settings: dict[str, object],
 ) -> None:
@@ -82,13 +122,17 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
         checkpoints / name,
         worker_extension_cls="swapd_client.vllm.diffusion.DiffusionExtension",
         additional_config={"swapd": swapd},
+        **CACHES[cache],
     )
     stage.result()
-    assert [stage.film(seed, STEPS) for seed in (1, 2)] == expected[name]
-    assert expected[name][0] != expected[name][1]
+    drawn = expected[name, cache]
+    assert [stage.film(seed, STEPS) for seed in (1, 2)] == drawn
+    assert drawn[0] != drawn[1]
+    if cache:
+        assert drawn != expected[name, ""], "it leaves out blocks"
+    await_releases(daemon)
     status = daemon.status()
     assert sum(c.nbytes for c in status.components) > 17 << 20, "all of it is swapd's"
     assert status.bytes_out == 0
-    assert not any(c.leases for c in status.components)
     if settings is not WHOLE:
         assert status.evictions > 0
