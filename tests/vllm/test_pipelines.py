@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.guarantees.harness import Daemon
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
 from tests.vllm.engines import Engine, Nursery, Scene
+from tests.vllm.swaps import await_releases
 
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
 STEPS = 4
@@ -75,12 +75,6 @@ BY_BLOCK = {"enable_layerwise_offload": True}
 WHOLE = {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}
 
 
-def await_releases(daemon: Daemon) -> None:
-    """They come by another channel than the answers."""
-    while any(one.leases for one in daemon.status().components):
-        daemon.await_record("Release")
-
-
 @pytest.mark.parametrize(
     ("name", "cache", "budget", "settings"),
     [
@@ -93,10 +87,14 @@ def await_releases(daemon: Daemon) -> None:
         pytest.param(QWEN, "", "16MiB", BY_BLOCK, id="Qwen-Image: block by block"),
         pytest.param(QWEN, "TeaCache", "12MiB", {}, id="Qwen-Image, TeaCache: nothing said"),
         pytest.param(QWEN, "TeaCache", "18MiB", IN_TURN, id="Qwen-Image, TeaCache: in turn"),
-        pytest.param(QWEN, "TeaCache", "16MiB", BY_BLOCK, id="Qwen-Image, TeaCache: by block"),
+        pytest.param(
+            QWEN, "TeaCache", "16MiB", BY_BLOCK, id="Qwen-Image, TeaCache: block by block"
+        ),
         pytest.param(QWEN, "Cache-DiT", "12MiB", {}, id="Qwen-Image, Cache-DiT: nothing said"),
         pytest.param(QWEN, "Cache-DiT", "18MiB", IN_TURN, id="Qwen-Image, Cache-DiT: in turn"),
-        pytest.param(QWEN, "Cache-DiT", "16MiB", BY_BLOCK, id="Qwen-Image, Cache-DiT: by block"),
+        pytest.param(
+            QWEN, "Cache-DiT", "16MiB", BY_BLOCK, id="Qwen-Image, Cache-DiT: block by block"
+        ),
         pytest.param(FLUX, "", "14MiB", {}, id="Flux: nothing said"),
         pytest.param(FLUX, "", "20MiB", BY_BLOCK, id="Flux: block by block"),
         pytest.param(FLUX, "TeaCache", "20MiB", BY_BLOCK, id="Flux, TeaCache: block by block"),
