@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from swapd.core import actions
 from swapd.journal import Record
-from tests.guarantees.harness import Daemon
 
 
 class Turn(NamedTuple):
@@ -40,9 +39,3 @@ def inside(turns: Iterable[Turn], records: Iterable[Record]) -> list[tuple[str, 
                 if turn.component == action.name and turn.running < record.time < turn.ended
             ]
     return found
-
-
-def await_releases(daemon: Daemon) -> None:
-    """Until nothing is leased: releases come by another channel than what engines answer."""
-    while any(one.leases for one in daemon.status().components):
-        daemon.await_record("Release")

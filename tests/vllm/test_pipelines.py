@@ -12,8 +12,7 @@ import pytest
 
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
-from tests.vllm.engines import Engine, Nursery, Scene
-from tests.vllm.swaps import await_releases
+from tests.vllm.engines import Engine, Nursery, Scene, await_leases_back
 
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
 STEPS = 4
@@ -128,7 +127,7 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     assert drawn[0] != drawn[1]
     if cache:
         assert drawn != expected[name, ""], "it leaves out blocks"
-    await_releases(daemon)
+    await_leases_back(daemon)
     status = daemon.status()
     assert sum(c.nbytes for c in status.components) > 17 << 20, "all of it is swapd's"
     assert status.bytes_out == 0

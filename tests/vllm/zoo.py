@@ -1,11 +1,9 @@
 """Tiny checkpoints of real architectures, each with random weights.
 
-`python -m tests.vllm.zoo FOLDER [NAME ...]` writes them: the real configuration classes, two or
-three layers, at most 512 tokens.
+The configuration classes are the real ones; they have two or three layers, and at most 512 tokens.
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +32,15 @@ SIZES: dict[str, Any] = {
 }
 
 
-def write_all(folder: Path, *names: str) -> None:
+def write_all(folder: str) -> None:
+    """Each in a folder of its own in `folder`, by its name."""
     import torch
 
     for number, (name, write) in enumerate(CHECKPOINTS.items()):
-        if not names or name in names:
-            torch.manual_seed(number)
-            (folder / name).mkdir(parents=True)
-            write(folder / name)
+        torch.manual_seed(number)
+        made = Path(folder, name)
+        made.mkdir(parents=True)
+        write(made)
 
 
 def model(config: str, architecture: str, **more: Any) -> Callable[[Path], None]:
@@ -282,7 +281,3 @@ CHECKPOINTS: Mapping[str, Callable[[Path], None]] = {
     "bert-classifies": model("BertConfig", "BertForSequenceClassification", **_BERT, num_labels=3),
     "qwen3-classifies": model("Qwen3Config", "Qwen3ForSequenceClassification", num_labels=3),
 }
-
-
-if __name__ == "__main__":
-    write_all(Path(sys.argv[1]), *sys.argv[2:])
