@@ -1,5 +1,6 @@
 """The worker class for vLLM on a CPU, where the device is shared memory (`device = "host"`)."""
 
+import torch
 import vllm._custom_ops
 from vllm.model_executor.layers import utils
 from vllm.v1.worker.cpu_worker import CPUWorker as VllmCPUWorker
@@ -15,6 +16,9 @@ def keep_weights() -> None:
     """
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
+    # a process may use AMX only once it has asked the kernel: oneDNN does, vLLM's attention does not,
+    # and is then an illegal instruction
+    torch.cpu._init_amx()
 
 
 class CPUWorker(Leased, VllmCPUWorker):  # type: ignore[misc]
