@@ -1,0 +1,289 @@
+"""Real servers, `vllm serve`, each a tree of processes of its own: API server, core, worker.
+
+A server listens on a unix socket, so that no two ever want the same port. All that its processes
+print goes into one pipe: the server is up when it says so there, and its processes are gone when
+the pipe ends. Waits are for that and for answers; every wait is bounded.
+
+$TESTS_VLLM_DRIVES names `Forked` for those that the nursery forks; they need not import anything.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from tests.vllm.engine import DRIVES
+from tests.vllm.engines import MIB, PATIENCE_S, TAIL_CHARS, WORKER, Nursery
+from tests.vllm.environment import environment
+from tests.vllm.models import MODELS, VOCABULARY
+
+VLLM = Path(sys.executable).with_name("vllm")
+
+UP = "Application startup complete"
+
+#: Each of its processes, one after the other, imports vLLM.
+START_S = 2 * PATIENCE_S
+
+
+class Forked:
+    """Driven as an engine is: the command line of vLLM, in a process that has imported it."""
+
+    def run(self, *arguments: str) -> None:
+        """Blocks until the server ends."""
+        import multiprocessing
+
+        # vLLM's processes are forked too, although its command line says spawn. A signal that a
+        # child gets is its own: it must not wake the event loop of its parent
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        sys.argv = ["vllm", *arguments]
+        from vllm.entrypoints.cli.main import main
+
+        main()
+
+
+class Server:
+    """One server. Made by `Servers.start`; ask it when it is `ready`."""
+
+    def __init__(self, name: str, socket: Path, output: int) -> None:
+        """`output`: where all its processes write, a pipe's end, owned from now on."""
+        self.name = name
+        self.pid = 0
+        #: If this process is its parent.
+        self.process: subprocess.Popen[bytes] | None = None
+        self._log: list[str] = []
+        self._up = threading.Event()
+        self._reader = threading.Thread(target=self._read, args=[output], daemon=True)
+        self._reader.start()
+        self._http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket)),
+            base_url=f"http://{name}",
+            timeout=PATIENCE_S,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Server {self.name} {self.pid}>"
+
+    def _read(self, output: int) -> None:
+        with open(output, errors="replace") as lines:
+            for line in lines:
+                self._log.append(line)
+                if UP in line:
+                    self._up.set()
+        self._up.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._log)
+
+    @property
+    def tail(self) -> str:
+        return f"the log of {self} ends\n{self.log[-TAIL_CHARS:]}"
+
+    def ready(self) -> Self:
+        """Blocks until it serves."""
+        assert self._up.wait(START_S), f"never came up; {self.tail}"
+        assert UP in self.log, f"ended at once; {self.tail}"
+        return self
+
+    def pid_of(self, role: str) -> int:
+        """Of its process that calls itself so: `APIServer`, `EngineCore`, `Worker`."""
+        found = re.search(rf"\({role} pid=(\d+)\)", self.log)
+        assert found, f"no {role}; {self.tail}"
+        return int(found[1])
+
+    def await_end(self) -> None:
+        """Until none of its processes is left."""
+        self._reader.join(PATIENCE_S)
+        assert self.ended, f"never ended; {self.tail}"
+
+    @property
+    def ended(self) -> bool:
+        return not self._reader.is_alive()
+
+    def exit_status(self) -> int:
+        """Once none of its processes is left; of one started as users do."""
+        self.await_end()
+        assert self.process is not None
+        return self.process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes; returns when they are dead."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait(PATIENCE_S)
+        self.await_end()
+
+    def close(self) -> None:
+        """Leave nothing of it. More than once is once."""
+        self._http.close()
+        if not self.ended:
+            self.kill()
+
+    # --- requests ------------------------------------------------------------------------
+
+    def post(self, path: str, **body: object) -> Any:
+        """The answer, in JSON. Raises: httpx.HTTPError."""
+        said = self._http.post(path, json=self._body(body))
+        assert said.status_code == 200, f"{said.status_code} {said.text}; {self.tail}"
+        return said.json()
+
+    def complete(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """The tokens that follow the prompt."""
+        said = self.post("/v1/completions", prompt=prompt, max_tokens=tokens)
+        (choice,) = said["choices"]
+        return list(choice["token_ids"])
+
+    @contextmanager
+    def stream(self, prompt: Sequence[int], tokens: int) -> Iterator[Iterator[int]]:
+        """As `complete`, token by token. Leaving it disconnects.
+
+        Raises: httpx.HTTPError; Broken, if the server says that it cannot go on.
+        """
+        body = self._body({"prompt": prompt, "max_tokens": tokens, "stream": True})
+        with self._http.stream("POST", "/v1/completions", json=body) as said:
+            assert said.status_code == 200, f"{said.read()!r}; {self.tail}"
+            yield _tokens(said.iter_lines())
+
+    def streamed(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """As `complete`, asked for as a stream."""
+        with self.stream(prompt, tokens) as said:
+            return list(said)
+
+    def metric(self, name: str) -> float:
+        """The sum over all that it reports under this name."""
+        lines = self._http.get("/metrics").text.splitlines()
+        return sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith(f"{name}{{"))
+
+    def _body(self, body: Mapping[str, object]) -> dict[str, object]:
+        same = {"model": self.name, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        return {**same, **body}
+
+
+class Broken(Exception):
+    """A server ended a stream with an error."""
+
+
+def _tokens(lines: Iterator[str]) -> Iterator[int]:
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if not data or data == "[DONE]":
+            continue
+        said = json.loads(data)
+        if "error" in said:
+            raise Broken(said["error"])
+        for choice in said["choices"]:
+            yield from choice["token_ids"] or []
+
+
+class Servers:
+    """Starts servers of the models in one folder, on one daemon; ends them all at its end."""
+
+    def __init__(self, folder: Path, models: Path, endpoint: Path, nursery: Nursery) -> None:
+        """`folder`: for sockets, so of a short path. `models`: as `write` left them."""
+        self._folder = folder
+        self._models = models
+        self._endpoint = endpoint
+        self._nursery = nursery
+        self._started = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def start(self, name: str, *, as_users_do: bool = False) -> Server:
+        """A server of the model `name`; its component is called so. Does not wait for it.
+
+        It is forked by the nursery, ready in seconds; or, `as_users_do`, it is `vllm serve` in a
+        shell, with its processes spawned.
+        """
+        self._started += 1
+        socket = self._folder / f"{name}{self._started}.sock"
+        ours, theirs = os.pipe()
+        server = Server(name, socket, ours)
+        self._open.callback(server.close)
+        arguments = self._arguments(name, socket)
+        try:
+            if as_users_do:
+                self._run(server, arguments, theirs)
+            else:
+                self._fork(server, arguments, theirs)
+        finally:
+            os.close(theirs)
+        return server
+
+    def _run(self, server: Server, arguments: Sequence[str], output: int) -> None:
+        server.process = subprocess.Popen(
+            [VLLM, *arguments],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        server.pid = server.process.pid
+
+    def _fork(self, server: Server, arguments: Sequence[str], output: int) -> None:
+        variables = environment(**{DRIVES: f"{__name__}:{Forked.__name__}"})
+        commands, ours = os.pipe()
+        os.write(ours, json.dumps({"do": "run", "args": arguments, "options": {}}).encode())
+        os.close(ours)  # it ends with this command
+        server.pid = self._nursery.fork((commands, output, output), variables)
+        os.close(commands)
+
+    def _arguments(self, name: str, socket: Path) -> list[str]:
+        swapd = {"component": name, "endpoint": str(self._endpoint)}
+        return [
+            "serve",
+            str(self._models / name),
+            "--enforce-eager",
+            *("--served-model-name", name),
+            *("--uds", str(socket)),
+            *("--worker-cls", WORKER),
+            *("--additional-config", json.dumps({"swapd": swapd})),
+            *("--max-model-len", "256"),
+            *("--max-num-seqs", "1"),  # in a batch, sums depend on what else is in it
+            *("--dtype", "bfloat16"),
+            *("--kv-cache-memory-bytes", str(64 * MIB)),
+        ]
+
+
+# --- checkpoints -------------------------------------------------------------------------
+
+
+def write(folder: Path, models: Path) -> None:
+    """The checkpoints of `models`, each with a tokenizer for what a server answers in text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    config = {
+        "tokenizer_class": "TokenizersBackend",
+        "unk_token": "w0",
+        "bos_token": "w1",
+        "eos_token": "w2",
+    }
+    for name in MODELS:
+        made = folder / name
+        made.mkdir(parents=True)
+        for file in (models / name).iterdir():
+            (made / file.name).symlink_to(file)
+        tokenizer.save(str(made / "tokenizer.json"))
+        (made / "tokenizer_config.json").write_text(json.dumps(config))
