@@ -21,17 +21,15 @@ from typing import Any, Self
 
 import httpx
 
+from tests.guarantees import harness
 from tests.vllm.engine import DRIVES
-from tests.vllm.engines import MIB, PATIENCE_S, TAIL_CHARS, WORKER, Nursery
+from tests.vllm.engines import MIB, TAIL_CHARS, WORKER, Nursery
 from tests.vllm.environment import environment
 from tests.vllm.models import MODELS, VOCABULARY
 
 VLLM = Path(sys.executable).with_name("vllm")
 
 UP = "Application startup complete"
-
-#: Each of its processes, one after the other, imports vLLM.
-START_S = 2 * PATIENCE_S
 
 
 class Forked:
@@ -68,7 +66,7 @@ class Server:
         self._http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(socket)),
             base_url=f"http://{name}",
-            timeout=PATIENCE_S,
+            timeout=harness.PATIENCE_S,
         )
 
     def __repr__(self) -> str:
@@ -91,8 +89,8 @@ class Server:
         return f"the log of {self} ends\n{self.log[-TAIL_CHARS:]}"
 
     def ready(self) -> Self:
-        """Blocks until it serves."""
-        assert self._up.wait(START_S), f"never came up; {self.tail}"
+        """Blocks until it serves: its processes import vLLM one after the other."""
+        assert self._up.wait(2 * harness.PATIENCE_S), f"never came up; {self.tail}"
         assert UP in self.log, f"ended at once; {self.tail}"
         return self
 
@@ -104,7 +102,7 @@ class Server:
 
     def await_end(self) -> None:
         """Until none of its processes is left."""
-        self._reader.join(PATIENCE_S)
+        self._reader.join(harness.PATIENCE_S)
         assert self.ended, f"never ended; {self.tail}"
 
     @property
@@ -115,14 +113,14 @@ class Server:
         """Once none of its processes is left; of one started as users do."""
         self.await_end()
         assert self.process is not None
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(harness.PATIENCE_S)
 
     def kill(self) -> None:
         """SIGKILL to all its processes; returns when they are dead."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         if self.process is not None:
-            self.process.wait(PATIENCE_S)
+            self.process.wait(harness.PATIENCE_S)
         self.await_end()
 
     def close(self) -> None:

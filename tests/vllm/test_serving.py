@@ -17,7 +17,7 @@ import pytest
 
 from tests.guarantees.harness import Daemon
 from tests.vllm import engines, servers
-from tests.vllm.engines import REQUESTS, TOKENS
+from tests.vllm.engines import REQUESTS, TOKENS, await_leases_back
 from tests.vllm.servers import Broken, Server, Servers
 
 #: By model, what follows each prompt.
@@ -56,11 +56,6 @@ class Place:
         status = self.daemon.status()
         assert server.name not in {one.name for one in status.components}
         assert status.quarantined_bytes == 0
-
-    def await_released(self, server: Server) -> None:
-        """Until the server holds no lease."""
-        while self.daemon.component(server.name).leases:
-            self.daemon.await_record("Release")
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +98,7 @@ def test_both_answer_as_plain_vllm_does_plainly_and_in_streams(
     with ThreadPoolExecutor() as clients:
         for server, said in zip(both, clients.map(ask, both), strict=True):
             assert said == answers[server.name]
-    for server in both:
-        place.await_released(server)
+    await_leases_back(place.daemon)
     status = place.daemon.status()
     assert status.evictions > before
     assert status.bytes_out == 0
@@ -131,7 +125,7 @@ def test_a_client_that_leaves_its_stream_leaves_no_lease(place: Place, answers: 
     assert talker.complete(PROMPTS[0], TOKENS) == answers["talker"][0]
     assert thinker.complete(PROMPTS[1], TOKENS) == answers["thinker"][1]
     assert thinker.metric("vllm:generation_tokens_total") - made < LONG, "it went on to the end"
-    place.await_released(thinker)
+    await_leases_back(place.daemon)
 
 
 def test_a_stream_is_the_same_when_the_other_has_its_turn_in_it(

@@ -16,8 +16,8 @@ def keep_weights() -> None:
     """
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
-    # a process may use AMX only once it has asked the kernel: oneDNN does, vLLM's attention does not,
-    # and is then an illegal instruction
+    # a process may use AMX only once it has asked the kernel: oneDNN does, vLLM's attention does
+    # not, and is then an illegal instruction
     torch.cpu._init_amx()
 
 
