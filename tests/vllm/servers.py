@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -53,9 +54,11 @@ class Forked:
 class Server:
     """One server. Made by `Servers.start`; ask it when it is `ready`."""
 
-    def __init__(self, name: str, socket: Path, output: int) -> None:
-        """`output`: where all its processes write, a pipe's end, owned from now on."""
+    def __init__(self, name: str, path: Path, output: int) -> None:
+        """`path`: of its socket. `output`: a pipe's end, to which all its processes write; owned
+        from now on."""
         self.name = name
+        self._path = path
         self.pid = 0
         #: If this process is its parent.
         self.process: subprocess.Popen[bytes] | None = None
@@ -64,7 +67,7 @@ class Server:
         self._reader = threading.Thread(target=self._read, args=[output], daemon=True)
         self._reader.start()
         self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket)),
+            transport=httpx.HTTPTransport(uds=str(path)),
             base_url=f"http://{name}",
             timeout=harness.PATIENCE_S,
         )
@@ -92,7 +95,14 @@ class Server:
         """Blocks until it serves: its processes import vLLM one after the other."""
         assert self._up.wait(2 * harness.PATIENCE_S), f"never came up; {self.tail}"
         assert UP in self.log, f"ended at once; {self.tail}"
+        while not self._listens():  # the next that it does, and it does not say so
+            self._reader.join(0.01)
+            assert not self.ended, f"ended at once; {self.tail}"
         return self
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as knock:
+            return knock.connect_ex(str(self._path)) == 0
 
     def pid_of(self, role: str) -> int:
         """Of its process that calls itself so: `APIServer`, `EngineCore`, `Worker`."""
@@ -210,11 +220,11 @@ class Servers:
         shell, with its processes spawned.
         """
         self._started += 1
-        socket = self._folder / f"{name}{self._started}.sock"
+        path = self._folder / f"{name}{self._started}.sock"
         ours, theirs = os.pipe()
-        server = Server(name, socket, ours)
+        server = Server(name, path, ours)
         self._open.callback(server.close)
-        arguments = self._arguments(name, socket)
+        arguments = self._arguments(name, path)
         try:
             if as_users_do:
                 self._run(server, arguments, theirs)
@@ -243,14 +253,14 @@ class Servers:
         server.pid = self._nursery.fork((commands, output, output), variables)
         os.close(commands)
 
-    def _arguments(self, name: str, socket: Path) -> list[str]:
+    def _arguments(self, name: str, path: Path) -> list[str]:
         swapd = {"component": name, "endpoint": str(self._endpoint)}
         return [
             "serve",
             str(self._models / name),
             "--enforce-eager",
             *("--served-model-name", name),
-            *("--uds", str(socket)),
+            *("--uds", str(path)),
             *("--worker-cls", WORKER),
             *("--additional-config", json.dumps({"swapd": swapd})),
             *("--max-model-len", "256"),
