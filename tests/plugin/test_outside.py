@@ -73,6 +73,23 @@ def test_one_that_the_method_of_a_layer_keeps_is_found() -> None:
     assert list(Candidates({"": layer}).weights()) == ["quant_method.w13.storage.data"]
 
 
+class Attention(nn.Module):
+    """As MLA's: it has a cache, and products of weights beside it."""
+
+    kv_cache = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.impl = SimpleNamespace(_w_uk_packed=numbers(), positions=numbers())
+
+    def process_weights_after_loading(self) -> None:
+        """vLLM calls it."""
+
+
+def test_attention_keeps_weights_by_their_names_alone() -> None:
+    assert list(Candidates({"": Attention()}).weights()) == ["impl._w_uk_packed"]
+
+
 def unlike_a_weight() -> dict[str, Callable[[Layer], None]]:
     def of_no_layer(layer: Layer) -> None:
         layer.quant_method = None

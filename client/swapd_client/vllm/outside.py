@@ -5,10 +5,11 @@ layer, in a closure; and anything may keep a view of a parameter. Two kinds can 
 the parameters:
 
 - Aliases: tensors in the storage of a parameter, wherever they are kept (`aliases_of`).
-- Tensors that a layer with a `quant_method` refers to (`Candidates`). A component is read-only for
-  its stage, so only those to which nothing writes: large ones that a dummy forward does not change,
-  that are not one value over and over, as room for something is, and that are not called like
-  scratch memory.
+- Tensors that a layer refers to whose weights are processed when they are loaded (`Candidates`). A
+  component is read-only for its stage, so only those to which nothing writes: large ones that a
+  dummy forward does not change, that are not one value over and over, as room for something is, and
+  that are not called like scratch memory. Attention takes no part in a dummy forward, so what it
+  refers to must be called like a weight.
 
 Everything else stays where it is. Does not import vLLM.
 """
@@ -33,6 +34,9 @@ LARGE = 64 << 10
 #: What names say that a tensor is written to.
 _SCRATCH = re.compile("workspace|scratch|buf|cache|lock|semaphore|counter|lora|state")
 
+#: What names say that a tensor is a weight: MLA has `W_UK_T`, and for AMX `_w_uk_packed`.
+_WEIGHT = re.compile("weight|packed|^_?w_")
+
 #: Of Python modules whose objects belong to the process and not to a layer.
 _FOREIGN = (
     *("torch.", "vllm.config.", "vllm.distributed.", "transformers."),
@@ -49,7 +53,7 @@ class Outside(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-    #: A layer refers to it whose weights a method of vLLM's handles.
+    #: A layer refers to it that may keep weights so.
     of_layer: bool
 
 
@@ -107,11 +111,18 @@ def found_in(models: Mapping[str, Module]) -> list[Outside]:
     """All tensors that modules of `models` refer to and that are no parameters, each once."""
     seen = {id(one) for model in models.values() for one in model.parameters()}
     return [
-        Outside(name, tensor, getattr(module, "quant_method", None) is not None)
+        Outside(name, tensor, _may_keep_weights(module, name.rpartition(".")[2].lower()))
         for key, model in models.items()
         for path, module in model.named_modules(prefix=key)
         for name, tensor in _reached(_attributes(module), path, seen, _DEEP)
     ]
+
+
+def _may_keep_weights(layer: Module, name: str) -> bool:
+    if getattr(layer, "quant_method", None) is not None and not hasattr(layer, "kv_cache"):
+        return True
+    processed = hasattr(layer, "process_weights_after_loading")
+    return processed and _WEIGHT.search(name) is not None
 
 
 def _attributes(module: Module) -> dict[str, Any]:
