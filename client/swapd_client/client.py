@@ -187,13 +187,17 @@ class Client:
         On a GPU the tensors may be there or on the CPU, and are there afterwards; a module's
         buffers go there too, and stay private. The memory they had is the driver's again.
 
+        What was registered with a daemon that is gone, and is private memory since `close`, keeps
+        its addresses when it is registered with the next, as the same component. So do tensors
+        that share its memory: they are to be touched under a lease again, too.
+
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
         InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
         """
         part = self.session.prepare(
             name, source, mutable=mutable, segments=segments, part_of=part_of
         )
-        self._move_in([part], policy, group)
+        self._move_in({part: policy}, group)
         return part
 
     def register_family(
@@ -217,13 +221,28 @@ class Client:
         after an error all sources are as they were.
         """
         prepared = self.session.prepare_family(name, parts, mutable=mutable)
-        self._move_in(prepared, policy, group, lambda: self.set_resident(name, resident))
+        policies = dict.fromkeys(prepared, policy)
+        self._move_in(policies, group, lambda: self.set_resident(name, resident))
         return prepared
+
+    def _register_again(self, sources: Mapping[str, tuple[Source, protocol.Policy]]) -> None:
+        """Register what lost its daemon with this one, by name, each where it lies.
+
+        All of them or none. Blocks, and raises, as `register`; InvalidSource if one would move.
+        """
+        prepared: dict[Component, protocol.Policy] = {}
+        try:
+            for name, (source, policy) in sources.items():
+                prepared[self.session.prepare(name, source, mutable=False, stays=True)] = policy
+        except BaseException:
+            for part in prepared:
+                self.session.discard(part)
+            raise
+        self._move_in(prepared, None)
 
     def _move_in(
         self,
-        parts: list[Component],
-        policy: protocol.Policy,
+        parts: Mapping[Component, protocol.Policy],
         group: str | None,
         resize: Callable[[], None] | None = None,
     ) -> None:
@@ -235,7 +254,7 @@ class Client:
         passing = resize is not None  # until then
         registered: list[Component] = []
         try:
-            for part in parts:
+            for part, policy in parts.items():
                 self._call(session.register_request(part, policy, group, passing=passing))
                 registered.append(part)
             for part in parts:
@@ -493,6 +512,9 @@ class Client:
         tensors that are neither parameters nor buffers, and never change. `kinds`: which are a
         "dit", an "encoder", a "vae", where that is not their name. `stay`: components that are
         never evicted once in, whatever is said of the others.
+
+        What was attached by a client whose daemon is gone keeps its addresses when the next client
+        attaches it with the same arguments; close the first one before.
 
         Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
         what cannot be attached, InvalidSettings, and as `register`.

@@ -23,6 +23,8 @@ class Place(Protocol):
     address: int
     #: Of the residency that was last shown; 0 before the first.
     generation: int
+    #: Whether a former component's tensors lie there, in private memory until it is shown.
+    taken_over: bool
 
     @property
     def shown(self) -> bool:
@@ -54,6 +56,12 @@ class Place(Protocol):
 
     def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range memory of this process's own, with the component's bytes in it."""
+
+    def give_up_private(self) -> None:
+        """The component is registered: of the memory that was taken over nothing is left."""
+
+    def stay_private(self) -> bool:
+        """Registering failed: be what was taken over, for good. False if that is gone."""
 
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from swapd.device import vm
 from swapd_client.errors import BadRequest, InvalidSource
 
+#: Where storages lie: address and bytes of each.
+Spans = frozenset[tuple[int, int]]
+
 #: Whatever memoryview takes; numpy arrays too.
 Buffer = bytes | bytearray | memoryview
 
@@ -42,6 +45,15 @@ class Layout(Protocol):
 
     def bind(self, address: int) -> None:
         """The component is registered: point the source at its address."""
+
+    def lies(self) -> Spans:
+        """Where the source's storages are now, all of them; none if any may not stay there."""
+
+    def stay(self, address: int) -> bool:
+        """Have each storage where it lies, in a component at `address`; False if that cannot be."""
+
+    def spans(self, address: int) -> Spans:
+        """Where its storages are in a component at `address`; none if others may be there too."""
 
     def names(self) -> Iterable[str]:
         """What `writer` takes."""
@@ -140,6 +152,15 @@ class BufferLayout(InMemory):
         for name, (offset, nbytes) in self._places.items():
             if nbytes:
                 vm.view(target + offset, nbytes)[:] = self._sources[name]
+
+    def lies(self) -> Spans:
+        return frozenset()  # it is copied, and stays as it was
+
+    def stay(self, address: int) -> bool:
+        return False
+
+    def spans(self, address: int) -> Spans:
+        return frozenset()
 
     def bind(self, address: int) -> None:
         self._sources.clear()  # whoever gave them keeps them; `view` is where the bytes are

@@ -1,7 +1,7 @@
 """A component's address range in this process: always the same address, whatever is behind.
 
 Lives here: when pages are at the range, when they are on the shelf beside it, and when
-the range is ordinary private memory again. No messages, no torch.
+the range is ordinary private memory again, or was before. No messages, no torch.
 """
 
 import threading
@@ -23,15 +23,33 @@ class Range:
     #: Whether the CPU can touch the bytes.
     addressable = True
 
-    def __init__(self, nbytes: int, chunk_bytes: int, files: Files, *, writable: bool) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        chunk_bytes: int,
+        files: Files,
+        *,
+        writable: bool,
+        before: "Range | None" = None,
+    ) -> None:
+        """`before`: a private one of as many bytes, whose addresses and memory this one takes over.
+
+        It has that memory until chunks are shown, or `give_up_private`.
+        """
         self._chunk_bytes = chunk_bytes
-        self._span = vm.round_up(max(nbytes, 1), chunk_bytes)
+        span = vm.round_up(max(nbytes, 1), chunk_bytes)
         self._files = files
         self._writable = writable
         self._lock = threading.Lock()
         self.nbytes = nbytes
         #: Stable from now until the end of the process.
-        self.address = vm.reserve(self._span)
+        self.address: int = vm.reserve(span) if before is None else before.address
+        self._reserved: int = span if before is None else before._reserved
+        #: Of the last chunk no more is mapped than fits: chunks may have been smaller before.
+        self._span = min(span, self._reserved)
+        self.taken_over = before is not None
+        #: Whether the memory is there that was taken over.
+        self._has_before = self.taken_over
         #: Where the page tables of a component that is out are kept, next to nothing else.
         self._shelf = vm.reserve(self._span)
         self._can_shelve = True
@@ -63,6 +81,7 @@ class Range:
                 return
             self.generation = generation
             self._latest = runs
+            self._has_before = False
             self._put(runs)
 
     def hide(self, generation: int | None = None) -> None:
@@ -108,7 +127,7 @@ class Range:
             if self._private:
                 return
             nbytes = vm.round_up(self.nbytes)
-            if nbytes:
+            if nbytes and not self._has_before:
                 if keep_shown and self._latest is not None:
                     self._put(self._latest)
                     self._copy_in_place()
@@ -120,6 +139,23 @@ class Range:
             vm.free(self._shelf, self._span)
             self._runs = ()
             self._shown = self._private = True
+
+    def give_up_private(self) -> None:
+        """The component is registered: of the memory that was taken over nothing is left."""
+        with self._lock:
+            if self._has_before:
+                self._has_before = False
+                vm.revoke(self.address, self._span)
+
+    def stay_private(self) -> bool:
+        """Registering failed: be what was taken over, for good. False if that is gone."""
+        with self._lock:
+            if not self._has_before:
+                return self._private
+            vm.free(self._shelf, self._span)
+            self._has_before = False
+            self._shown = self._private = True
+            return True
 
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""
@@ -179,6 +215,6 @@ class Range:
         pieces = []
         at = 0
         for first, count in runs:
-            pieces.append((at, first, count * self._chunk_bytes))
+            pieces.append((at, first, min(count * self._chunk_bytes, self._span - at)))
             at += count * self._chunk_bytes
         return pieces

@@ -17,7 +17,10 @@ from typing import Any, get_args
 
 from swapd import protocol
 from swapd.board import ArrivalFailed, Board, word
+from swapd.device import vm
 from swapd.fds import OwnedFd
+from swapd.units import size
+from swapd_client import former
 from swapd_client.agents import Agent
 from swapd_client.component import Component, Place
 from swapd_client.errors import (
@@ -35,8 +38,9 @@ from swapd_client.errors import (
     from_refusal,
 )
 from swapd_client.files import Files
+from swapd_client.former import Former
 from swapd_client.gpu import Gpu, GpuRange, GpuWork
-from swapd_client.layout import Segments, layout_of
+from swapd_client.layout import Layout, Segments, layout_of
 from swapd_client.lifeline import Lifeline
 from swapd_client.linger import Work
 from swapd_client.mapping import Range
@@ -85,6 +89,8 @@ class Session:
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
+        #: The daemon has left this session, and not the other way round.
+        self._deserted = False
         self._lifeline = Lifeline(endpoint)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -188,23 +194,71 @@ class Session:
         mutable: bool,
         segments: Segments = (),
         part_of: str = "",
+        stays: bool = False,
     ) -> Component:
-        """Reserve a range for `source`. Nothing is copied or rebound yet.
+        """Reserve a range for `source`, or take back the one that it lies in since it was a
+        component before. Nothing is copied or rebound yet.
 
-        On a GPU it blocks for a moment the first time. Raises: DeviceUnavailable there.
+        On a GPU it blocks for a moment the first time. Raises: DeviceUnavailable there; if it
+        `stays`, and cannot where it is, InvalidSource.
         """
         self.check()
         with self._lock:
             if name in self.components:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
         layout = layout_of(source, segments, self.gpu_index)
-        where = self._reserve(layout.nbytes, writable=mutable)
+        before = self._take_back(layout)
+        try:
+            if stays and before is None and layout.nbytes:
+                raise InvalidSource(
+                    f"{name!r} cannot stay where it is: it was no component as it is now, or was "
+                    f"one in chunks of another size than {size(self.welcome.chunk_bytes)}"
+                )
+            where = self._reserve(layout.nbytes, before and before.where, writable=mutable)
+        except BaseException:
+            if before is not None:
+                former.keep(self._device, before)
+            raise
         return Component(name, layout, where, mutable=mutable, part_of=part_of)
 
-    def _reserve(self, nbytes: int, *, writable: bool) -> Place:
+    def _reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
         if self.gpu is not None:
-            return GpuRange(nbytes, self.gpu.card, writable=writable)
-        return Range(nbytes, self.welcome.chunk_bytes, self._files, writable=writable)
+            assert before is None or isinstance(before, GpuRange)
+            return GpuRange(nbytes, self.gpu.card, writable=writable, before=before)
+        assert before is None or isinstance(before, Range)
+        chunk_bytes = self.welcome.chunk_bytes
+        return Range(nbytes, chunk_bytes, self._files, writable=writable, before=before)
+
+    @property
+    def _device(self) -> str:
+        """Where private memory of this session's is: the GPU, or "" for the host."""
+        return self.welcome.uuid if self.gpu is not None else ""
+
+    def _take_back(self, layout: Layout) -> Former | None:
+        """What of this process's own memory `layout` lies in, if it can be a component there."""
+        found = former.take(self._device, layout.lies())
+        if found is None:
+            return None
+        where = found.where
+        if self._has_room(where) and layout.stay(where.address):
+            return found
+        former.keep(self._device, found)
+        return None
+
+    def _has_room(self, where: Place) -> bool:
+        """On a GPU a chunk is mapped as a whole."""
+        if not isinstance(where, GpuRange):
+            return True
+        return vm.round_up(where.nbytes, self.welcome.chunk_bytes) <= where.reserved
+
+    def _keep(self, part: Component) -> None:
+        """Its tensors are over private memory now: those that lost their daemon can go back.
+
+        What somebody took back by `unregister` or `close` is his own: he may share it with tensors
+        that swapd knows nothing of.
+        """
+        if part._range.taken_over or self._deserted:
+            former.keep(self._device, Former(part._range, part._layout.spans(part.address)))
 
     def prepare_family(
         self, name: str, parts: Mapping[str, Any], *, mutable: bool
@@ -264,6 +318,7 @@ class Session:
     def bind(self, part: Component) -> None:
         """The daemon has accepted the master: the source now lives at the range."""
         part._layout.bind(part.address)
+        self._try(part._range.give_up_private)
 
     def discard(self, part: Component) -> None:
         """Registering failed: leave nothing of it. The source was not touched."""
@@ -272,7 +327,12 @@ class Session:
                 del self.components[part.name]
         if part._asked and part._master is None:
             self.forget_master(part._asked)
-        part._range.discard()
+        if not part._range.taken_over:
+            part._range.discard()
+        elif part._range.stay_private():
+            self._keep(part)
+        else:  # another thread was granted it already
+            self._try_unbind(part, keep_shown=part.mutable)
         part._close()
 
     def renew(self, part: Component, master: OwnedFd) -> None:
@@ -321,6 +381,7 @@ class Session:
         try:
             saved = self._board.saved(part._slot, part._range.generation)
             part._range.make_private(part._master, keep_shown=keep_shown, saved=saved)
+            self._keep(part)
         finally:
             with self._lock:
                 self.components.pop(part.name, None)
@@ -540,6 +601,8 @@ class Session:
             if self._forked or self._closed:
                 return
             self._closed = True
+        # it may not have been heard of yet
+        self._deserted |= not self._lifeline.is_daemon_alive()
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         without_memory = self._make_all_private() if keep else self._let_go_of_all()
@@ -752,6 +815,7 @@ class Session:
             if self._error is not None:
                 return
             self._error = error
+            self._deserted |= isinstance(error, DaemonGone)
             self.usable = False
             self._incomplete = {
                 name

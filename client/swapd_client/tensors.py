@@ -7,7 +7,7 @@ weight and its scale) the inner ones are moved, and the outer one stays around t
 """
 
 import ctypes
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,7 +18,15 @@ from swapd.device import vm
 from swapd_client import dlpack
 from swapd_client.dlpack import Target
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import ALIGN_BYTES, InMemory, Packer, Segments, by_segment, no_such
+from swapd_client.layout import (
+    ALIGN_BYTES,
+    InMemory,
+    Packer,
+    Segments,
+    Spans,
+    by_segment,
+    no_such,
+)
 
 Source = torch.nn.Module | Mapping[str, torch.Tensor]
 
@@ -64,10 +72,8 @@ class TensorLayout(PlacedTensors, InMemory):
         self._target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         self._buffers = Buffers(source, self._target)
         packer = Packer()
-        self._tensors: list[torch.Tensor] = []
         #: By storage: where its used bytes begin, where they go, and how many they are.
         self._spans: dict[int, tuple[int, int, int]] = {}
-        placed = []
         named = list(_named(source, self._target))
         #: Those whose bytes the CPU cannot read, by storage.
         self._remote: dict[int, torch.UntypedStorage] = {
@@ -75,33 +81,60 @@ class TensorLayout(PlacedTensors, InMemory):
         }
         used = _used(tensor for _, tensor in named)
         tensors = dict(named)
+        #: By segment, the storages that it is the first to need.
+        self._grouped: list[list[int]] = []
         for group in by_segment(tensors, segments):
+            self._grouped.append([])
             for name in group:
                 key = tensors[name].untyped_storage().data_ptr()
                 if key not in self._spans and tensors[name].numel():
                     start, end = used[key]
                     self._spans[key] = (start, packer.place(end - start), end - start)
+                    self._grouped[-1].append(key)
             packer.end_segment()
-        for name, tensor in named:
-            self._tensors.append(tensor)
-            place = self._place(tensor) if tensor.numel() else 0
-            placed.append(Placed(name, tensor.dtype, tuple(tensor.shape), tensor.stride(), place))
-        self.placed = tuple(placed)
-        self.nbytes = packer.nbytes
-        self.segments = tuple(packer.ends)
-        described = [(p.name, str(p.dtype), *p[2:]) for p in placed]
-        self._digest = blake2b(
-            repr((described, self.segments)).encode(), digest_size=16
-        ).hexdigest()
-
+        self._named = named
+        #: Whether the tensors are at their places, and stay there.
+        self._stays = False
+        self._place_all(packer.nbytes, packer.ends)
         self.aliases = _aliases(source)
+
+    def _place_all(self, nbytes: int, ends: Sequence[int]) -> None:
+        self.placed = tuple(
+            Placed(name, t.dtype, tuple(t.shape), t.stride(), self._place(t) if t.numel() else 0)
+            for name, t in self._named
+        )
+        self.nbytes = nbytes
+        self.segments = tuple(ends)
 
     @property
     def memory(self) -> Collection[int]:
         return self._spans.keys()
 
     def digest(self) -> str:
-        return self._digest
+        described = [(p.name, str(p.dtype), *p[2:]) for p in self.placed]
+        return blake2b(repr((described, self.segments)).encode(), digest_size=16).hexdigest()
+
+    def lies(self) -> Spans:
+        if any(t.device != self._target.device for _, t in self._named if t.numel()):
+            return frozenset()
+        return frozenset((start, nbytes) for start, _, nbytes in self._spans.values())
+
+    def stay(self, address: int) -> bool:
+        spans = {key: (start, start - address, n) for key, (start, _, n) in self._spans.items()}
+        ends, end = [], 0
+        for keys in self._grouped:
+            places = [spans[key][1:] for key in keys]
+            if any(place < end for place, _ in places):
+                return False  # its segments are others now
+            end = max([end, *(place + nbytes for place, nbytes in places)])
+            ends.append(end)
+        self._spans = spans
+        self._stays = True
+        self._place_all(end, ends)
+        return True
+
+    def spans(self, address: int) -> Spans:
+        return frozenset((address + place, nbytes) for _, place, nbytes in self._spans.values())
 
     def fill(self, target: int) -> None:
         if self._remote:
@@ -114,24 +147,28 @@ class TensorLayout(PlacedTensors, InMemory):
         self._buffers.copy()
 
     def bind(self, address: int) -> None:
+        if not self._stays:
+            self._move(address)
+        self._buffers.replace()
+        self._named.clear()
+        if self._remote:
+            self._remote.clear()
+            torch.cuda.empty_cache()  # the memory they had is the driver's again
+
+    def _move(self, address: int) -> None:
         # a storage for each that there was: who asks which tensors share one (to save them, to
         # register them again in other components) is told the same as before
         bases = {
             key: dlpack.bytes_at(address + place, nbytes, self._target).untyped_storage()
             for key, (_, place, nbytes) in self._spans.items()
         }
-        views = [self._view(bases, tensor) for tensor in self._tensors]
-        for tensor, view in zip(self._tensors, views, strict=True):
+        views = [self._view(bases, tensor) for _, tensor in self._named]
+        for (_, tensor), view in zip(self._named, views, strict=True):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 if view is not None:
                     tensor.data = view
                 elif tensor.device != self._target.device:
                     tensor.data = tensor.data.to(self._target.device)
-        self._buffers.replace()
-        self._tensors.clear()
-        if self._remote:
-            self._remote.clear()
-            torch.cuda.empty_cache()  # the memory they had is the driver's again
 
     def _view(
         self, bases: Mapping[int, torch.UntypedStorage], tensor: torch.Tensor

@@ -135,6 +135,13 @@ class Worker:
         self._tensors[name] = tensor
         return expected
 
+    def register_tensor_again(self, name: str, **options: Any) -> int:
+        """Register it once more, with another daemon; return its `data_ptr`."""
+        tensor = self._tensors[name]
+        self._parts[name] = self.client.register(name, {"data": tensor}, **options)
+        address: int = tensor.data_ptr()
+        return address
+
     def tensor(self, name: str) -> tuple[int, str]:
         """Its `data_ptr`, and the digest of its bytes."""
         tensor = self._tensors[name]

@@ -31,8 +31,13 @@ class GpuRange:
     #: Whether the CPU can touch the bytes.
     addressable = False
 
-    def __init__(self, nbytes: int, card: Card, *, writable: bool) -> None:
-        """Raises: DeviceUnavailable, DeviceFailed."""
+    def __init__(
+        self, nbytes: int, card: Card, *, writable: bool, before: "GpuRange | None" = None
+    ) -> None:
+        """`before`: a private one of this GPU, of as many bytes and with room for the chunks, whose
+        addresses and memory this one takes over. It has that memory until chunks are shown, or
+        `give_up_private`. Raises: DeviceUnavailable, DeviceFailed.
+        """
         self._card = card
         self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
         self._writable = writable
@@ -40,7 +45,12 @@ class GpuRange:
         self.nbytes = nbytes
         #: Stable from now until the end of the process.
         with card.using() as driver:
-            self.address = driver.reserve(self._span)
+            self.address: int = driver.reserve(self._span) if before is None else before.address
+        #: How much room there is for chunks.
+        self.reserved: int = self._span if before is None else before.reserved
+        self.taken_over = before is not None
+        #: Memory of this process's own that is mapped there, by the bytes of each mapping.
+        self._pieces: tuple[int, ...] = () if before is None else before._pieces
         #: The chunks that are mapped there, whether or not they may be touched.
         self._mapped: tuple[int, ...] = ()
         self._shown = False
@@ -74,7 +84,10 @@ class GpuRange:
             return
         chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
+        if self._pieces:
+            self._card.settle()
         with self._lock:
+            self._drop_private()
             self._put(chunks, handles, writable=self._writable)
             self.generation = generation
             self._latest = chunks
@@ -141,18 +154,39 @@ class GpuRange:
         with self._lock:
             if self._private:
                 return
-            if keep_shown and self._latest is not None:
+            if self._pieces:
+                pass  # it has not been given up
+            elif keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
                 self._put(self._latest, handles, writable=True)
                 if saved:
                     overwritten = min(saved * self._card.chunk_bytes, self.nbytes)
                     self._card.fill(self.address, master, overwritten)
+                self._pieces = (self._card.chunk_bytes,) * len(self._mapped)
             else:
                 self._unmap()
                 if self.nbytes:
-                    self._move_in(master)
+                    self._pieces = (self._move_in(master),)
             self._shown = self._private = True
             self._card.has_private |= self.nbytes > 0
+
+    def give_up_private(self) -> None:
+        """The component is registered: of the memory that was taken over nothing is left.
+
+        Waits for all work of this process on the GPU. Raises: DeviceFailed.
+        """
+        if self._pieces:
+            self._card.settle()
+        with self._lock:
+            self._drop_private()
+
+    def stay_private(self) -> bool:
+        """Registering failed: be what was taken over, for good. False if that is gone."""
+        with self._lock:
+            if self._pieces:
+                self._shown = self._private = True
+                self._card.has_private = True
+            return self._private
 
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""
@@ -186,7 +220,16 @@ class GpuRange:
             self._card.unmap(self.address, len(self._mapped))
             self._mapped = ()
 
-    def _move_in(self, master: OwnedFd) -> None:
+    def _drop_private(self) -> None:
+        if self._private or not self._pieces:
+            return
+        with self._card.using() as driver:
+            while self._pieces:
+                *before, last = self._pieces
+                driver.unmap(self.address + sum(before), last)
+                self._pieces = tuple(before)
+
+    def _move_in(self, master: OwnedFd) -> int:
         handle, nbytes = self._own or self._card.allocate(self.nbytes)
         self._own = None
         with self._card.using() as driver:
@@ -196,6 +239,7 @@ class GpuRange:
                 driver.release(handle)  # mapped it lives on
             driver.set_access(self.address, nbytes, Access.READ_WRITE)
         self._card.fill(self.address, master, self.nbytes)
+        return nbytes
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import torch
 
 from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import Packer, Ready, Segments, by_segment
+from swapd_client.layout import Packer, Ready, Segments, Spans, by_segment
 from swapd_client.tensors import Placed, PlacedTensors
 from swapd_client.weights.into import Into, Slots
 from swapd_client.weights.progress import Progress
@@ -136,6 +136,27 @@ class FileLayout(PlacedTensors, Ready):
                     _cast(fd, place, w, self._progress.add)
         for file in {w.stored.file for w in self._wanted.values()}:
             file.check_unchanged()
+
+    def lies(self) -> Spans:
+        there = {name: slots.parameter for name, slots in self._slots.items()}
+        if there.keys() != self._wanted.keys():
+            return frozenset()
+        if any(t.is_meta or t.device != self._target.device for t in there.values()):
+            return frozenset()
+        return frozenset(
+            (t.data_ptr(), self._wanted[n].nbytes) for n, t in there.items() if t.numel()
+        )
+
+    def stay(self, address: int) -> bool:
+        return all(
+            self._slots[one.name].parameter.data_ptr() == address + one.place
+            for one in self.placed
+            if self._wanted[one.name].nbytes
+        )
+
+    def spans(self, address: int) -> Spans:
+        nbytes = {one.name: self.tensors[one.name].nbytes for one in self.placed}
+        return frozenset((address + p.place, nbytes[p.name]) for p in self.placed if nbytes[p.name])
 
     def bind(self, address: int) -> None:
         with torch.inference_mode(False), torch.no_grad():

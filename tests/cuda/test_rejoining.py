@@ -1,0 +1,99 @@
+"""What lost its daemon, and is registered with the next, on the GPU: the same addresses."""
+
+import pytest
+
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+
+#: What a range of 5 MiB and 3 bytes has in private memory, and in chunks.
+NBYTES, WHOLE = 5 * MIB + 3, 6 * MIB
+
+
+def lose(world: World, daemon: Daemon, *workers: Worker, **settings: object) -> Daemon:
+    """The next daemon; the workers have their weights in private memory."""
+    daemon.kill()
+    for worker in workers:
+        worker.disconnect()
+    return world.daemon(**settings)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["copied", "in use as it died"])
+def test_it_has_its_address_and_its_bytes_and_is_swapped_again(world: World, held: bool) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register_tensor("a", NBYTES, seed=1)
+    worker.acquire("a")
+    address, _ = worker.tensor("a")
+    for _ in range(2):
+        if not held:
+            worker.release("a")
+        daemon = lose(world, daemon, worker, other)
+        assert world.fake.held_bytes() == 16 * MIB + WHOLE
+        assert worker.tensor("a") == [address, expected]
+        assert worker.register_tensor_again("a") == address
+        assert world.fake.held_bytes() == 16 * MIB, "the private memory is free"
+        other.register("b", 16 * MIB)
+        other.use("b")
+        worker.acquire("a")
+        assert worker.tensor("a") == [address, expected]
+    assert daemon.component("a").loads == 1
+
+
+def test_out_of_a_lease_a_use_faults_again(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register_tensor("a", NBYTES)
+    lose(world, daemon, worker)
+    worker.peek("a")
+    worker.register_tensor_again("a")
+    with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+        worker.peek("a")
+
+
+def test_what_cannot_be_registered_stays_private(world: World) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    expected = worker.register_tensor("a", NBYTES, seed=1)
+    address = worker.address("a")
+    daemon = lose(world, daemon, worker, other, budget="4MiB")
+    with pytest.raises(WorkerError) as refused:
+        worker.register_tensor_again("a")
+    assert refused.value.kind == "TooLarge"
+    assert worker.tensor("a") == [address, expected]
+    daemon = lose(world, daemon, worker, other)
+    other.register("a", MIB)
+    with pytest.raises(WorkerError) as refused:
+        worker.register_tensor_again("a")
+    assert refused.value.kind == "DuplicateName"
+    assert worker.tensor("a") == [address, expected]
+    other.unregister("a")
+    assert worker.register_tensor_again("a") == address
+    worker.acquire("a")
+    assert worker.tensor("a") == [address, expected]
+
+
+def test_a_mutable_one_has_its_last_bytes(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register_tensor("a", NBYTES, mutable=True)
+    worker.acquire("a")
+    address = worker.address("a")
+    written = worker.write("a", 4)
+    lose(world, daemon, worker)
+    assert worker.register_tensor_again("a", mutable=True) == address
+    assert worker.use("a") == [address, written]
+
+
+def test_smaller_chunks_fit_and_larger_ones_move_it(world: World) -> None:
+    daemon = world.daemon(chunk="4MiB")
+    worker = world.worker(daemon)
+    expected = worker.register_tensor("a", NBYTES, seed=1)
+    address = worker.address("a")
+    daemon = lose(world, daemon, worker, chunk="2MiB")
+    assert worker.register_tensor_again("a") == address
+    assert worker.use("a") == [address, expected]
+    daemon = lose(world, daemon, worker, chunk="16MiB")
+    worker.register_tensor_again("a")
+    worker.acquire("a")
+    moved, digest = worker.tensor("a")
+    assert moved != address
+    assert digest == expected
