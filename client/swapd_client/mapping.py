@@ -138,6 +138,7 @@ class Range:
                 vm.revoke(self.address + nbytes, self._span - nbytes)
             vm.free(self._shelf, self._span)
             self._runs = ()
+            self._has_before = False
             self._shown = self._private = True
 
     def give_up_private(self) -> None:

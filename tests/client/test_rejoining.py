@@ -351,6 +351,7 @@ def test_after_it_came_back_a_stray_access_faults_again(world: World) -> None:
     daemon = world.daemon()
     worker = world.worker(daemon, "worker")
     expected = worker.register_tensor("a", 5 * MIB, seed=1)
+    worker.acquire("a")
     address, _ = worker.tensor("a")
     daemon.kill()
     worker.disconnect()

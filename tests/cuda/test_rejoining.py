@@ -8,31 +8,35 @@ from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 NBYTES, WHOLE = 5 * MIB + 3, 6 * MIB
 
 
-def lose(world: World, daemon: Daemon, *workers: Worker, **settings: object) -> Daemon:
+def lose(world: World, daemon: Daemon, *workers: Worker, **settings: str) -> Daemon:
     """The next daemon; the workers have their weights in private memory."""
     daemon.kill()
     for worker in workers:
         worker.disconnect()
-    return world.daemon(**settings)
+    daemon = world.daemon(**settings)
+    for worker in workers:
+        worker.ping()
+    return daemon
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["copied", "in use as it died"])
 def test_it_has_its_address_and_its_bytes_and_is_swapped_again(world: World, held: bool) -> None:
     daemon = world.daemon()
     worker, other = world.workers(daemon, "worker", "other")
+    other.ping()
     expected = worker.register_tensor("a", NBYTES, seed=1)
     worker.acquire("a")
     address, _ = worker.tensor("a")
-    for _ in range(2):
+    for turn in range(2):
         if not held:
             worker.release("a")
         daemon = lose(world, daemon, worker, other)
-        assert world.fake.held_bytes() == 16 * MIB + WHOLE
+        private = world.fake.held_bytes()
         assert worker.tensor("a") == [address, expected]
         assert worker.register_tensor_again("a") == address
-        assert world.fake.held_bytes() == 16 * MIB, "the private memory is free"
-        other.register("b", 16 * MIB)
-        other.use("b")
+        assert world.fake.held_bytes() == private - WHOLE, "the private memory is free"
+        other.register(f"b{turn}", 16 * MIB)
+        other.use(f"b{turn}")
         worker.acquire("a")
         assert worker.tensor("a") == [address, expected]
     assert daemon.component("a").loads == 1
@@ -52,6 +56,7 @@ def test_out_of_a_lease_a_use_faults_again(world: World) -> None:
 def test_what_cannot_be_registered_stays_private(world: World) -> None:
     daemon = world.daemon()
     worker, other = world.workers(daemon, "worker", "other")
+    other.ping()
     expected = worker.register_tensor("a", NBYTES, seed=1)
     address = worker.address("a")
     daemon = lose(world, daemon, worker, other, budget="4MiB")

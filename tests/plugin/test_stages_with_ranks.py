@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from swapd_client.vllm import stage as stages
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import PATIENCE_S, Daemon, World
@@ -195,5 +196,32 @@ def test_a_rank_whose_daemon_is_gone_keeps_its_place(
     cast.serve()
     daemons[gone].kill()
     cast.serve()
+    cast.change()
+    cast.serve()
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_rank_comes_back_to_its_daemon_by_itself(
+    world: World,
+    daemons: list[Daemon],
+    cast: Cast,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: int,
+) -> None:
+    """The stages serve all the while; the ranks at the other daemon take turns as ever."""
+    monkeypatch.setattr(stages, "LOOK_S", 0.01)
+    cast.stage("a", daemons)
+    cast.stage("b", daemons)
+    cast.serve()
+    daemons[gone].kill()
+    cast.serve()
+    again = world.daemon(("one", "two")[gone], budget="6MiB")
+    cast.serve()
+    names = {f"a.tp{gone}", f"b.tp{gone}"}
+    while names:
+        names.discard(again.await_record("Commit").name)
+    cast.serve()
+    loads = [component.loads for component in again.status().components]
+    assert sum(loads) > 2, "they got into each other's way"
     cast.change()
     cast.serve()

@@ -281,6 +281,13 @@ class Scene:
         self._daemons.append(made)
         return made
 
+    def daemon_again(self, last: harness.Daemon, **settings: object) -> harness.Daemon:
+        """One in the folder of `last`, which has been killed."""
+        log = self.folder / f"swapd-{len(self._daemons)}.log"
+        made = harness.Daemon(last.folder, log, **{**TURNS, **settings})
+        self._daemons.append(made)
+        return made
+
     def process(self, label: str, *, multiprocessing: bool = False, **variables: str) -> Engine:
         """A process for an engine.
 

@@ -269,6 +269,49 @@ def test_a_daemon_that_dies_does_not_stop_what_is_one_component(
     assert stage.draw_many(SEEDS) == expected[1]
 
 
+@pytest.mark.parametrize(
+    ("budget", "settings"),
+    [
+        (ROOM_FOR_THE_LARGEST, {}),
+        ("8MiB", {"enable_layerwise_offload": True}),
+        ("16MiB", {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}),
+    ],
+    ids=["components", "layer by layer", "whole"],
+)
+def test_after_a_restart_of_the_daemon_a_stage_comes_back(
+    stages: Scene,
+    toy: Toy,
+    tmp_path: Path,
+    told: Path,
+    expected: Expected,
+    budget: str,
+    settings: dict[str, Any],
+) -> None:
+    """One dies in a request, and one between two."""
+    daemon = stages.daemon(budget=budget)
+    stage = stopped(stages, tmp_path, told, daemon, **settings)
+    for _ in range(2):
+        before = policies(daemon)
+        daemon.kill()
+        if told.exists():
+            told.write_text("go on")
+            told.unlink()
+            assert stage.result() == expected[2][0]
+        assert stage.draw_many(SEEDS) == expected[2]
+        daemon = stages.daemon_again(daemon, budget=budget)
+        names = set(before)
+        while names:
+            names.discard(daemon.await_record("Commit").name)
+        assert stage.draw_many(SEEDS) == expected[2]
+        assert policies(daemon) == before
+        assert "two is back in swapd" in stage.log
+    other = toy(daemon, "other", seed=1, **settings)
+    assert other.draw_many(SEEDS) == expected[1]
+    assert stage.draw_many(SEEDS) == expected[2]
+    assert daemon.status().evictions > 0
+    assert daemon.status().bytes_out == 0
+
+
 def refused(stage: Engine) -> str:
     """Why it did not start."""
     with pytest.raises(EngineFailed) as failed:

@@ -100,6 +100,53 @@ def test_a_daemon_that_dies_in_a_request_stops_nobody(scene: Scene, expected: Ex
         assert "goes on without swapd" in engine.log
 
 
+def test_after_a_restart_of_the_daemon_the_engines_take_turns_again(
+    scene: Scene, expected: Expected
+) -> None:
+    """One is in a request as it dies, and one waits. The one lost daemon is followed by another."""
+    daemon = scene.daemon()
+    thinker, talker = scene.on_swapd(daemon, "thinker", "talker")
+    for _ in range(2):
+        thinker.ask(REQUESTS[0], TOKENS)
+        thinker.step(3)
+        waited = waits(daemon, "talker")
+        talker.begin("generate", REQUESTS[0], TOKENS)
+        await_another(daemon, "talker", waited)
+        daemon.kill()
+        assert talker.result() == expected["talker"][0]
+        daemon = scene.daemon_again(daemon)
+        assert thinker.finish() == expected["thinker"][0], "it was in a request"
+        for engine in (thinker, talker):
+            assert engine.generate(REQUESTS[1], TOKENS) == expected[engine.label][1]
+        names = {"thinker", "talker"}
+        while names:
+            names.discard(daemon.await_record("Commit").name)
+        for engine in (thinker, talker, thinker):
+            assert engine.generate(REQUESTS[2], TOKENS) == expected[engine.label][2]
+            assert f"{engine.label} is back in swapd at {daemon.folder}" in engine.log
+        status = daemon.status()
+        assert status.evictions > 0
+        assert status.bytes_out == 0
+
+
+def test_engines_that_serve_all_the_while_lose_no_request(scene: Scene, expected: Expected) -> None:
+    daemon = scene.daemon()
+    engines = scene.on_swapd(daemon, "thinker", "talker", multiprocessing=True)
+    for engine in engines:
+        engine.begin("serve", REQUESTS * 3, TOKENS)
+    daemon.await_record("Waiting")
+    daemon.kill()
+    daemon = scene.daemon_again(daemon)
+    names = {"thinker", "talker"}
+    while names:
+        names.discard(daemon.await_record("Commit").name)
+    for engine in engines:
+        assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label] * 3
+    for engine in engines:
+        assert engine.generate(REQUESTS[0], TOKENS) == expected[engine.label][0]
+    assert daemon.status().evictions > 0
+
+
 def test_an_engine_with_a_process_for_its_core_beside_one_without(
     scene: Scene, expected: Expected
 ) -> None:

@@ -5,10 +5,11 @@ vLLM, and what a worker does when.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from swapd.units import size
+from swapd_client.client import Client
 from swapd_client.errors import DaemonGone, DuplicateName, SessionFenced, SwapdError, TooLarge
 from swapd_client.offload import find
 from swapd_client.offload.attachment import Attachment
@@ -76,13 +78,13 @@ class Components:
         `Client.attach`; then the pipeline is as it was.
         """
         self._stage = stage
-        self._within_s = options.finish_within_s
-        found = _components(pipeline, kinds)
+        self._options = options
+        self._pipeline = pipeline
+        self._found = found = _components(pipeline, kinds)
         names = list(found) or [WHOLE]
-        stay = _stay(stage.name, names, options)
-        self._alone = False
-        self._attachment = _attach(stage, options, pipeline, found, stay)
-        self._attachment.when_gone = self._gone
+        self._stay = stay = _stay(stage.name, names, options)
+        self._attachment = self._attach(stage.client)
+        stage.register_again = self._attach_again
         self.nbytes = sum(one.nbytes for one in self._attachment.components.values())
         said = "" if stay == names else f"; {_IN_WORDS[options.offload.mode]}"
         if stay:
@@ -92,14 +94,17 @@ class Components:
     def __repr__(self) -> str:
         return f"<Components {self._attachment}>"
 
-    def request(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def request(self) -> Iterator[None]:
         """In it, what a call brings in stays until something else is called.
 
         Once others are to have the memory, it stays for `finish_within_s` at most.
         """
-        if (error := self._stage.client.session.error) is not None:
-            self._go_alone(error)
-        return turn(self._stage.client, self._within_s)
+        with self._stage.computing():
+            if (error := self._stage.client.session.error) is not None:
+                self._go_alone(error)
+            with turn(self._stage.client, self._options.finish_within_s):
+                yield
 
     def around(self, module: Module) -> Module | None:
         for one in self._attachment.components.values():
@@ -112,17 +117,30 @@ class Components:
         return nullcontext() if what is None else self._attachment.use(what)
 
     def take_back(self) -> None:
+        self._stage.register_again = None
         self._attachment.detach()
 
-    def _gone(self, error: DaemonGone) -> None:
+    def _attach(self, client: Client) -> Attachment:
+        attachment = _attach(
+            client, self._stage.name, self._options, self._pipeline, self._found, self._stay
+        )
+        attachment.when_gone = partial(self._gone, attachment)
+        return attachment
+
+    def _attach_again(self, client: Client) -> None:
+        """With a daemon that has come back. Raises as `Client.attach`."""
+        self._attachment = self._attach(client)
+
+    def _gone(self, attachment: Attachment, error: DaemonGone) -> None:
         """In a request. Raises `error` if what it has computed so far may be wrong."""
+        if attachment is not self._attachment:
+            return  # compiled code has its hooks, and those of what is attached now
         self._go_alone(error)
         if isinstance(error, SessionFenced):
             raise error
 
     def _go_alone(self, error: SwapdError) -> None:
-        if not self._alone:
-            self._alone = True
+        if not self._stage.alone:
             self._stage.go_alone(error)
 
 
@@ -152,6 +170,7 @@ class Whole:
 
     def take_back(self) -> None:
         client = self._stage.client
+        self._stage.register_again = None
         for name in list(client.session.components):
             client.unregister(name)
 
@@ -221,7 +240,8 @@ def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
 
 
 def _attach(
-    stage: Stage,
+    client: Client,
+    stage: str,
     options: Options,
     pipeline: Module,
     found: Mapping[str, _Component],
@@ -230,11 +250,11 @@ def _attach(
     names = list(found) or [WHOLE]
     all_stay = list(stay) == names
     try:
-        return stage.client.attach(
+        return client.attach(
             pipeline,
             names,
             settings=None if options.offload.mode == "off" else options.offload,
-            prefix=stage.name,
+            prefix=stage,
             policy="resident" if all_stay else "lru",
             wrap_methods=_methods(found),
             kinds={name: one.kind for name, one in found.items()},

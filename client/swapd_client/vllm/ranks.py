@@ -19,7 +19,10 @@ on to later daemons: there are no cycles, and the last of them is for a step tha
 stage hold for, which ends.
 
 Hence ranks may keep and give back as each finds best; one that always fits, or whose daemon is
-gone, passes the word on all the same. All ranks must make the same calls in the same order: vLLM's
+gone, passes the word on all the same. Such a rank comes back to the next daemon by itself, between
+two of its steps and before its turn in the next: in one step it has a lease or needs none. It has
+nothing of any daemon's until then, and registering waits for nobody's lease, so it adds no wait.
+A daemon keeps its place in the order over a restart: that is its folder's. All ranks must make the same calls in the same order: vLLM's
 executors do. They are on one host, connected each with the next, so one that dies is noticed.
 
 May not live here: leases, torch, vLLM.

@@ -5,6 +5,12 @@ step is, and what it schedules, is said by `worker.py`. Does not import vLLM.
 
 All that a step needs is acquired at once, so that no stage holds a part and waits for the rest. The
 lease is kept from step to step, without a message, as `turns.py` says.
+
+If the daemon is gone the stage goes on alone, its weights in private memory. It then looks for the
+next one at the same endpoint, and comes back between two calls: as soon as no request is in flight,
+or after `finish_within_s`. A thread does that under the stage's lock, with nobody in a call, and a
+call that begins meanwhile waits for it. So within one call a stage is alone or it is not, except
+that a daemon may die at any time.
 """
 
 import logging
@@ -14,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -24,6 +31,7 @@ from swapd.device import vm
 from swapd.protocol import StatusReply
 from swapd.units import seconds, size
 from swapd_client.client import Client, Lease
+from swapd_client.component import Component
 from swapd_client.errors import (
     AcquireTimeout,
     ClientClosed,
@@ -50,6 +58,10 @@ RETURN_S = 10.0
 RETURN_STEP_S = 0.02
 #: How the daemon calls what it lends.
 _LENT = "workspace "
+
+#: How often a stage that is alone looks for a daemon; and at most how rarely, after refusals.
+LOOK_S = 1.0
+LOOK_LAST_S = 60.0
 
 
 class Stopped(SwapdError, RuntimeError):
@@ -85,23 +97,46 @@ class Stage:
         #: lease is this thread's; else that of whoever has the lock.
         self._depth = 0
         self._lock = threading.Lock()
+        #: Told when a call has ended, or a request, while the stage is alone.
+        self._free = threading.Condition(self._lock)
         self._stepping = False
+        #: How many changes of the weights are under way; they are no calls, and may have some.
+        self._changes = 0
         #: When the turn began, and when the last call ended; seconds.
         self._since = self._rested = time.monotonic()
         #: swapd is gone, and the weights are this process's own.
         self._alone = False
+        #: ... or are nowhere: then no step can be made.
+        self._stopped: Stopped | None = None
+        #: Registers the weights with another client, where they are. None: there are none yet.
+        self.register_again: Callable[[Client], None] | None = None
+        #: A client of a daemon that has come back, while the stage is to join it.
+        self._newcomer: Client | None = None
+        #: The stage joins before the next call does anything.
+        self._joining = False
+        self._look_s = LOOK_S
+        #: Why it could not join: each is told once.
+        self._told: set[type[Exception]] = set()
         self._wanted = threading.Event()
         self._closed = threading.Event()
         self._giver = threading.Thread(target=self._give_when_idle, name="swapd-stage", daemon=True)
-        client.session.when_wanted(self._wanted.set)
-        if ranks is not None:
-            client.session.when_wanted(ranks.wake)
-        client.session.when_ended(self._tell_of_end)
+        self._listen(client)
         self._giver.start()
 
     def __repr__(self) -> str:
         state = "alone" if self._alone else "held" if self._lease else "not held"
         return f"<Stage {self.name} {state}, {len(self._turns.in_flight)} requests>"
+
+    @property
+    def alone(self) -> bool:
+        """Whether the weights are in private memory, since the daemon is gone."""
+        return self._alone
+
+    def _listen(self, client: Client) -> None:
+        client.session.when_wanted(self._wanted.set)
+        if self._ranks is not None:
+            client.session.when_wanted(self._ranks.wake)
+        client.session.when_ended(self._tell_of_end)
 
     @classmethod
     def connect(
@@ -212,6 +247,7 @@ class Stage:
                 ) from exc
             raise
         self._parts = {part.name: part.tensors for part in parts}
+        self.register_again = partial(_register_again, parts)
         self._main = tuple(part.name for part in parts if not part.encoder)
         self._all = tuple(done) if len(done) > len(self._main) else self._main
         sizes = {name: self.client.session.own(name).nbytes for name in done}
@@ -234,6 +270,8 @@ class Stage:
         if not self._stepping:
             self._stepping = True
             with self._lock:  # as _enter: a step calls few functions, since few are still warm
+                if self._joining:
+                    self._await_joined()
                 self._depth += 1
         session = self.client.session
         if (
@@ -260,10 +298,22 @@ class Stage:
         """After a step that computed nothing."""
         with self._lock:
             lease = self._lease
+            if self._alone:
+                self._free.notify_all()
             if lease is None or self._depth:
                 return
             if not self._turns.keeps(time.monotonic(), wanted=lease.wanted, computed=False):
                 self._give_back()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around a call that takes leases of its own: the stage comes back before it, or after."""
+        self._enter()
+        try:
+            self._refuse_stopped()
+            yield
+        finally:
+            self._leave()
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -283,7 +333,19 @@ class Stage:
         If it raises, the weights are as they were. Blocks until there is memory for a second copy.
         """
         with self._lock:
+            self._await_joined()
+            self._changes += 1
             self._give_back()
+        try:
+            with self._changing():
+                yield
+        finally:
+            with self._lock:
+                self._changes -= 1
+                self._free.notify_all()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
         if (error := self.client.session.error) is not None and not self._alone:
             self.go_alone(error)
         if self._alone:
@@ -305,6 +367,10 @@ class Stage:
             return
         self._closed.set()
         self._wanted.set()
+        if (newcomer := self._newcomer) is not None:
+            newcomer.close()  # what it waits for there ends
+        with self._lock:
+            self._free.notify_all()
         self._giver.join()
         self._give_back()
         if self._ranks is not None:
@@ -315,6 +381,7 @@ class Stage:
 
     def _enter(self) -> None:
         with self._lock:  # whoever is just giving the lease back has done so then
+            self._await_joined()
             self._depth += 1
 
     def _leave(self) -> None:
@@ -332,6 +399,8 @@ class Stage:
         with self._lock:
             self._depth -= 1
             self._rested = time.monotonic()
+            if self._alone:
+                self._free.notify_all()
 
     def _hold(self, *, encoders: bool) -> None:
         names = self._all if encoders else self._main
@@ -345,6 +414,7 @@ class Stage:
         """Hold `names`, or more, whatever is held; nothing if the stage is alone."""
         session = self.client.session
         if session.error is not None:
+            self._refuse_stopped()
             if not self._alone:
                 self.go_alone(session.error)
             return
@@ -405,10 +475,16 @@ class Stage:
             lease.release()
 
     def _give_when_idle(self) -> None:
-        """Give the lease back once it is wanted and nothing has used it for a while."""
+        """Give the lease back once it is wanted and nothing has used it for a while.
+
+        While the daemon is gone there is no lease: then look for the next one.
+        """
         while not self._closed.is_set():
-            self._wanted.wait()
+            lost = self.register_again is not None and self.client.session.error is not None
+            self._wanted.wait(self._look_s if lost else None)
             self._wanted.clear()
+            if lost:
+                self._look()
             while self._is_wanted() and not self._closed.is_set():
                 with self._lock:
                     left = IDLE_S if self._depth else self._rested + IDLE_S - time.monotonic()
@@ -421,28 +497,144 @@ class Stage:
     def _tell_of_end(self, error: SwapdError) -> None:
         if isinstance(error, DaemonGone):
             log.error("%s has lost swapd: %s", self.name, error)
+        self._wanted.set()
 
     def go_alone(self, error: SwapdError) -> None:
-        """Have the weights in private memory, and take no turns any more.
+        """Have the weights in private memory, and take no turns until swapd is back.
 
-        Raises: Stopped if there is no memory for them.
+        In a call, or under the lock. Raises: Stopped if there is no memory for them.
         """
         self._alone = True
         self._lease = None
+        self._wanted.set()
+        self._leave_to_itself(self.client, error)
+        log.error(
+            "%s goes on without swapd, its weights in private memory: it gives way to nobody until "
+            "swapd is back. Start it again, and this stage comes back by itself",
+            self.name,
+        )
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _leave_to_itself(self, client: Client, error: Exception) -> None:
+        """Close a client; what it had is in private memory. Raises: Stopped."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", RuntimeWarning)
-                self.client.close()
+                client.close()
         except RuntimeWarning as exc:
-            raise Stopped(
+            self._stopped = Stopped(
                 f"stage {self.name!r} has lost swapd ({error}), and there is no memory for its "
                 "weights without it. Start swapd again, then the stage"
-            ) from exc
-        log.error(
-            "%s goes on without swapd, its weights in private memory: it gives way to nobody any "
-            "more. Start swapd again, then this stage",
-            self.name,
+            )
+            raise self._stopped from exc
+
+    # --- and back again ------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Join a daemon if there is one. In the stage's own thread; whatever fails is told."""
+        lost = self.client.session
+        try:
+            with self._lock:  # now rather than in the next call: the memory is the old daemon's
+                if not (self._depth or self._changes):
+                    self._be_alone()
+            if self._stopped is not None:
+                return
+            client = swapd_client.connect(lost.endpoint, label=f"{self.name}:{os.getpid()}")
+        except (NotRunning, DaemonGone):
+            return
+        except Exception as exc:  # noqa: BLE001 - the stage goes on all the same
+            return self._could_not_join(exc)
+        try:
+            self._newcomer = client
+            with self._lock:
+                self._join(client)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._could_not_join(exc)
+        finally:
+            self._newcomer = None
+
+    def _be_alone(self) -> None:
+        """Not in a call. Under the lock, when the daemon is known to be gone."""
+        error = self.client.session.error
+        if error is not None and not self._alone:
+            self.go_alone(error)
+
+    def _join(self, client: Client) -> None:
+        """Between two calls, have all of it with this client. Under the lock."""
+        try:
+            if self._await_free(client):
+                self._be_alone()
+                assert self.register_again is not None
+                _check_same_device(self.client, client)
+                self.register_again(client)
+                self._listen(client)
+                self.client, self._alone = client, False
+                self._look_s = LOOK_S
+                self._told.clear()
+                said = ", ".join(f"{p.name} ({size(p.nbytes)})" for p in _parts_at(client))
+                log.info("%s is back in swapd at %s: %s", self.name, client.session.endpoint, said)
+        except Exception as exc:
+            self._leave_to_itself(client, exc)
+            raise
+        finally:
+            self._joining = False
+            self._free.notify_all()
+            if self.client is not client:
+                client.close()
+
+    def _await_free(self, client: Client) -> bool:
+        """Until nobody is in a call: between requests, or after a while between two steps.
+
+        False if the stage is closed by then, or the daemon is gone again.
+        """
+        until = time.monotonic() + self._options.finish_within_s
+        while not self._closed.is_set() and client.session.error is None:
+            left = until - time.monotonic()
+            self._joining = left <= 0
+            if not (self._depth or self._changes) and (self._joining or not self._turns.in_flight):
+                return True
+            self._free.wait(LOOK_S if self._joining else min(left, LOOK_S))
+        return False
+
+    def _await_joined(self) -> None:
+        """Before a call. Under the lock."""
+        while self._joining and not self._depth:
+            self._free.wait()
+
+    def _could_not_join(self, error: Exception) -> None:
+        if isinstance(error, DaemonGone) or self._closed.is_set():
+            return
+        if error is self._stopped:
+            return log.error("%s", error)
+        self._look_s = min(self._look_s * 2, LOOK_LAST_S)
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            log.warning(
+                "%s cannot come back to swapd, goes on without it, and tries again: %s",
+                self.name,
+                error,
+            )
+
+
+def _register_again(parts: Iterable[Part], client: Client) -> None:
+    client._register_again({part.name: (part.tensors, part.policy) for part in parts})
+
+
+def _check_same_device(old: Client, new: Client) -> None:
+    """Raise unless both have the weights in the same memory."""
+    before, now = old.session.welcome, new.session.welcome
+    if (before.uuid, before.device) != (now.uuid, now.device):
+        raise NotRunning(
+            f"swapd at {new.session.endpoint} serves {now.device}, and the weights are on "
+            f"{before.device}: start one for that"
         )
+
+
+def _parts_at(client: Client) -> Iterable[Component]:
+    return client.session.components.values()
 
 
 def _lendable(status: StatusReply) -> int:

@@ -1,0 +1,353 @@
+"""A stage whose daemon is gone, and comes back: it joins again between two calls. No vLLM."""
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import swapd_client
+from swapd_client import Client, VersionMismatch, connect
+from swapd_client.component import Component
+from swapd_client.session import Session
+from swapd_client.vllm import stage as stages
+from swapd_client.vllm.stage import Stage
+from tests.guarantees.harness import PATIENCE_S, Daemon
+from tests.plugin.test_stage import Model, Scene, X, leases
+
+
+class Lives(Scene):
+    """Daemons in one folder, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.all = [Daemon(folder / "d", folder / "log")]
+        super().__init__(self.all[0])
+
+    def restart(self, **settings: object) -> Daemon:
+        """Kill the daemon, and start the next one."""
+        self.daemon.kill()
+        self.daemon = Daemon(self.daemon.folder, self.daemon.folder.parent / "log", **settings)
+        self.all.append(self.daemon)
+        return self.daemon
+
+    def await_back(self, *back: Stage) -> None:
+        """Until they have registered everything with the daemon that runs now."""
+        names = {stage.name for stage in back}
+        while names:
+            names.discard(self.daemon.await_record("Commit").name)
+        for stage in back:
+            with stage._lock:  # held until all of it is there
+                assert not stage.alone
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
+    monkeypatch.setattr(stages, "LOOK_S", 0.01)
+    monkeypatch.setattr(stages, "LOOK_LAST_S", 0.1)
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    made = Lives(folder)
+    try:
+        yield made
+        made.close()
+        for daemon in made.all:
+            daemon.close()
+    finally:
+        for daemon in made.all:
+            daemon.discard()
+        shutil.rmtree(folder)
+
+
+def step(stage: Stage, model: Model, seed: int = 0, **options: Any) -> None:
+    """One, with the right result."""
+    stage.begin(**options)
+    try:
+        with torch.inference_mode():
+            assert torch.equal(model(X), Model(seed)(X))
+    finally:
+        stage.end()
+
+
+def addresses(model: Model) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+def gone(stage: Stage) -> threading.Event:
+    event = threading.Event()
+    stage.client.session.when_ended(lambda _: event.set())
+    return event
+
+
+class Held:
+    """Holds back the registration of what comes back, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.let_go = threading.Event(), threading.Event()
+        fill = Session.fill
+
+        def held(session: Session, part: Component) -> None:
+            self.reached.set()
+            assert self.let_go.wait(PATIENCE_S)
+            fill(session, part)
+
+        monkeypatch.setattr(Session, "fill", held)
+
+
+def test_idle_stages_come_back_and_take_turns_again(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "swapd_client")
+    first, model = lives.stage("thinker", cpu_offload_enabled=True)
+    second, other = lives.stage("talker", 1)
+    before = addresses(model), addresses(other)
+    for _ in range(2):
+        step(first, model)
+        step(second, other, 1)
+        caplog.clear()
+        daemon = lives.restart()
+        lives.await_back(first, second)
+        assert (addresses(model), addresses(other)) == before
+        for _ in range(2):
+            step(first, model, encoders=True)
+            step(second, other, 1)
+        assert daemon.status().evictions >= 2
+        assert daemon.status().bytes_out == 0
+        assert leases(daemon) == {}
+        policies = {c.name: c.policy for c in daemon.status().components}
+        assert set(policies.values()) == {"lru"}
+        assert policies.keys() == {
+            "thinker",
+            "thinker.visual",
+            "thinker.audio_tower",
+            "talker",
+        }
+        said = f"thinker is back in swapd at {daemon.folder}: thinker (8 MiB), "
+        assert sum(message.startswith(said) for message in caplog.messages) == 1
+
+
+def test_requests_in_flight_finish_first(lives: Lives) -> None:
+    stage, model = lives.stage("thinker", finish_within_s=PATIENCE_S)
+    ended = gone(stage)
+    stage.note(["a"], ())
+    step(stage, model)
+    daemon = lives.restart()
+    assert ended.wait(PATIENCE_S)
+    daemon.await_record("SessionOpened", label=f"thinker:{os.getpid()}")
+    for _ in range(3):
+        step(stage, model)
+        assert stage.alone
+    stage.note((), ["a"])
+    stage.rest()
+    lives.await_back(stage)
+    step(stage, model)
+    assert daemon.component("thinker").loads == 1
+
+
+def test_a_stage_with_requests_in_every_step_comes_back_between_two(lives: Lives) -> None:
+    stage, model = lives.stage("thinker", finish_within_s=0.1)
+    enough, steps = threading.Event(), [0]
+
+    def serve() -> None:
+        while not enough.is_set():
+            stage.note([f"{steps[0]}"], [f"{steps[0] - 1}"])
+            step(stage, model)
+            steps[0] += 1
+        stage.note((), [f"{steps[0] - 1}"])
+        stage.rest()
+
+    before = addresses(model)
+    served = lives.meanwhile(serve)
+    second, other = lives.stage("talker", 1)
+    daemon = lives.restart()
+    lives.await_back(stage, second)
+    step(second, other, 1)
+    enough.set()
+    assert served.wait(PATIENCE_S)
+    assert addresses(model) == before
+    assert steps[0] > 1
+    assert daemon.status().evictions >= 1
+
+
+def test_a_call_that_begins_meanwhile_waits_for_it(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, model = lives.stage("thinker")
+    held = Held(monkeypatch)
+    daemon = lives.restart()
+    assert held.reached.wait(PATIENCE_S)
+    done = lives.meanwhile(lambda: step(stage, model))
+    assert not done.wait(0.05)
+    held.let_go.set()
+    assert done.wait(PATIENCE_S)
+    assert not stage.alone
+    assert daemon.component("thinker").loads == 1
+
+
+@pytest.mark.parametrize("why", ["name taken", "too large", "version", "unforeseen"])
+def test_one_that_cannot_come_back_says_so_once_and_goes_on(
+    lives: Lives,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    why: str,
+) -> None:
+    stage, model = lives.stage("thinker")
+    before = addresses(model)
+    refusals = threading.Semaphore(0)
+    could_not = Stage._could_not_join
+
+    def refused(stage: Stage, error: Exception) -> None:
+        could_not(stage, error)
+        refusals.release()
+
+    monkeypatch.setattr(Stage, "_could_not_join", refused)
+    said = {"name taken": "is registered", "too large": "4 MiB"}.get(why, "injected")
+    error = VersionMismatch(said) if why == "version" else OSError(said)
+
+    def fail(*_: object, **__: object) -> Client:
+        raise error
+
+    with monkeypatch.context() as meanwhile:
+        if said == "injected":
+            meanwhile.setattr(swapd_client, "connect", fail)
+        with stage.computing():  # until the name is taken
+            daemon = lives.restart(budget="4MiB" if why == "too large" else "16MiB")
+            other = connect(daemon.folder)
+            if why == "name taken":
+                other.register("thinker", {"x": b"x"})
+                daemon.await_record("Commit", name="thinker")
+        for _ in range(3):
+            assert refusals.acquire(timeout=PATIENCE_S)
+        step(stage, model)
+        assert addresses(model) == before
+        told = [m for m in caplog.messages if m.startswith("thinker cannot come back to swapd")]
+        assert len(told) == 1
+        assert said in told[0]
+        other.close()
+    if why == "too large":
+        lives.restart()
+    lives.await_back(stage)
+    step(stage, model)
+    assert addresses(model) == before
+
+
+def test_a_daemon_that_dies_while_a_stage_comes_back_leaves_it_as_it_was(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, model = lives.stage("thinker", cpu_offload_enabled=True)
+    before = addresses(model)
+    held = Held(monkeypatch)
+    lives.restart()
+    assert held.reached.wait(PATIENCE_S)
+    lives.daemon.kill()
+    held.let_go.set()
+    step(stage, model)
+    assert stage.alone
+    assert addresses(model) == before
+    lives.restart()
+    lives.await_back(stage)
+    step(stage, model)
+    assert addresses(model) == before
+
+
+def test_closing_ends_it_and_leaves_private_memory(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, model = lives.stage("thinker")
+    before = addresses(model)
+    held = Held(monkeypatch)
+    daemon = lives.restart()
+    assert held.reached.wait(PATIENCE_S)
+    closed = lives.meanwhile(stage.close)
+    stage._closed.wait(PATIENCE_S)
+    held.let_go.set()
+    assert closed.wait(PATIENCE_S)
+    assert addresses(model) == before
+    assert torch.equal(model(X), Model()(X))
+    assert not daemon.status().components
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_that_are_changed_meanwhile_come_back_changed(lives: Lives, fails: bool) -> None:
+    stage, model = lives.stage("thinker", cpu_offload_enabled=True)
+    before = addresses(model)
+
+    def change() -> None:
+        with stage.changing(), torch.no_grad():
+            lives.restart()
+            lives.daemon.await_record("SessionOpened")
+            if fails:
+                raise ZeroDivisionError
+            for parameter in model.parameters():
+                parameter.mul_(2)
+            assert not lives.daemon.status().components
+
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            change()
+    else:
+        change()
+    lives.await_back(stage)
+    with stage.using():
+        assert torch.equal(model(X), Model()(X) * (1 if fails else 2))
+    assert addresses(model) == before
+
+
+def test_what_changes_while_it_is_alone_comes_back_too(lives: Lives) -> None:
+    stage, model = lives.stage("thinker")
+    ended = gone(stage)
+    lives.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    step(stage, model)
+    with stage.changing(), torch.no_grad():
+        model.language_model.weight.mul_(2)
+        lives.restart()
+        lives.daemon.await_record("SessionOpened")
+        assert stage.alone
+    lives.await_back(stage)
+    with stage.using():
+        assert torch.equal(model(X), Model()(X) * 2)
+
+
+def test_a_daemon_of_another_device_is_none_of_its_own(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage, model = lives.stage("thinker")
+    told = threading.Event()
+    could_not = Stage._could_not_join
+
+    def refused(stage: Stage, error: Exception) -> None:
+        could_not(stage, error)
+        told.set()
+
+    monkeypatch.setattr(Stage, "_could_not_join", refused)
+    with stage.computing():
+        stage.client.session.welcome = _on_a_gpu(stage.client.session.welcome)
+        lives.restart()
+    assert told.wait(PATIENCE_S)
+    assert "serves host, and the weights are on cuda:0" in caplog.text
+    step(stage, model)
+
+
+def _on_a_gpu(welcome: Any) -> Any:
+    return msgspec.structs.replace(welcome, device="cuda:0")
+
+
+def test_what_was_never_registered_looks_for_no_daemon(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = lives.connect("thinker")
+    ended = gone(stage)
+    monkeypatch.setattr(Stage, "_look", _fail)
+    lives.restart()
+    assert ended.wait(PATIENCE_S)
+    stage.close()
+
+
+def _fail(_: Stage) -> None:
+    raise AssertionError
