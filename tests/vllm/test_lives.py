@@ -131,7 +131,7 @@ def test_after_a_restart_of_the_daemon_the_engines_take_turns_again(
 
 def test_engines_that_serve_all_the_while_lose_no_request(scene: Scene, expected: Expected) -> None:
     daemon = scene.daemon()
-    engines = scene.on_swapd(daemon, "thinker", "talker", multiprocessing=True)
+    engines = scene.on_swapd(daemon, "thinker", "talker")
     for engine in engines:
         engine.begin("serve", REQUESTS * 3, TOKENS)
     daemon.await_record("Waiting")

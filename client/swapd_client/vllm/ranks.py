@@ -22,8 +22,11 @@ Hence ranks may keep and give back as each finds best; one that always fits, or 
 gone, passes the word on all the same. Such a rank comes back to the next daemon by itself, between
 two of its steps and before its turn in the next: in one step it has a lease or needs none. It has
 nothing of any daemon's until then, and registering waits for nobody's lease, so it adds no wait.
-A daemon keeps its place in the order over a restart: that is its folder's. All ranks must make the same calls in the same order: vLLM's
-executors do. They are on one host, connected each with the next, so one that dies is noticed.
+A daemon keeps its place in the order over a restart: that is its folder's. If that was removed
+meanwhile, stages that start later could have another order, so the rank does not go back.
+
+All ranks must make the same calls in the same order: vLLM's executors do. They are on one host,
+connected each with the next, so one that dies is noticed.
 
 May not live here: leases, torch, vLLM.
 """
@@ -101,6 +104,7 @@ class Ranks:
             door.bind("")  # the kernel finds a name; it is gone with the socket
             door.listen()
             mine = Seat(rank, os.getpid(), door.getsockname()[1:].decode(), *_daemon_at(folder))
+            self._mine = mine
             said = share(msgspec.json.encode(mine).decode())
             seats = in_order([msgspec.json.decode(seat, type=Seat) for seat in said], stage)
             at = seats.index(mine)
@@ -140,6 +144,15 @@ class Ranks:
     def waits(self) -> None:
         """This rank, in its turn, is about to wait for memory. Does not block. Raises: RankGone."""
         self._tell(_WAITS)
+
+    def check_place(self) -> None:
+        """Raise RanksApart unless a daemon that was started again has the place of the first."""
+        folder, daemon = _daemon_at(Path(self._mine.folder))
+        if daemon != self._mine.daemon:
+            raise RanksApart(
+                f"{folder} is another folder than when rank {self._rank} of {self._stage} started, "
+                "and its ranks go by that: start the stage again"
+            )
 
     def wake(self) -> None:
         """Have a rank that waits for its turn see whether its lease is wanted. Does not block."""

@@ -569,6 +569,8 @@ class Stage:
                 self._be_alone()
                 assert self.register_again is not None
                 _check_same_device(self.client, client)
+                if self._ranks is not None:
+                    self._ranks.check_place()
                 self.register_again(client)
                 self._listen(client)
                 self.client, self._alone = client, False
