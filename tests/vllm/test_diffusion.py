@@ -273,7 +273,7 @@ def test_a_daemon_that_dies_does_not_stop_what_is_one_component(
     ("budget", "settings"),
     [
         (ROOM_FOR_THE_LARGEST, {}),
-        ("8MiB", {"enable_layerwise_offload": True}),
+        ("14MiB", {"enable_layerwise_offload": True}),
         ("16MiB", {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}),
     ],
     ids=["components", "layer by layer", "whole"],
