@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import swapd_client
-from swapd_client import Client, VersionMismatch, connect
+from swapd_client import Client, NotRunning, VersionMismatch, connect
 from swapd_client.component import Component
 from swapd_client.session import Session
 from swapd_client.vllm import stage as stages
@@ -209,14 +209,17 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
     said = {"name taken": "is registered", "too large": "4 MiB"}.get(why, "injected")
     error = VersionMismatch(said) if why == "version" else OSError(said)
 
+    there = threading.Event()
+
     def fail(*_: object, **__: object) -> Client:
-        raise error
+        raise error if there.is_set() else NotRunning("the next daemon has not started yet")
 
     with monkeypatch.context() as meanwhile:
         if said == "injected":
             meanwhile.setattr(swapd_client, "connect", fail)
         with stage.computing():  # until the name is taken
             daemon = lives.restart(budget="4MiB" if why == "too large" else "16MiB")
+            there.set()
             other = connect(daemon.folder)
             if why == "name taken":
                 other.register("thinker", {"x": b"x"})
@@ -312,6 +315,27 @@ def test_what_changes_while_it_is_alone_comes_back_too(lives: Lives) -> None:
     lives.await_back(stage)
     with stage.using():
         assert torch.equal(model(X), Model()(X) * 2)
+
+
+def test_the_next_daemon_is_asked_at_once_whatever_the_last_one_said(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "LOOK_LAST_S", 2 * PATIENCE_S)
+    stage, model = lives.stage("thinker")
+    told = threading.Event()
+    could_not = Stage._could_not_join
+
+    def refused(stage: Stage, error: Exception) -> None:
+        could_not(stage, error)
+        stage._ask_at += 2 * PATIENCE_S
+        told.set()
+
+    monkeypatch.setattr(Stage, "_could_not_join", refused)
+    lives.restart(budget="4MiB")
+    assert told.wait(PATIENCE_S)
+    lives.restart()
+    lives.await_back(stage)
+    step(stage, model)
 
 
 def test_a_daemon_of_another_device_is_none_of_its_own(

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -29,9 +30,9 @@ from torch.nn import Module
 import swapd_client
 from swapd.device import vm
 from swapd.protocol import StatusReply
+from swapd.runtime_dir import LIFELINE
 from swapd.units import seconds, size
 from swapd_client.client import Client, Lease
-from swapd_client.component import Component
 from swapd_client.errors import (
     AcquireTimeout,
     ClientClosed,
@@ -59,7 +60,8 @@ RETURN_STEP_S = 0.02
 #: How the daemon calls what it lends.
 _LENT = "workspace "
 
-#: How often a stage that is alone looks for a daemon; and at most how rarely, after refusals.
+#: How often a stage that is alone looks whether there is a daemon; and at most how rarely it asks
+#: one that has refused it.
 LOOK_S = 1.0
 LOOK_LAST_S = 60.0
 
@@ -114,8 +116,10 @@ class Stage:
         self._newcomer: Client | None = None
         #: The stage joins before the next call does anything.
         self._joining = False
-        self._look_s = LOOK_S
-        #: Why it could not join: each is told once.
+        #: The daemon that it could not join, when it asks that again and after how long.
+        self._refused_by: tuple[int, int] | None = None
+        self._ask_at = self._ask_s = 0.0
+        #: Why it could not: each is told once.
         self._told: set[type[Exception]] = set()
         self._wanted = threading.Event()
         self._closed = threading.Event()
@@ -368,7 +372,7 @@ class Stage:
         self._closed.set()
         self._wanted.set()
         if (newcomer := self._newcomer) is not None:
-            newcomer.close()  # what it waits for there ends
+            newcomer.close(keep=newcomer.session.gpu is None)  # what it waits for there ends
         with self._lock:
             self._free.notify_all()
         self._giver.join()
@@ -481,7 +485,7 @@ class Stage:
         """
         while not self._closed.is_set():
             lost = self.register_again is not None and self.client.session.error is not None
-            self._wanted.wait(self._look_s if lost else None)
+            self._wanted.wait(LOOK_S if lost else None)
             self._wanted.clear()
             if lost:
                 self._look()
@@ -540,7 +544,7 @@ class Stage:
             with self._lock:  # now rather than in the next call: the memory is the old daemon's
                 if not (self._depth or self._changes):
                     self._be_alone()
-            if self._stopped is not None:
+            if self._stopped is not None or not self._may_ask(lost.endpoint):
                 return
             client = swapd_client.connect(lost.endpoint, label=f"{self.name}:{os.getpid()}")
         except (NotRunning, DaemonGone):
@@ -574,9 +578,9 @@ class Stage:
                 self.register_again(client)
                 self._listen(client)
                 self.client, self._alone = client, False
-                self._look_s = LOOK_S
-                self._told.clear()
-                said = ", ".join(f"{p.name} ({size(p.nbytes)})" for p in _parts_at(client))
+                self._refused_by = None
+                parts = client.session.components.values()
+                said = ", ".join(f"{part.name} ({size(part.nbytes)})" for part in parts)
                 log.info("%s is back in swapd at %s: %s", self.name, client.session.endpoint, said)
         except Exception as exc:
             self._leave_to_itself(client, exc)
@@ -595,10 +599,11 @@ class Stage:
         until = time.monotonic() + self._options.finish_within_s
         while not self._closed.is_set() and client.session.error is None:
             left = until - time.monotonic()
-            self._joining = left <= 0
+            # not in a change, which may take calls to end
+            self._joining = left <= 0 and not self._changes
             if not (self._depth or self._changes) and (self._joining or not self._turns.in_flight):
                 return True
-            self._free.wait(LOOK_S if self._joining else min(left, LOOK_S))
+            self._free.wait(min(left, LOOK_S) if left > 0 else LOOK_S)
         return False
 
     def _await_joined(self) -> None:
@@ -606,12 +611,27 @@ class Stage:
         while self._joining and not self._depth:
             self._free.wait()
 
+    def _may_ask(self, endpoint: Path) -> bool:
+        """Whether there may be a daemon; one that has refused the stage is not asked every time."""
+        try:
+            door = os.stat(endpoint / LIFELINE)
+        except OSError:
+            return False
+        there = door.st_ino, door.st_ctime_ns
+        if there == self._refused_by:
+            return time.monotonic() >= self._ask_at
+        self._refused_by = there  # if it does
+        self._ask_at, self._ask_s = 0.0, LOOK_S
+        self._told.clear()
+        return True
+
     def _could_not_join(self, error: Exception) -> None:
         if isinstance(error, DaemonGone) or self._closed.is_set():
             return
         if error is self._stopped:
             return log.error("%s", error)
-        self._look_s = min(self._look_s * 2, LOOK_LAST_S)
+        self._ask_s = min(self._ask_s * 2, LOOK_LAST_S)
+        self._ask_at = time.monotonic() + self._ask_s
         if type(error) not in self._told:
             self._told.add(type(error))
             log.warning(
@@ -633,10 +653,6 @@ def _check_same_device(old: Client, new: Client) -> None:
             f"swapd at {new.session.endpoint} serves {now.device}, and the weights are on "
             f"{before.device}: start one for that"
         )
-
-
-def _parts_at(client: Client) -> Iterable[Component]:
-    return client.session.components.values()
 
 
 def _lendable(status: StatusReply) -> int:
