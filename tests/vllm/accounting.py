@@ -5,7 +5,7 @@ of vLLM's arithmetic; the GPU and its allocator are numbers.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,11 +80,20 @@ class Stage:
         yield
         self.gpu.arena += nbytes
 
-    def take(self, models: Mapping[str, object]) -> int:
+    def take(self, models: object, outside: object, aliases: object) -> int:
         self.gpu.torch -= self.weights
         return self.weights
 
     using = contextlib.nullcontext
+
+
+class Moving:
+    """What `swapd_client.vllm.moving.Moving` does where there is no model to look at."""
+
+    def move(self, models: object, take: Callable[..., int], *of_models: object) -> int:
+        return take({}, ())
+
+    def warn_of_rest(self, read: int | None, moved: int) -> None: ...
 
 
 class Runner:
@@ -121,12 +130,15 @@ def start(gpu: Gpu, share: Share) -> int:
     worker.local_rank = worker.rank = 0
     worker.model_runner = Runner(gpu, share.weights_bytes)
     worker.vllm_config = SimpleNamespace(
-        compilation_config=SimpleNamespace(cudagraph_mode=None), model_config=None
+        compilation_config=SimpleNamespace(cudagraph_mode=None),
+        model_config=None,
+        load_config=SimpleNamespace(load_format="dummy"),
     )
     worker.model_config = SimpleNamespace(multimodal_config=None)
-    worker.parallel_config = SimpleNamespace()
+    worker.parallel_config = SimpleNamespace(tensor_parallel_size=1)
     worker.get_draft_model = lambda: None
     worker._swapd = stage = Stage(gpu, share.weights_bytes)
+    worker._moving = Moving()
     with stage.loading(share.weights_bytes):
         worker._load(share.name)
     kv_cache = int(worker.determine_available_memory())

@@ -99,7 +99,13 @@ def of_swapd(name: str) -> dict[str, str]:
     kind, stage = resolve_name(name), Stage()
     if name.endswith(":Leased"):
         parallel = SimpleNamespace(data_parallel_size=1)
-        state = {"_swapd": stage, "parallel_config": parallel, "_weight_update_active": False}
+        state = {
+            "_swapd": stage,
+            "_moving": MagicMock(),
+            "_models": lambda self: {},
+            "parallel_config": parallel,
+            "_weight_update_active": False,
+        }
         return does(kind, WORKER, stage, **state)
     return does(kind, DIFFUSION, stage, _swapd=SimpleNamespace(weights=stage))
 

@@ -262,6 +262,14 @@ def await_components(daemon: harness.Daemon, *names: str) -> None:
         daemon.await_record("SessionGone")
 
 
+def await_registered(daemon: harness.Daemon, *names: str) -> None:
+    """Until these are the daemon's, filled; a record from before we listened is not missed."""
+    while not {one.name for one in daemon.status().components if one.state != "filling"} >= {
+        *names
+    }:
+        daemon.await_record("Commit")
+
+
 class Scene:
     """The daemons and engines of one test, and what they say, in one folder."""
 
@@ -284,7 +292,8 @@ class Scene:
     def daemon_again(self, last: harness.Daemon, **settings: object) -> harness.Daemon:
         """One in the folder of `last`, which has been killed."""
         log = self.folder / f"swapd-{len(self._daemons)}.log"
-        made = harness.Daemon(last.folder, log, **{**TURNS, **settings})
+        patient = {"ack_timeout": harness.PATIENCE_S}
+        made = harness.Daemon(last.folder, log, **{**TURNS, **patient, **settings})
         self._daemons.append(made)
         return made
 

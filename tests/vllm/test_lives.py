@@ -11,6 +11,7 @@ from tests.vllm.engines import (
     EngineFailed,
     Scene,
     await_components,
+    await_registered,
     on_swapd,
 )
 from tests.vllm.models import MODELS
@@ -118,9 +119,7 @@ def test_after_a_restart_of_the_daemon_the_engines_take_turns_again(
         assert thinker.finish() == expected["thinker"][0], "it was in a request"
         for engine in (thinker, talker):
             assert engine.generate(REQUESTS[1], TOKENS) == expected[engine.label][1]
-        names = {"thinker", "talker"}
-        while names:
-            names.discard(daemon.await_record("Commit").name)
+        await_registered(daemon, "thinker", "talker")
         for engine in (thinker, talker, thinker):
             assert engine.generate(REQUESTS[2], TOKENS) == expected[engine.label][2]
             assert f"{engine.label} is back in swapd at {daemon.folder}" in engine.log
@@ -137,9 +136,7 @@ def test_engines_that_serve_all_the_while_lose_no_request(scene: Scene, expected
     daemon.await_record("Waiting")
     daemon.kill()
     daemon = scene.daemon_again(daemon)
-    names = {"thinker", "talker"}
-    while names:
-        names.discard(daemon.await_record("Commit").name)
+    await_registered(daemon, "thinker", "talker")
     for engine in engines:
         assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label] * 3
     for engine in engines:

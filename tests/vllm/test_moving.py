@@ -81,7 +81,7 @@ def test_weights_that_nothing_can_see_are_warned_of(scene: Scene) -> None:
     model = scene.models / "talker"
     engine = started(scene, "HidingQwen2", on_swapd(model, daemon.folder))
     (warning,) = [line for line in engine.log.splitlines() if "stays there when the stage" in line]
-    assert "talker has 50.52 MiB of weights, and 41.53 MiB of them in swapd (82 %)" in warning
+    assert "talker has 50.52 MiB of weights, and 41.52 MiB of them in swapd (82 %)" in warning
     before = engine.generate(REQUESTS[0], TOKENS)
     evict(daemon, "talker")
     assert engine.generate(REQUESTS[0], TOKENS) == before

@@ -17,7 +17,7 @@ import pytest
 
 from tests.guarantees.harness import Daemon
 from tests.vllm import engines, servers
-from tests.vllm.engines import REQUESTS, TOKENS, await_leases_back
+from tests.vllm.engines import REQUESTS, TOKENS, await_leases_back, await_registered
 from tests.vllm.servers import Broken, Server, Servers
 
 #: By model, what follows each prompt.
@@ -32,8 +32,9 @@ LONG = 200
 class Place:
     """A daemon, and a server for each of two models; one that a test has ended is started anew."""
 
-    def __init__(self, daemon: Daemon, servers: Servers) -> None:
+    def __init__(self, scene: engines.Scene, servers: Servers, daemon: Daemon) -> None:
         self.daemon = daemon
+        self._scene = scene
         self._servers = servers
         # one as users start theirs
         self._now = {
@@ -47,6 +48,11 @@ class Place:
             if server.ended:
                 self._now[name] = self._servers.start(name)
         return [server.ready() for server in self._now.values()]
+
+    def restart_daemon(self) -> None:
+        """SIGKILL to it; then another in its folder."""
+        self.daemon.kill()
+        self.daemon = self._scene.daemon_again(self.daemon)
 
     def await_gone(self, server: Server) -> None:
         """Until the daemon knows that the server's worker has ended, and has nothing of it."""
@@ -67,7 +73,7 @@ def place(
     with engines.scene(models, nursery) as made:
         daemon = made.daemon()
         with Servers(made.folder, folder, daemon.folder, nursery) as started:
-            yield Place(daemon, started)
+            yield Place(made, started, daemon)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +144,27 @@ def test_a_stream_is_the_same_when_the_other_has_its_turn_in_it(
         said = clients.submit(talker.complete, PROMPTS[0], TOKENS)
         assert begun + list(tokens) == alone
         assert said.result() == answers["talker"][0]
+
+
+def test_a_daemon_that_is_killed_and_started_again_under_load_costs_no_request(
+    place: Place, answers: Answers
+) -> None:
+    both = place.both()
+    asked = [(server, n) for n in range(len(PROMPTS)) for server in both]
+    before = place.daemon.status().loads
+    with ThreadPoolExecutor(len(asked)) as clients:
+        said = [clients.submit(ways(s)[n % 2], PROMPTS[n], TOKENS) for s, n in asked]
+        while place.daemon.status().loads < before + 2:  # both have begun
+            place.daemon.await_record("CopyIn")
+        place.restart_daemon()
+        for (server, number), one in zip(asked, said, strict=True):
+            assert one.result() == answers[server.name][number]
+    await_registered(place.daemon, *(server.name for server in both))
+    for server in (*both, *both):
+        check_goes_on(server, answers)
+    status = place.daemon.status()
+    assert status.evictions > 0, "they take turns again"
+    assert status.bytes_out == 0
 
 
 def test_sigterm_in_a_stream_ends_a_server_and_leaves_nothing_in_the_daemon(
