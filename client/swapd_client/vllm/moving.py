@@ -91,6 +91,7 @@ class Moving:
         """See whether the layers compute what they did: `Calls.compare`."""
         self._calls.compare(self._name, around, hold)
         self._place.leave()
+        self._calls = Calls()  # it has inputs and outputs of every layer
 
     def warn_of_rest(self, read: int | None, moved: int) -> None:
         """Warn if of `read` bytes of weights, None if that is not known, too few were moved."""

@@ -63,15 +63,11 @@ class Candidates:
     def __init__(self, models: Mapping[str, Module]) -> None:
         """`models`: by name, as `parts.parts_of` has them. Reads the bytes of what may be lent."""
         self.found = found_in(models)
-        self._sums = {one.name: _sum(one.tensor) for one in self.found if _may_be_a_weight(one)}
+        self._likely = [(one, _sum(one.tensor)) for one in self.found if _may_be_a_weight(one)]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Those that can be lent, by name; asked when the layers have computed something."""
-        return {
-            one.name: one.tensor
-            for one in self.found
-            if self._sums.get(one.name) == _sum(one.tensor)
-        }
+        return {one.name: one.tensor for one, before in self._likely if _sum(one.tensor) == before}
 
 
 def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
