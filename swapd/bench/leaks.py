@@ -42,9 +42,9 @@ def measure(device: str = "host") -> Leaks:
         before = _footprints(daemon.pid)
         loads = client.status().loads
         _cycle(client, CYCLES)
-        after = _footprints(daemon.pid)
         swaps = client.status().loads - loads
         time.sleep(SETTLE_S)
+        after = _footprints(daemon.pid)
         wakeups = _wakeups(daemon.pid)
         time.sleep(IDLE_S)
         woke = _wakeups(daemon.pid) - wakeups
