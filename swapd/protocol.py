@@ -25,6 +25,21 @@ LIFELINE_MAX_BYTES = 64 * 1024
 NAME_MAX_CHARS = 200
 NAMES_MAX = 1024
 
+#: No number on the wire is larger, or less than its negative: sums and differences of a few stay
+#: within the 64 bits that an encoder takes.
+NUMBER_MAX = 1 << 62
+
+Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+#: Names a request, a lease, a generation, a ticket.
+Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+#: Bytes as people give them: what is no size is refused in words (`swapd.requests`).
+Size = Number
+#: Uses of one lease that were not told: a client tells of them about once a second.
+USES_MAX = 1 << 32
+Uses = Annotated[int, msgspec.Meta(ge=0, le=USES_MAX)]
+
+Label = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
+
 Policy = Literal["lru", "resident", "sequential", "alternating"]
 
 #: Why a request was refused. One exception class in `swapd_client.errors` for each.
@@ -45,6 +60,7 @@ Code = Literal[
     "device_failed",
     "stopping",
     "fenced",
+    "internal",
 ]
 
 #: Of a family, the part that is in no block: it is needed from first to last, so it is kept first.
@@ -75,19 +91,19 @@ class Placement(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, tag_field="op"):
     """Base of all requests. `id` is unique within the session, and names the reply."""
 
-    id: int
+    id: Id
 
 
 class Register(Request, frozen=True, tag="register"):
     """Reserve a name and have a master made; its descriptor comes by the lifeline."""
 
     name: str
-    nbytes: int
+    nbytes: Size
     layout: str = ""  # hash of what lies where in the master, opaque to the daemon
     policy: Policy = "lru"
     group: str | None = None
     mutable: bool = False
-    segments: tuple[int, ...] = ()  # where each ends, bytes, ascending; () is one segment
+    segments: tuple[Size, ...] = ()  # where each ends, bytes, ascending; () is one segment
     part_of: str = ""  # a name that stands for all its parts; no component has it
     content: str = ""  # what its bytes are: equal contents and layouts share one master
     passing: bool = False  # a part: it is dropped when released, until a Resize keeps it
@@ -116,7 +132,7 @@ class GiveUp(Request, frozen=True, tag="give_up"):
     """The Update of this id will not be committed: drop the new master."""
 
     name: str
-    update: int
+    update: Id
 
 
 class Unregister(Request, frozen=True, tag="unregister"):
@@ -130,9 +146,9 @@ class Acquire(Request, frozen=True, tag="acquire"):
     """
 
     names: tuple[str, ...]
-    agent: int = 0  # the thread or task that waits: what it holds is not released meanwhile
+    agent: Number = 0  # the thread or task that waits: what it holds is not released meanwhile
     timeout_s: float | None = None
-    priority: int = 0
+    priority: Number = 0
     wait: bool = False  # wait for names that nobody has registered yet
     early: bool = False  # granted when the copies are ordered; the board says what has arrived
 
@@ -143,24 +159,24 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
     Answered and given back as an acquire. The daemon rounds up to whole chunks.
     """
 
-    nbytes: int
-    agent: int = 0
+    nbytes: Size
+    agent: Number = 0
     timeout_s: float | None = None
-    priority: int = 0
+    priority: Number = 0
 
 
 class Release(Request, frozen=True, tag="release"):
     """Give a lease back. Answered only if `ack`; releasing twice does nothing."""
 
-    lease: int
+    lease: Id
     ack: bool = False
-    again: int = 0  # how often its worker took it again without a message
+    again: Uses = 0  # how often its worker took it again without a message
 
 
 class Cancel(Request, frozen=True, tag="cancel"):
     """Forget an acquire, whether it still waits or was granted meanwhile. Not answered."""
 
-    acquire: int
+    acquire: Id
 
 
 class Prefetch(Request, frozen=True, tag="prefetch"):
@@ -183,7 +199,7 @@ class Resize(Request, frozen=True, tag="resize"):
     """
 
     name: str
-    resident_bytes: int | None = None
+    resident_bytes: Size | None = None
 
 
 class Status(Request, frozen=True, tag="status"):
@@ -344,21 +360,21 @@ AnyReply = Done | Granted | Refused | ForecastReply | StatusReply
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    version: int
-    label: Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)] = ""
+    version: Number
+    label: Label = ""
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
     """This generation is no longer mapped in the worker."""
 
-    name: str
-    generation: int
+    name: Label
+    generation: Id
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     """The files of the Drop with this ticket are neither mapped nor imported any more."""
 
-    ticket: int
+    ticket: Id
 
 
 FromClient = Hello | Revoked | Dropped
@@ -461,6 +477,10 @@ FromDaemon = Welcome | Master | Files | Drop | Broken | Revoke | Saved | Wanted 
 #: What the decoders raise for bytes that are no message: text that is no UTF-8 and nesting
 #: without end are not MsgspecErrors.
 NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+#: What the encoder raises for what no message can hold: a number of more than 64 bits, text that
+#: is no UTF-8.
+NOT_ENCODABLE = (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(AnyRequest).decode

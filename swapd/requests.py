@@ -13,6 +13,9 @@ from swapd.core.events import AnyEvent
 #: More than any machine has: a size above it is a mistake.
 _BYTES_MAX = 1 << 50
 
+#: Longer than any daemon runs: who waits so long, or for ever (inf), has no deadline.
+_TIMEOUT_MAX_S = 1e9
+
 
 def problem_with(request: protocol.AnyRequest) -> str | None:
     """What is wrong with a request that decodes, for its sender; None if nothing is."""
@@ -56,7 +59,8 @@ def _workspace(nbytes: int) -> str | None:
 
 
 def _content(request: protocol.Register) -> str | None:
-    for what, text in (("content", request.content), ("layout", request.layout)):
+    said = {"content": request.content, "layout": request.layout, "group": request.group or ""}
+    for what, text in said.items():
         if len(text) > protocol.NAME_MAX_CHARS:
             return f"{what} has {len(text)} characters; at most {protocol.NAME_MAX_CHARS}"
     if request.content and request.mutable:
@@ -88,12 +92,12 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.agent,
                 request.names,
                 request.priority,
-                None if request.timeout_s is None else now + request.timeout_s,
+                _deadline(request.timeout_s, now),
                 request.wait,
                 request.early,
             )
         case protocol.Release():
-            return events.Release(now, session, request.lease, max(request.again, 0))
+            return events.Release(now, session, request.lease, request.again)
         case protocol.Cancel():
             return events.Cancel(now, session, request.acquire)
         case protocol.Prefetch():
@@ -131,7 +135,11 @@ def event_of(request: protocol.AnyRequest, session: int, now: float) -> AnyEvent
                 request.agent,
                 request.nbytes,
                 request.priority,
-                None if request.timeout_s is None else now + request.timeout_s,
+                _deadline(request.timeout_s, now),
             )
         case protocol.Status() | protocol.Forecast():
             raise ValueError("a question is no event")
+
+
+def _deadline(timeout_s: float | None, now: float) -> float | None:
+    return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s

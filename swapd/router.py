@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from swapd.protocol import (
     NOT_A_MESSAGE,
+    NOT_ENCODABLE,
     TOKEN_BYTES,
     VERSION,
     AnyReply,
@@ -63,10 +64,10 @@ class Router:
     def reply(self, peer: bytes, reply: AnyReply) -> None:
         """Send; a peer that is gone or does not read loses its reply, nobody else does.
 
-        After `close` it does nothing.
+        One that cannot be encoded is a refusal instead. After `close` it does nothing.
         """
         if not self._socket.closed:
-            self._socket.send_multipart([peer, encode(reply)])
+            self._socket.send_multipart([peer, _encoded(reply)])
 
     def close(self) -> None:
         self._socket.close()
@@ -96,4 +97,14 @@ def _request_id(rest: list[bytes]) -> int:
     except (IndexError, *NOT_A_MESSAGE):
         return 0
     found = raw.get("id", 0) if isinstance(raw, dict) else 0
-    return found if isinstance(found, int) else 0
+    return found if type(found) is int else 0
+
+
+def _encoded(reply: AnyReply) -> bytes:
+    try:
+        return encode(reply)
+    except NOT_ENCODABLE as exc:
+        what = f"the answer ({type(reply).__name__}) cannot be sent: {exc}"
+        log.error("%s", what)
+        why = f"{what}. This is a mistake in swapd; its log says more, and others are served"
+        return encode(Refused(reply.id, "internal", why))

@@ -36,8 +36,8 @@ def claim(folder: Path) -> OwnedFd:
     try:
         fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.pread(lock.fileno(), 32, 0).decode().strip() or "unknown"
         lock.close()
+        pid = holder(folder) or "unknown"
         raise RuntimeDirError(
             f"{folder}: another swapd (process {pid}) serves this device; "
             "stop it, or use another --device or --runtime-dir"
@@ -46,6 +46,14 @@ def claim(folder: Path) -> OwnedFd:
     os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
     remove_sockets(folder)
     return lock
+
+
+def holder(folder: Path) -> int | None:
+    """The process that claimed the folder last, as it calls itself; None if nobody did."""
+    try:
+        return int((folder / LOCK).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def remove_sockets(folder: Path) -> None:

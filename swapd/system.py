@@ -75,6 +75,14 @@ def open_pidfd(pid: int) -> int | None:
     return fd
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process does nothing until somebody sends it SIGCONT."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"tT"
+    except OSError:
+        return False
+
+
 def notify_systemd(state: str) -> None:
     """Tell systemd, if it wants to hear: "READY=1", "STOPPING=1"."""
     address = notify_socket()

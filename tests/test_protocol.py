@@ -178,8 +178,11 @@ def test_what_is_no_request_is_refused(payload: bytes) -> None:
 
 
 def test_a_number_larger_than_any_is_refused_or_itself() -> None:
-    huge = protocol.encode(protocol.Status((1 << 64) - 1))
-    assert protocol.decode_request(huge).id == (1 << 64) - 1
+    largest = protocol.encode(protocol.Status(protocol.NUMBER_MAX))
+    assert protocol.decode_request(largest).id == protocol.NUMBER_MAX
+    for number in (protocol.NUMBER_MAX + 1, (1 << 64) - 1, -1):
+        with pytest.raises(protocol.NOT_A_MESSAGE):
+            protocol.decode_request(protocol.encode(protocol.Status(number)))
 
 
 # --- codes -------------------------------------------------------------------------------

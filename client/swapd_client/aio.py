@@ -23,6 +23,7 @@ from swapd_client.errors import (
 )
 from swapd_client.layout import Segments
 from swapd_client.lease import HeldLease
+from swapd_client.lifeline import ANSWER_S
 from swapd_client.linger import Held, Work
 from swapd_client.session import Session
 
@@ -39,10 +40,11 @@ async def connect_async(
     *,
     device: str | None = None,
     label: str | None = None,
+    timeout: float = ANSWER_S,
 ) -> "AsyncClient":
     """As `swapd_client.connect`, for the running event loop."""
     folder = resolve(endpoint, device)
-    session = await asyncio.to_thread(Session, folder, label or default_label())
+    session = await asyncio.to_thread(Session, folder, label or default_label(), timeout)
     return AsyncClient(session)
 
 

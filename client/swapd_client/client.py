@@ -25,6 +25,7 @@ from swapd_client.errors import (
 from swapd_client.keeper import Keeper
 from swapd_client.layout import Buffer, Ready, Segments
 from swapd_client.lease import HeldLease
+from swapd_client.lifeline import ANSWER_S
 from swapd_client.linger import Held, Key
 from swapd_client.session import Session
 
@@ -48,14 +49,16 @@ def connect(
     *,
     device: str | None = None,
     label: str | None = None,
+    timeout: float = ANSWER_S,
 ) -> "Client":
     """Connect to the daemon of a device.
 
     `endpoint` is its runtime folder; without it `$SWAPD_ENDPOINT`, else the default folder
     of `device` ("host" if not given). `label` names this process in the swap log.
-    Blocks for one round trip. Raises: NotRunning, VersionMismatch, DaemonGone.
+    Blocks for one round trip, in which the daemon may let wait for `timeout` seconds at most.
+    Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone.
     """
-    return Client(Session(resolve(endpoint, device), label or default_label()))
+    return Client(Session(resolve(endpoint, device), label or default_label(), timeout))
 
 
 class Lease(HeldLease):
@@ -361,17 +364,20 @@ class Client:
                 name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
             )
 
-    def set_resident(self, name: str, size: int | str | None) -> None:
+    def set_resident(
+        self, name: str, size: int | str | None, *, timeout: float | None = None
+    ) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; the rest of it passes through.
 
         What is in no block is kept first, then as many blocks as fit, evenly spread; but so many
         that another has room to pass through. None: as much as leaves room for two. Takes effect at
         once, but for what is held. Does not block. Raises: UnknownComponent if `name` was not
-        registered in parts; TooLarge if what is in no block is "resident", and cannot be.
+        registered in parts; TooLarge if what is in no block is "resident", and cannot be;
+        NotAnswering if the daemon is silent for `timeout` seconds.
         """
         nbytes = parse_size(size) if isinstance(size, str) else size
         self._flush_kept()  # nobody uses it
-        self._call(protocol.Resize(self.session.next_id(), name, nbytes))
+        self._question(protocol.Resize(self.session.next_id(), name, nbytes), timeout)
 
     def acquire(
         self,
@@ -551,13 +557,13 @@ class Client:
         with suppress(ValueError):
             self._attachments.remove(attachment)
 
-    def forecast(self, *names: str) -> protocol.ForecastReply:
+    def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """What `acquire(*names)` would do now: bytes, victims, whom it waits for, seconds.
 
         Changes nothing, and promises nothing either: others may come first. Raises what the
-        acquire would raise at once.
+        acquire would raise at once; NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        reply = self._call(protocol.Forecast(self.session.next_id(), names))
+        reply = self._question(protocol.Forecast(self.session.next_id(), names), timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
@@ -580,9 +586,12 @@ class Client:
         update.apply(self.session, self._call, update.changes(self.session, name, values))
         self._keeper.flush_all()
 
-    def status(self) -> protocol.StatusReply:
-        """What is on the device, who holds it, and how much was moved."""
-        reply = self._call(protocol.Status(self.session.next_id()))
+    def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
+        """What is on the device, who holds it, and how much was moved.
+
+        Raises: NotAnswering if the daemon is silent for `timeout` seconds.
+        """
+        reply = self._question(protocol.Status(self.session.next_id()), timeout)
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
@@ -631,6 +640,20 @@ class Client:
         self.session.check()
         self._end_kept()
         return self.session.unwrap(self._channel().call(request, timeout_s))
+
+    def _question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
+        """As `_call`, of what the daemon answers at once. Raises: NotAnswering if it does not."""
+        if timeout_s is None:
+            return self._call(request)
+        self.session.check()
+        self._end_kept()
+        channel = self._channel()
+        channel.ask(request)
+        reply = channel.collect(request.id, timeout_s)
+        if reply is None:
+            channel.abandon(request.id)
+            raise self.session.not_answering(timeout_s)
+        return self.session.unwrap(reply)
 
     def _acquire(
         self,

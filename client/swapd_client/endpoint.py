@@ -1,5 +1,6 @@
 """Where the daemon is, and the first connection to it."""
 
+import math
 import os
 import re
 import socket
@@ -7,8 +8,9 @@ import struct
 import sys
 from pathlib import Path
 
-from swapd import config
-from swapd_client.errors import NotRunning
+from swapd import config, runtime_dir
+from swapd.system import is_stopped
+from swapd_client.errors import NotAnswering, NotRunning
 
 
 def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path:
@@ -26,11 +28,20 @@ def default_label() -> str:
     return f"{program}:{os.getpid()}"
 
 
-def open_lifeline(path: Path) -> tuple[socket.socket, int]:
-    """A lifeline to the daemon, and the daemon's process id."""
+def open_lifeline(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
+    """A lifeline to the daemon, and the daemon's process id.
+
+    Blocks while others wait to be let in. Raises: NotRunning, NotAnswering.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        # not settimeout: connecting would then fail at once where others wait, too
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         sock.connect(str(path))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0.0))
+    except BlockingIOError as exc:
+        sock.close()
+        raise not_answering(path.parent, timeout_s) from exc
     except PermissionError as exc:
         sock.close()
         raise NotRunning(
@@ -52,6 +63,26 @@ def open_lifeline(path: Path) -> tuple[socket.socket, int]:
             "weights. Start a swapd as this user, or connect(path) to the right folder"
         )
     return sock, pid
+
+
+def not_answering(folder: Path, timeout_s: float, pid: int | None = None) -> NotAnswering:
+    """What to raise for a daemon that does not answer; `pid` if it is known."""
+    pid = pid or runtime_dir.holder(folder)
+    who = f"the daemon at {folder} (process {pid or 'unknown'})"
+    if pid and is_stopped(pid):
+        return NotAnswering(
+            f"{who} does not answer: it is stopped. Let it go on: kill -CONT {pid}; or end it: "
+            f"kill -KILL {pid}"
+        )
+    return NotAnswering(
+        f"{who} does not answer within {timeout_s:g} s: it is busy, or its device hangs. Wait, or "
+        "give it more time; if it never answers, end it and start it again"
+    )
+
+
+def _timeval(seconds: float) -> bytes:
+    whole, rest = divmod(math.ceil(seconds * 1e6), 1_000_000)  # up: 0 would be for ever
+    return struct.pack("@ll", whole, rest)
 
 
 def _command(folder: Path) -> str:

@@ -21,6 +21,10 @@ class DaemonGone(SwapdError):
     """
 
 
+class NotAnswering(DaemonGone, TimeoutError):
+    """The daemon is there, and does not answer in time: it is stopped, or busy."""
+
+
 class ClientClosed(SwapdError):
     """The client was closed, here or by another thread."""
 
@@ -105,6 +109,10 @@ class SessionFenced(DaemonGone):
     """The daemon ended this session, because the process did not answer in time."""
 
 
+class InternalError(SwapdError):
+    """The daemon made a mistake of its own in answering; it serves on, and its log says more."""
+
+
 BY_CODE: dict[Code, type[SwapdError]] = {
     "bad_request": BadRequest,
     "version": VersionMismatch,
@@ -122,6 +130,7 @@ BY_CODE: dict[Code, type[SwapdError]] = {
     "device_failed": DeviceFailed,
     "stopping": DaemonStopping,
     "fenced": SessionFenced,
+    "internal": InternalError,
 }
 
 

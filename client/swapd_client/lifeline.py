@@ -15,31 +15,34 @@ import msgspec
 from swapd import protocol, runtime_dir
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.system import open_pidfd
-from swapd_client.endpoint import open_lifeline
-from swapd_client.errors import DaemonGone, VersionMismatch, from_refusal
+from swapd_client.endpoint import not_answering, open_lifeline
+from swapd_client.errors import DaemonGone, NotAnswering, VersionMismatch, from_refusal
 
-#: How long a daemon may take to answer the hello.
+#: How long a daemon may take to answer the hello, unless who connects says otherwise.
 ANSWER_S = 30.0
 
 
 class Lifeline:
     """One connection to one daemon. `send` may be called in any thread."""
 
-    def __init__(self, endpoint: Path) -> None:
-        """Connect. Raises: NotRunning."""
+    def __init__(self, endpoint: Path, answer_s: float = ANSWER_S) -> None:
+        """Connect; this, and shaking hands, may take so long. Raises: NotRunning, NotAnswering."""
         self._endpoint = endpoint
-        self._sock, self._daemon_pid = open_lifeline(endpoint / runtime_dir.LIFELINE)
+        self._answer_s = answer_s
+        self._sock, self._daemon_pid = open_lifeline(endpoint / runtime_dir.LIFELINE, answer_s)
         self._thread: threading.Thread | None = None
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
         """The daemon's welcome, and the board's descriptor, from now on the caller's.
 
-        Raises: DaemonGone, VersionMismatch, or what the daemon refuses with.
+        Raises: DaemonGone, NotAnswering, VersionMismatch, or what the daemon refuses with.
         """
-        self._sock.settimeout(ANSWER_S)
+        self._sock.settimeout(self._answer_s)
         self.send(protocol.Hello(protocol.VERSION, label))
         try:
             data, fds = self._recv()
+        except TimeoutError as exc:
+            raise self.not_answering(self._answer_s) from exc
         except OSError as exc:
             raise DaemonGone(f"{self._endpoint}: the daemon did not answer ({exc})") from exc
         if not data:
@@ -74,6 +77,10 @@ class Lifeline:
         """Send, unless it is too late: then what ended the connection comes next."""
         with suppress(OSError):
             send_packet(self._sock, protocol.encode(message))
+
+    def not_answering(self, timeout_s: float) -> NotAnswering:
+        """What to raise if the daemon did not answer within that."""
+        return not_answering(self._endpoint, timeout_s, self._daemon_pid)
 
     def is_daemon_alive(self) -> bool:
         watch = open_pidfd(self._daemon_pid)

@@ -32,6 +32,7 @@ from swapd_client.errors import (
     DuplicateName,
     ForkedClient,
     InvalidSource,
+    NotAnswering,
     SessionFenced,
     SwapdError,
     UnknownComponent,
@@ -41,7 +42,7 @@ from swapd_client.files import Files
 from swapd_client.former import Former
 from swapd_client.gpu import Gpu, GpuRange, GpuWork
 from swapd_client.layout import Layout, Segments, layout_of
-from swapd_client.lifeline import Lifeline
+from swapd_client.lifeline import ANSWER_S, Lifeline
 from swapd_client.linger import Work
 from swapd_client.mapping import Range
 from swapd_client.masters import Masters
@@ -55,8 +56,11 @@ DRAIN_S = 60.0
 class Session:
     """What a process has with one daemon. Thread-safe, except that `close` comes last."""
 
-    def __init__(self, endpoint: Path, label: str) -> None:
-        """Connect and shake hands. Raises: NotRunning, VersionMismatch, DaemonGone."""
+    def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
+        """Connect and shake hands, each within `answer_s`.
+
+        Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone.
+        """
         self.endpoint = endpoint
         self.components: dict[str, Component] = {}
         #: Names whose memory somebody waits for; read by `lease.wanted`.
@@ -91,7 +95,7 @@ class Session:
         self._closed = False
         #: The daemon has left this session, and not the other way round.
         self._deserted = False
-        self._lifeline = Lifeline(endpoint)
+        self._lifeline = Lifeline(endpoint, answer_s)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
@@ -139,6 +143,10 @@ class Session:
     def error(self) -> SwapdError | None:
         """Why the session ended, or None."""
         return self._error
+
+    def not_answering(self, timeout_s: float) -> NotAnswering:
+        """What to raise if the daemon did not answer within that."""
+        return self._lifeline.not_answering(timeout_s)
 
     def when_ended(self, listener: Callable[[SwapdError], None]) -> None:
         """Call `listener` with why, in the lifeline's thread, when the session ends."""

@@ -24,6 +24,23 @@ Endpoint = Annotated[
     str | None,
     typer.Option("--endpoint", "-e", help="Runtime folder of the daemon, else $SWAPD_ENDPOINT"),
 ]
+
+
+def _seconds(given: float) -> float:
+    if not 0.0 < given <= _TIMEOUT_MAX_S:
+        raise typer.BadParameter(f"{given:g} is no time to wait: seconds, more than 0")
+    return given
+
+
+#: Of every command that asks a daemon: none of them waits for ever.
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", callback=_seconds, help="Seconds the daemon may take for each answer"
+    ),
+]
+TIMEOUT_S = 10.0
+_TIMEOUT_MAX_S = 1e6
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 
 #: Columns where there is no terminal to ask: enough that no table is cut.
@@ -84,9 +101,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def ask(endpoint: str | None, command: str) -> "swapd_client.Client":
-    """Connect to the daemon; the swap log then shows `swapd <command>` as a session."""
-    return swapd_client.connect(endpoint, label=f"{OWN_LABEL}{command}")
+def ask(endpoint: str | None, command: str, timeout: float) -> "swapd_client.Client":
+    """Connect to the daemon; the swap log then shows `swapd <command>` as a session.
+
+    Raises: NotRunning, NotAnswering if it takes longer than `timeout` seconds.
+    """
+    return swapd_client.connect(endpoint, label=f"{OWN_LABEL}{command}", timeout=timeout)
 
 
 #: How sessions of this command line begin their label: the readable log leaves them out.

@@ -8,16 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
-from swapd.cli.common import Endpoint, Json, console
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console
 from swapd.doctor import Check
 from swapd_client.endpoint import resolve
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
-def doctor(endpoint: Endpoint = None, json: Json = False) -> None:
+def doctor(endpoint: Endpoint = None, json: Json = False, timeout: Timeout = TIMEOUT_S) -> None:
     """Check what this machine offers. Ends with status 1 if something needed is missing."""
-    found = checks.examine(resolve(endpoint, None))
+    found = checks.examine(resolve(endpoint, None), timeout)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

@@ -10,10 +10,10 @@ from swapd.protocol import ForecastReply
 from swapd.units import rate, seconds, size
 
 
-def forecast(names: list[str], endpoint: str | None, json: bool) -> None:
+def forecast(names: list[str], endpoint: str | None, json: bool, timeout: float) -> None:
     """Ask the daemon, and print its answer."""
-    with ask(endpoint, "plan") as client:
-        reply = client.forecast(*names)
+    with ask(endpoint, "plan", timeout) as client:
+        reply = client.forecast(*names, timeout=timeout)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
     else:

@@ -17,13 +17,13 @@ import zmq
 from rich.text import Text
 
 from swapd import runtime_dir
-from swapd.cli.common import Endpoint, Json, ask, console, say_error
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, say_error
 from swapd.cli.render import line
 from swapd.history import Line, Seen, last_run, parsed, read
-from swapd_client import Client, DaemonStopping, NotRunning
+from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
 from swapd_client.endpoint import resolve
 
-#: How long a subscription may take, and the last records of a daemon that ends.
+#: How long the last records of a daemon that ends may take.
 _WIRE_MS = 5000
 #: How far the file may lag behind the stream.
 _LAG_S = 2.0
@@ -47,6 +47,7 @@ def log(
     lines: Lines = None,
     file: File = None,
     all_runs: AllRuns = False,
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Show the swap log: what moved, when, and what for.
 
@@ -58,23 +59,23 @@ def log(
     readable = text or (not json and sys.stdout.isatty())
     view = _Readable(everything) if readable else _Raw()
     if follow:
-        _follow(endpoint, view, lines)
+        _follow(endpoint, view, lines, timeout)
         return
-    found = read(journal(endpoint, file))
+    found = read(journal(endpoint, file, timeout))
     view.show(found if all_runs else last_run(found), lines)
 
 
-def journal(endpoint: str | None, file: Path | None) -> Path:
+def journal(endpoint: str | None, file: Path | None, timeout: float) -> Path:
     """The file of the log: as named, or as the daemon says."""
     if file is not None:
         return file
     try:
-        with ask(endpoint, "log") as client:
-            return Path(client.status().journal)
-    except NotRunning as exc:
+        with ask(endpoint, "log", timeout) as client:
+            return Path(client.status(timeout=timeout).journal)
+    except (NotRunning, NotAnswering) as exc:
         left = resolve(endpoint, None) / "swap.jsonl"
         hint = f". The log it left: --file {left}" if left.exists() else ""
-        raise NotRunning(f"{exc}{hint}") from exc
+        raise type(exc)(f"{exc}{hint}") from exc
 
 
 class _Readable:
@@ -114,14 +115,16 @@ def _tail(items: Iterable[Any], last: int | None) -> Iterable[Any]:
 # --- following -------------------------------------------------------------------------------
 
 
-def _follow(endpoint: str | None, view: "_Readable | _Raw", lines: int | None) -> None:
+def _follow(
+    endpoint: str | None, view: "_Readable | _Raw", lines: int | None, timeout: float
+) -> None:
     with zmq.Context() as context:
         try:
-            feed, monitor = _subscribe(context, resolve(endpoint, None))
+            feed, monitor = _subscribe(context, resolve(endpoint, None), timeout)
             # Only now: so the record of this very session comes by the stream, and with it
             # the number up to which the file must be read.
-            with ask(endpoint, "log") as client:
-                path = Path(client.status().journal)
+            with ask(endpoint, "log", timeout) as client:
+                path = Path(client.status(timeout=timeout).journal)
                 found = last_run(read(path))
                 view.show(found, lines)
                 last = found[-1].record.seq if found else 0
@@ -133,9 +136,9 @@ def _follow(endpoint: str | None, view: "_Readable | _Raw", lines: int | None) -
 
 
 def _subscribe(
-    context: "zmq.Context[zmq.Socket[bytes]]", folder: Path
+    context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, timeout: float
 ) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """Subscribe; return when the daemon knows of it, or is not there to know."""
+    """Subscribe; return when the daemon knows of it, or does not answer."""
     feed = context.socket(zmq.SUB)
     feed.setsockopt(zmq.RCVHWM, 0)
     feed.subscribe(b"")
@@ -144,7 +147,7 @@ def _subscribe(
         zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | refused
     )
     feed.connect(f"ipc://{folder / runtime_dir.EVENTS}")
-    monitor.poll(_WIRE_MS)
+    monitor.poll(int(timeout * 1000))
     while monitor.poll(0):
         monitor.recv_multipart()
     return feed, monitor

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Endpoint, Json, console, plain
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, plain
 from swapd.cli.forecast import forecast
 from swapd.cli.plan_of import (
     Bandwidth,
@@ -103,6 +103,7 @@ def plan(
     device: Annotated[str | None, typer.Option(help="host, or a GPU, as in cuda:0")] = None,
     endpoint: Endpoint = None,
     json: Json = False,
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Say what to keep on a device, what to stream, what to swap, and what it costs.
 
@@ -136,10 +137,10 @@ def plan(
     if room or overlay:
         raise PlanError("--room and --overlay go with --vllm DEPLOY.yaml")
     if acquire:
-        return forecast(given, endpoint, json)
+        return forecast(given, endpoint, json, timeout)
     needed = not given or endpoint is not None
     told_all = device_memory is not None and bandwidth is not None
-    status = status_of(endpoint, needed=needed) if needed or not told_all else None
+    status = status_of(endpoint, timeout, needed=needed) if needed or not told_all else None
     components, notes = components_of(given, status, passes or [], blocks or [], compute or [])
     memory = memory_of(
         status,

@@ -10,13 +10,13 @@ import msgspec
 
 from swapd.bench import plain as plain_copy
 from swapd.bench import swap_in
-from swapd.cli.common import ask, errors
+from swapd.cli.common import ask, errors, say_error
 from swapd.device.driver import checked, load
 from swapd.plan import sizes
 from swapd.plan.advise import CHUNK_BYTES, Component, Memory, PlanError
 from swapd.protocol import StatusReply
 from swapd.units import parse_rate, parse_size
-from swapd_client.errors import NotRunning
+from swapd_client.errors import NotAnswering, NotRunning
 
 T = TypeVar("T", int, float)
 
@@ -40,14 +40,19 @@ class Bandwidth(NamedTuple):
     source: str
 
 
-def status_of(endpoint: str | None, *, needed: bool) -> StatusReply | None:
-    """What a daemon says; None if there is none, and it is not `needed`."""
+def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> StatusReply | None:
+    """What a daemon says; None if there is none that answers, and it is not `needed`."""
     try:
-        with ask(endpoint, "plan") as client:
-            return client.status()
+        with ask(endpoint, "plan", timeout) as client:
+            return client.status(timeout=timeout)
     except NotRunning as exc:
         if needed:
             raise PlanError(f"{exc}; or say of what to plan: files, folders, or NAME=SIZE") from exc
+        return None
+    except NotAnswering as exc:
+        if needed:
+            raise
+        say_error(f"{exc}. Planned without it")
         return None
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL, Endpoint, Json, ask, console, plain
+from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, plain
 from swapd.cli.families import Family, fold
 from swapd.protocol import ComponentStatus, StatusReply
 from swapd.units import seconds, size
@@ -33,10 +33,15 @@ _STATE_STYLES = {
 Parts = Annotated[bool, typer.Option("--parts", help="Each part of what is streamed by itself")]
 
 
-def status(endpoint: Endpoint = None, json: Json = False, parts: Parts = False) -> None:
+def status(
+    endpoint: Endpoint = None,
+    json: Json = False,
+    parts: Parts = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
     """Show what is on the device, who holds it, and how much was moved."""
-    with ask(endpoint, "status") as client:
-        reply = client.status()
+    with ask(endpoint, "status", timeout) as client:
+        reply = client.status(timeout=timeout)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
     else:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from swapd import history
-from swapd.cli.common import Endpoint, Json, console, plain
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, plain
 from swapd.cli.log import File, journal
 from swapd.cli.render import clock, sentence
 from swapd.core import actions, events
@@ -40,9 +40,10 @@ def story(
     everything: All = False,
     json: Json = False,
     file: File = None,
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Tell why a component came and went: its records, each under what caused it."""
-    lines = history.last_run(history.read(journal(endpoint, file)))
+    lines = history.last_run(history.read(journal(endpoint, file, timeout)))
     chapters = history.story(lines, name)
     if not chapters:
         raise UnknownComponent(_unknown(name, lines))

@@ -49,6 +49,9 @@ from swapd.core.records import (
 )
 from swapd.protocol import Code, Placement, Runs
 
+#: So far uses are counted that clients tell of: as many again, one by one, fit into 64 bits.
+HITS_MAX = (1 << 63) - 1
+
 
 class Ledger:
     """All that is true of one device of `chunks` chunks. Each method is one step."""
@@ -412,8 +415,9 @@ class Ledger:
         for name in lease.names:
             c = self.components[name]
             c.leases.discard(key)
-            c.hits += again
-            self.hits += again
+            if again:
+                c.hits = min(c.hits + again, HITS_MAX)
+                self.hits = min(self.hits + again, HITS_MAX)
             if not c.leases:
                 del self.leased[name]
                 c.last_used = self.now

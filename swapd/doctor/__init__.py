@@ -11,8 +11,11 @@ from swapd.doctor.check import Check
 __all__ = ["Check", "examine"]
 
 
-def examine(folder: Path) -> list[Check]:
-    """All checks, for a daemon whose runtime folder is `folder`."""
+def examine(folder: Path, timeout: float) -> list[Check]:
+    """All checks, for a daemon whose runtime folder is `folder`.
+
+    It may take `timeout` seconds for each answer.
+    """
     return [
         host.python(),
         host.kernel(platform.system(), platform.release()),
@@ -26,7 +29,7 @@ def examine(folder: Path) -> list[Check]:
         host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         host.folder_usable(folder),
-        host.daemon(folder),
+        host.daemon(folder, timeout),
         host.package("pyzmq", needed=True),
         host.package("msgspec", needed=True),
         host.package("uvloop", needed=True, extra="daemon"),

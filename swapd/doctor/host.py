@@ -25,7 +25,7 @@ from swapd.device import vm
 from swapd.doctor.check import Check
 from swapd.fds import OwnedFd
 from swapd.units import size
-from swapd_client import NotRunning, SwapdError, connect
+from swapd_client import NotAnswering, NotRunning, SwapdError, connect
 
 #: MADV_POPULATE_READ and _WRITE came with it.
 KERNEL_NEEDED = (5, 14)
@@ -226,13 +226,16 @@ def folder_usable(folder: Path) -> Check:
     return Check(name, "ok", f"{folder}, mode {mode:04o}")
 
 
-def daemon(folder: Path) -> Check:
-    """Whether one answers there."""
+def daemon(folder: Path, timeout: float) -> Check:
+    """Whether one answers there, each time within `timeout` seconds."""
     try:
-        with connect(folder, label="swapd doctor") as client:
-            status = client.status()
+        with connect(folder, label="swapd doctor", timeout=timeout) as client:
+            status = client.status(timeout=timeout)
     except NotRunning:
         return Check("daemon", "ok", "none runs there", "start one: swapd serve")
+    except NotAnswering as exc:
+        found, _, advice = str(exc).partition(". ")
+        return Check("daemon", "fail", found, advice)
     except SwapdError as exc:
         return Check("daemon", "fail", str(exc), "stop it, and start it again")
     sessions = len(status.sessions) - 1

@@ -120,9 +120,9 @@ def test_a_folder_of_somebody_else_fails(folder: Path, monkeypatch: pytest.Monke
 
 def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Path) -> None:
     daemon.client("worker", vae=2)
-    found = doctor.daemon(daemon.folder).found
+    found = doctor.daemon(daemon.folder, 60).found
     assert found.endswith("serves host, 1 components, 1 sessions")
-    assert doctor.daemon(tmp_path) == Check(
+    assert doctor.daemon(tmp_path, 60) == Check(
         "daemon", "ok", "none runs there", "start one: swapd serve"
     )
 

@@ -24,7 +24,16 @@ from swapd.core.actions import (
     Revoke,
     Waiting,
 )
-from swapd.core.events import Acquire, AcquireWorkspace, Register, Revoked, SessionGone, Tick
+from swapd.core.events import (
+    Acquire,
+    AcquireWorkspace,
+    Register,
+    Release,
+    Revoked,
+    SessionGone,
+    Tick,
+)
+from swapd.core.ledger import HITS_MAX
 from swapd.core.records import Key, State
 from swapd.protocol import Placement
 from tests.core.world import World, remains
@@ -64,6 +73,19 @@ def test_a_resident_component_is_granted_at_once(make: Make) -> None:
     w.touch(s, "a")
     key = w.acquire(s, "a")
     assert w.out == [Grant(*key, (Placement("a", 1, ((0, 6),)),), 0.0, False)]
+
+
+def test_hits_that_a_worker_tells_of_are_counted_as_far_as_can_be_said(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "a")
+    w.touch(s, "a")
+    for again, expected in ((5, 6), (HITS_MAX, HITS_MAX), (HITS_MAX, HITS_MAX)):
+        key = w.acquire(s, "a")
+        w.leases.pop(key)
+        w.send(Release(w.now, *key, again=again))
+        assert w.ledger.components["a"].hits == expected
+        assert w.ledger.hits == expected
 
 
 def test_only_the_owner_is_told_where_a_component_is(make: Make) -> None:
