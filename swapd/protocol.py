@@ -30,7 +30,7 @@ NAMES_MAX = 1024
 NUMBER_MAX = 1 << 62
 
 Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
-#: Names a request, a lease, a generation, a ticket.
+#: Names a request, a lease, a ticket.
 Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 #: Bytes as people give them: what is no size is refused in words (`swapd.requests`).
 Size = Number
@@ -38,7 +38,7 @@ Size = Number
 USES_MAX = 1 << 32
 Uses = Annotated[int, msgspec.Meta(ge=0, le=USES_MAX)]
 
-Label = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
+Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
 
 Policy = Literal["lru", "resident", "sequential", "alternating"]
 
@@ -361,14 +361,14 @@ AnyReply = Done | Granted | Refused | ForecastReply | StatusReply
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: Number
-    label: Label = ""
+    label: Name = ""
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
     """This generation is no longer mapped in the worker."""
 
-    name: Label
-    generation: Id
+    name: Name
+    generation: Number  # one that there never was is ignored
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
