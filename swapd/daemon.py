@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -76,8 +76,8 @@ class Daemon:
         #: Where it is said how far each component's copies are, by uid.
         self._progress: dict[int, Progress] = {}
         self._last_session = 0
-        #: Where to send the reply to (session, request).
-        self._peers: dict[tuple[int, int], bytes] = {}
+        #: Where to send the reply to each request that has none yet, by session.
+        self._peers: dict[int, dict[int, bytes]] = {}
         #: The record that ordered a slow action, by what its event will name.
         self._causes: dict[tuple[str, int], int] = {}
         #: The record that ordered a revocation, by session and generation.
@@ -153,7 +153,9 @@ class Daemon:
             self._fence,
             config.ack_timeout,
         )
-        self._router = Router(self._context, folder / runtime_dir.RPC, self._on_request)
+        self._router = Router(
+            self._context, folder / runtime_dir.RPC, self._on_request, self._fence
+        )
         self._server = LifelineServer(
             folder / runtime_dir.LIFELINE, loop, self._on_hello, self._on_message, self._on_gone
         )
@@ -262,13 +264,11 @@ class Daemon:
     # --- requests and lifelines become events --------------------------------------------
 
     def _on_request(self, session: int, peer: bytes, request: protocol.AnyRequest) -> None:
-        if isinstance(request, protocol.Status):
-            self._ask_device(peer, request.id)
-            return
+        unanswered = self._peers[session]
         problem = problem_with(request)
         one_way = isinstance(request, protocol.Release | protocol.Cancel)
-        if not one_way and (session, request.id) in self._peers:
-            problem = explain.REPLAYED
+        if not one_way:
+            problem = problem or _one_too_many(request.id, unanswered)
         if problem:
             self._router.reply(peer, protocol.Refused(request.id, "bad_request", problem))
             return
@@ -276,9 +276,12 @@ class Daemon:
             self._router.reply(peer, forecast(self._core, request, session, self._clock()))
             return
         if isinstance(request, protocol.Cancel):
-            self._peers.pop((session, request.acquire), None)
+            unanswered.pop(request.acquire, None)
         elif not one_way:
-            self._peers[session, request.id] = peer
+            unanswered[request.id] = peer
+        if isinstance(request, protocol.Status):
+            self._ask_device(session, request.id)
+            return
         self._post(event_of(request, session, self._clock()))
         if isinstance(request, protocol.Release) and request.ack:
             self._router.reply(peer, protocol.Done(request.id))
@@ -293,6 +296,7 @@ class Daemon:
             lifeline.session = 0  # it was never open
             self._server.drop(lifeline, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
             return
+        self._peers[session] = {}
         self._router.open(lifeline.token, session)
         self._post(events.SessionOpened(self._clock(), session, label))
         rpc = f"ipc://{self._folder / runtime_dir.RPC}"
@@ -311,9 +315,9 @@ class Daemon:
         self._workers.pop(session).close()
         self._lender.session_gone(session)
         self._router.forget(lifeline.token)
-        for known in (self._peers, self._revocations):
-            for key in [k for k in known if k[0] == session]:
-                del known[key]
+        del self._peers[session]
+        for key in [k for k in self._revocations if k[0] == session]:
+            del self._revocations[key]
         watch = open_pidfd(lifeline.pid)
         self._post(events.SessionGone(self._clock(), session, alive=watch is not None))
         if watch is not None:
@@ -334,7 +338,7 @@ class Daemon:
     # --- actions become I/O --------------------------------------------------------------
 
     def _reply(self, session: int, request: int, reply: protocol.AnyReply) -> None:
-        peer = self._peers.pop((session, request), None)
+        peer = self._peers.get(session, {}).pop(request, None)
         if peer is not None:
             self._router.reply(peer, reply)
 
@@ -516,16 +520,16 @@ class Daemon:
 
     # --- status --------------------------------------------------------------------------
 
-    def _ask_device(self, peer: bytes, request: int) -> None:
+    def _ask_device(self, session: int, request: int) -> None:
         """Answer a status once the device has said what holds its memory: it may take a while."""
 
         def answer(asked: "Future[MemoryUse]") -> None:
             if not asked.cancelled():
-                self._loop.call_soon_threadsafe(self._answer_status, peer, request, asked)
+                self._loop.call_soon_threadsafe(self._answer_status, session, request, asked)
 
         self._queries.submit(self._device.use).add_done_callback(answer)
 
-    def _answer_status(self, peer: bytes, request: int, asked: "Future[MemoryUse]") -> None:
+    def _answer_status(self, session: int, request: int, asked: "Future[MemoryUse]") -> None:
         error = asked.exception()
         if isinstance(error, DeviceLost):
             self._post(events.DeviceDown(self._clock(), str(error)))
@@ -536,7 +540,7 @@ class Daemon:
             return self._crashed(error)
         else:
             use = asked.result()
-        self._router.reply(peer, self._status(request, use))
+        self._reply(session, request, self._status(request, use))
 
     def _status(self, request: int, use: MemoryUse) -> protocol.StatusReply:
         ledger, now = self._core.ledger, self._clock()
@@ -573,6 +577,15 @@ class Daemon:
             ),
             sessions=tuple(explain.session_status(ledger, s) for s in ledger.sessions),
         )
+
+
+def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
+    """Why a session with these requests unanswered may not ask this one; None if it may."""
+    if request in unanswered:
+        return explain.REPLAYED
+    if len(unanswered) >= protocol.UNANSWERED_MAX:
+        return explain.TOO_MANY_REQUESTS
+    return None
 
 
 def _rules(config: Config) -> Rules:

@@ -18,6 +18,12 @@ VERSION = 4
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
 
+#: Largest request. A longer one ends the connection it came by, so no client sends it.
+REQUEST_MAX_BYTES = 1 << 20
+
+#: Most requests of one session that wait for their reply. One more is refused.
+UNANSWERED_MAX = 16_384
+
 #: Largest lifeline packet, either direction.
 LIFELINE_MAX_BYTES = 64 * 1024
 

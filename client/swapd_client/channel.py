@@ -3,6 +3,10 @@
 A channel of its own keeps a thread's requests in order without a lock, and lets it wait
 for its reply without a second thread: a round trip is two context switches, as on a bare
 socket. Every wait ends when the session does.
+
+Nothing that was sent is dropped while the session lasts: a socket keeps what a daemon that is
+busy, or stopped, has not read. What keeps that small: each thread waits now and then until the
+daemon has heard it, and a loop has so many requests open and no more.
 """
 
 import asyncio
@@ -14,14 +18,31 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from swapd.protocol import NOT_A_MESSAGE, AnyReply, AnyRequest, Cancel, decode_reply, encode
-from swapd_client.errors import AcquireTimeout, ClientClosed, SwapdError, VersionMismatch
+from swapd.protocol import (
+    NOT_A_MESSAGE,
+    REQUEST_MAX_BYTES,
+    UNANSWERED_MAX,
+    AnyReply,
+    AnyRequest,
+    Cancel,
+    Release,
+    decode_reply,
+    encode,
+)
+from swapd.units import size
+from swapd_client.errors import (
+    AcquireTimeout,
+    BadRequest,
+    ClientClosed,
+    SwapdError,
+    VersionMismatch,
+)
 from swapd_client.session import Session
 
 #: How much longer than its own timeout a request waits for a daemon that does not answer.
 GRACE_S = 5.0
-#: How long what a thread said last may take to be sent once the thread has ended.
-LAST_WORDS_MS = 1000
+#: How much a thread says without waiting before it makes sure that the daemon has heard it.
+UNHEARD_MAX = 512
 #: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
@@ -33,6 +54,21 @@ class ChannelFactory:
         self.session = session
         self.context = zmq.Context()
         self._numbers = itertools.count()
+        #: Of threads that have ended. What these said last may still be on its way.
+        self._left: list[zmq.Socket[bytes]] = []
+
+    def take(self) -> "zmq.Socket[bytes]":
+        """A socket for a thread, until it is `left`. Raises: ClientClosed."""
+        with suppress(IndexError):
+            socket = self._left.pop()
+            if not socket.closed:
+                return socket
+        made: zmq.Socket[bytes] = self.socket(self.context)
+        return made
+
+    def left(self, socket: "zmq.Socket[bytes]") -> None:
+        """Its thread uses it no more. It stays open, for all that it has not sent yet."""
+        self._left.append(socket)
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
         """A connected socket of `context`'s kind, blocking or awaited. Raises: ClientClosed."""
@@ -43,6 +79,7 @@ class ChannelFactory:
         identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
         socket.setsockopt(zmq.ROUTING_ID, identity)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)  # no limit: it would drop, or block for ever
         socket.connect(self.session.welcome.rpc)
         return socket
 
@@ -53,38 +90,61 @@ class ChannelFactory:
 class Channel:
     """Requests of one thread: one that it waits for, and any number that it does not."""
 
-    #: None if the client was closed before it could be made.
+    #: None if the client was closed before it could be had.
     _socket: Any = None
 
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
-        self._socket = factory.socket(factory.context)
+        self._factory = factory
+        self._socket = factory.take()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._session.ended.fileno(), zmq.POLLIN)
         #: What was asked and not collected: the reply, once it has come.
         self._asked: dict[int, AnyReply | None] = {}
+        #: How much was said since the daemon is known to have heard all of it.
+        self._unheard = 0
 
     def __del__(self) -> None:
         # what its thread gave back last is still on its way; nobody waits for it to be sent
         if self._socket is not None:
-            self._socket.close(linger=LAST_WORDS_MS)
+            self._factory.left(self._socket)
 
     def send(self, request: AnyRequest) -> None:
-        """Send and forget. Never blocks; what a dead daemon misses does not matter."""
+        """Send and forget; what a dead daemon misses does not matter.
+
+        Blocks once in UNHEARD_MAX, until the daemon has heard it: for GRACE_S at most, or until
+        the session ends. Raises: BadRequest if it is too long.
+        """
+        data = _encoded(request)
         try:
-            self._socket.send(encode(request), zmq.NOBLOCK)
+            self._socket.send(data, zmq.NOBLOCK)
+            self._unheard += 1
+            if self._unheard >= UNHEARD_MAX:
+                self._be_heard()
         except zmq.ZMQError:
             self._session.check()
+
+    def _be_heard(self) -> None:
+        """Wait for a reply to something harmless: replies to all that was said come before it."""
+        self._unheard = 0
+        number = self._session.next_id()
+        self._socket.send(encode(Release(number, number, ack=True)), zmq.NOBLOCK)
+        with suppress(SwapdError):  # whoever asks next is told; what was said waits to be sent
+            self._wait(number, 0.0)
 
     def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
         """Send and wait for the reply, a refusal included.
 
-        Raises: what ended the session; AcquireTimeout if `timeout_s` and the grace pass.
+        Raises: what ended the session; AcquireTimeout if `timeout_s` and the grace pass; BadRequest
+        if it is too long.
         """
+        data = _encoded(request)
         try:
-            self._socket.send(encode(request), zmq.NOBLOCK)
-            return self._wait(request.id, timeout_s)
+            self._socket.send(data, zmq.NOBLOCK)
+            reply = self._wait(request.id, timeout_s)
+            self._unheard = 0
+            return reply
         except zmq.ZMQError as exc:
             self._session.check()
             raise ClientClosed(f"the client's connection is closed ({exc})") from exc
@@ -93,9 +153,13 @@ class Channel:
             raise
 
     def ask(self, request: AnyRequest) -> None:
-        """Send, and have the reply kept for `collect`. Never blocks."""
+        """Send, and have the reply kept for `collect`. Blocks, and raises, as `send`."""
         self._asked[request.id] = None
-        self.send(request)
+        try:
+            self.send(request)
+        except BaseException:
+            del self._asked[request.id]
+            raise
 
     def collect(self, request: int, within_s: float) -> AnyReply | None:
         """The reply to what was asked, a refusal included; None if it does not come within that.
@@ -120,7 +184,10 @@ class Channel:
         return bool(ready)
 
     def abandon(self, request: int) -> None:
-        """What was asked is not wanted any more, also if it was granted by now. Never blocks."""
+        """What was asked is not wanted any more, also if it was granted by now.
+
+        Blocks as `send`.
+        """
         self._asked.pop(request, None)
         self.send(Cancel(self._session.next_id(), request))
 
@@ -162,15 +229,26 @@ class AsyncChannel:
         self._socket.close()
 
     def send(self, request: AnyRequest) -> None:
-        """Send and forget. Never blocks."""
-        self._socket.send(encode(request))
+        """Send and forget. Never blocks: there is no more of it than of what was asked.
+
+        Raises: BadRequest if it is too long.
+        """
+        self._socket.send(_encoded(request))
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-        """Send and wait for the reply, a refusal included. Raises as `Channel.call`."""
+        """Send and wait for the reply, a refusal included.
+
+        Raises as `Channel.call`; BadRequest too if UNANSWERED_MAX others wait for theirs.
+        """
         self._session.check()
+        if len(self._replies) >= UNANSWERED_MAX:
+            raise BadRequest(
+                f"{UNANSWERED_MAX} requests of this client wait for their reply, and no more may: "
+                "wait for some of them, or cancel them"
+            )
+        self.send(request)
         future: asyncio.Future[AnyReply] = self._loop.create_future()
         self._replies[request.id] = future
-        self.send(request)
         limit_s = None if timeout_s is None else timeout_s + GRACE_S
         try:
             async with asyncio.timeout(limit_s):
@@ -203,6 +281,16 @@ class AsyncChannel:
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _encoded(request: AnyRequest) -> bytes:
+    data = encode(request)
+    if len(data) > REQUEST_MAX_BYTES:
+        raise BadRequest(
+            f"a request of {size(len(data))}; at most {size(REQUEST_MAX_BYTES)}: name fewer "
+            "components at once"
+        )
+    return data
 
 
 def _decode(data: bytes) -> AnyReply:

@@ -42,7 +42,7 @@ class NotWhileAttached(SwapdError, RuntimeError):
 
 
 class BadRequest(SwapdError):
-    """The daemon does not understand this request, or it contradicts itself."""
+    """The daemon does not understand this request, it contradicts itself, or it is too much."""
 
 
 class VersionMismatch(SwapdError):

@@ -9,7 +9,7 @@ from itertools import islice
 
 from swapd.core.ledger import Ledger
 from swapd.core.records import WORKSPACE, Component, State, Waiter
-from swapd.protocol import ComponentStatus, SessionStatus
+from swapd.protocol import UNANSWERED_MAX, ComponentStatus, SessionStatus
 from swapd.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
@@ -24,6 +24,10 @@ _DOWN = (
     "and can be acquired. Clients keep their weights when they close, and connect again"
 )
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
+TOO_MANY_REQUESTS = (
+    f"{UNANSWERED_MAX} requests of this session wait for their reply, and no more may: wait for "
+    "some of them, or cancel them"
+)
 
 
 def who(ledger: Ledger, session: int) -> str:
