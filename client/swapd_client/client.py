@@ -111,7 +111,8 @@ class Lease(HeldLease):
             self._wait_on_stream(stream, name or self.names[0], segment)
 
     def release(self) -> None:
-        """Give the components back. Does not block, from the thread that acquired.
+        """Give the components back. Does not block, from the thread that acquired; but once in some
+        hundred messages until the daemon has heard them, for some seconds if it is stopped.
 
         On a GPU it takes effect when the work is done that was put on the current stream by
         now, and on the streams named to `uses` and `wait`; a thread of the client waits for it.
@@ -703,7 +704,7 @@ class Client:
         return Lease(self, self.session, held, (threading.get_ident(), names))
 
     def _hint(self, *names: str) -> None:
-        """As `prefetch`, and nobody hears what becomes of it. Does not block."""
+        """As `prefetch`, and nobody hears what becomes of it. Blocks as `Channel.send`."""
         self._channel().send(protocol.Prefetch(self.session.next_id(), names))
 
     def _release(self, held: Held, key: Key) -> None:

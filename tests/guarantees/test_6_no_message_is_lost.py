@@ -110,7 +110,7 @@ def test_hints_without_end_cost_no_answer(world: World) -> None:
     daemon = world.daemon()
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
-        for _ in range(30_000):
+        for _ in range(20_000):
             client._hint("a")
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
@@ -140,12 +140,14 @@ async def test_a_request_too_long_to_be_heard_is_refused(world: World) -> None:
 # --- more than there is room for ---------------------------------------------------------
 
 
-async def test_more_requests_than_a_session_may_have_open_are_refused(world: World) -> None:
+async def test_more_requests_than_a_loop_may_have_open_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "UNANSWERED_MAX", 3000)
     daemon = world.daemon()
     async with await connect_async(daemon.folder) as client:
         loop = asyncio.get_running_loop()
-        count = protocol.UNANSWERED_MAX + 10
-        tasks = [loop.create_task(acquire(client, "later", wait=True)) for _ in range(count)]
+        tasks = [loop.create_task(acquire(client, "later", wait=True)) for _ in range(3010)]
         done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 10
         for task in done:
