@@ -175,7 +175,7 @@ class Router:
 
     def _look_after(self, session: int, unread: _Unread, now: float) -> None:
         if not unread.count:
-            del self._unread[session]
+            self._unread.pop(session, None)  # the end of another may have ended it too
         elif problem := unread.problem(now):
             self._on_deaf(session, problem)
         elif self._retry is None:
