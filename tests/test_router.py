@@ -32,7 +32,10 @@ async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) ->
     def on_request(session: int, peer: bytes, request: AnyRequest) -> None:
         router.reply(peer, answer(session, request))
 
-    router = Router(context, folder / "rpc.sock", on_request)
+    def on_deaf(session: int, why: str) -> None:
+        raise AssertionError(f"session {session} {why}")
+
+    router = Router(context, folder / "rpc.sock", on_request, on_deaf)
     serving = asyncio.get_running_loop().create_task(router.serve(), name="rpc")
     sockets = {}
     for session, token in TOKENS.items():
