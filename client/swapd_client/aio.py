@@ -334,7 +334,8 @@ class AsyncClient:
                 await self._take_back_mutable()
         await self._channel.close()
         await asyncio.to_thread(session.close, keep=keep)
-        self._factory.close()
+        if not session.forked:
+            self._factory.close()
 
     async def _take_back_mutable(self) -> None:
         session = self.session

@@ -12,6 +12,7 @@ daemon has heard it, and a loop has so many requests open and no more.
 import asyncio
 import itertools
 import struct
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -47,6 +48,40 @@ UNHEARD_MAX = 512
 POLL_MAX_S = 1e6
 
 
+class Line:
+    """A socket that one thread uses at a time, and that any thread may close.
+
+    ZeroMQ's sockets bear neither use nor closing by two threads at once: each ends the process.
+    """
+
+    __slots__ = ("_lock", "_users", "socket")
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self._lock = threading.RLock()
+        #: More than one: a signal handler, in the middle of a call.
+        self._users = 0
+
+    def __enter__(self) -> "zmq.Socket[bytes]":
+        self._lock.acquire()
+        self._users += 1
+        return self.socket
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        self._lock.release()
+
+    def close(self) -> bool:
+        """Close it once its user has left it, which the end of the session makes it do at once.
+
+        False if that is the caller itself, in a signal handler; then it stays open.
+        """
+        with self._lock:
+            if not self._users:
+                self.socket.close(linger=0)
+            return not self._users
+
+
 class ChannelFactory:
     """Makes channels of one session; closes what is left of them at the end."""
 
@@ -54,21 +89,26 @@ class ChannelFactory:
         self.session = session
         self.context = zmq.Context()
         self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._lines: list[Line] = []
         #: Of threads that have ended. What these said last may still be on its way.
-        self._left: list[zmq.Socket[bytes]] = []
+        self._left: list[Line] = []
 
-    def take(self) -> "zmq.Socket[bytes]":
-        """A socket for a thread, until it is `left`. Raises: ClientClosed."""
-        with suppress(IndexError):
-            socket = self._left.pop()
-            if not socket.closed:
-                return socket
-        made: zmq.Socket[bytes] = self.socket(self.context)
-        return made
+    def take(self) -> Line:
+        """A line for a thread, until it is `left`. Raises: ClientClosed."""
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("this client is closed; connect again")
+            if self._left:
+                return self._left.pop()
+            line = Line(self.socket(self.context))
+            self._lines.append(line)
+            return line
 
-    def left(self, socket: "zmq.Socket[bytes]") -> None:
+    def left(self, line: Line) -> None:
         """Its thread uses it no more. It stays open, for all that it has not sent yet."""
-        self._left.append(socket)
+        self._left.append(line)
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
         """A connected socket of `context`'s kind, blocking or awaited. Raises: ClientClosed."""
@@ -84,22 +124,33 @@ class ChannelFactory:
         return socket
 
     def close(self) -> None:
-        self.context.destroy(linger=0)
+        """Close all lines, and end ZeroMQ's thread. After the session; from any thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            lines = self._lines
+        if all([line.close() for line in lines]):
+            self.context.term()
+            self.session.ended.close()
+        # else a signal handler closes what it has interrupted, which ends with its last socket
 
 
 class Channel:
     """Requests of one thread: one that it waits for, and any number that it does not."""
 
-    #: None if the client was closed before it could be had.
-    _socket: Any = None
+    #: Absent if the client was closed before it could be had.
+    _line: Line
 
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
         self._factory = factory
-        self._socket = factory.take()
+        self._line = factory.take()
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._session.ended.fileno(), zmq.POLLIN)
+        with self._line as socket:
+            self._session.check()
+            self._poller.register(socket, zmq.POLLIN)
+            self._poller.register(self._session.ended.fileno(), zmq.POLLIN)
         #: What was asked and not collected: the reply, once it has come.
         self._asked: dict[int, AnyReply | None] = {}
         #: How much was said since the daemon is known to have heard all of it.
@@ -107,8 +158,8 @@ class Channel:
 
     def __del__(self) -> None:
         # what its thread gave back last is still on its way; nobody waits for it to be sent
-        if self._socket is not None:
-            self._factory.left(self._socket)
+        if hasattr(self, "_line"):
+            self._factory.left(self._line)
 
     def send(self, request: AnyRequest) -> None:
         """Send and forget; what a dead daemon misses does not matter.
@@ -118,20 +169,21 @@ class Channel:
         """
         data = _encoded(request)
         try:
-            self._socket.send(data, zmq.NOBLOCK)
-            self._unheard += 1
-            if self._unheard >= UNHEARD_MAX:
-                self._be_heard()
+            with self._line as socket:
+                socket.send(data, zmq.NOBLOCK)
+                self._unheard += 1
+                if self._unheard >= UNHEARD_MAX:
+                    self._be_heard(socket)
         except zmq.ZMQError:
             self._session.check()
 
-    def _be_heard(self) -> None:
+    def _be_heard(self, socket: "zmq.Socket[bytes]") -> None:
         """Wait for a reply to something harmless: replies to all that was said come before it."""
         self._unheard = 0
         number = self._session.next_id()
-        self._socket.send(encode(Release(number, number, ack=True)), zmq.NOBLOCK)
+        socket.send(encode(Release(number, number, ack=True)), zmq.NOBLOCK)
         with suppress(SwapdError):  # whoever asks next is told; what was said waits to be sent
-            self._wait(number, 0.0)
+            self._wait(socket, number, 0.0)
 
     def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
         """Send and wait for the reply, a refusal included.
@@ -141,8 +193,9 @@ class Channel:
         """
         data = _encoded(request)
         try:
-            self._socket.send(data, zmq.NOBLOCK)
-            reply = self._wait(request.id, timeout_s)
+            with self._line as socket:
+                socket.send(data, zmq.NOBLOCK)
+                reply = self._wait(socket, request.id, timeout_s)
             self._unheard = 0
             return reply
         except zmq.ZMQError as exc:
@@ -166,12 +219,13 @@ class Channel:
 
         Raises: what ended the session.
         """
-        self._session.check()
         try:
-            while self._asked[request] is None:
-                if not self._socket.poll(0) and not self._poll(within_s):
-                    return None
-                self._keep(_decode(self._socket.recv(zmq.NOBLOCK)))
+            with self._line as socket:
+                self._session.check()
+                while self._asked[request] is None:
+                    if not socket.poll(0) and not self._poll(within_s):
+                        return None
+                    self._keep(_decode(socket.recv(zmq.NOBLOCK)))
         except zmq.ZMQError as exc:
             raise ClientClosed(f"the client's connection is closed ({exc})") from exc
         return self._asked.pop(request)
@@ -179,7 +233,7 @@ class Channel:
     def _poll(self, within_s: float) -> bool:
         """Wait for a reply; whether one is there. Raises: what ended the session."""
         ready = self._poller.poll(int(within_s * 1000))
-        if ready and ready[0][0] is not self._socket:
+        if ready and ready[0][0] is not self._line.socket:
             self._session.check()
         return bool(ready)
 
@@ -195,7 +249,7 @@ class Channel:
         if reply.id in self._asked:
             self._asked[reply.id] = reply  # else: late, for a wait that was given up
 
-    def _wait(self, request: int, timeout_s: float | None) -> AnyReply:
+    def _wait(self, socket: "zmq.Socket[bytes]", request: int, timeout_s: float | None) -> AnyReply:
         limit_ms = None
         if timeout_s is not None and timeout_s < POLL_MAX_S:
             limit_ms = int((timeout_s + GRACE_S) * 1000)
@@ -203,9 +257,9 @@ class Channel:
             ready = self._poller.poll(limit_ms)
             if not ready:
                 raise AcquireTimeout("the daemon does not answer; is it stopped or overloaded?")
-            if ready[0][0] is not self._socket:
+            if ready[0][0] is not socket:
                 self._session.check()
-            reply = _decode(self._socket.recv(zmq.NOBLOCK))
+            reply = _decode(socket.recv(zmq.NOBLOCK))
             if reply.id == request:
                 return reply
             self._keep(reply)

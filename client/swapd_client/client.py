@@ -613,7 +613,8 @@ class Client:
         session.close(keep=keep)
         for attachment in list(self._attachments):
             attachment.let_go()
-        self._factory.close()
+        if not session.forked:
+            self._factory.close()
 
     def _take_back_mutable(self) -> None:
         session = self.session

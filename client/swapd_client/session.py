@@ -186,6 +186,7 @@ class Session:
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the one that is."""
         if isinstance(reply, protocol.Refused):
+            self.check()  # a session that has ended says so itself, and why
             raise from_refusal(reply)
         return reply
 
@@ -618,7 +619,6 @@ class Session:
         self._files.close()
         if self.gpu is not None:
             self.gpu.close()
-        self.ended.close()
         _alive.discard(self)
         if without_memory:
             names = ", ".join(map(repr, without_memory))

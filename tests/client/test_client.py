@@ -34,8 +34,8 @@ def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
 def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> None:
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"})
-        client._factory.close()
-        with pytest.raises(ClientClosed, match="the client's connection is closed"):
+        client.close()
+        with pytest.raises(ClientClosed, match="this client is closed"):
             Channel(client._factory)
 
 

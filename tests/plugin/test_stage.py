@@ -31,11 +31,13 @@ class Model(nn.Module):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.language_model = nn.Linear(1024, ROWS, bias=False)
-            self.visual = nn.Linear(512, 512, bias=False)
-            self.audio_tower = nn.Linear(512, 512, bias=False)
+        self.language_model = nn.Linear(1024, ROWS, bias=False)
+        self.visual = nn.Linear(512, 512, bias=False)
+        self.audio_tower = nn.Linear(512, 512, bias=False)
+        own = torch.Generator().manual_seed(seed)  # the global one is all threads' at once
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.uniform_(-1 / 32, 1 / 32, generator=own)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.language_model(x)

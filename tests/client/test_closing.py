@@ -1,0 +1,111 @@
+"""A client that is closed while its threads use it: every wait ends, and the process does not."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import swapd_client
+from swapd import spawn
+from swapd_client import Client, ClientClosed
+
+PATIENCE_S = 60
+ROUNDS = 40
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with spawn.daemon(budget="64MiB") as daemon:
+        yield daemon.folder
+
+
+class Threads:
+    """Of one client. Each ends with what it was told."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self.told: list[ClientClosed] = []
+
+    def start(self, call: Callable[[], object], count: int) -> None:
+        def run() -> None:
+            try:
+                call()
+            except ClientClosed as exc:
+                self.told.append(exc)
+
+        for _ in range(count):
+            self._threads.append(threading.Thread(target=run, daemon=True))
+            self._threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def ask_for_ever(client: Client) -> None:
+    while True:
+        client.status()
+
+
+def ask_from_new_threads(client: Client) -> None:
+    """Each asks once, so that sockets come and go."""
+    while True:
+        once = Threads()
+        once.start(client.status, 2)
+        once.join()
+        if once.told:
+            raise once.told[0]
+
+
+def test_threads_that_wait_are_told_when_two_others_close(folder: Path) -> None:
+    for _ in range(ROUNDS):
+        client, threads = swapd_client.connect(folder), Threads()
+        threads.start(lambda c=client: c.acquire("never", wait=True), 4)  # type: ignore[misc]
+        while client.status().sessions[-1].waiting < 4:
+            pass
+        threads.start(client.close, 2)
+        threads.join()
+        assert len(threads.told) == 4
+
+
+def test_threads_that_ask_on_and_on_are_told_when_two_others_close(folder: Path) -> None:
+    for _ in range(ROUNDS):
+        client, threads = swapd_client.connect(folder), Threads()
+        threads.start(lambda c=client: ask_for_ever(c), 2)  # type: ignore[misc]
+        threads.start(lambda c=client: ask_from_new_threads(c), 1)  # type: ignore[misc]
+        client.status()
+        threads.start(client.close, 2)
+        threads.join()
+        assert len(threads.told) == 3
+
+
+CLOSED_BY_SIGNAL = """
+import signal, sys
+import swapd_client
+
+client = swapd_client.connect(sys.argv[1], label="signalled")
+signal.signal(signal.SIGTERM, lambda *_: client.close())
+try:
+    client.acquire("never", wait=True)
+except swapd_client.ClientClosed:
+    print("told")
+"""
+
+
+def test_a_signal_handler_may_close_what_it_interrupts(folder: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CLOSED_BY_SIGNAL, folder], stdout=subprocess.PIPE, text=True
+    )
+    with child, swapd_client.connect(folder) as client:
+        until = time.monotonic() + PATIENCE_S
+        while not any(s.label == "signalled" and s.waiting for s in client.status().sessions):
+            assert time.monotonic() < until
+        child.send_signal(signal.SIGTERM)
+        assert child.communicate(timeout=PATIENCE_S)[0] == "told\n"
+        assert child.returncode == 0
