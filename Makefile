@@ -10,7 +10,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
+.PHONY: harm demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -48,6 +48,12 @@ test-vllm-0.32: DECISIVE += tests/vllm/test_checksums.py
 
 bench: .venv/ready
 	$(BIN)/swapd bench
+
+# A minute each of kills and of damaged messages; another one every day, so that all is seen once.
+SEED ?= $(shell date +%j)
+harm: .venv/ready
+	$(BIN)/python -m benchmarks.chaos --seconds 60 --seed $(SEED)
+	$(BIN)/python -m benchmarks.fuzz --frames 50000 --seed $(SEED)
 
 # Everything that only a GPU can show, with the Python that is named: no .venv, no network.
 # make gpu-check PYTHON=python3 CHECK='--only probe --out /tmp/results'

@@ -199,7 +199,7 @@ def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
         layout: Any = source  # one of those that are
         return layout  # type: ignore[no-any-return]
     torch: Any = sys.modules.get("torch")
-    if torch is not None:
+    if hasattr(torch, "nn") and hasattr(torch, "Tensor"):  # else a thread is just importing it
         tensors = isinstance(source, torch.nn.Module) or (
             isinstance(source, Mapping)
             and any(isinstance(value, torch.Tensor) for value in source.values())

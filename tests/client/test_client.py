@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +14,7 @@ from swapd import spawn
 from swapd.protocol import AnyReply, AnyRequest
 from swapd_client import Client, ClientClosed, ForkedClient
 from swapd_client.channel import Channel
+from swapd_client.gpu import streams
 
 
 def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
@@ -37,6 +40,16 @@ def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> N
         client.close()
         with pytest.raises(ClientClosed, match="this client is closed"):
             Channel(client._factory)
+
+
+def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as far as it is by then
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": b"a"})
+        client.acquire_workspace("1MiB").release()
+        assert streams.current_stream(0) == streams.LEGACY_DEFAULT
 
 
 def forked(client: Client) -> int:

@@ -19,18 +19,26 @@ def handle_of(stream: Any) -> int:
     return int(getattr(stream, "cuda_stream", stream))
 
 
+def _torch_on_gpu() -> Any:
+    """torch, if this process uses a GPU by it; not if another thread is just importing it."""
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)
+    return torch if is_initialized is not None and is_initialized() else None
+
+
 def current_stream(index: int) -> int:
     """The stream on which this thread's torch works, if torch uses the GPU; else the default."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    torch = _torch_on_gpu()
+    if torch is None:
         return LEGACY_DEFAULT
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
 def empty_cache() -> None:
     """Have torch give memory back to the driver that it keeps for later, if it keeps any."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    torch = _torch_on_gpu()
+    if torch is not None:
         torch.cuda.empty_cache()
 
 

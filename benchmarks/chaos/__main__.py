@@ -1,0 +1,204 @@
+"""`python -m benchmarks.chaos [--seconds S] [--seed N] [--workers N] [--out FILE]`."""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.chaos import counts, shared
+from benchmarks.chaos.counts import Counts
+from benchmarks.chaos.worker import PATIENCE_S
+from benchmarks.processes import Daemon, Figures
+from swapd_client import connect
+
+#: One in three has an event loop.
+PROGRAMS = ("worker", "worker", "looper")
+LOOK_S = 0.05
+#: A worker stands still for so long: less than a daemon waits for its answer.
+STOPPED_S = (0.0, 0.5)
+PAUSE_S = (0.1, 1.0)
+WHAT = {"kill a worker": 4, "stop a worker": 8, "kill the daemon": 1, "end the daemon": 1}
+
+
+class Report(msgspec.Struct):
+    seed: int
+    seconds: float
+    workers: int
+    done: dict[str, int]
+    did: dict[str, int]
+    before: Figures
+    after: Figures
+    faults: list[str]
+
+
+class Chaos:
+    """All processes, and what is done to them."""
+
+    def __init__(self, folder: Path, seed: int, workers: int) -> None:
+        self.folder, self.random = folder, random.Random(seed)
+        self.did: Counter[str] = Counter()
+        self.faults: list[str] = []
+        shared.write(folder)
+        self.daemon = self._new_daemon()
+        self.before = self.daemon.figures()
+        self.workers = {f"w{i}": self._new_worker(i) for i in range(workers)}
+
+    def _new_daemon(self) -> Daemon:
+        """The next one: of the other isolation, with another budget, at times as slow as a bus."""
+        settings: dict[str, object] = {
+            "isolation": ("strict", "relaxed")[self.did["daemons"] % 2],
+            "budget": self.random.choice(("14MiB", "20MiB", "32MiB")),
+            "residency_bound": self.random.choice((0, 0.05)),
+        }
+        if self.random.random() < 0.5:
+            settings["bandwidth"] = "2GB/s"
+        self.did["daemons"] += 1
+        return Daemon(self.folder / "d", self.folder / "said", **settings)
+
+    def _new_worker(self, number: int) -> "subprocess.Popen[bytes]":
+        self.did["workers"] += 1
+        program = f"benchmarks.chaos.{PROGRAMS[number % len(PROGRAMS)]}"
+        command = [sys.executable, "-m", program, str(self.daemon.folder), str(self.folder)]
+        command += [f"w{number}", str(self.random.getrandbits(60))]
+        with (self.folder / f"w{number}.said").open("ab") as said:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said)
+
+    def run(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.faults:
+            time.sleep(self.random.uniform(*PAUSE_S))
+            self._look()
+            self._do(self.random.choices(list(WHAT), list(WHAT.values()))[0])
+
+    def _look(self) -> None:
+        """Whether any has ended that nobody has killed."""
+        self.faults += self.daemon.problems()
+        for name, process in self.workers.items():
+            if process.poll() is not None:
+                said = (self.folder / f"{name}.said").read_text()[-3000:]
+                self.faults.append(f"{name} has ended, with {process.returncode}: {said}")
+        if (found := self.folder / "faults").exists():
+            self.faults += found.read_text().splitlines()
+
+    def _do(self, what: str) -> None:
+        self.did[what] += 1
+        name = self.random.choice(list(self.workers))
+        process = self.workers[name]
+        match what:
+            case "kill a worker":
+                process.kill()
+                self._reap(process)
+                self.workers[name] = self._new_worker(int(name[1:]))
+            case "stop a worker":
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(self.random.uniform(*STOPPED_S))
+                process.send_signal(signal.SIGCONT)
+            case "kill the daemon":
+                self.daemon.kill()
+                self.daemon = self._new_daemon()
+            case "end the daemon":
+                if not self.daemon.stop():
+                    self.faults.append("the daemon did not stop when it was told to")
+                self.daemon = self._new_daemon()
+
+    def finish(self) -> Figures:
+        """End all workers, and see what the daemon has kept of them."""
+        for process in self.workers.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        for name, process in self.workers.items():
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.faults.append(f"endless: {name} does not end")
+                process.kill()
+            self._reap(process)
+        after = self._settled()
+        self._look_at_faults_once_more()
+        if not self.daemon.stop():
+            self.faults.append("the daemon did not stop when it was told to")
+        return after
+
+    def _look_at_faults_once_more(self) -> None:
+        self.faults += self.daemon.problems()
+        if (found := self.folder / "faults").exists():
+            self.faults += found.read_text().splitlines()
+
+    def _settled(self) -> Figures:
+        with connect(self.daemon.folder, label="observer") as client:
+            until = time.monotonic() + PATIENCE_S
+            while len((status := client.status()).sessions) > 1 and time.monotonic() < until:
+                time.sleep(LOOK_S)
+            left = [c.name for c in status.components]
+            if len(status.sessions) > 1 or left or status.quarantined_bytes or status.master_bytes:
+                self.faults.append(
+                    f"left behind: {status.sessions}, {left}, {status.quarantined_bytes} bytes "
+                    f"fenced off, {status.master_bytes} bytes of host copies"
+                )
+        return self.daemon.figures()
+
+    def _reap(self, process: "subprocess.Popen[bytes]") -> None:
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def main() -> int:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="swapd-chaos-") as folder:
+        report = run(Path(folder), arguments.seconds, arguments.seed, arguments.workers)
+    print(table(report))  # noqa: T201
+    if arguments.out is not None:
+        arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return bool(report.faults)
+
+
+def run(folder: Path, seconds: float, seed: int, workers: int) -> Report:
+    began = time.monotonic()
+    chaos = Chaos(folder, seed, workers)
+    chaos.run(seconds)
+    after = chaos.finish()
+    done = [Counts(folder, name) for name in chaos.workers]
+    return Report(
+        seed,
+        time.monotonic() - began,
+        workers,
+        {name: sum(one.get(name) for one in done) for name in counts.NAMES},
+        dict(chaos.did),
+        chaos.before,
+        after,
+        list(dict.fromkeys(chaos.faults)),
+    )
+
+
+def table(report: Report) -> str:
+    lines = [f"{report.seconds:.0f} s, seed {report.seed}, {report.workers} workers at once", ""]
+    lines += ["| | |", "| --- | --- |"]
+    lines += [f"| {name} | {count:,} |" for name, count in (report.did | report.done).items()]
+    lines += ["", f"the daemon before: {report.before}; after: {report.after}"]
+    kinds = Counter(fault.partition(":")[0] for fault in report.faults)
+    lines += [
+        "",
+        ", ".join(f"{kinds[kind]} {kind}" for kind in ("wrong bytes", "endless", "refused")),
+    ]
+    return "\n".join([*lines, *report.faults])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=5)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

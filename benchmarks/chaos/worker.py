@@ -1,0 +1,249 @@
+"""A worker with threads: `worker.py ENDPOINT FOLDER NAME SEED`; runs until its stdin ends."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from benchmarks.chaos.book import Book, Part
+from benchmarks.chaos.counts import Counts
+from benchmarks.processes import MIB
+from swapd_client import (
+    AcquireTimeout,
+    Client,
+    ComponentInUse,
+    DaemonGone,
+    NotRunning,
+    SessionFenced,
+    SwapdError,
+    WouldDeadlock,
+    connect,
+)
+
+#: No wait is longer, whatever is killed and stopped meanwhile.
+PATIENCE_S = 60.0
+THREADS = 2
+#: How often it is looked whether a daemon is there again.
+LOOK_S = 0.05
+
+
+class Worker:
+    """One session after the other, for as long as there are daemons."""
+
+    def __init__(self, endpoint: Path, folder: Path, name: str, seed: int) -> None:
+        self.endpoint, self.folder, self.name = endpoint, folder, name
+        self.random = random.Random(seed)
+        self.counts = Counts(folder, name)
+        self.enough = threading.Event()
+        self.book = Book(name)
+
+    def run(self) -> None:
+        self.listen()
+        while not self.enough.is_set():
+            try:
+                client = connect(self.endpoint, label=self.name)
+            except (NotRunning, DaemonGone):
+                self.enough.wait(LOOK_S)
+                continue
+            except SwapdError as exc:
+                self.counts.unexpected(exc)
+                return
+            self._one_session(client)
+
+    def listen(self) -> None:
+        """Have it end when stdin does."""
+
+        def read() -> None:
+            sys.stdin.read()
+            self.enough.set()
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def judge(self, ended: SwapdError | None, error: SwapdError) -> None:
+        """Nothing may fail, unless the daemon was killed, or told to stop."""
+        if isinstance(ended or error, DaemonGone) and not isinstance(ended, SessionFenced):
+            self.counts.add("daemons lost")
+            return
+        self.enough.set()
+        if isinstance(error, AcquireTimeout):
+            self.counts.fault("endless", str(error))
+        else:
+            self.counts.unexpected(error)
+
+    def check_private(self) -> None:
+        """What was registered is this process's own again."""
+        if wrong := self.book.wrong():
+            self.counts.fault("wrong bytes", f"after the session: {wrong}")
+        self.counts.add("checks", len(self.book.parts))
+
+    def _one_session(self, client: Client) -> None:
+        self.counts.add("sessions")
+        self.book = Book(self.name)
+        try:
+            self._register(client)
+        except SwapdError as exc:
+            self.judge(client.session.error, exc)
+        else:
+            threads = [
+                threading.Thread(target=self._work, args=(client, self.random.random()))
+                for _ in range(THREADS)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        client.close()
+        self.check_private()
+
+    def _register(self, client: Client) -> None:
+        book = self.book
+        for part in book.singles:
+            made = client.register(
+                part.name,
+                part.buffers(0),
+                mutable=part.mutable,
+                segments=[[str(i)] for i in range(len(part.segments))],
+            )
+            part.views = {str(i): made.view(str(i)) for i in range(len(part.segments))}
+        family = client.register_family(book.family, book.family_buffers())
+        for part, made in zip(book.blocks, family, strict=True):
+            part.views = {"0": made.view("0")}
+
+    # --- a thread ------------------------------------------------------------------------
+
+    def _work(self, client: Client, seed: float) -> None:
+        rng = random.Random(seed)
+        weights = {
+            self._use: 8,
+            self._use_two: 4,
+            self._use_family: 4,
+            self._use_in_segments: 4,
+            self._write: 6,
+            self._update: 1,
+            self._workspace: 2,
+            self._give_up: 3,
+            self._nest: 2,
+            self._look: 1,
+            self._register_again: 1,
+            self._share: 1,
+        }
+        jobs = list(weights)
+        try:
+            while not self.enough.is_set():
+                rng.choices(jobs, list(weights.values()))[0](client, rng)
+        except SwapdError as exc:
+            self.judge(client.session.error, exc)
+        except BaseException as exc:
+            self.counts.unexpected(exc)
+            self.enough.set()
+            raise
+
+    def check(self, part: Part, since: int, segment: int | None = None) -> None:
+        self.counts.add("checks")
+        self.counts.add("MiB checked", max(part.nbytes // MIB, 1))
+        if not part.is_right(segment, since):
+            self.counts.fault("wrong bytes", f"{part.name}, segment {segment}, since {since}")
+
+    def _hold(self, client: Client, *parts: Part, **options: object) -> None:
+        since = [part.version for part in parts]
+        with client.acquire(*[p.name for p in parts], timeout=PATIENCE_S, **options):  # type: ignore[arg-type]
+            self.counts.add("acquires")
+            for part, version in zip(parts, since, strict=True):
+                with part.lock if part.mutable else nullcontext():
+                    self.check(part, part.version if part.mutable else version)
+
+    def _use(self, client: Client, rng: random.Random) -> None:
+        part = rng.choice(self.book.singles)
+        for _ in range(rng.choice((1, 1, 5))):
+            self._hold(client, part, priority=rng.choice((0, 0, 0, 1)))
+
+    def _use_two(self, client: Client, rng: random.Random) -> None:
+        self._hold(client, *rng.sample(self.book.singles, 2))
+
+    def _use_family(self, client: Client, rng: random.Random) -> None:
+        with client.acquire(self.book.family, timeout=PATIENCE_S):
+            self.counts.add("families")
+            for part in self.book.blocks:
+                self.check(part, part.version)
+        self._hold(client, rng.choice(self.book.blocks))
+
+    def _use_in_segments(self, client: Client, rng: random.Random) -> None:
+        part = self.book.long
+        with client.acquire(part.name, timeout=PATIENCE_S, early=True) as lease:
+            self.counts.add("in segments")
+            for i in range(len(part.segments)):
+                lease.wait(i)
+                self.check(part, part.version, i)
+
+    def _write(self, client: Client, rng: random.Random) -> None:
+        part = self.book.mutable
+        with client.acquire(part.name, timeout=PATIENCE_S), part.lock:
+            self.check(part, part.version)
+            part.write()
+        self.counts.add("writes")
+
+    def _update(self, client: Client, rng: random.Random) -> None:
+        part = self.book.clean
+        if not part.lock.acquire(blocking=False):
+            return
+        try:
+            part.coming = part.version + 1
+            client.update(part.name, part.buffers(part.coming))
+            part.version = part.coming
+            self.counts.add("updates")
+        finally:
+            part.lock.release()
+
+    def _workspace(self, client: Client, rng: random.Random) -> None:
+        client.acquire_workspace(rng.choice((1, 4 * MIB)), timeout=PATIENCE_S).release()
+        self.counts.add("workspaces")
+
+    def _give_up(self, client: Client, rng: random.Random) -> None:
+        part = rng.choice(self.book.parts)
+        with suppress(AcquireTimeout):
+            client.acquire(part.name, timeout=rng.choice((0, 0.001, 0.01))).release()
+        self.counts.add("cancelled")
+
+    def _nest(self, client: Client, rng: random.Random) -> None:
+        outer, inner = rng.sample(self.book.singles, 2)
+        with client.acquire(outer.name, timeout=PATIENCE_S), suppress(WouldDeadlock):
+            self._hold(client, inner)
+
+    def _look(self, client: Client, rng: random.Random) -> None:
+        client.prefetch(rng.choice(self.book.parts).name)
+        client.forecast(self.book.family)
+        client.set_resident(self.book.family, rng.choice((None, 0, MIB, "5MiB")))
+        assert self.name in {s.label for s in client.status().sessions}
+
+    def _register_again(self, client: Client, rng: random.Random) -> None:
+        part = Part(f"{self.name}.{threading.get_ident()}", (MIB,))
+        part.views["0"] = client.register(part.name, part.buffers(0)).view("0")
+        self._hold(client, part)
+        client.unregister(part.name)
+        self.check(part, 0)
+        self.counts.add("registered again")
+
+    def _share(self, client: Client, rng: random.Random) -> None:
+        """Load what others load, too; their bytes are the same memory."""
+        from benchmarks.chaos import shared
+
+        name = f"{self.name}.{threading.get_ident()}.shared"
+        loaded = client.load(name, shared.file(self.folder))
+        for _ in range(3):
+            with client.acquire(name, timeout=PATIENCE_S):
+                if not shared.is_right(loaded.tensors):
+                    self.counts.fault("wrong bytes", name)
+        with suppress(ComponentInUse):
+            client.unregister(name)
+        self.counts.add("shared loads")
+
+
+def main(make: Callable[[Path, Path, str, int], Worker] = Worker) -> None:
+    endpoint, folder, name, seed = sys.argv[1:]
+    make(Path(endpoint), Path(folder), name, int(seed)).run()
+
+
+if __name__ == "__main__":
+    main()

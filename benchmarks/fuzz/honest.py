@@ -1,0 +1,85 @@
+"""A worker that keeps to the rules, beside those that do not: `honest.py FOLDER NAME FAMILY`.
+
+It checks every byte that it is lent, and runs until its stdin ends. Then it says what it saw as a
+line of JSON. A refusal, or a wait of more than PATIENCE_S, is a fault: its name is its own.
+"""
+
+import random
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.processes import MIB
+from swapd_client import AcquireTimeout, SwapdError, connect
+
+#: Longer than any session of a fuzzer lasts, which may hold what this waits for.
+PATIENCE_S = 120.0
+
+
+class Seen(msgspec.Struct):
+    acquires: int = 0
+    bytes_checked: int = 0
+    wrong: int = 0
+    endless: int = 0
+    refusals: list[str] = []
+
+
+def names_of(worker: str) -> list[str]:
+    """What a worker of this name registers; the last is a family."""
+    return [f"{worker}-clean", f"{worker}-mutable", f"{worker}-family"]
+
+
+def main() -> None:
+    folder, worker = Path(sys.argv[1]), sys.argv[2]
+    enough = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        enough.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    print(msgspec.json.encode(work(folder, worker, enough)).decode())  # noqa: T201
+
+
+def work(folder: Path, worker: str, enough: threading.Event) -> Seen:
+    seen, rng = Seen(), random.Random(worker)
+    clean, mutable, family = names_of(worker)
+    bytes_of = {clean: rng.randbytes(3 * MIB), mutable: rng.randbytes(2 * MIB)}
+    parts = {"rest": rng.randbytes(MIB), "0": rng.randbytes(2 * MIB), "1": rng.randbytes(2 * MIB)}
+    with connect(folder, label=worker) as client:
+        views = {
+            clean: client.register(clean, {"x": bytearray(bytes_of[clean])}).view("x"),
+            mutable: client.register(
+                mutable, {"x": bytearray(bytes_of[mutable])}, mutable=True
+            ).view("x"),
+        }
+        blocks = {key: {"x": bytearray(data)} for key, data in parts.items()}
+        for part, (key, data) in zip(
+            client.register_family(family, blocks), parts.items(), strict=True
+        ):
+            bytes_of[f"{family}/{key}"], views[f"{family}/{key}"] = data, part.view("x")
+        print("ready", flush=True)  # noqa: T201
+        while not enough.is_set():
+            name = rng.choice([clean, mutable, family])
+            try:
+                with client.acquire(name, timeout=PATIENCE_S):
+                    for key in [key for key in views if key.startswith(name)]:
+                        seen.wrong += views[key] != bytes_of[key]
+                        seen.bytes_checked += len(bytes_of[key])
+                    if name == mutable:
+                        bytes_of[name] = rng.randbytes(16) + bytes_of[name][16:]
+                        views[name][:16] = bytes_of[name][:16]
+                seen.acquires += 1
+            except AcquireTimeout:
+                seen.endless += 1
+            except SwapdError as exc:
+                seen.refusals.append(f"{type(exc).__name__}: {exc}")
+                if client.session.error is not None:
+                    break
+    return seen
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A daemon that is watched from outside: what it holds, and how it ended. Linux only."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+MIB = 1 << 20
+#: A daemon that does not stop by then hangs.
+STOP_S = 60.0
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a process holds of the machine."""
+
+    descriptors: int
+    threads: int
+    resident_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Figures":
+        proc = Path(f"/proc/{pid}")
+        lines = (proc / "status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        return cls(
+            # the swap log's file is open only now and then
+            len([fd for fd in (proc / "fd").iterdir() if not _is_log(fd)]),
+            int(fields["Threads"]),
+            int(fields["RssAnon"].split()[0]) << 10,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.descriptors} descriptors, {self.threads} threads, "
+            f"{self.resident_bytes / MIB:.0f} MiB of its own"
+        )
+
+
+def _is_log(fd: Path) -> bool:
+    try:
+        return os.readlink(fd).endswith(".jsonl")
+    except OSError:  # closed since it was listed
+        return True
+
+
+class Daemon:
+    """`swapd serve` on the host device, in a folder that outlives it."""
+
+    def __init__(self, folder: Path, said: Path, **settings: object) -> None:
+        """Start it; blocks until it serves. `said`: the file that gets its stderr, appended to."""
+        self.folder = folder
+        self._said = said
+        command = [sys.executable, "-m", "swapd", "serve", "--runtime-dir", str(folder)]
+        for name, value in {"device": "host", **settings}.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        with said.open("ab") as stderr:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            raise RuntimeError(f"the daemon did not start: {said.read_text()}")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def figures(self) -> Figures:
+        return Figures.of(self.pid)
+
+    def problems(self) -> list[str]:
+        """What no daemon may do, and this one did."""
+        problems = []
+        if self.process.poll() is not None:
+            problems.append(f"the daemon has ended by itself, with {self.process.returncode}")
+        if "Traceback" in (said := self._said.read_text()):
+            problems.append(f"the daemon said: {said[said.index('Traceback') :][:4000]}")
+        return problems
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        self.process.kill()
+        self._reap()
+
+    def stop(self) -> bool:
+        """SIGTERM; whether it ended in time. Then it is killed."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        self._reap()
+        return True
+
+    def _reap(self) -> None:
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
