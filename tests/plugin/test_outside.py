@@ -141,6 +141,19 @@ def test_every_view_of_a_parameter_is_an_alias_whoever_keeps_it() -> None:
     assert {id(one) for one in found} == {id(one) for one in kept.views}
 
 
+class Rude(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+
+def test_tensors_of_others_in_the_process_are_not_asked() -> None:
+    model = nn.Linear(4, 4, bias=False).requires_grad_(False)
+    others = nn.LazyLinear(3), torch.ones(3).as_subclass(Rude)
+    assert outside.aliases_of(list(model.parameters())) == []
+    assert others
+
+
 def test_what_was_left_is_named_largest_first() -> None:
     model: Any = nn.Module()
     model.tables = [numbers(), torch.arange(2.0 * WIDE), torch.ones(3)]

@@ -78,13 +78,14 @@ def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     given = list(tensors)
     known = {id(tensor) for tensor in given}
     stores = {start_of(tensor) for tensor in given} - {0}
-    found = [
-        thing
-        for thing in gc.get_objects()
-        if issubclass(type(thing), torch.Tensor)
-        and id(thing) not in known
-        and start_of(thing) in stores
-    ]
+    with torch._C.DisableTorchFunctionSubclass():  # what others' subclasses would do or refuse
+        found = [
+            thing
+            for thing in gc.get_objects()
+            if issubclass(type(thing), torch.Tensor)
+            and id(thing) not in known
+            and start_of(thing) in stores
+        ]
     return sorted(found, key=lambda one: (one.data_ptr(), one.dtype.itemsize, tuple(one.shape)))
 
 
