@@ -195,6 +195,9 @@ class Client:
         its addresses when it is registered with the next, as the same component. So do tensors
         that share its memory: they are to be touched under a lease again, too.
 
+        What is in a component already, of any client of this process, is refused by that one's name
+        (InvalidSource).
+
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
         InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
         """
@@ -577,8 +580,9 @@ class Client:
         the component goes on with the old bytes until it releases; every acquire that comes after
         this sees the new ones, of all parts of a family.
 
-        Blocks for the copies, and needs host memory for a second master meanwhile. Raises:
-        InvalidSource, naming the first value that does not fit; BadRequest for a mutable
+        Values that are in a component themselves are read under its lease. Blocks for the copies,
+        and needs host memory for a second master meanwhile. Raises: InvalidSource, naming the first
+        value that does not fit, or that no lease holds; BadRequest for a mutable
         component, which is written to under a lease; HostMemoryExhausted, ComponentInUse if
         another thread updates it; UnknownComponent, DaemonGone. After any of them nothing changed.
         """

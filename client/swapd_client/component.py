@@ -12,6 +12,8 @@ from swapd_client.layout import BufferLayout, Layout
 if TYPE_CHECKING:
     import torch
 
+    from swapd_client.ranges import Claim
+
 
 class Place(Protocol):
     """An address range; see `mapping.Range` on the host, `gpu.GpuRange` on a GPU."""
@@ -88,6 +90,8 @@ class Component:
         self.segments = len(layout.segments)
         self._master: OwnedFd | None = None
         self._slot = 0
+        #: What it is made of, until that is in its range.
+        self._claim: Claim | None = None
         #: The request that its master comes for.
         self._asked = 0
         self._holders = 0

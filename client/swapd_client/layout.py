@@ -4,6 +4,7 @@ A layout is made from a source (buffers here, tensors in `tensors.py`), says how
 the master needs, fills it once, and then points the source at the component's address.
 """
 
+import ctypes
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,9 @@ class Layout(Protocol):
     @property
     def memory(self) -> Collection[int]:
         """Addresses that tell whether two sources share memory that would be moved."""
+
+    def origins(self) -> Iterable[tuple[str, int, int]]:
+        """Name, address and bytes of what the source has now: of what is read, or replaced."""
 
     def digest(self) -> str:
         """A hash of names, kinds and places: equal layouts can share a master's bytes."""
@@ -145,6 +149,9 @@ class BufferLayout(InMemory):
     def memory(self) -> Collection[int]:
         return ()  # it stays with who gave it
 
+    def origins(self) -> Iterable[tuple[str, int, int]]:
+        return [(name, *extent_of(source)) for name, source in self._sources.items()]
+
     def digest(self) -> str:
         return blake2b(repr((self._places, self.segments)).encode(), digest_size=16).hexdigest()
 
@@ -213,6 +220,42 @@ def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
     raise BadRequest(
         f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
         "or of buffers"
+    )
+
+
+def extent_of(value: object) -> tuple[int, int]:
+    """Address and bytes of a tensor or of a buffer; no bytes if it is neither, or has none."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from swapd_client.tensors import extent
+
+        return extent(value)
+    found = _PyBuffer()
+    try:
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(value), ctypes.byref(found), 0)
+    except (TypeError, BufferError, ValueError):
+        return 0, 0
+    try:
+        return found.buf or 0, found.len
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(found))
+
+
+class _PyBuffer(ctypes.Structure):
+    """Of Python's C interface: all that tells where a buffer is that is read-only."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
     )
 
 

@@ -20,7 +20,7 @@ from swapd.board import ArrivalFailed, Board, word
 from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd.units import size
-from swapd_client import former
+from swapd_client import former, ranges
 from swapd_client.agents import Agent
 from swapd_client.component import Component, Place
 from swapd_client.errors import (
@@ -215,7 +215,20 @@ class Session:
         with self._lock:
             if name in self.components:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
-        layout = layout_of(source, segments, self.gpu_index)
+        with ranges.moving:
+            layout = layout_of(source, segments, self.gpu_index)
+            claim = ranges.Claim(self, part_of or name, tuple(layout.memory))
+            ranges.claim(claim, layout.origins())
+        try:
+            where = self._place(name, layout, writable=mutable, stays=stays)
+        except BaseException:
+            ranges.release(claim)
+            raise
+        part = Component(name, layout, where, mutable=mutable, part_of=part_of)
+        part._claim = claim
+        return part
+
+    def _place(self, name: str, layout: Layout, *, writable: bool, stays: bool) -> Place:
         before = self._take_back(layout)
         try:
             if stays and before is None and layout.nbytes:
@@ -223,12 +236,11 @@ class Session:
                     f"{name!r} cannot stay where it is: it was no component as it is now, or was "
                     f"one in chunks of another size than {size(self.welcome.chunk_bytes)}"
                 )
-            where = self._reserve(layout.nbytes, before and before.where, writable=mutable)
+            return self._reserve(layout.nbytes, before and before.where, writable=writable)
         except BaseException:
             if before is not None:
                 former.keep(self._device, before)
             raise
-        return Component(name, layout, where, mutable=mutable, part_of=part_of)
 
     def _reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
         if self.gpu is not None:
@@ -326,11 +338,17 @@ class Session:
 
     def bind(self, part: Component) -> None:
         """The daemon has accepted the master: the source now lives at the range."""
-        part._layout.bind(part.address)
+        assert part._claim is not None
+        with ranges.moving:
+            part._layout.bind(part.address)
+            ranges.add(part, self)
+            ranges.release(part._claim)
         self._try(part._range.give_up_private)
 
     def discard(self, part: Component) -> None:
         """Registering failed: leave nothing of it. The source was not touched."""
+        assert part._claim is not None
+        ranges.release(part._claim)
         with self._lock:
             if self.components.get(part.name) is part:
                 del self.components[part.name]
@@ -391,6 +409,10 @@ class Session:
             saved = self._board.saved(part._slot, part._range.generation)
             part._range.make_private(part._master, keep_shown=keep_shown, saved=saved)
             self._keep(part)
+            ranges.remove(part)
+        except BaseException:
+            ranges.remove(part, is_gone=True)
+            raise
         finally:
             with self._lock:
                 self.components.pop(part.name, None)
@@ -647,6 +669,7 @@ class Session:
     def _let_go_of_all(self) -> list[str]:
         for part in list(self.components.values()):
             self._try(part._range.revoke)
+            ranges.remove(part, is_gone=True)
             part._close()
         self.components.clear()
         if self.gpu is not None:

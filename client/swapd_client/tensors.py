@@ -110,6 +110,9 @@ class TensorLayout(PlacedTensors, InMemory):
     def memory(self) -> Collection[int]:
         return self._spans.keys()
 
+    def origins(self) -> Iterable[tuple[str, int, int]]:
+        return [(name, *extent(tensor)) for name, tensor in self._named]
+
     def digest(self) -> str:
         described = [(p.name, str(p.dtype), *p[2:]) for p in self.placed]
         return blake2b(repr((described, self.segments)).encode(), digest_size=16).hexdigest()
@@ -375,6 +378,16 @@ def _end(tensor: torch.Tensor) -> int:
     """Where the last element ends, bytes from the start of the storage."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return int((tensor.storage_offset() + last + 1) * tensor.element_size())
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and bytes of what a tensor reaches over; no bytes if it has none of its own."""
+    if tensor.is_meta or is_wrapper(tensor) or not tensor.numel():
+        return 0, 0
+    if tensor.layout is not torch.strided:
+        return 0, 0
+    start = tensor.data_ptr()
+    return start, tensor.untyped_storage().data_ptr() + _end(tensor) - start
 
 
 def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:

@@ -18,7 +18,7 @@ import torch
 from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import Packer, Ready, Segments, Spans, by_segment
-from swapd_client.tensors import Placed, PlacedTensors
+from swapd_client.tensors import Placed, PlacedTensors, extent
 from swapd_client.weights.into import Into, Slots
 from swapd_client.weights.progress import Progress
 from swapd_client.weights.safetensors import File, Files, Stored, open_all
@@ -81,9 +81,6 @@ class FileLayout(PlacedTensors, Ready):
     The files are to stay open until it is filled. `tensors` has them by name once it is bound.
     """
 
-    #: No memory of theirs would be moved.
-    memory: Collection[int] = ()
-
     def __init__(
         self,
         wanted: Mapping[str, Wanted],
@@ -119,6 +116,14 @@ class FileLayout(PlacedTensors, Ready):
             repr((described, self.segments)).encode(), digest_size=16
         ).hexdigest()
         self.content = self._content() if share else ""
+
+    @property
+    def memory(self) -> Collection[int]:
+        return [start for _, start, nbytes in self.origins() if nbytes]
+
+    def origins(self) -> Iterable[tuple[str, int, int]]:
+        """Of the parameters that the tensors are for: their bytes are not read, but replaced."""
+        return [(name, *extent(slots.parameter)) for name, slots in self._slots.items()]
 
     def digest(self) -> str:
         return self._digest

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from swapd import protocol
 from swapd.device import vm
 from swapd.fds import OwnedFd
+from swapd_client import ranges
 from swapd_client.component import Component
 from swapd_client.errors import BadRequest, InvalidSource, SwapdError
+from swapd_client.layout import extent_of
 from swapd_client.session import Session
 
 log = logging.getLogger("swapd_client")
@@ -34,6 +36,7 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
 
     Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
     """
+    ranges.refuse_unheld((key, *extent_of(value)) for key, value in values.items())
     family = session.family(name)
     parts = [session.own(part) for part in family or [name]]
     for part in parts:

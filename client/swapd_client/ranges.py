@@ -1,0 +1,154 @@
+"""Which component lies where in this process, whichever client registered it. No torch.
+
+Lives here: the address ranges of all components of all clients, and which memory is being moved
+into one. A component that is out cannot be read: so what lies in one may neither be moved into
+another, nor be copied from without a lease.
+"""
+
+import os
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from swapd_client.component import Component
+from swapd_client.errors import InvalidSource
+
+#: Name, address and bytes of something that is to be read, or moved.
+Origin = tuple[str, int, int]
+
+
+class Lying(NamedTuple):
+    """A component's range."""
+
+    start: int
+    end: int
+    part: Component
+    #: The session that registered it.
+    owner: object
+    #: Its client was closed, and its bytes were not kept.
+    is_gone: bool = False
+
+
+#: Held while tensors are looked at in order to move them, and while they are moved: who looks
+#: meanwhile would copy from memory that is freed.
+moving = threading.RLock()
+#: Sorted, for `_starts` says where each begins; they do not overlap.
+_lying: list[Lying] = []
+_starts: list[int] = []
+#: By address.
+_claims: dict[int, "Claim"] = {}
+#: Called with what was added, and what has left: see `faults`.
+_listeners: list[tuple[Callable[[Lying], None], Callable[[Lying], None]]] = []
+
+
+class Claim(NamedTuple):
+    """What is on its way into a component: the addresses of all that it moves."""
+
+    owner: object
+    #: The component, or the family that it is a part of: parts of one may share, as far as this
+    #: goes.
+    name: str
+    memory: tuple[int, ...]
+
+
+def claim(made: Claim, origins: Iterable[Origin]) -> None:
+    """A component is to be made of `origins`. Call it under `moving`; `release` it afterwards.
+
+    Raises: InvalidSource if any of it is in a component, or on its way into another.
+    """
+    for what, start, nbytes in origins:
+        if found := find(start, nbytes):
+            raise InvalidSource(_refusal(what, found, made))
+    for address in made.memory:
+        other = _claims.get(address, made)
+        if other[:2] != made[:2]:
+            raise InvalidSource(
+                f"{made.name!r} has tensors that another thread is registering as component "
+                f"{other.name!r}; register each under one name"
+            )
+    _claims.update(dict.fromkeys(made.memory, made))
+
+
+def release(made: Claim) -> None:
+    """What was claimed is moved, or is not going to be. Released twice is released once."""
+    with moving:
+        for address in made.memory:
+            if _claims.get(address) is made:
+                del _claims[address]
+
+
+def add(part: Component, owner: object) -> None:
+    """`part`'s tensors are in its range from now on."""
+    with moving:
+        remove(part)
+        one = Lying(part.address, part.address + part.span, part, owner)
+        at = bisect_left(_starts, one.start)
+        _starts.insert(at, one.start)
+        _lying.insert(at, one)
+        for added, _ in _listeners:
+            added(one)
+
+
+def remove(part: Component, *, is_gone: bool = False) -> None:
+    """Its range is private memory; or, if it `is_gone`, no memory any more."""
+    with moving:
+        at = bisect_left(_starts, part.address)
+        if at == len(_starts) or _starts[at] != part.address:
+            return
+        if is_gone:
+            _lying[at] = _lying[at]._replace(is_gone=True)
+            return
+        del _starts[at]
+        one = _lying.pop(at)
+        for _, left in _listeners:
+            left(one)
+
+
+def find(start: int, nbytes: int) -> Lying | None:
+    """The component that any of these bytes are in."""
+    with moving:
+        at = bisect_right(_starts, start + nbytes - 1) - 1
+        return _lying[at] if nbytes and at >= 0 and _lying[at].end > start else None
+
+
+def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> None:
+    """Be told of all that are there, and of changes."""
+    with moving:
+        _listeners.append((added, left))
+        for one in _lying:
+            added(one)
+
+
+def refuse_unheld(origins: Iterable[Origin]) -> None:
+    """Raise InvalidSource, naming the first that lies in a component that nobody here holds."""
+    for what, start, nbytes in origins:
+        found = find(start, nbytes)
+        if found and (found.is_gone or not found.part._holders):
+            raise InvalidSource(
+                f"{what!r} is in component {found.part.name!r}, which this process has no lease "
+                f"on, so it cannot be read: do this within client.acquire({found.part.name!r})"
+            )
+
+
+def _refusal(what: str, found: Lying, made: Claim) -> str:
+    there = found.part.name
+    if found.is_gone:
+        return (
+            f"{what!r} was in component {there!r} of a client that was closed with keep=False: its "
+            "bytes are no longer there; load it again"
+        )
+    other = "" if found.owner is made.owner else ", of another client of this process"
+    return (
+        f"{what!r} is in component {there!r} already{other}: use it under its lease, or unregister "
+        f"{there!r} (or close its client) before you register it as {made.name!r}"
+    )
+
+
+def _renew_lock() -> None:
+    """Another thread of the parent may have held it."""
+    global moving
+    moving = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
