@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapd import protocol
+from swapd.extras import needed
 from swapd.units import parse_size
 from swapd_client.channel import AsyncChannel, ChannelFactory
 from swapd_client.client import Source
@@ -198,7 +199,8 @@ class AsyncClient:
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> Component:
         """As `Client.load`; all that reads runs in a thread."""
-        from swapd_client.weights import load
+        with needed("load"):
+            from swapd_client.weights import load
 
         planned = load.planned(
             files,

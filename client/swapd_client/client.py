@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from swapd import protocol
+from swapd.extras import needed
 from swapd.units import parse_size
 from swapd_client.agents import Agent
 from swapd_client.channel import Channel, ChannelFactory
@@ -313,7 +314,8 @@ class Client:
         Blocks until all is read. Raises what `register` raises, InvalidSource also for files that
         are damaged or do not fit the module; the module is then as it was.
         """
-        from swapd_client.weights import load
+        with needed("load"):
+            from swapd_client.weights import load
 
         with load.planned(
             files,
@@ -350,7 +352,8 @@ class Client:
         `parts` has for each the names of its tensors, or of what they are in ("blocks.0"); what
         none of them names is in the one that is called "rest".
         """
-        from swapd_client.weights import load
+        with needed("load_family"):
+            from swapd_client.weights import load
 
         with load.planned(
             files,
@@ -529,8 +532,9 @@ class Client:
         Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
         what cannot be attached, InvalidSettings, and as `register`.
         """
-        from swapd_client.offload.attaching import Arguments, attach, chosen
-        from swapd_client.offload.strategy import How
+        with needed("attach"):
+            from swapd_client.offload.attaching import Arguments, attach, chosen
+            from swapd_client.offload.strategy import How
 
         settings = chosen(settings, flags)
         if settings is not None and policy != "lru":

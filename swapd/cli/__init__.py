@@ -1,6 +1,8 @@
-"""The command line. Needs the `daemon` extra; says so when it is missing."""
+"""The command line. Needs the `daemon` extra; without it there are `--version` and `--help`."""
 
 import sys
+
+from swapd.extras import extra_of
 
 
 def main() -> None:
@@ -8,7 +10,10 @@ def main() -> None:
     try:
         from swapd.cli.app import app
     except ModuleNotFoundError as exc:
-        if exc.name not in ("typer", "rich", "uvloop"):
+        if extra_of(exc) != "daemon":
             raise
-        sys.exit(f"swapd: {exc.name} is missing; install the daemon: pip install 'swapd[daemon]'")
-    app()
+        from swapd.cli import plainly
+
+        plainly.main(sys.argv[1:], str(exc.name))
+    else:
+        app()

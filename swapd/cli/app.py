@@ -1,5 +1,6 @@
 """All commands, in one list."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -15,6 +16,18 @@ from swapd.cli.resize import resize
 from swapd.cli.serve import serve
 from swapd.cli.status import status
 from swapd.cli.story import story
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "serve": serve,
+    "status": status,
+    "resize": resize,
+    "log": log,
+    "story": story,
+    "plan": plan,
+    "doctor": doctor,
+    "bench": bench,
+    "demo": demo,
+}
 
 app = typer.Typer(
     name="swapd",
@@ -41,12 +54,5 @@ def _main(
     """Let the stages of a multi-stage model take turns on one device."""
 
 
-app.command("serve")(guarded(serve))
-app.command("status")(guarded(status))
-app.command("resize")(guarded(resize))
-app.command("log")(guarded(log))
-app.command("story")(guarded(story))
-app.command("plan")(guarded(plan))
-app.command("doctor")(guarded(doctor))
-app.command("bench")(guarded(bench))
-app.command("demo")(guarded(demo))
+for _name, _command in COMMANDS.items():
+    app.command(_name)(guarded(_command))

@@ -14,6 +14,7 @@ from rich.text import Text
 import swapd_client
 from swapd.config import ConfigError
 from swapd.device import DeviceError
+from swapd.extras import MissingExtra
 from swapd.plan.advise import PlanError
 from swapd.runtime_dir import RuntimeDirError
 from swapd.spawn import SpawnError
@@ -50,6 +51,7 @@ _WIDE = 200
 _EXPECTED = (
     ConfigError,
     DeviceError,
+    MissingExtra,
     PlanError,
     RuntimeDirError,
     SpawnError,

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,8 @@ def demo(
     bit for bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
     try:
+        if find_spec("transformers") is None:  # stages need it, which are processes of their own
+            raise ModuleNotFoundError(name="transformers")
         from swapd.demo import run as story
     except ModuleNotFoundError as exc:
         say_error(f"{exc.name} is missing; pip install 'swapd[demo]'")

@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
-import uvloop
 
 from swapd import runtime_dir
 from swapd.config import Config, load
 from swapd.daemon import Daemon
 from swapd.device import open_device
+from swapd.extras import needed
 from swapd.units import size
 
 log = logging.getLogger("swapd")
 
 
 def run(config: Config) -> None:
-    """Serve until told to stop. Raises: RuntimeDirError, DeviceError."""
+    """Serve until told to stop. Raises: RuntimeDirError, DeviceError, MissingExtra."""
+    with needed("swapd serve"):
+        import uvloop
     with runtime_dir.claim(config.folder):
         log.info("allocating %s", size(config.budget))
         device = open_device(
