@@ -31,6 +31,7 @@ from swapd_client.errors import (
     VersionMismatch,
     WouldDeadlock,
 )
+from swapd_client.faults import explain_faults
 
 __all__ = [
     "AcquireTimeout",
@@ -66,4 +67,5 @@ __all__ = [
     "WouldDeadlock",
     "connect",
     "connect_async",
+    "explain_faults",
 ]

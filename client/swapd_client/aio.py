@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swapd import protocol
 from swapd.extras import needed
@@ -22,6 +22,7 @@ from swapd_client.errors import (
     DeviceMemoryExhausted,
     SwapdError,
 )
+from swapd_client.faults import explain_if
 from swapd_client.layout import Segments
 from swapd_client.lease import HeldLease
 from swapd_client.lifeline import ANSWER_S
@@ -42,8 +43,10 @@ async def connect_async(
     device: str | None = None,
     label: str | None = None,
     timeout: float = ANSWER_S,
+    faults: Literal["explain"] | None = None,
 ) -> "AsyncClient":
     """As `swapd_client.connect`, for the running event loop."""
+    explain_if(faults)
     folder = resolve(endpoint, device)
     session = await asyncio.to_thread(Session, folder, label or default_label(), timeout)
     return AsyncClient(session)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from swapd import protocol
 from swapd.extras import needed
@@ -23,6 +23,7 @@ from swapd_client.errors import (
     InvalidSource,
     SwapdError,
 )
+from swapd_client.faults import explain_if
 from swapd_client.keeper import Keeper
 from swapd_client.layout import Buffer, Ready, Segments
 from swapd_client.lease import HeldLease
@@ -51,14 +52,17 @@ def connect(
     device: str | None = None,
     label: str | None = None,
     timeout: float = ANSWER_S,
+    faults: Literal["explain"] | None = None,
 ) -> "Client":
     """Connect to the daemon of a device.
 
     `endpoint` is its runtime folder; without it `$SWAPD_ENDPOINT`, else the default folder
     of `device` ("host" if not given). `label` names this process in the swap log.
-    Blocks for one round trip, in which the daemon may let wait for `timeout` seconds at most.
-    Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone.
+    `faults="explain"`: as `explain_faults()`. Blocks for one round trip, in which the daemon may
+    let wait for `timeout` seconds at most. Raises: NotRunning, NotAnswering, VersionMismatch,
+    DaemonGone.
     """
+    explain_if(faults)
     return Client(Session(resolve(endpoint, device), label or default_label(), timeout))
 
 

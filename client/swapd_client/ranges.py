@@ -98,6 +98,8 @@ def remove(part: Component, *, is_gone: bool = False) -> None:
             return
         if is_gone:
             _lying[at] = _lying[at]._replace(is_gone=True)
+            for added, _ in _listeners:
+                added(_lying[at])
             return
         del _starts[at]
         one = _lying.pop(at)

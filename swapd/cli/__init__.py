@@ -12,8 +12,10 @@ def main() -> None:
     except ModuleNotFoundError as exc:
         if extra_of(exc) != "daemon":
             raise
-        from swapd.cli import plainly
-
-        plainly.main(sys.argv[1:], str(exc.name))
+        missing = str(exc.name)
     else:
         app()
+        return
+    from swapd.cli import plainly
+
+    plainly.main(sys.argv[1:], missing)

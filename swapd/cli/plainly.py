@@ -8,6 +8,7 @@ import argparse
 import importlib.abc
 import importlib.machinery
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -23,15 +24,23 @@ def main(arguments: Sequence[str], missing: str) -> None:
     install = f"{missing} is missing; install the daemon: pip install 'swapd[daemon]'"
     asks = {"-h", "--help"}
     if arguments and arguments[0] == "--version":
-        print(f"swapd {__version__}")  # noqa: T201
+        _say(f"swapd {__version__}")
     elif not arguments or arguments[0] in asks:
-        print(_all(_commands(), install))  # noqa: T201
+        _say(_all(_commands(), install))
     elif asks.isdisjoint(arguments):
         sys.exit(f"swapd: {install}")
     elif (command := _commands().get(arguments[0])) is None:
         sys.exit(f"swapd: there is no command {arguments[0]!r}; see swapd --help")
     else:
-        print(_one(arguments[0], command, install))  # noqa: T201
+        _say(_one(arguments[0], command, install))
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:  # `swapd --help | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 class _Declared:

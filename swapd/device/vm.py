@@ -16,6 +16,7 @@ import os
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 PROT_NONE, PROT_READ, PROT_WRITE = 0, 1, 2
+_PROT_EXEC = 4
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
 _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
@@ -104,6 +105,11 @@ def revoke(address: int, nbytes: int) -> None:
 def protect_none(address: int, nbytes: int) -> None:
     """Any access faults from now on; what is mapped stays mapped."""
     _check(_libc.mprotect(address, nbytes, PROT_NONE))
+
+
+def make_executable(address: int, nbytes: int) -> None:
+    """What is there may be run, and not be written to any more."""
+    _check(_libc.mprotect(address, nbytes, PROT_READ | _PROT_EXEC))
 
 
 def move_pages(source: int, target: int, nbytes: int) -> None:

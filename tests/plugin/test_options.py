@@ -74,6 +74,7 @@ def test_a_misspelt_key_is_told_the_right_name(key: Any, hint: str) -> None:
         ("finish_within_s", -1),
         ("finish_within_s", float("inf")),
         ("finish_within_s", float("nan")),
+        ("faults", "off"),
         ("load_workspace", "much"),
         ("load_workspace", -1),
         ("load_workspace", True),

@@ -5,7 +5,7 @@ Lives here: names, defaults, meanings, and what is refused. Neither torch nor vL
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,13 +28,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     finish_within_s: float = 10.0
     #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
     load_workspace: int | None = None
+    #: Whether the stage says which weights it touched outside of its turn before it dies of that.
+    faults: Literal["explain", "silent"] = "explain"
     #: What the `cpu_offload_*` keys, and vllm-omni's others, say.
     offload: OffloadSettings = OffloadSettings()
     #: Whether `cpu_offload_enabled` is there at all: false is not the same as nothing.
     offload_said: bool = False
 
 
-_OWN = ("component", "endpoint", "finish_within_s", "load_workspace")
+_OWN = ("component", "endpoint", "finish_within_s", "load_workspace", "faults")
 NAMES = (*_OWN, *settings.NAMES)
 
 
@@ -82,6 +84,8 @@ def _parsed(name: str, value: Any, where: str) -> Any:
             if not 0 <= seconds < float("inf"):
                 raise ValueError("give seconds, 0 or more")
             return seconds
+        if name == "faults":
+            return msgspec.convert(value, Literal["explain", "silent"])
         return msgspec.convert(value, str)
     except ValueError as exc:  # msgspec's are, too
         raise InvalidSettings(f"{where}: {exc}; it is {value!r}") from exc

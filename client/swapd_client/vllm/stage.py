@@ -161,6 +161,8 @@ class Stage:
         """
         folder = gpus.folder_of(options.endpoint, gpu, rank)
         ranks = share and Ranks(rank, folder, share, stage=name.partition(".tp")[0])
+        if options.faults == "explain":
+            swapd_client.explain_faults()
         try:
             client = swapd_client.connect(folder, label=f"{name}:{os.getpid()}")
         except BaseException as exc:
