@@ -3,6 +3,11 @@
 Two components of the same content need its bytes once. The first who asks fills a master; who
 asks meanwhile waits, and shares that one when it is sealed. If it comes to nothing, or takes
 too long, who waits fills its own. Waiting takes no thread: `then` is called when it is over.
+
+What a content stands for is what clients say, and nobody here believes it: a client compares what
+it is to share with its own files, every byte, before it commits. That needs no trust in anybody's
+word, no descriptor of a file in the daemon, and no reading there, which one slow disk could hold up
+for all; and it costs less than filling would (0.6 to 0.75 of that, of files in the page cache).
 """
 
 from collections.abc import Callable, Hashable

@@ -23,7 +23,7 @@ from swapd_client.errors import (
     SwapdError,
 )
 from swapd_client.faults import explain_if
-from swapd_client.layout import Segments
+from swapd_client.layout import OtherBytes, Segments
 from swapd_client.lease import HeldLease
 from swapd_client.lifeline import ANSWER_S
 from swapd_client.linger import Held, Work
@@ -244,14 +244,21 @@ class AsyncClient:
                 await self._call(protocol.Commit(session.next_id(), part.name))
             if resize is not None:
                 await resize()
+        except OtherBytes as lie:
+            self._take_out(registered)
+            session.start_over(parts, lie)
+            return await self._move_in(parts, policy, group, resize)
         except BaseException:
-            for part in registered if session.error is None else ():
-                self._channel.send(protocol.Unregister(session.next_id(), part.name))
+            self._take_out(registered)
             for part in parts:
                 session.discard(part)
             raise
         for part in parts:
             session.bind(part)
+
+    def _take_out(self, registered: list[Component]) -> None:
+        for part in registered if self.session.error is None else ():
+            self._channel.send(protocol.Unregister(self.session.next_id(), part.name))
 
     async def set_resident(self, name: str, size: int | str | None) -> None:
         """As `Client.set_resident`."""

@@ -25,7 +25,7 @@ from swapd_client.errors import (
 )
 from swapd_client.faults import explain_if
 from swapd_client.keeper import Keeper
-from swapd_client.layout import Buffer, Ready, Segments
+from swapd_client.layout import Buffer, OtherBytes, Ready, Segments
 from swapd_client.lease import HeldLease
 from swapd_client.lifeline import ANSWER_S
 from swapd_client.linger import Held, Key
@@ -275,15 +275,23 @@ class Client:
                 self._call(protocol.Commit(session.next_id(), part.name))
             if resize is not None:
                 resize()
+        except OtherBytes as lie:
+            self._take_out(registered)
+            session.start_over(parts, lie)
+            return self._move_in(parts, group, resize)
         except BaseException:
-            for part in registered if session.error is None else ():
-                with suppress(SwapdError):  # what went wrong first is what to say
-                    self._channel().call(protocol.Unregister(session.next_id(), part.name))
+            self._take_out(registered)
             for part in parts:
                 session.discard(part)
             raise
         for part in parts:
             session.bind(part)
+
+    def _take_out(self, registered: Sequence[Component]) -> None:
+        session = self.session
+        for part in registered if session.error is None else ():
+            with suppress(SwapdError):  # what went wrong first is what to say
+                self._channel().call(protocol.Unregister(session.next_id(), part.name))
 
     def load(
         self,
@@ -312,6 +320,7 @@ class Client:
         and `segments` are those of `register`.
 
         Another process that loads the same from the same files shares the bytes, unless `mutable`.
+        It compares each of them with the files first, and shares nothing if one is another.
         `progress`: True for a bar (tqdm), or a callable that is told `(done, total)` in bytes;
         without it there is a bar if somebody looks at stderr.
 

@@ -25,6 +25,15 @@ Buffer = bytes | bytearray | memoryview
 ALIGN_BYTES = 256
 
 
+class OtherBytes(Exception):
+    """A master that is shared has not the bytes that it was shared as. Nobody outside hears of it:
+    the component is registered again, and shares nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name!r} has other bytes than its files")
+        self.name = name
+
+
 class Layout(Protocol):
     """A source of bytes, and where each of them goes."""
 
@@ -46,6 +55,9 @@ class Layout(Protocol):
 
     def fill_file(self, fd: int) -> None:
         """Copy every byte, once, into a file of `nbytes`; map it no longer than that takes."""
+
+    def matches(self, fd: int) -> bool:
+        """Whether a file that somebody else has filled has every byte that `fill_file` writes."""
 
     def bind(self, address: int) -> None:
         """The component is registered: point the source at its address."""
@@ -90,6 +102,9 @@ class InMemory(ABC):
             self.fill(target)
         finally:
             vm.free(target, span)
+
+    def matches(self, fd: int) -> bool:
+        return False  # nobody can know what is only here
 
 
 #: Name prefixes of each segment, in the order in which they are needed.

@@ -41,7 +41,7 @@ from swapd_client.errors import (
 from swapd_client.files import Files
 from swapd_client.former import Former
 from swapd_client.gpu import Gpu, GpuRange, GpuWork
-from swapd_client.layout import Layout, Segments, layout_of
+from swapd_client.layout import Layout, OtherBytes, Segments, layout_of
 from swapd_client.lifeline import ANSWER_S, Lifeline
 from swapd_client.linger import Work
 from swapd_client.mapping import Range
@@ -327,11 +327,15 @@ class Session:
     def fill(self, part: Component) -> None:
         """Copy the source into the master the daemon has sent. Blocks for the copy.
 
-        Not if it is shared, and has the bytes already.
+        If another process has filled it, it is compared instead: all that the daemon knows is that
+        this process said that it would have these bytes. Raises: OtherBytes if it has not.
         """
         message, part._master = self.take_master(part._asked)
         part._slot = message.slot
-        if part.nbytes and not message.filled:
+        if part.nbytes and message.filled:
+            if not part._layout.matches(part._master.fileno()):
+                raise OtherBytes(part.name)
+        elif part.nbytes:
             part._layout.fill_file(part._master.fileno())
         with self._lock:  # before the commit: another thread may be granted it right after
             self.components[part.name] = part
@@ -345,15 +349,30 @@ class Session:
             ranges.release(part._claim)
         self._try(part._range.give_up_private)
 
-    def discard(self, part: Component) -> None:
-        """Registering failed: leave nothing of it. The source was not touched."""
-        assert part._claim is not None
-        ranges.release(part._claim)
+    def start_over(self, parts: Iterable[Component], lie: OtherBytes) -> None:
+        """These are to be registered again, and share nothing: what they were to share is a lie."""
+        log.warning(
+            "what another process shares as %r has other bytes than the files: it is not used, and "
+            "read from the files instead. swapd status says who loads the same",
+            lie.name,
+        )
+        for part in parts:
+            self._forget(part)
+            part._close()
+            part._master, part._asked, part._layout.content = None, 0, ""
+
+    def _forget(self, part: Component) -> None:
         with self._lock:
             if self.components.get(part.name) is part:
                 del self.components[part.name]
         if part._asked and part._master is None:
             self.forget_master(part._asked)
+
+    def discard(self, part: Component) -> None:
+        """Registering failed: leave nothing of it. The source was not touched."""
+        assert part._claim is not None
+        ranges.release(part._claim)
+        self._forget(part)
         if not part._range.taken_over:
             part._range.discard()
         elif part._range.stay_private():

@@ -46,6 +46,7 @@ _libc.mremap.argtypes = [
     ctypes.c_int,
     ctypes.c_void_p,
 ]
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
@@ -139,6 +140,11 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
 
 #: copy(target, source, nbytes): memmove without the GIL.
 copy = ctypes.memmove
+
+
+def differ(one: int, other: int, nbytes: int) -> bool:
+    """Whether two pieces of memory have different bytes. Releases the GIL."""
+    return bool(_libc.memcmp(one, other, nbytes))
 
 
 def view(address: int, nbytes: int) -> memoryview:

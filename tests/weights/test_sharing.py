@@ -131,7 +131,7 @@ def digest(files: Path) -> str:
     return hashlib.sha256(values).hexdigest()
 
 
-def test_the_second_has_the_bits_and_reads_nothing(
+def test_the_second_has_the_bits_and_fills_nothing(
     daemon: spawn.Spawned, client: Client, files: Path, digest: str
 ) -> None:
     with Loader(daemon, "one", files) as one:

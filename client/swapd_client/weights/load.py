@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from swapd.device import vm
 from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import Packer, Ready, Segments, Spans, by_segment
@@ -52,6 +53,8 @@ _CAST = {"F16", "BF16", "F32", "F64"}
 
 #: How much is moved at a time: after each the progress is told.
 _STEP_BYTES = 64 << 20
+#: How much is compared at a time: it is to stay in a core's cache.
+_COMPARE_BYTES = 256 << 10
 #: How much is cast at a time, in items.
 _CAST_ITEMS = 1 << 20
 
@@ -141,6 +144,18 @@ class FileLayout(PlacedTensors, Ready):
                     _cast(fd, place, w, self._progress.add)
         for file in {w.stored.file for w in self._wanted.values()}:
             file.check_unchanged()
+
+    def matches(self, fd: int) -> bool:
+        places = {one.name: one.place for one in self.placed}
+        in_order = sorted((places[n], n, w) for n, w in self._wanted.items() if w.nbytes)
+        plain = [(place, w.stored) for place, _, w in in_order if not w.is_cast]
+        with _mapped(fd, self.nbytes) as master:
+            same = all(_is_same(master, *run) for run in _runs(plain)) and all(
+                _is_cast_same(master + place, w) for place, _, w in in_order if w.is_cast
+            )
+        for file in {w.stored.file for w in self._wanted.values()}:
+            file.check_unchanged()
+        return same
 
     def lies(self) -> Spans:
         there = {name: slots.parameter for name, slots in self._slots.items()}
@@ -349,6 +364,45 @@ def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -
             done += os.pwrite(target, view[done:], place + done)
         place += len(view)
         add(min(step, stored.nbytes - at))
+
+
+@contextmanager
+def _mapped(fd: int, nbytes: int) -> Iterator[int]:
+    """The address of a master that may be sealed: so a private mapping, which nobody writes to."""
+    span = vm.round_up(nbytes)
+    address = vm.reserve(span)
+    try:
+        vm.map_private(fd, span, at=address)
+        yield address
+    finally:
+        vm.free(address, span)
+
+
+def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
+    """Whether a part of a file is what the master has at `place`."""
+    buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
+    done = 0
+    while done < nbytes:
+        view = memoryview(buffer)[: min(nbytes - done, _COMPARE_BYTES)]
+        got = os.preadv(file.fd.fileno(), [view], offset + done)
+        if not got:
+            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
+        if vm.differ(master + place + done, ctypes.addressof(buffer), got):
+            return False
+        done += got
+    return True
+
+
+def _is_cast_same(master: int, wanted: Wanted) -> bool:
+    """Whether a tensor, cast, is what the master has at this address."""
+    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
+    step = _CAST_ITEMS * source.itemsize
+    for at in range(0, stored.nbytes, step):
+        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
+        if vm.differ(master, items.data_ptr(), items.nbytes):
+            return False
+        master += items.nbytes
+    return True
 
 
 def _read(stored: Stored) -> torch.Tensor:

@@ -79,7 +79,8 @@ class File:
         if not stat.S_ISREG(os.fstat(self.fd.fileno()).st_mode):
             self.fd.close()
             raise InvalidSource(f"{path} is no regular file")
-        #: Device, inode, size, and time of the last change: another file has others.
+        #: Device, inode, size, time of the last change of its bytes, and of any change (nobody can
+        #: set that one): another file has others, and so has this one once it is written to.
         self.identity = self._identify()
 
     def __repr__(self) -> str:
@@ -97,9 +98,9 @@ class File:
     def close(self) -> None:
         self.fd.close()
 
-    def _identify(self) -> tuple[int, int, int, int]:
+    def _identify(self) -> tuple[int, int, int, int, int]:
         now = os.fstat(self.fd.fileno())
-        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 class _Tensor(msgspec.Struct):
