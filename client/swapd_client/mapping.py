@@ -181,6 +181,7 @@ class Range:
     def _copy_in_place(self) -> None:
         nbytes = vm.round_up(self.nbytes)
         copy = vm.map_anonymous(nbytes)
+        vm.leave_out_of_cores(copy, nbytes)
         vm.copy(copy, self.address, self.nbytes)
         vm.move_pages(copy, self.address, nbytes)
         vm.free(copy, nbytes)

@@ -34,6 +34,7 @@ class Arena:
             for number in range(chunks):
                 self._chunks[number] = self._make(number)
             driver.set_access(self.base, self._nbytes, Access.READ_WRITE)
+            driver.zero(self.base, self._nbytes)
         except DeviceError:
             self.close()
             raise
@@ -63,6 +64,7 @@ class Arena:
                 self._chunks[number] = self._make(number)
                 undo.callback(self._free, number)
                 self._driver.set_access(self._at(number), self._chunk_bytes, Access.READ_WRITE)
+                self._driver.zero(self._at(number), self._chunk_bytes)
             undo.pop_all()
 
     def close(self) -> None:

@@ -96,7 +96,8 @@ class Device(Protocol):
         `may_write` is called before the first byte goes into each chunk, in order. If it
         raises, nothing more is written, and the error is raised when what is in flight has
         ended. `landed` is called in order, every few MiB and at the end, from this thread
-        or one of the device's. The caller keeps `source` mapped until the copy returns.
+        or one of the device's. The caller keeps `source` mapped until the copy returns. The last
+        chunk is zero beyond these bytes then: nothing is left of what was there before.
         Raises: DeviceError; then the chunks' contents are undefined, and they are still the
         caller's.
         """
@@ -118,7 +119,7 @@ class Device(Protocol):
         """
 
     def reclaim(self, runs: Runs) -> None:
-        """Allocate the lent ones among the chunks again, with undefined contents. Blocks.
+        """Allocate the lent ones among the chunks again, with zeros in them. Blocks.
 
         Their files are new ones: what was exported before is other memory on a GPU. Raises:
         DeviceError if the memory is not there, or not yet; then nothing has changed.

@@ -16,6 +16,7 @@ from swapd.device.driver import CudaError, Driver
 from swapd.device.nvml import Nvml
 from swapd.device.pins import Pins
 from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward
+from swapd.device.tails import Tails
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
 from swapd.units import size
@@ -59,12 +60,14 @@ class CudaDevice:
             self._pins = undo.enter_context(closing(pins))
             self._inward = undo.enter_context(closing(Inward(self._driver, "in")))
             self._outward = undo.enter_context(closing(Outward(self._driver, "out")))
+            self._tails = Tails(self.chunks, chunk, zeroed=True)
             self._all = undo.pop_all()
 
     def __repr__(self) -> str:
         return f"<CudaDevice {self.name} {self._arena!r}>"
 
     def export(self, file: int, *, writable: bool) -> OwnedFd:
+        self._tails.writable |= writable
         return self._arena.export(file)
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
@@ -84,7 +87,11 @@ class CudaDevice:
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
+            tail = self._tails.begin(whole)
             self._inward.run(self._copies(whole, source), may_write, landed)
+            if tail is not None:
+                self._inward.zero(self._arena.base + tail.offset, tail.nbytes)
+            self._tails.end(whole)
         elif landed is not None:
             landed(0)
 
@@ -113,6 +120,7 @@ class CudaDevice:
                 f"{self._title} has not the memory to take chunks back ({exc}); {size(free)} "
                 f"are free, and {_shares(self._nvml.processes())}"
             ) from exc
+        self._tails.zeroed(runs)
 
     def use(self) -> MemoryUse:
         free, total = self._memory()

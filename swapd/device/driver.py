@@ -417,6 +417,15 @@ class Driver:
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         self.call(self.api.cuMemcpyDtoHAsync, target, source, nbytes, stream)
 
+    def zero(self, address: int, nbytes: int) -> None:
+        """Have nothing in the GPU's memory there. Blocks: 1 ms for some GiB."""
+        self.call(self.api.cuMemsetD8, address, 0, nbytes)
+        self.call(self.api.cuCtxSynchronize)
+
+    def zero_later(self, address: int, nbytes: int, stream: Any) -> None:
+        """Enqueue the same."""
+        self.call(self.api.cuMemsetD8Async, address, 0, nbytes, stream)
+
     @property
     def _fd_type(self) -> Any:
         return self.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

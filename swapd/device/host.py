@@ -18,6 +18,7 @@ from typing import NamedTuple
 from swapd.device import pieces, vm
 from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse
 from swapd.device.pieces import Piece
+from swapd.device.tails import Tails
 from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Runs
 
@@ -88,6 +89,7 @@ class HostDevice:
             self._allocate()
         except OSError as exc:
             raise DeviceError(f"arena of {self._nbytes >> 20} MiB: {exc.strerror}") from exc
+        self._tails = Tails(self.chunks, chunk, zeroed=True)
         self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
         # enough for both directions: those of one may all be waiting for the other
         self._helpers = ThreadPoolExecutor(2 * self._threads, "swapd-copy")
@@ -105,6 +107,9 @@ class HostDevice:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
             # opened here and now: a worker may change the memfd's mode, and so shut it for later
             self._reader = undo.enter_context(reopen_read_only(fd))
+            # nor may who has the reader open it again for writing, by mistake: its owner could
+            # change the mode back. No seal can say so, for mutable components are written to
+            os.fchmod(fd, 0o400)
             self._base = vm.map_shared(fd, 0, self._nbytes, writable=True)
             undo.callback(vm.free, self._base, self._nbytes)
             vm.prefer_huge_pages(self._base, self._nbytes)
@@ -113,6 +118,7 @@ class HostDevice:
 
     def export(self, file: int, *, writable: bool) -> OwnedFd:
         assert file == 0, f"file {file} of an arena that is one file"
+        self._tails.writable |= writable
         return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
@@ -130,18 +136,23 @@ class HostDevice:
         may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
+        whole = pieces.cut(runs, nbytes, self.chunk_bytes)
+        tail = self._tails.begin(whole)
         todo = [
             _Span(self._base + p.offset, source + p.done, p.nbytes, self._chunks_of(p))
-            for p in self._pieces(runs, nbytes)
+            for p in self._split(whole)
         ]
         self._copy(_Job(todo, may_write, landed))
+        if tail is not None:
+            vm.zero(self._base + tail.offset, tail.nbytes)
+        self._tails.end(whole)
 
     def copy_out(
         self, runs: Runs, target: int, nbytes: int, *, landed: Landed | None = None
     ) -> None:
         todo = [
             _Span(target + p.done, self._base + p.offset, p.nbytes, range(0))
-            for p in self._pieces(runs, nbytes)
+            for p in self._split(pieces.cut(runs, nbytes, self.chunk_bytes))
         ]
         self._copy(_Job(todo, None, landed))
 
@@ -167,6 +178,7 @@ class HostDevice:
         except OSError as exc:
             self.lend(runs)
             raise DeviceError(f"chunks {runs} cannot be had back: {exc.strerror}") from exc
+        self._tails.zeroed(runs)
 
     def use(self) -> MemoryUse:
         return MemoryUse(total_bytes(), available_bytes(), (), ())
@@ -175,9 +187,8 @@ class HostDevice:
         self._helpers.shutdown()
         self._memory.close()
 
-    def _pieces(self, runs: Runs, nbytes: int) -> Iterator[Piece]:
-        most = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
-        return pieces.split(pieces.cut(runs, nbytes, self.chunk_bytes), most)
+    def _split(self, whole: list[Piece]) -> Iterator[Piece]:
+        return pieces.split(whole, SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES)
 
     def _chunks_of(self, piece: Piece) -> range:
         end = piece.offset + piece.nbytes

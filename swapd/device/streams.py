@@ -161,6 +161,12 @@ def _staging(driver: Driver) -> int:
 class Inward(Direction):
     """Host memory to chunks."""
 
+    def zero(self, address: int, nbytes: int) -> None:
+        """Zero what no copy is on. Blocks. Raises: DeviceError."""
+        with self._driver.current():
+            self._driver.zero_later(address, nbytes, self._stream)
+            self._driver.finish(self._stream)
+
     def _enqueue(self, copy: Copy, staging: int | None) -> None:
         source = copy.host
         if staging is not None:

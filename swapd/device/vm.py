@@ -20,7 +20,7 @@ _PROT_EXEC = 4
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
 _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
-_MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
+_MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_DONTDUMP = 10, 14, 16
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 #: Page tables move whole if both ranges are aligned to what one of them covers.
 _ALIGN_BYTES = 2 << 20
@@ -59,7 +59,7 @@ def round_up(nbytes: int, unit: int = PAGE_BYTES) -> int:
 def reserve(nbytes: int) -> int:
     """Reserve a range that nothing else will use and any access to which faults.
 
-    Aligned for shelving. Not inherited by a forked child. Free it with `free`.
+    Aligned for shelving. Not inherited by a forked child, in no core. Free it with `free`.
     """
     start = _mmap(None, nbytes + _ALIGN_BYTES, PROT_NONE, _ANON, -1, 0)
     address = round_up(start, _ALIGN_BYTES)
@@ -68,7 +68,7 @@ def reserve(nbytes: int) -> int:
         free(start, address - start)
     if end > address + nbytes:
         free(address + nbytes, end - address - nbytes)
-    _madvise(address, nbytes, _MADV_DONTFORK)
+    _keep_here(address, nbytes)
     return address
 
 
@@ -78,17 +78,19 @@ def free(address: int, nbytes: int) -> None:
 
 
 def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | None = None) -> int:
-    """Map `nbytes` of `fd`; `at` replaces what is mapped there. Not inherited by fork."""
+    """Map `nbytes` of `fd`; `at` replaces what is there. Not inherited by fork, in no core."""
     prot = PROT_READ | PROT_WRITE if writable else PROT_READ
     flags = _MAP_SHARED | (_MAP_FIXED if at is not None else 0)
     address = _mmap(at, nbytes, prot, flags, fd, offset)
-    _madvise(address, nbytes, _MADV_DONTFORK)
+    _keep_here(address, nbytes)
     return address
 
 
 def map_private(fd: int, nbytes: int, *, at: int) -> None:
-    """Replace what is mapped at `at` by a private, writable copy-on-write view of `fd`."""
+    """Replace what is mapped at `at` by a private, writable copy-on-write view of `fd`. In no
+    core."""
     _mmap(at, nbytes, PROT_READ | PROT_WRITE, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
+    leave_out_of_cores(at, nbytes)
 
 
 def map_anonymous(nbytes: int, *, at: int | None = None) -> int:
@@ -97,10 +99,15 @@ def map_anonymous(nbytes: int, *, at: int | None = None) -> int:
     return _mmap(at, nbytes, PROT_READ | PROT_WRITE, flags, -1, 0)
 
 
+def leave_out_of_cores(address: int, nbytes: int) -> None:
+    """What is mapped there, and where it is moved, is in no core: weights are large, and secret."""
+    _madvise(address, nbytes, _MADV_DONTDUMP)
+
+
 def revoke(address: int, nbytes: int) -> None:
     """Replace what is mapped there by a reservation: any access faults."""
     _mmap(address, nbytes, PROT_NONE, _ANON | _MAP_FIXED, -1, 0)
-    _madvise(address, nbytes, _MADV_DONTFORK)
+    _keep_here(address, nbytes)
 
 
 def protect_none(address: int, nbytes: int) -> None:
@@ -142,6 +149,11 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
 copy = ctypes.memmove
 
 
+def zero(address: int, nbytes: int) -> None:
+    """Without the GIL."""
+    ctypes.memset(address, 0, nbytes)
+
+
 def differ(one: int, other: int, nbytes: int) -> bool:
     """Whether two pieces of memory have different bytes. Releases the GIL."""
     return bool(_libc.memcmp(one, other, nbytes))
@@ -162,6 +174,12 @@ def _mmap(at: int | None, nbytes: int, prot: int, flags: int, fd: int, offset: i
         _raise()
     assert isinstance(address, int)
     return address
+
+
+def _keep_here(address: int, nbytes: int) -> None:
+    """Neither a forked child has it, nor a core."""
+    _madvise(address, nbytes, _MADV_DONTFORK)
+    leave_out_of_cores(address, nbytes)
 
 
 def _madvise(address: int, nbytes: int, advice: int) -> None:

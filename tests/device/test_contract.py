@@ -111,8 +111,47 @@ def test_a_copy_touches_no_chunk_but_its_own(device: Device) -> None:
     after = copy_out(device, everything, CHUNKS * CHUNK)
     expected = bytearray(before)
     expected[6 * CHUNK : 7 * CHUNK] = content[:CHUNK]
-    expected[1 * CHUNK : 2 * CHUNK + 7] = content[CHUNK:]
+    expected[1 * CHUNK : 3 * CHUNK] = content[CHUNK:].ljust(2 * CHUNK, b"\0")
     assert after == bytes(expected)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, CHUNK - 1, CHUNK, CHUNK + 100])
+def test_nothing_is_left_of_the_last_component_beyond_the_bytes_of_the_next(
+    device: Device, nbytes: int
+) -> None:
+    copy_in(device, ((0, CHUNKS),), noise(CHUNKS * CHUNK))
+    for seed, length in enumerate((nbytes, nbytes // 2 + 1, nbytes)):
+        runs: Runs = ((5, 1), (2, 1)) if length > CHUNK else ((2, 1),)
+        whole = sum(n for _, n in runs) * CHUNK
+        copy_in(device, runs, content := noise(length, seed))
+        assert copy_out(device, runs, whole) == content.ljust(whole, b"\0")
+
+
+def test_nothing_is_left_of_what_a_worker_wrote_beyond_its_component(
+    backend: Backend, device: Device
+) -> None:
+    copy_in(device, ((2, 1),), b"small")
+    in_another_process(backend, device, "write(b'x' * CHUNK)", chunk=2, writable=True)
+    copy_in(device, ((2, 1),), b"tiny")
+    assert copy_out(device, ((2, 1),), CHUNK) == b"tiny".ljust(CHUNK, b"\0")
+
+
+def test_nothing_is_left_of_a_copy_that_failed(device: Device) -> None:
+    def refuse(_: int) -> None:
+        raise DeviceError("no")
+
+    content = HostBytes(CHUNK, noise(CHUNK))
+    with pytest.raises(DeviceError, match="no"):
+        device.copy_in(((3, 1),), content.address, CHUNK, landed=refuse)
+    copy_in(device, ((3, 1),), b"next")
+    assert copy_out(device, ((3, 1),), CHUNK) == b"next".ljust(CHUNK, b"\0")
+
+
+def test_memory_that_was_lent_comes_back_without_what_was_there(device: Device) -> None:
+    copy_in(device, ((0, CHUNKS),), noise(CHUNKS * CHUNK))
+    device.lend(((1, 2),))
+    device.reclaim(((1, 2),))
+    assert copy_out(device, ((1, 2),), 2 * CHUNK) == bytes(2 * CHUNK)
 
 
 def test_no_bytes_are_a_copy_too(device: Device) -> None:
