@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from swapd.runtime_dir import JOURNAL
 from swapd.units import parse_rate, parse_size
 
 #: Where a client looks for the daemon, and where the daemon looks for its file.
@@ -95,7 +96,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def journal_path(self) -> Path:
-        return Path(self.journal).absolute() if self.journal else self.folder / "swap.jsonl"
+        return Path(self.journal).absolute() if self.journal else self.folder / JOURNAL
 
 
 _KINDS = get_type_hints(Config, include_extras=True)

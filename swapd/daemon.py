@@ -36,6 +36,7 @@ from swapd.masters import MasterError, Masters
 from swapd.mover import Mover
 from swapd.requests import event_of, problem_with
 from swapd.router import Router
+from swapd.runtime_dir import Folder
 from swapd.system import notify_systemd, open_pidfd
 from swapd.worker import Worker
 
@@ -55,13 +56,13 @@ _NO_DESCRIPTORS = "the daemon has no descriptor left; raise its `ulimit -n`"
 class Daemon:
     """Serves one device from one runtime folder until it is told to stop.
 
-    `device` and the folder's lock belong to the caller.
+    `device` and `folder`, which was claimed, belong to the caller.
     """
 
-    def __init__(self, config: Config, device: Device) -> None:
+    def __init__(self, config: Config, device: Device, folder: Folder) -> None:
         self._config = config
         self._device = device
-        self._folder = config.folder
+        self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._masters = Masters(config.host_memory, device)
         self._host = ThreadPoolExecutor(1, "swapd-host")
@@ -102,7 +103,7 @@ class Daemon:
         try:
             notify_systemd("READY=1")
             ready()
-            log.info("serving %s in %s", self._device, self._folder)
+            log.info("serving %s in %s", self._device, self._folder.path)
             await asyncio.wait(
                 (serving, stopping, self._failed), return_when=asyncio.FIRST_COMPLETED
             )
@@ -124,7 +125,7 @@ class Daemon:
     # --- start and stop ------------------------------------------------------------------
 
     def _open(self) -> None:
-        loop, folder = self._loop, self._folder
+        loop, folder = self._loop, self._folder.inside
         self._context = zmq.asyncio.Context()
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
         self._publisher = plain.socket(zmq.PUB)
@@ -133,7 +134,8 @@ class Daemon:
         self._publisher.bind(f"ipc://{folder / runtime_dir.EVENTS}")
         os.chmod(folder / runtime_dir.EVENTS, 0o600)
         config = self._config
-        self._journal = Journal(config.journal_path, config.journal_size, self._publish, loop)
+        own = None if config.journal else self._folder
+        self._journal = Journal(config.journal_path, config.journal_size, self._publish, loop, own)
         self._journal.start(
             Start(
                 __version__,
@@ -186,7 +188,7 @@ class Daemon:
         self._masters.close()
         for worker in self._workers.values():
             worker.close()
-        runtime_dir.remove_sockets(self._folder)
+        self._folder.remove_sockets()
 
     def _crashed(self, error: BaseException) -> None:
         """Our own bug, or a device that can no longer be trusted: the daemon ends."""
@@ -299,7 +301,7 @@ class Daemon:
         self._peers[session] = {}
         self._router.open(lifeline.token, session)
         self._post(events.SessionOpened(self._clock(), session, label))
-        rpc = f"ipc://{self._folder / runtime_dir.RPC}"
+        rpc = f"ipc://{self._folder.path / runtime_dir.RPC}"
         with self._enough_descriptors(session):
             worker.welcome(rpc, strict=self._core.rules.strict)
 
@@ -552,7 +554,7 @@ class Daemon:
             id=request,
             version=__version__,
             device=self._device.name,
-            runtime_dir=str(self._folder),
+            runtime_dir=str(self._folder.path),
             journal=str(self._config.journal_path),
             isolation=self._config.isolation,
             uptime_s=now - self._started,

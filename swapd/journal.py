@@ -18,9 +18,12 @@ from queue import SimpleQueue
 
 import msgspec
 
+from swapd import trusted
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.policy import Rules
+from swapd.fds import OwnedFd
+from swapd.runtime_dir import Folder
 
 log = logging.getLogger("swapd.journal")
 
@@ -68,8 +71,10 @@ class Journal:
         max_bytes: int,
         publish: Callable[[Sequence[bytes]], None],
         loop: asyncio.AbstractEventLoop,
+        folder: Folder | None = None,
     ) -> None:
-        self._file = JournalFile(path, max_bytes)
+        """`folder`: the one that `path` is in, if it is open already."""
+        self._file = JournalFile(path, max_bytes, folder)
         self._publish = publish
         self._loop = loop
         self._seq = 0
@@ -119,11 +124,16 @@ class Journal:
 
 
 class JournalFile:
-    """Appends lines to a file in a thread of its own; rotates it; survives a full disk."""
+    """Appends lines to a file in a thread of its own; rotates it; survives a full disk.
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    The file is opened anew each time, so it may be moved away. No other user can put another in
+    its place: see `trusted`.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, folder: Folder | None = None) -> None:
         self._path = path
         self._max_bytes = max_bytes
+        self._folder = folder
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="swapd-journal", daemon=True)
@@ -152,23 +162,34 @@ class JournalFile:
             note = Record(first.seq, 0, first.time, dropped=self._dropped)
             lines = [render(note), *lines]
         data = b"\n".join(lines) + b"\n"
-        self._rotate(len(data))
-        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with self._opened(len(data)) as file:
+            fd = file.fileno()
             start = os.fstat(fd).st_size
             if start and os.pread(fd, 1, start - 1) != b"\n":
                 data = b"\n" + data  # a crash cut the last line short; it must not take ours
             if os.write(fd, data) < len(data):
                 os.ftruncate(fd, start)  # whole lines, or none
                 raise OSError("disk full")
-        finally:
-            os.close(fd)
         self._dropped = 0
 
-    def _rotate(self, more: int) -> None:
-        try:
-            full = self._path.stat().st_size + more > self._max_bytes
-        except FileNotFoundError:
-            return
-        if full:
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
+    def _opened(self, more: int) -> OwnedFd:
+        """The file, rotated if `more` bytes are too many for it."""
+        with self._its_folder() as folder:
+            file = self._open_in(folder)
+            if 0 < os.fstat(file.fileno()).st_size > self._max_bytes - more:
+                file.close()
+                at, name = folder.fileno(), self._path.name
+                os.replace(name, f"{name}.1", src_dir_fd=at, dst_dir_fd=at)
+                file = self._open_in(folder)
+            return file
+
+    def _its_folder(self) -> OwnedFd:
+        if self._folder is not None:
+            return self._folder.descriptor()
+        return trusted.folder_named(self._path)
+
+    def _open_in(self, folder: OwnedFd) -> OwnedFd:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        if self._folder is not None:  # there nobody has links
+            return trusted.open_in(folder, self._path.name, flags)
+        return trusted.open_named(self._path, flags)

@@ -1,84 +1,224 @@
-"""The runtime folder: its mode, its lock, and the names of the sockets in it.
+"""The runtime folder: how it is reached, its lock, and the names of what is in it.
 
-Shared by daemon and client, so that both spell the names alike.
+Shared by daemon and client, so that both spell the names alike, and trust the same. It is opened
+once, each part of its path checked (`swapd.trusted`); from then on everything in it is reached by
+that descriptor, so nobody can put another folder in its place, and no path is too long for a
+socket.
 """
 
 import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
+from swapd import trusted
 from swapd.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
+JOURNAL = "swap.jsonl"
+#: All that a daemon puts there.
+NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, JOURNAL, f"{JOURNAL}.1"))
 
-#: sun_path holds 108 bytes with the final zero.
-SOCKET_PATH_MAX = 107
+#: Longer than the process id in a lock.
+_LOCK_MAX_BYTES = 32
+ELSEWHERE = "choose another --runtime-dir"
+
+
+class Problem(NamedTuple):
+    """What keeps a daemon from a folder, and what to do."""
+
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.advice}"
 
 
 class RuntimeDirError(Exception):
     """The folder cannot be used. The message says why, and what to do."""
 
 
-def claim(folder: Path) -> OwnedFd:
-    """Create the folder, 0700, and lock it; remove sockets a dead daemon left.
+class Folder:
+    """A runtime folder that is open. `path` is what people call it, and is not used again."""
 
-    Hold the returned descriptor: closing it gives the lock back. Raises: RuntimeDirError.
+    def __init__(self, path: Path, fd: OwnedFd) -> None:
+        self.path = path
+        self._fd = fd
+
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def inside(self) -> Path:
+        """The way to what is in it, for sockets: while it is open, and in this process."""
+        return Path(f"/proc/self/fd/{self._fd.fileno()}")
+
+    def again(self) -> "Folder":
+        """The same folder, with a descriptor of its own. Raises: OSError."""
+        return Folder(self.path, self.descriptor())
+
+    def open(self, name: str, flags: int) -> OwnedFd:
+        """A file in it, for this user alone if it is made; no link. Raises: OSError."""
+        return trusted.open_in(self._fd, name, flags)
+
+    def descriptor(self) -> OwnedFd:
+        """One of one's own, to open things in it. Raises: OSError."""
+        return OwnedFd(os.dup(self._fd.fileno()))
+
+    def stat(self) -> os.stat_result:
+        return os.fstat(self._fd.fileno())
+
+    def names(self) -> set[str]:
+        """What is in it. Raises: OSError."""
+        with trusted.open_in(self._fd, ".", os.O_RDONLY | os.O_DIRECTORY) as listing:
+            return set(os.listdir(listing.fileno()))
+
+    def holder(self) -> int | None:
+        """The process that claimed it last, as it calls itself; None if nobody did."""
+        try:
+            with self.open(LOCK, os.O_RDONLY | os.O_NONBLOCK) as lock:
+                return int(os.read(lock.fileno(), _LOCK_MAX_BYTES))
+        except (OSError, ValueError):
+            return None
+
+    def remove_sockets(self) -> None:
+        for name in (LIFELINE, RPC, EVENTS):
+            try:
+                os.unlink(name, dir_fd=self._fd.fileno())
+            except FileNotFoundError:
+                continue
+
+    def close(self) -> None:
+        self._fd.close()
+
+
+class Claim:
+    """A folder that this daemon alone serves, until it is closed."""
+
+    def __init__(self, folder: Folder, lock: OwnedFd) -> None:
+        self.folder = folder
+        self.lock = lock
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.lock.close()
+        self.folder.close()
+
+
+def find(path: Path) -> Folder:
+    """The folder of a daemon, for who connects to it.
+
+    Raises: trusted.Untrusted if another user could be behind it; OSError if it is not there.
     """
-    longest = max(len(os.fsencode(folder / name)) for name in (LIFELINE, RPC, EVENTS))
-    if longest > SOCKET_PATH_MAX:
-        raise RuntimeDirError(
-            f"{folder}: socket paths in it are {longest} bytes long, the system takes "
-            f"{SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
+    folder = Folder(path, trusted.open_folder(path))
+    try:
+        trusted.check_folder(folder._fd, path)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def claim(path: Path) -> Claim:
+    """Make the folder, 0700, and lock it; remove sockets a dead daemon left.
+
+    One that is there already is not changed. It is taken if it is this user's alone, and empty or
+    swapd's. Raises: RuntimeDirError.
+    """
+    try:
+        folder = Folder(path, trusted.open_folder(path, make=True))
+    except OSError as exc:
+        raise RuntimeDirError(str(refused(path, exc))) from exc
+    try:
+        if problem := problem_with(folder):
+            raise RuntimeDirError(str(problem))
+        return Claim(folder, _locked(folder))
+    except OSError as exc:
+        folder.close()
+        raise RuntimeDirError(str(refused(path, exc))) from exc
+    except BaseException:
+        folder.close()
+        raise
+
+
+def problem_with(folder: Folder) -> Problem | None:
+    """Why no daemon of this user may claim it; None if one may. Raises: OSError."""
+    path, found = folder.path, folder.stat()
+    if found.st_uid != os.getuid():
+        return Problem(f"{path} belongs to user {found.st_uid}", ELSEWHERE)
+    mode = stat.S_IMODE(found.st_mode)
+    new_one = f"{ELSEWHERE}, such as {path / 'swapd'}, which is made if it is missing"
+    strange = sorted(folder.names() - NAMES)
+    if strange and not _is_swapd_s(folder):
+        return Problem(f"{path} is not empty and not swapd's: {strange[0]!r} is in it", new_one)
+    if mode & 0o077:
+        private = "" if mode & stat.S_ISVTX else f"make it private (chmod 700 {path}), or "
+        return Problem(
+            f"{path} is open to other users (mode {mode:04o}), and swapd changes no folder that "
+            "was there before",
+            f"{private}{new_one}",
         )
-    _make_private(folder)
+    return None
+
+
+def refused(path: Path, exc: OSError) -> Problem:
+    """What `exc`, raised on the way to the folder, means for a daemon."""
+    if isinstance(exc, trusted.Untrusted):
+        return Problem(str(exc) if exc.path == path else f"{path}: {exc}", ELSEWHERE)
+    return Problem(f"{path}: {exc.strerror or exc}", ELSEWHERE)
+
+
+def _is_swapd_s(folder: Folder) -> bool:
+    """Whether a daemon of this user was here before: it has left a lock, with its number."""
+    try:
+        with folder.open(LOCK, os.O_RDONLY | os.O_NONBLOCK) as lock:
+            return _is_ours(lock) and os.read(lock.fileno(), _LOCK_MAX_BYTES).strip().isdigit()
+    except OSError:
+        return False
+
+
+def _locked(folder: Folder) -> OwnedFd:
     lock = _open_lock(folder)
     try:
         fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        pid = holder(folder) or "unknown"
+        pid = folder.holder() or "unknown"
         raise RuntimeDirError(
-            f"{folder}: another swapd (process {pid}) serves this device; "
+            f"{folder.path}: another swapd (process {pid}) serves this device; "
             "stop it, or use another --device or --runtime-dir"
         ) from None
-    os.ftruncate(lock.fileno(), 0)
-    os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
-    remove_sockets(folder)
+    try:
+        os.ftruncate(lock.fileno(), 0)
+        os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
+        folder.remove_sockets()
+    except BaseException:
+        lock.close()
+        raise
     return lock
 
 
-def holder(folder: Path) -> int | None:
-    """The process that claimed the folder last, as it calls itself; None if nobody did."""
+def _open_lock(folder: Folder) -> OwnedFd:
     try:
-        return int((folder / LOCK).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def remove_sockets(folder: Path) -> None:
-    for name in (LIFELINE, RPC, EVENTS):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _open_lock(folder: Path) -> OwnedFd:
-    try:
-        return OwnedFd(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        lock = folder.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
     except OSError as exc:
-        raise RuntimeDirError(
-            f"{folder / LOCK}: {exc.strerror}; choose another --runtime-dir"
-        ) from exc
+        raise RuntimeDirError(f"{folder.path / LOCK}: {exc.strerror}; {ELSEWHERE}") from exc
+    if not _is_ours(lock):
+        lock.close()
+        raise RuntimeDirError(f"{folder.path / LOCK} is not a file of swapd's; {ELSEWHERE}")
+    return lock
 
 
-def _make_private(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as exc:
-        raise RuntimeDirError(f"{folder}: {exc.strerror}; choose another --runtime-dir") from exc
-    if found.st_uid != os.getuid():
-        raise RuntimeDirError(
-            f"{folder} belongs to user {found.st_uid}; choose another --runtime-dir"
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        folder.chmod(0o700)
+def _is_ours(file: OwnedFd) -> bool:
+    """Whether it is a plain file of this user's, and known by one name only."""
+    found = os.fstat(file.fileno())
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_nlink == 1

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import swapd_client
 from swapd import runtime_dir, spawn
+from tests.processes import PYTHONPATH
 
 SERVE = (sys.executable, "-m", "swapd", "serve")
 
@@ -18,7 +20,7 @@ def test_systemd_hears_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> Non
         notify.settimeout(30)
         with subprocess.Popen(
             [*SERVE, "--budget", "8MiB", "--runtime-dir", str(tmp_path / "run")],
-            env={"NOTIFY_SOCKET": str(tmp_path / "notify")},
+            env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
         ) as process:
             try:
@@ -57,3 +59,35 @@ def test_a_budget_that_cannot_be_had_is_refused_in_one_line(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "lower --budget" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_whose_path_no_socket_can_hold_is_served(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    with (
+        spawn.daemon(budget="8MiB", runtime_dir=folder),
+        swapd_client.connect(folder) as client,
+    ):
+        client.register("a", {"w": bytearray(4096)})
+        with client.acquire("a"):
+            assert client.status().runtime_dir == str(folder)
+
+
+def test_a_folder_behind_links_of_root_s_is_served(tmp_path: Path) -> None:
+    """As /var/run is a link to /run."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "run").symlink_to("../run")
+    with spawn.daemon(budget="8MiB", runtime_dir=tmp_path / "var" / "run" / "swapd"):
+        for way in ("run", "var/run"):
+            swapd_client.connect(tmp_path / way / "swapd").close()
+
+
+def test_a_log_in_the_folder_is_no_link_to_another_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    (folder / runtime_dir.JOURNAL).symlink_to(victim)
+    with spawn.daemon(budget="8MiB", runtime_dir=folder):
+        swapd_client.connect(folder).close()
+    assert victim.read_text() == "precious\n"

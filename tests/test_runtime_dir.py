@@ -44,13 +44,6 @@ def test_a_claimed_folder_is_made_and_is_its_user_s_alone(folder: Path) -> None:
         assert mode(folder / "deep" / "host" / LOCK) == 0o600
 
 
-def test_a_folder_that_others_could_enter_is_shut(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o755)
-    with claim(folder):
-        assert mode(folder) == 0o700
-
-
 def test_a_folder_that_is_private_already_stays_as_it_is(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "swap.jsonl").write_text("old\n")
@@ -81,21 +74,114 @@ def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.M
     assert list(folder.iterdir()) == []
 
 
-def test_a_path_too_long_for_sockets_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    room = runtime_dir.SOCKET_PATH_MAX - len(str(tmp_path)) - len("//") - len(LIFELINE)
-    fits = tmp_path / ("x" * room)
-    with claim(fits), socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(str(fits / LIFELINE))
-    longer = tmp_path / ("x" * (room + 1))
-    why = refusal(longer)
-    assert f"are {runtime_dir.SOCKET_PATH_MAX + 1} bytes long" in why
-    assert f"takes {runtime_dir.SOCKET_PATH_MAX}" in why
-    assert not longer.exists()
+def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100) / ("\N{SNOWMAN}" * 40) / "host"
+    with claim(long) as claimed, socket.socket(socket.AF_UNIX) as listens:
+        listens.bind(str(claimed.folder.inside / LIFELINE))
+        listens.listen()
+        with runtime_dir.find(long) as found, socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(found.inside / LIFELINE))
+        assert stat.S_ISSOCK((long / LIFELINE).stat().st_mode)
 
 
-def test_a_path_is_measured_in_bytes_and_not_in_letters(tmp_path: Path) -> None:
-    room = runtime_dir.SOCKET_PATH_MAX - len(str(tmp_path)) - len("//") - len(LIFELINE)
-    assert "choose a shorter" in refusal(tmp_path / ("\N{SNOWMAN}" * (room // 2)))
+# --- what swapd did not make -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o711, 0o750])
+def test_a_folder_that_others_can_enter_is_refused_and_left_as_it_was(
+    folder: Path, mode: int
+) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    why = refusal(folder)
+    assert f"chmod 700 {folder}" in why
+    assert f"such as {folder}/swapd" in why
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert list(folder.iterdir()) == []
+    with claim(folder / "swapd"):
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o700])
+def test_a_folder_with_other_things_in_it_is_refused_and_left_as_it_was(
+    folder: Path, mode: int
+) -> None:
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    folder.chmod(mode)
+    why = refusal(folder)
+    assert "is not empty and not swapd's: 'notes' is in it" in why
+    assert f"such as {folder}/swapd" in why
+    assert "chmod" not in why, "nobody is told to shut /tmp"
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+
+
+def test_an_empty_folder_that_others_use_too_is_not_to_be_shut(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o1777)
+    assert "chmod" not in refusal(folder)
+
+
+def test_a_name_in_a_refusal_is_harmless_on_a_terminal(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "\x1b]0;gotcha\a\n").touch()
+    assert "'\\x1b]0;gotcha\\x07\\n' is in it" in refusal(folder)
+
+
+def test_a_folder_that_swapd_made_is_taken_again_whatever_was_added(folder: Path) -> None:
+    claim(folder).close()
+    (folder / "serve.log").write_text("said")
+    claim(folder).close()
+    assert (folder / "serve.log").read_text() == "said"
+
+
+def test_a_lock_that_swapd_did_not_write_makes_a_folder_nobody_s(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "notes").write_text("mine")
+    (folder / LOCK).write_text("held by something else\n")
+    assert "not swapd's" in refusal(folder)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder.mkdir(mode=0o700)
+    (folder / LOCK).symlink_to(victim)
+    assert str(folder / LOCK) in refusal(folder)
+    (folder / LOCK).unlink()
+    os.link(victim, folder / LOCK)
+    assert "is not a file of swapd's" in refusal(folder)
+    assert victim.read_text() == "precious"
+    os.unlink(folder / LOCK)
+    (folder / LIFELINE).symlink_to(victim)
+    with claim(folder):
+        assert victim.read_text() == "precious"
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+def test_a_fifo_in_the_place_of_the_lock_hangs_nobody(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / LOCK)
+    with runtime_dir.find(folder) as found:
+        assert found.holder() is None
+    assert "is not a file of swapd's" in refusal(folder)
+
+
+def test_what_was_opened_stays_what_it_is_when_its_path_is_bent(
+    folder: Path, tmp_path: Path
+) -> None:
+    decoy = tmp_path / "decoy"
+    decoy.mkdir(mode=0o700)
+    with claim(folder) as claimed:
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(decoy)
+        with socket.socket(socket.AF_UNIX) as listens:
+            listens.bind(str(claimed.folder.inside / LIFELINE))
+        assert claimed.folder.holder() == os.getpid()
+        assert (tmp_path / "moved" / LIFELINE).is_socket()
+        claimed.folder.remove_sockets()
+        assert list(decoy.iterdir()) == []
 
 
 # --- the lock ----------------------------------------------------------------------------
@@ -146,7 +232,7 @@ def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Pa
         from pathlib import Path
         from swapd.runtime_dir import EVENTS, LIFELINE, RPC, claim
         folder = Path(sys.argv[1])
-        lock = claim(folder)
+        claimed = claim(folder)
         for name in (EVENTS, LIFELINE, RPC):
             socket.socket(socket.AF_UNIX).bind(str(folder / name))
         print("claimed, by a process with a longer number than most", flush=True)
@@ -164,8 +250,9 @@ def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Pa
 
 
 def test_the_lock_is_not_inherited_by_what_the_daemon_executes(folder: Path) -> None:
-    with claim(folder) as lock:
-        assert not os.get_inheritable(lock.fileno())
+    with claim(folder) as claimed:
+        assert not os.get_inheritable(claimed.lock.fileno())
+        assert not os.get_inheritable(int(claimed.folder.inside.name))
 
 
 def test_a_lock_file_with_nothing_in_it_names_nobody(folder: Path) -> None:
@@ -180,4 +267,5 @@ def test_a_lock_that_cannot_be_opened_is_refused(folder: Path) -> None:
 
 
 def test_removing_sockets_that_are_not_there_is_no_error(tmp_path: Path) -> None:
-    runtime_dir.remove_sockets(tmp_path)
+    with runtime_dir.find(tmp_path) as found:
+        found.remove_sockets()

@@ -18,12 +18,13 @@ def main(arguments: Sequence[str]) -> None:
     flags = zip(arguments[::2], arguments[1::2], strict=True)
     config = load(None, {flag[2:].replace("-", "_"): value for flag, value in flags})
     logging.basicConfig(level=logging.WARNING)
-    with runtime_dir.claim(config.folder):
+    with runtime_dir.claim(config.folder) as claim:
         device = open_device(
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
         )
         try:
-            asyncio.run(Daemon(config, device).run(lambda: _say(str(config.folder))))
+            daemon = Daemon(config, device, claim.folder)
+            asyncio.run(daemon.run(lambda: _say(str(config.folder))))
         finally:
             device.close()
 

@@ -30,6 +30,7 @@ from swapd.protocol import (
     decode_reply,
     encode,
 )
+from swapd.runtime_dir import RPC
 from swapd.units import size
 from swapd_client.errors import (
     AcquireTimeout,
@@ -88,6 +89,8 @@ class ChannelFactory:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.context = zmq.Context()
+        #: Its sockets connect through it, and again whenever a connection breaks.
+        self._folder = session.folder.again()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
@@ -120,7 +123,7 @@ class ChannelFactory:
         socket.setsockopt(zmq.ROUTING_ID, identity)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)  # no limit: it would drop, or block for ever
-        socket.connect(self.session.welcome.rpc)
+        socket.connect(f"ipc://{self._folder.inside / RPC}")
         return socket
 
     def close(self) -> None:
@@ -133,6 +136,7 @@ class ChannelFactory:
         if all([line.close() for line in lines]):
             self.context.term()
             self.session.ended.close()
+            self._folder.close()
         # else a signal handler closes what it has interrupted, which ends with its last socket
 
 

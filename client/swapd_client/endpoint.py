@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 from swapd import config, runtime_dir
+from swapd.runtime_dir import Folder
 from swapd.system import is_stopped
+from swapd.trusted import Untrusted
 from swapd_client.errors import NotAnswering, NotRunning
 
 
@@ -28,7 +30,15 @@ def default_label() -> str:
     return f"{program}:{os.getpid()}"
 
 
-def open_lifeline(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
+def find(path: Path) -> Folder:
+    """The runtime folder at `path`, opened; the caller closes it. Raises: NotRunning."""
+    try:
+        return runtime_dir.find(path)
+    except OSError as exc:
+        raise _not_running(path, exc) from exc
+
+
+def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]:
     """A lifeline to the daemon, and the daemon's process id.
 
     Blocks while others wait to be let in. Raises: NotRunning, NotAnswering.
@@ -37,38 +47,46 @@ def open_lifeline(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
     try:
         # not settimeout: connecting would then fail at once where others wait, too
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
-        sock.connect(str(path))
+        sock.connect(str(folder.inside / runtime_dir.LIFELINE))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0.0))
     except BlockingIOError as exc:
         sock.close()
-        raise not_answering(path.parent, timeout_s) from exc
-    except PermissionError as exc:
-        sock.close()
-        raise NotRunning(
-            f"{path.parent} belongs to another user, whose swapd serves nobody else "
-            f"({exc.strerror}); start one as this user"
-        ) from exc
+        raise not_answering(folder, timeout_s) from exc
     except OSError as exc:
         sock.close()
-        raise NotRunning(
-            f"no swapd at {path.parent} ({exc.strerror or exc}). Start one: {_command(path.parent)}"
-            f"; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
-            f"{_in_a_container(path.parent)}"
-        ) from exc
+        raise _not_running(folder.path, exc) from exc
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         sock.close()
         raise NotRunning(
-            f"what listens at {path.parent} runs as user {uid}, not as this one: it gets no "
+            f"what listens at {folder.path} runs as user {uid}, not as this one: it gets no "
             "weights. Start a swapd as this user, or connect(path) to the right folder"
         )
     return sock, pid
 
 
-def not_answering(folder: Path, timeout_s: float, pid: int | None = None) -> NotAnswering:
+def _not_running(path: Path, exc: OSError) -> NotRunning:
+    if isinstance(exc, Untrusted):
+        return NotRunning(
+            f"{path} is not used: {exc}, so another user could be behind it. Start a swapd as this "
+            "user in a folder of its own, and connect(path) to that"
+        )
+    if isinstance(exc, PermissionError):
+        return NotRunning(
+            f"{path} belongs to another user, whose swapd serves nobody else "
+            f"({exc.strerror}); start one as this user"
+        )
+    return NotRunning(
+        f"no swapd at {path} ({exc.strerror or exc}). Start one: {_command(path)}"
+        f"; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
+        f"{_in_a_container(path)}"
+    )
+
+
+def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> NotAnswering:
     """What to raise for a daemon that does not answer; `pid` if it is known."""
-    pid = pid or runtime_dir.holder(folder)
-    who = f"the daemon at {folder} (process {pid or 'unknown'})"
+    pid = pid or folder.holder()
+    who = f"the daemon at {folder.path} (process {pid or 'unknown'})"
     if pid and is_stopped(pid):
         return NotAnswering(
             f"{who} does not answer: it is stopped. Let it go on: kill -CONT {pid}; or end it: "

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from swapd import protocol, runtime_dir
+from swapd import protocol
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.system import open_pidfd
-from swapd_client.endpoint import not_answering, open_lifeline
+from swapd_client.endpoint import find, not_answering, open_lifeline
 from swapd_client.errors import DaemonGone, NotAnswering, VersionMismatch, from_refusal
 
 #: How long a daemon may take to answer the hello, unless who connects says otherwise.
@@ -29,7 +29,13 @@ class Lifeline:
         """Connect; this, and shaking hands, may take so long. Raises: NotRunning, NotAnswering."""
         self._endpoint = endpoint
         self._answer_s = answer_s
-        self._sock, self._daemon_pid = open_lifeline(endpoint / runtime_dir.LIFELINE, answer_s)
+        #: Where everything of this daemon is, until `close`.
+        self.folder = find(endpoint)
+        try:
+            self._sock, self._daemon_pid = open_lifeline(self.folder, answer_s)
+        except BaseException:
+            self.folder.close()
+            raise
         self._thread: threading.Thread | None = None
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
@@ -80,7 +86,7 @@ class Lifeline:
 
     def not_answering(self, timeout_s: float) -> NotAnswering:
         """What to raise if the daemon did not answer within that."""
-        return not_answering(self._endpoint, timeout_s, self._daemon_pid)
+        return not_answering(self.folder, timeout_s, self._daemon_pid)
 
     def is_daemon_alive(self) -> bool:
         watch = open_pidfd(self._daemon_pid)
@@ -96,6 +102,7 @@ class Lifeline:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         self._sock.close()
+        self.folder.close()
 
     def forget(self) -> None:
         """In a forked child: let go of it, or the parent's death would go unseen."""

@@ -19,6 +19,7 @@ from swapd import protocol
 from swapd.board import ArrivalFailed, Board, word
 from swapd.device import vm
 from swapd.fds import OwnedFd
+from swapd.runtime_dir import Folder
 from swapd.units import size
 from swapd_client import former, ranges
 from swapd_client.agents import Agent
@@ -113,6 +114,11 @@ class Session:
             self.gpu = Gpu(self.welcome, self._files, self._board)
         self._lifeline.listen(self._on_message, self._on_end)
         _alive.add(self)
+
+    @property
+    def folder(self) -> Folder:
+        """The daemon's runtime folder, open until `close`."""
+        return self._lifeline.folder
 
     def __repr__(self) -> str:
         return f"<Session {self.welcome.session} at {self.endpoint}>"

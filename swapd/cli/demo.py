@@ -65,16 +65,18 @@ def _scroll(folder: Path) -> None:
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     socket.setsockopt(zmq.LINGER, 0)
-    socket.connect(f"ipc://{folder / runtime_dir.EVENTS}")
+    opened = runtime_dir.find(folder)
+    socket.connect(f"ipc://{opened.inside / runtime_dir.EVENTS}")
 
     def follow() -> None:
         seen = Seen()
-        while True:
-            record = parse(socket.recv())
-            text = line(record, seen)
-            seen.note(record)
-            if text is not None:
-                console.print(text, soft_wrap=True)
+        with opened:
+            while True:
+                record = parse(socket.recv())
+                text = line(record, seen)
+                seen.note(record)
+                if text is not None:
+                    console.print(text, soft_wrap=True)
 
     threading.Thread(target=follow, name="swap-log", daemon=True).start()
 

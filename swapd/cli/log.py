@@ -20,8 +20,9 @@ from swapd import runtime_dir
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, say_error
 from swapd.cli.render import line
 from swapd.history import Line, Seen, last_run, parsed, read
+from swapd.runtime_dir import Folder
 from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
-from swapd_client.endpoint import resolve
+from swapd_client.endpoint import find, resolve
 
 #: How long the last records of a daemon that ends may take.
 _WIRE_MS = 5000
@@ -73,7 +74,7 @@ def journal(endpoint: str | None, file: Path | None, timeout: float) -> Path:
         with ask(endpoint, "log", timeout) as client:
             return Path(client.status(timeout=timeout).journal)
     except (NotRunning, NotAnswering) as exc:
-        left = resolve(endpoint, None) / "swap.jsonl"
+        left = resolve(endpoint, None) / runtime_dir.JOURNAL
         hint = f". The log it left: --file {left}" if left.exists() else ""
         raise type(exc)(f"{exc}{hint}") from exc
 
@@ -118,9 +119,9 @@ def _tail(items: Iterable[Any], last: int | None) -> Iterable[Any]:
 def _follow(
     endpoint: str | None, view: "_Readable | _Raw", lines: int | None, timeout: float
 ) -> None:
-    with zmq.Context() as context:
+    with find(resolve(endpoint, None)) as folder, zmq.Context() as context:
         try:
-            feed, monitor = _subscribe(context, resolve(endpoint, None), timeout)
+            feed, monitor = _subscribe(context, folder, timeout)
             # Only now: so the record of this very session comes by the stream, and with it
             # the number up to which the file must be read.
             with ask(endpoint, "log", timeout) as client:
@@ -136,7 +137,7 @@ def _follow(
 
 
 def _subscribe(
-    context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, timeout: float
+    context: "zmq.Context[zmq.Socket[bytes]]", folder: Folder, timeout: float
 ) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
     """Subscribe; return when the daemon knows of it, or does not answer."""
     feed = context.socket(zmq.SUB)
@@ -146,7 +147,7 @@ def _subscribe(
     monitor = feed.get_monitor_socket(
         zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | refused
     )
-    feed.connect(f"ipc://{folder / runtime_dir.EVENTS}")
+    feed.connect(f"ipc://{folder.inside / runtime_dir.EVENTS}")
     monitor.poll(int(timeout * 1000))
     while monitor.poll(0):
         monitor.recv_multipart()

@@ -22,7 +22,7 @@ def run(config: Config) -> None:
     """Serve until told to stop. Raises: RuntimeDirError, DeviceError, MissingExtra."""
     with needed("swapd serve"):
         import uvloop
-    with runtime_dir.claim(config.folder):
+    with runtime_dir.claim(config.folder) as claim:
         log.info("allocating %s", size(config.budget))
         device = open_device(
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
@@ -30,7 +30,7 @@ def run(config: Config) -> None:
         try:
             for note in device.use().notes:
                 log.warning("%s", note)
-            uvloop.run(Daemon(config, device).run(lambda: _say_ready(config)))
+            uvloop.run(Daemon(config, device, claim.folder).run(lambda: _say_ready(config)))
         finally:
             device.close()
 

@@ -20,10 +20,11 @@ from typing import Literal
 
 import msgspec
 
-from swapd import runtime_dir
+from swapd import runtime_dir, trusted
 from swapd.device import vm
 from swapd.doctor.check import Check
 from swapd.fds import OwnedFd
+from swapd.runtime_dir import Folder
 from swapd.units import size
 from swapd_client import NotAnswering, NotRunning, SwapdError, connect
 
@@ -195,35 +196,29 @@ def locked_memory(limit: int) -> Check:
 # --- the runtime folder ----------------------------------------------------------------------
 
 
-def folder_usable(folder: Path) -> Check:
+def folder_usable(path: Path) -> Check:
     """The daemon could claim the folder, or has."""
     name = "runtime folder"
-    sockets = (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS)
-    longest = max(len(os.fsencode(folder / socket)) for socket in sockets)
-    if longest > runtime_dir.SOCKET_PATH_MAX:
-        found = f"{folder}: socket paths of {longest} bytes"
-        advice = f"the system takes {runtime_dir.SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
-        return Check(name, "fail", found, advice)
     try:
-        there = folder.stat()
+        with Folder(path, trusted.open_folder(path)) as folder:
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            problem = runtime_dir.problem_with(folder)
     except FileNotFoundError:
-        parent = next(p for p in folder.parents if p.exists())
-        if os.access(parent, os.W_OK | os.X_OK):
-            return Check(name, "ok", f"{folder}, still to be made")
-        found = f"{folder} cannot be made: {parent} is not writable"
-        return Check(name, "fail", found, "choose another --runtime-dir")
+        return _folder_makeable(name, path)
     except OSError as exc:
-        return Check(name, "fail", f"{folder}: {exc.strerror}", "choose another --runtime-dir")
-    if not stat.S_ISDIR(there.st_mode):
-        return Check(name, "fail", f"{folder} is no folder", "choose another --runtime-dir")
-    if there.st_uid != os.getuid():
-        found = f"{folder} belongs to user {there.st_uid}"
-        return Check(name, "fail", found, "choose another --runtime-dir")
-    mode = stat.S_IMODE(there.st_mode)
-    if mode & 0o077:
-        found = f"{folder}, mode {mode:04o}"
-        return Check(name, "warn", found, "open to others; `swapd serve` makes it 0700")
-    return Check(name, "ok", f"{folder}, mode {mode:04o}")
+        return Check(name, "fail", *runtime_dir.refused(path, exc))
+    if problem is not None:
+        return Check(name, "fail", *problem)
+    return Check(name, "ok", f"{path}, mode {mode:04o}")
+
+
+def _folder_makeable(name: str, path: Path) -> Check:
+    """For one that is not there, though the way to it is trusted as far as it goes."""
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if os.access(parent, os.W_OK | os.X_OK):
+        return Check(name, "ok", f"{path}, still to be made")
+    found = f"{path} cannot be made: {parent} is not writable"
+    return Check(name, "fail", found, runtime_dir.ELSEWHERE)
 
 
 def daemon(folder: Path, timeout: float) -> Check:

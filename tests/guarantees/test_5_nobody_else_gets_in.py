@@ -1,0 +1,242 @@
+"""Guarantee 5, of other users: nothing they put in the way is changed, followed or believed.
+
+Two real users: this process is root, and what a stranger does is done by a process of theirs.
+"""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from swapd import protocol
+from swapd.runtime_dir import EVENTS, LIFELINE, RPC, RuntimeDirError, claim
+from swapd_client import NotRunning, connect
+from tests.guarantees.harness import MIB, PATIENCE_S, World, environment
+from tests.processes import output_of, start_python
+
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0, reason="needs two users: only root can become another"
+)
+
+NOBODY = 65534
+
+#: Imports first: what is installed may be root's to read.
+BECOME = f"""
+import os, sys, time
+from pathlib import Path
+import swapd_client
+from swapd.cli import serve
+from swapd.config import Config
+os.setgroups([])
+os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
+os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
+here = Path(sys.argv[1])
+"""
+
+
+def as_stranger(program: str, here: Path) -> str:
+    return output_of(BECOME + dedent(program), here)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder as /tmp is, in which a stranger has one, too: `theirs`."""
+    made = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    made.chmod(0o1777)
+    as_stranger("(here / 'theirs').mkdir()", made)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of root's, open to all as /etc is."""
+    made = tmp_path / "etc"
+    made.mkdir()
+    (made / "passwd").write_text("root\n")
+    made.chmod(0o755)
+    return made
+
+
+def assert_untouched(victim: Path) -> None:
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o755
+    assert [path.name for path in victim.iterdir()] == ["passwd"]
+    assert (victim / "passwd").read_text() == "root\n"
+
+
+def refusal(folder: Path) -> str:
+    """What `swapd serve` says as root, which is one line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "swapd", "serve", "--budget", "4MiB", "--runtime-dir", str(folder)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+# --- the daemon --------------------------------------------------------------------------
+
+
+def test_serving_from_a_folder_for_all_changes_nothing_there(shared: Path) -> None:
+    assert "choose another --runtime-dir" in refusal(shared)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    assert [path.name for path in shared.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("where", ["theirs", "theirs/run", "theirs/deep/run"])
+def test_a_folder_in_one_of_a_stranger_is_refused(shared: Path, where: str) -> None:
+    said = refusal(shared / where)
+    assert f"{shared}/theirs belongs to user {NOBODY}; choose another" in said
+    assert list((shared / "theirs").iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["theirs/run", "theirs/run/host", "swapd-0", "swapd-0/host"])
+def test_a_stranger_s_link_has_nothing_shut_or_written_to(
+    shared: Path, victim: Path, where: str
+) -> None:
+    as_stranger(
+        f"""
+        for link in (here / "theirs" / "run", here / "swapd-0"):
+            link.symlink_to({str(victim)!r})
+        """,
+        shared,
+    )
+    assert "choose another --runtime-dir" in refusal(shared / where)
+    assert_untouched(victim)
+
+
+def test_a_stranger_who_swaps_a_folder_for_a_link_all_the_time_wins_nothing(
+    shared: Path, victim: Path
+) -> None:
+    flips = BECOME + dedent(
+        f"""
+        run, folder, link = here / "theirs" / "run", here / "theirs" / "f", here / "theirs" / "l"
+        folder.mkdir()
+        link.symlink_to({str(victim)!r})
+        print("ready", flush=True)
+        while True:
+            for one in (folder, link):
+                one.rename(run)
+                run.rename(one)
+        """
+    )
+    with start_python(flips, shared) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "ready\n"
+        for _ in range(300):
+            with pytest.raises(RuntimeDirError):
+                claim(shared / "theirs" / "run")
+        stranger.kill()
+    assert_untouched(victim)
+
+
+def test_a_stranger_s_link_is_no_swap_log(shared: Path, victim: Path, world: World) -> None:
+    as_stranger(f"(here / 'theirs' / 'log').symlink_to({str(victim / 'passwd')!r})", shared)
+    daemon = world.daemon(journal=shared / "theirs" / "log")
+    worker = world.worker(daemon, "worker")
+    a = worker.register("a", MIB, seed=1)
+    assert worker.use("a")[1] == a
+    daemon.terminate()
+    assert daemon.wait() == 0
+    assert f"swap log {shared}/theirs/log: {shared}/theirs belongs to user {NOBODY}" in daemon.log
+    assert_untouched(victim)
+
+
+# --- the client --------------------------------------------------------------------------
+
+
+def test_a_stranger_cannot_stand_between_a_client_and_its_daemon(
+    shared: Path, world: World
+) -> None:
+    """Whose lifeline is relayed would map what the stranger chooses: its rpc is another's."""
+    daemon = world.daemon()
+    as_stranger(
+        f"""
+        for name in ({LIFELINE!r}, {RPC!r}, {EVENTS!r}):
+            (here / "theirs" / name).symlink_to(Path({str(daemon.folder)!r}) / name)
+        """,
+        shared,
+    )
+    with pytest.raises(NotRunning, match=f"theirs belongs to user {NOBODY}, so another user"):
+        connect(shared / "theirs")
+    assert [one.label for one in daemon.status().sessions] == ["observer"]
+
+
+def test_a_stranger_who_listens_where_anybody_may_is_not_asked(shared: Path) -> None:
+    listens = BECOME + dedent(
+        f"""
+        import socket
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind(str(here / {LIFELINE!r}))
+            door.listen()
+            os.chmod(here / {LIFELINE!r}, 0o777)
+            print("ready", flush=True)
+            door.accept()
+            print("somebody came", flush=True)
+        """
+    )
+    with start_python(listens, shared) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "ready\n"
+        with pytest.raises(NotRunning, match="can be written by other users"):
+            connect(shared)
+        stranger.kill()
+        assert stranger.stdout.read() == ""
+
+
+def test_each_user_has_a_daemon_of_one_s_own_and_no_other(shared: Path) -> None:
+    serves = BECOME + dedent(
+        """
+        folder = here / "swapd-65534" / "host"
+        serve.run(Config(budget=4 << 20, runtime_dir=str(folder)))
+        """
+    )
+    uses = """
+        with swapd_client.connect(here / "swapd-65534" / "host") as client:
+            client.register("a", {"w": bytearray(b"x" * 4096)})
+            with client.acquire("a"):
+                print(client.status().used_bytes)
+    """
+    with start_python(serves, shared) as theirs:
+        try:
+            assert theirs.stdout is not None
+            assert theirs.stdout.readline().startswith("swapd serves host")
+            assert as_stranger(uses, shared) == f"{2 * MIB}\n"
+            folder = shared / "swapd-65534" / "host"
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            with pytest.raises(NotRunning, match=f"belongs to user {NOBODY}"):
+                connect(folder)
+            assert f"belongs to user {NOBODY}" in refusal(folder)
+        finally:
+            theirs.send_signal(signal.SIGTERM)
+    assert theirs.returncode == 0
+
+
+# --- what is meant to work ---------------------------------------------------------------
+
+
+def test_a_client_stays_with_its_daemon_when_the_folder_s_path_is_bent(world: World) -> None:
+    daemon, decoy = world.daemon(), world.daemon("decoy")
+    with connect(daemon.folder, label="loyal") as client:
+        daemon.folder.rename(world.folder / "moved")
+        daemon.folder.symlink_to(decoy.folder)
+        said: list[protocol.StatusReply] = []
+        thread = threading.Thread(target=lambda: said.append(client.status()))
+        thread.start()  # with a connection of its own
+        thread.join(PATIENCE_S)
+        daemon.folder.unlink()
+        (world.folder / "moved").rename(daemon.folder)
+        assert [session.label for reply in said for session in reply.sessions] == ["loyal"]
