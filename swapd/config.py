@@ -24,6 +24,8 @@ CONFIG_VARIABLE = "SWAPD_CONFIG"
 
 _SIZES = {"budget", "chunk", "host_memory", "journal_size", "pin_limit"}
 _RATES = {"bandwidth"}
+#: As long as a path may be.
+_TEXT_MAX_CHARS = 4096
 
 
 class ConfigError(Exception):
@@ -176,9 +178,18 @@ def _parse(name: str, value: Any, source: str) -> Any:
             value = parse_size(value)
         elif name in _RATES and isinstance(value, str):
             value = parse_rate(value)
+        if isinstance(value, str) and (problem := _problem_with(value)):
+            raise ValueError(problem)
         return msgspec.convert(value, _KINDS[name], strict=False)
     except (ValueError, msgspec.ValidationError) as exc:
         raise ConfigError(f"{source}: {exc}") from exc
+
+
+def _problem_with(text: str) -> str | None:
+    """Why no setting can be this text, which is shown to people; None if one can."""
+    if len(text) > _TEXT_MAX_CHARS:
+        return f"has {len(text)} characters; at most {_TEXT_MAX_CHARS}"
+    return None if text.isprintable() else f"{text!r} has characters that cannot be printed"
 
 
 def _flag(name: str) -> str:

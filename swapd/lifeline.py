@@ -22,13 +22,16 @@ from swapd.protocol import (
     TOKEN_BYTES,
     VERSION,
     Code,
+    Dropped,
     FromClient,
     FromDaemon,
     Goodbye,
     Hello,
+    Revoked,
     decode_from_client,
     encode,
 )
+from swapd.text import problem_with_text, reason
 
 log = logging.getLogger("swapd.lifeline")
 
@@ -116,7 +119,10 @@ class Lifeline:
         try:
             message = decode_from_client(data)
         except NOT_A_MESSAGE as exc:
-            self._server.drop(self, "bad_request", f"not a lifeline message: {exc}")
+            self._server.drop(self, "bad_request", f"not a lifeline message: {reason(exc)}")
+            return
+        if problem := _problem_with(message):
+            self._server.drop(self, "bad_request", problem)
             return
         self._on_message(message)
 
@@ -220,6 +226,16 @@ class LifelineServer:
             lifeline.send(Goodbye(code, why))
             lifeline.close()
         self._lifelines.clear()
+
+
+def _problem_with(message: FromClient) -> str | None:
+    match message:
+        case Hello():
+            return problem_with_text("the label", message.label)
+        case Revoked():
+            return problem_with_text("the name", message.name)
+        case Dropped():
+            return None
 
 
 def _credentials(sock: socket.socket) -> bytes:

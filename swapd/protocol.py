@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from swapd.text import TEXT_MAX_CHARS
+
 VERSION = 4
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
@@ -28,7 +30,7 @@ UNANSWERED_MAX = 16_384
 LIFELINE_MAX_BYTES = 64 * 1024
 
 #: Longest component name, and most names in one acquire.
-NAME_MAX_CHARS = 200
+NAME_MAX_CHARS = TEXT_MAX_CHARS
 NAMES_MAX = 1024
 
 #: No number on the wire is larger, or less than its negative: sums and differences of a few stay

@@ -9,6 +9,7 @@ from swapd import protocol
 from swapd.board import SEGMENTS_MAX
 from swapd.core import events
 from swapd.core.events import AnyEvent
+from swapd.text import problem_with_text
 
 #: More than any machine has: a size above it is a mistake.
 _BYTES_MAX = 1 << 50
@@ -28,7 +29,7 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names(request.names)
         case protocol.Register():
             names = (request.name, request.part_of) if request.part_of else (request.name,)
-            return _names(names) or _size(request.nbytes, request.segments) or _content(request)
+            return _names(names) or _size(request.nbytes, request.segments) or _rest(request)
         case protocol.Commit():
             return _names((request.name, *request.also))
         case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
@@ -58,11 +59,11 @@ def _workspace(nbytes: int) -> str | None:
     return None if 0 < nbytes < _BYTES_MAX else f"nbytes={nbytes} is no size of a workspace"
 
 
-def _content(request: protocol.Register) -> str | None:
+def _rest(request: protocol.Register) -> str | None:
     said = {"content": request.content, "layout": request.layout, "group": request.group or ""}
     for what, text in said.items():
-        if len(text) > protocol.NAME_MAX_CHARS:
-            return f"{what} has {len(text)} characters; at most {protocol.NAME_MAX_CHARS}"
+        if problem := problem_with_text(what, text):
+            return problem
     if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
     if request.passing and not request.part_of:

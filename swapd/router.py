@@ -37,6 +37,7 @@ from swapd.protocol import (
     decode_request,
     encode,
 )
+from swapd.text import reason
 
 log = logging.getLogger("swapd.router")
 
@@ -192,8 +193,8 @@ class Router:
             (payload,) = rest
             request = decode_request(payload)
         except NOT_A_MESSAGE as exc:
-            log.warning("session %d sent garbage: %s", session, exc)
-            why = f"not a request of protocol {VERSION}: {exc}"
+            log.warning("session %d sent garbage: %s", session, reason(exc))
+            why = f"not a request of protocol {VERSION}: {reason(exc)}"
             self.reply(peer, Refused(_request_id(rest), "bad_request", why))
             return
         self._on_request(session, peer, request)

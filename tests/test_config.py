@@ -257,3 +257,13 @@ def test_folders_are_absolute_because_clients_are_told_them(
 def test_settings_do_not_change() -> None:
     with pytest.raises(AttributeError):
         setattr(Config(), "budget", 1)  # noqa: B010 - mypy knows as well
+
+
+@pytest.mark.parametrize("evil", ["x\x1b[2J", "a\nb", "\u202egnp", "\udcff", "x" * 5000])
+def test_a_setting_that_cannot_be_shown_is_refused(evil: str, tmp_path: Path) -> None:
+    for name in ("device", "runtime_dir", "journal"):
+        for flags, environ in (({name: evil}, {}), ({}, {f"SWAPD_{name.upper()}": evil})):
+            with pytest.raises(ConfigError) as refused:
+                load(None, flags, environ)
+            assert str(refused.value).isprintable()
+            assert name in str(refused.value).lower().replace("-", "_")

@@ -21,6 +21,7 @@ import zmq.asyncio
 
 from swapd.protocol import (
     NOT_A_MESSAGE,
+    NOT_ENCODABLE,
     REQUEST_MAX_BYTES,
     UNANSWERED_MAX,
     AnyReply,
@@ -342,7 +343,10 @@ class AsyncChannel:
 
 
 def _encoded(request: AnyRequest) -> bytes:
-    data = encode(request)
+    try:
+        data = encode(request)
+    except NOT_ENCODABLE as exc:
+        raise BadRequest(f"a request that no message can hold: {exc}") from exc
     if len(data) > REQUEST_MAX_BYTES:
         raise BadRequest(
             f"a request of {size(len(data))}; at most {size(REQUEST_MAX_BYTES)}: name fewer "

@@ -11,8 +11,12 @@ from pathlib import Path
 from swapd import config, runtime_dir
 from swapd.runtime_dir import Folder
 from swapd.system import is_stopped
+from swapd.text import TEXT_MAX_CHARS, plain
 from swapd.trusted import Untrusted
 from swapd_client.errors import NotAnswering, NotRunning
+
+#: Beside its process id in a label.
+_PROGRAM_MAX_CHARS = TEXT_MAX_CHARS - 20
 
 
 def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path:
@@ -27,7 +31,7 @@ def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path
 def default_label() -> str:
     """What the log calls this process unless it says otherwise."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return f"{program}:{os.getpid()}"
+    return f"{plain(program)[:_PROGRAM_MAX_CHARS]}:{os.getpid()}"
 
 
 def find(path: Path) -> Folder:

@@ -4,10 +4,17 @@ Every message says what is wrong and what to do. `SwapdError` catches them all.
 """
 
 from swapd.protocol import Code, Goodbye, Refused
+from swapd.text import plain
 
 
 class SwapdError(Exception):
-    """Base of everything swapd raises."""
+    """Base of everything swapd raises. Its text is one line, and safe to show.
+
+    Names and reasons in it may be those of other processes, or of files.
+    """
+
+    def __str__(self) -> str:
+        return plain(super().__str__())
 
 
 class NotRunning(SwapdError):

@@ -15,8 +15,9 @@ import msgspec
 from swapd import protocol
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.system import open_pidfd
+from swapd.text import problem_with_text
 from swapd_client.endpoint import find, not_answering, open_lifeline
-from swapd_client.errors import DaemonGone, NotAnswering, VersionMismatch, from_refusal
+from swapd_client.errors import BadRequest, DaemonGone, NotAnswering, VersionMismatch, from_refusal
 
 #: How long a daemon may take to answer the hello, unless who connects says otherwise.
 ANSWER_S = 30.0
@@ -41,8 +42,11 @@ class Lifeline:
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
         """The daemon's welcome, and the board's descriptor, from now on the caller's.
 
-        Raises: DaemonGone, NotAnswering, VersionMismatch, or what the daemon refuses with.
+        Raises: BadRequest, DaemonGone, NotAnswering, VersionMismatch, or what the daemon refuses
+        with.
         """
+        if problem := problem_with_text("the label", label):
+            raise BadRequest(problem)
         self._sock.settimeout(self._answer_s)
         self.send(protocol.Hello(protocol.VERSION, label))
         try:

@@ -3,13 +3,12 @@
 import sys
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
 from swapd import bench as suite
 from swapd.bench import Raw, Report
-from swapd.cli.common import Json, console, errors, say_error
+from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.units import seconds, size
 
 Device = Annotated[str, typer.Option(help="What to swap onto: host, or a GPU, as in cuda:0")]
@@ -27,7 +26,7 @@ def bench(device: Device = "host", json: Json = False) -> None:
         say_error(f"{exc.name} is missing; pip install 'swapd[daemon,torch]'")
         sys.exit(1)
     if json or not console.is_terminal:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())  # noqa: T201
+        print_json(report)
     else:
         console.print(_table(report))
 

@@ -1,14 +1,24 @@
 """What the commands share: options, consoles, how errors end, how the daemon is asked."""
 
 import functools
+import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import msgspec
 import typer
-from rich.console import Console
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    RenderHook,
+    RenderResult,
+)
+from rich.segment import Segment
 from rich.text import Text
 
 import swapd_client
@@ -18,6 +28,7 @@ from swapd.extras import MissingExtra
 from swapd.plan.advise import PlanError
 from swapd.runtime_dir import RuntimeDirError
 from swapd.spawn import SpawnError
+from swapd.text import plain, plain_json, plain_lines
 from swapd_client.errors import SwapdError
 
 #: Where to find the daemon, for every command that asks one.
@@ -54,18 +65,37 @@ _EXPECTED = (
     MissingExtra,
     PlanError,
     RuntimeDirError,
-    SpawnError,
     SwapdError,
     OSError,
 )
 
+_NO_TEXT = re.compile("[\ud800-\udfff]")
+
 INTERRUPTED = 130
+
+
+class _Shown:
+    """What is printed, without what a terminal would obey; colours are no part of the text."""
+
+    def __init__(self, what: ConsoleRenderable) -> None:
+        self._what = what
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._what, options):
+            yield segment if segment.control else Segment(plain_lines(segment.text), segment.style)
+
+
+class _Harmless(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(each) for each in renderables]
 
 
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream is not None and stream.isatty() else _WIDE
-    return Console(stderr=stderr, width=width, highlight=False)
+    console = Console(stderr=stderr, width=width, highlight=False)
+    console.push_render_hook(_Harmless())
+    return console
 
 
 console = _console()
@@ -74,7 +104,22 @@ errors = _console(stderr=True)
 
 def say_error(text: str) -> None:
     """One line for the user, on stderr: it never gets between the lines of a pipe."""
-    errors.print(Text.assemble(("swapd: ", "red"), text), soft_wrap=True)
+    errors.print(Text.assemble(("swapd: ", "red"), plain(text)), soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """As JSON, for scripts; on a terminal it is harmless, too."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a path may be no text, and then no JSON: show it as Python does
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        encoded = _NO_TEXT.sub(lambda found: rf"\\u{ord(found[0]):x}", text).encode()
+    typer.echo(shown_json(msgspec.json.format(encoded, indent=2)))
+
+
+def shown_json(encoded: bytes) -> bytes:
+    """JSON of any origin, to be printed."""
+    return plain_json(encoded.decode(errors="replace")).encode()
 
 
 @contextmanager
@@ -86,6 +131,10 @@ def plain_errors() -> Iterator[None]:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `swapd log | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except SpawnError as exc:
+        for line in str(exc).splitlines():
+            say_error(line)
         sys.exit(1)
     except _EXPECTED as exc:
         say_error(str(exc))
@@ -113,8 +162,3 @@ def ask(endpoint: str | None, command: str, timeout: float) -> "swapd_client.Cli
 
 #: How sessions of this command line begin their label: the readable log leaves them out.
 OWN_LABEL = "swapd "
-
-
-def plain(text: str) -> str:
-    """`text` from another process, harmless on a terminal: no escapes, no line breaks."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

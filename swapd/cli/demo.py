@@ -6,12 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 import zmq
 
 from swapd import runtime_dir
-from swapd.cli.common import Json, console, errors, say_error
+from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.cli.render import line
 from swapd.history import Seen
 from swapd.journal import parse
@@ -52,7 +51,7 @@ def demo(
         say_error(str(exc))
         sys.exit(1)
     if json:
-        print(msgspec.json.encode(summary).decode())  # noqa: T201
+        print_json(summary)
     else:
         _show(summary, wav)
     if not summary.bit_identical:

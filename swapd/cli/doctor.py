@@ -2,13 +2,11 @@
 
 import sys
 
-import msgspec
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
 from swapd.doctor import Check
 from swapd_client.endpoint import resolve
 
@@ -19,7 +17,7 @@ def doctor(endpoint: Endpoint = None, json: Json = False, timeout: Timeout = TIM
     """Check what this machine offers. Ends with status 1 if something needed is missing."""
     found = checks.examine(resolve(endpoint, None), timeout)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        print_json(found)
     else:
         console.print(_table(found))
         console.print(_verdict(found))

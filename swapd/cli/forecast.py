@@ -1,12 +1,11 @@
 """What `swapd plan --acquire` prints: what acquiring components would do now."""
 
-import msgspec
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import ask, console, plain
+from swapd.cli.common import ask, console, print_json
 from swapd.protocol import ForecastReply
+from swapd.text import plain
 from swapd.units import rate, seconds, size
 
 
@@ -15,7 +14,7 @@ def forecast(names: list[str], endpoint: str | None, json: bool, timeout: float)
     with ask(endpoint, "plan", timeout) as client:
         reply = client.forecast(*names, timeout=timeout)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
+        print_json(reply)
     else:
         console.print(page(names, reply))
 

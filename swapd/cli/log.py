@@ -17,7 +17,16 @@ import zmq
 from rich.text import Text
 
 from swapd import runtime_dir
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, say_error
+from swapd.cli.common import (
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    Timeout,
+    ask,
+    console,
+    say_error,
+    shown_json,
+)
 from swapd.cli.render import line
 from swapd.history import Line, Seen, last_run, parsed, read
 from swapd.runtime_dir import Folder
@@ -105,7 +114,7 @@ class _Raw:
 
     def show(self, lines: Iterable[Line], last: int | None = None) -> None:
         for raw, _ in _tail(lines, last):
-            sys.stdout.buffer.write(raw + b"\n")
+            sys.stdout.buffer.write(shown_json(raw) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, plain
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
 from swapd.cli.forecast import forecast
 from swapd.cli.plan_of import (
     Bandwidth,
@@ -24,6 +24,7 @@ from swapd.cli.plan_of import (
 from swapd.cli.plan_vllm import plan_vllm
 from swapd.plan import paste
 from swapd.plan.advise import Advice, Memory, Placement, PlanError, advise
+from swapd.text import plain
 from swapd.units import rate, seconds, size
 
 
@@ -155,7 +156,7 @@ def plan(
     advice = advise(components, memory, speed.bytes_per_s, chunk_bytes_of(status, where))
     report = _report(advice, speed, where or "cuda:0", notes)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        print_json(report)
     else:
         console.print(page(report))
 

@@ -72,9 +72,8 @@ def components_of(
         found = sizes.of_daemon(status.components)
     if not found:
         raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
+    sizes.check_names(found)
     names = [c.name for c in found]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise PlanError(f"several components are called {', '.join(sorted(twice))}")
     told = _Told(
         _pairs("--blocks", blocks, names, int),
         _pairs("--passes", passes, names, int),

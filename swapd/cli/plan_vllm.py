@@ -9,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import console, plain
+from swapd.cli.common import console, print_json
 from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_size, gpu_memory
 from swapd.plan import claims, deploy, paste, shares, sizes
 from swapd.plan.advise import Component, PlanError
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan, Share
+from swapd.text import plain
 from swapd.units import parse_size, rate, seconds, size
 
 
@@ -57,7 +58,7 @@ def plan_vllm(
     ]
     report = _report(found, plans, speed, notes)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        print_json(report)
     elif overlay:
         typer.echo(report.overlay, nl=False)
     else:
@@ -102,9 +103,7 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
         else:
             components += sizes.of_path(Path(source))
             components += sizes.within(Path(source), _inner(found))
-    names = [c.name for c in components]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise PlanError(f"several components are called {', '.join(sorted(twice))}")
+    sizes.check_names(components)
     return components
 
 

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL, plain
+from swapd.cli.common import OWN_LABEL
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.history import Seen
 from swapd.journal import Record
+from swapd.text import plain
 from swapd.units import rate, seconds, size
 
 _VERB_CELLS = 11
@@ -35,7 +36,7 @@ class Said(NamedTuple):
 
 def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None:
     """One line of the readable log, or None if the record is not for this view."""
-    said = say(record, seen)
+    said = _shown(record, seen)
     if not (said.swap or everything):
         return None
     low, high = _SUBJECT_CELLS
@@ -54,12 +55,18 @@ def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None
 
 def sentence(record: Record, seen: Seen) -> Text:
     """The same without columns, for a story."""
-    said = say(record, seen)
+    said = _shown(record, seen)
     words = Text(said.verb, said.style)
     for part in (said.subject, " ".join(said.detail.split())):
         if part:
             words.append(f" {part}", "")
     return words
+
+
+def _shown(record: Record, seen: Seen) -> Said:
+    """What a record says; it may be of a file that anybody wrote."""
+    said = say(record, seen)
+    return said._replace(subject=plain(said.subject), detail=plain(said.detail))
 
 
 def clock(time: float) -> str:

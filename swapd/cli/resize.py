@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console, plain
+from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console
 from swapd.cli.families import Family, fold
+from swapd.text import plain
 from swapd.units import parse_size
 
 AUTO = "auto"

@@ -13,6 +13,7 @@ from swapd.config import Config, load
 from swapd.daemon import Daemon
 from swapd.device import open_device
 from swapd.extras import needed
+from swapd.text import plain, plain_lines
 from swapd.units import size
 
 log = logging.getLogger("swapd")
@@ -49,11 +50,20 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     """
     given = {name: value for name, value in flags.items() if value is not None}
     settings = load(config, given)
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(name)s: %(message)s",
-    )
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
     run(settings)
+
+
+class LogFormatter(logging.Formatter):
+    """A record is one line, and a traceback several; words of others are harmless in both."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return plain_lines(super().formatException(ei))
 
 
 def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, plain
+from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
 from swapd.cli.families import Family, fold
 from swapd.protocol import ComponentStatus, StatusReply
+from swapd.text import plain
 from swapd.units import seconds, size
 
 _BAR_CELLS = 24
@@ -43,7 +44,7 @@ def status(
     with ask(endpoint, "status", timeout) as client:
         reply = client.status(timeout=timeout)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
+        print_json(reply)
     else:
         console.print(page(reply, wide=console.width >= _WIDE, parts=parts))
 

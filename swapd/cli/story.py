@@ -10,12 +10,13 @@ import typer
 from rich.text import Text
 
 from swapd import history
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, plain
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, shown_json
 from swapd.cli.log import File, journal
 from swapd.cli.render import clock, sentence
 from swapd.core import actions, events
 from swapd.history import Line, Seen, Step
 from swapd.journal import Record
+from swapd.text import plain
 from swapd_client import UnknownComponent
 
 #: Uses without a copy, one after the other, that are told as one from this many on.
@@ -145,5 +146,5 @@ def _print_json(chapters: list[list[Step]], said: dict[int, Text]) -> None:
         for step in chapter:
             text = said[step.line.record.seq].plain
             told = Told(step.depth, step.about, text, msgspec.Raw(step.line.raw))
-            sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+            sys.stdout.buffer.write(shown_json(msgspec.json.encode(told)) + b"\n")
     sys.stdout.buffer.flush()

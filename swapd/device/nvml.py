@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from swapd.device.base import ProcessUse
+from swapd.text import TEXT_MAX_CHARS, plain
 
 _MPS_SERVER = "nvidia-cuda-mps-server"
 
@@ -102,4 +103,5 @@ class Nvml:
         except self._api.NVMLError:
             return "a process"
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        return os.path.basename(text.split(" ", 1)[0]) or "a process"
+        program = os.path.basename(text.split(" ", 1)[0])[:TEXT_MAX_CHARS]
+        return plain(program) or "a process"  # any user may run one, and name it

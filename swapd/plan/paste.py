@@ -1,5 +1,7 @@
 """Advice as settings to paste: a stage file, lines of Python, and the daemon's command line."""
 
+import json
+import re
 from collections.abc import Iterable
 from math import ceil
 
@@ -8,6 +10,8 @@ from swapd.plan.sizes import STAGES
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_NO_NAMES_IN_YAML = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+_SIMPLE = re.compile(r"[A-Za-z_][\w./-]*")
 
 
 def stage_file(advice: Advice) -> str:
@@ -49,7 +53,17 @@ def _settings(placements: list[Placement]) -> list[str]:
 
 
 def _called(placements: Iterable[Placement]) -> str:
-    return ", ".join(p.name for p in placements)
+    return ", ".join(_in_yaml(p.name) for p in placements)
+
+
+def _in_yaml(name: str) -> str:
+    is_text = _SIMPLE.fullmatch(name) and name.lower() not in _NO_NAMES_IN_YAML
+    return name if is_text else quoted(name)
+
+
+def quoted(name: str) -> str:
+    """A name as Python and YAML both read it, whoever gave it."""
+    return json.dumps(name)
 
 
 def _names(placements: Iterable[Placement]) -> str:
@@ -80,7 +94,7 @@ def python(advice: Advice) -> str:
 
 
 def _listed(placements: Iterable[Placement]) -> str:
-    return "[" + ", ".join(f'"{p.name}"' for p in placements) + "]"
+    return "[" + ", ".join(quoted(p.name) for p in placements) + "]"
 
 
 def serve(advice: Advice, device: str) -> str:

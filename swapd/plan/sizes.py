@@ -12,6 +12,7 @@ from typing import Any
 
 from swapd.plan.advise import Component, PlanError
 from swapd.protocol import REST, ComponentStatus, part_name
+from swapd.text import problem_with_text
 from swapd.units import parse_size
 
 #: What a part of a model is called that runs as a component of its own.
@@ -100,6 +101,16 @@ def _family(name: str, parts: Mapping[str, int]) -> Component:
     if len(blocks) < 2:
         return Component(name, total)
     return Component(name, total, len(blocks), max(blocks), total - sum(blocks))
+
+
+def check_names(found: Iterable[Component]) -> None:
+    """That components can be told apart, and be named in settings. Raises: PlanError."""
+    names = [c.name for c in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise PlanError(f"several components are called {', '.join(sorted(twice))}")
+    for name in names:
+        if problem := problem_with_text("the name of a component", name):
+            raise PlanError(problem)
 
 
 # --- folders -----------------------------------------------------------------------------

@@ -91,6 +91,16 @@ def test_the_other_processes_are_told_largest_first(api: FakeNvml) -> None:
     assert nvml.notes(mps=False) == ()
 
 
+def test_a_process_of_any_name_is_told_in_one_harmless_line(api: FakeNvml) -> None:
+    api.compute = [SimpleNamespace(pid=1234, usedGpuMemory=7)]
+    for name in ("\x1b]0;owned\a", "a\nb", "\u202egnp.exe", "x" * 5000):
+        api.names = {1234: f"/tmp/{name}"}
+        (use,) = Nvml(UUID).processes()
+        assert use.name.isprintable()
+        assert str(use).isprintable()
+        assert len(use.name) <= 1000
+
+
 def test_mig_is_said_also_of_an_instance_that_has_a_name_of_its_own(api: FakeNvml) -> None:
     api.knows = UUID.replace("GPU-", "MIG-")
     (note,) = Nvml(UUID).notes(mps=False)

@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 import torch
+import yaml
 
 import swapd_client
 from swapd import spawn
@@ -100,3 +101,20 @@ def test_a_model_runs_as_it_was_planned(
         # after its last pass a stream has read ahead for another, and what it kept may go for that
         in_vain = 2 * SLOTS * BLOCK if advice.treated("stream") else 0
         assert status.bytes_in - before <= advice.moved_bytes + in_vain
+
+
+@pytest.mark.parametrize("name", ['a"]); boom("', "a, b]", "no", "a: b", "größe", "\\", "dit"])
+def test_a_name_is_pasted_as_a_name_whoever_gave_it(name: str) -> None:
+    """A folder of a model that was fetched from somewhere may be called anything."""
+    components = [Component(one, 64 * MIB, 8, 8 * MIB) for one in (name, "other")]
+    advice = advise(components, Memory(64 * MIB), 10e9, chunk_bytes=2 * MIB)
+    attached: list[str] = []
+
+    class Client:
+        def attach(self, model: object, names: list[str], **how: object) -> None:
+            attached.extend(names)
+
+    exec(paste.python(advice), {"client": Client(), "model": None})
+    assert sorted(attached) == sorted([name, "other"])
+    (stage,) = yaml.safe_load(paste.stage_file(advice))["stage_args"]
+    assert sorted(stage["engine_args"]["cpu_offload_components"]) == sorted([name, "other"])

@@ -1,0 +1,51 @@
+"""Text that others wrote, harmless where people read it.
+
+What crosses the wire is bounded and printable, or refused (`swapd.requests`). What comes from
+elsewhere (another process's name, a file's, the words of an exception) is escaped: no escape
+sequence, line break, control character or mark that turns text around reaches a terminal, a log or
+an exception.
+"""
+
+#: Longest text of one field of a message: a name, a label, a hash.
+TEXT_MAX_CHARS = 200
+
+
+def problem_with_text(what: str, text: str) -> str | None:
+    """Why `text` may not cross the wire as `what`, for its sender; None if it may."""
+    if len(text) > TEXT_MAX_CHARS:
+        return f"{what} has {len(text)} characters; at most {TEXT_MAX_CHARS}"
+    if not text.isprintable():
+        return f"{what} is {text!r}, and may have printable characters only"
+    return None
+
+
+def plain(text: str) -> str:
+    r"""`text` in one line that is safe to show; what is not printable is escaped, as in \x1b."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, which may quote it: in one line that is safe to show, and short."""
+    said = plain(str(error))
+    return said if len(said) <= 2 * TEXT_MAX_CHARS else f"{said[: 2 * TEXT_MAX_CHARS]}..."
+
+
+def plain_lines(text: str) -> str:
+    """The same for a text of several lines, which stay several."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+def plain_json(text: str) -> str:
+    """JSON with the same meaning, whose strings are safe to show."""
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_in_json, line)) for line in text.split("\n")
+    )
+
+
+def _in_json(c: str) -> str:
+    if c.isprintable():
+        return c
+    units = c.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
