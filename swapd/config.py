@@ -2,10 +2,13 @@
 reads the environment.
 
 A setting comes from its flag, else `SWAPD_<NAME>`, else the TOML file, else its default.
-Whatever is not a setting is refused by name.
+Whatever is not a setting is refused by name; but a variable, which others may have set, is named in
+a warning and ignored.
 """
 
+import logging
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -18,12 +21,16 @@ from msgspec import Meta
 from swapd.runtime_dir import JOURNAL
 from swapd.units import parse_rate, parse_size
 
+log = logging.getLogger("swapd.config")
+
 #: Where a client looks for the daemon, and where the daemon looks for its file.
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
 
 _SIZES = {"budget", "chunk", "host_memory", "journal_size", "pin_limit"}
 _RATES = {"bandwidth"}
+#: What Kubernetes gives as the place of a service: of one called swapd, in SWAPD_PORT.
+_SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 #: As long as a path may be.
 _TEXT_MAX_CHARS = 4096
 
@@ -109,10 +116,11 @@ def load(
 ) -> Config:
     """Read the settings; `flags` holds only those that were given.
 
-    Raises: ConfigError, naming the setting and where it came from.
+    Variables that are no settings are ignored, with a warning in the log. Raises: ConfigError,
+    naming the setting and where it came from.
     """
     environ = os.environ if environ is None else environ  # noqa: TID251
-    if path is None and (named := environ.get(CONFIG_VARIABLE)):
+    if path is None and (named := _unless_service(environ.get(CONFIG_VARIABLE))):
         path = Path(named)
     merged = {
         **(_from_file(path) if path else {}),
@@ -131,7 +139,7 @@ def default_folder(device: str) -> Path:
 
 def endpoint_from_environment() -> str | None:
     """Where `$SWAPD_ENDPOINT` says the daemon is."""
-    return os.environ.get(ENDPOINT_VARIABLE) or None  # noqa: TID251
+    return _unless_service(os.environ.get(ENDPOINT_VARIABLE))  # noqa: TID251
 
 
 def visible_gpus() -> str | None:
@@ -155,12 +163,34 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
+    found, strange = {}, []
     for variable, value in environ.items():
-        if variable.startswith("SWAPD_") and variable not in (ENDPOINT_VARIABLE, CONFIG_VARIABLE):
-            name = variable.removeprefix("SWAPD_").lower()
+        if not variable.startswith("SWAPD_") or variable in (ENDPOINT_VARIABLE, CONFIG_VARIABLE):
+            continue
+        name = variable.removeprefix("SWAPD_").lower()
+        if name in Config.__struct_fields__ and not _SERVICE.match(value):
             found[name] = _parse(name, value, f"${variable}")
+        else:
+            strange.append(variable)
+    if strange:
+        log.warning("%s", _ignored(sorted(strange)))
     return found
+
+
+def _ignored(variables: list[str]) -> str:
+    near = {v: get_close_matches(v.removeprefix("SWAPD_").lower(), _KINDS, n=1) for v in variables}
+    meant = [f"for ${v}, did you mean $SWAPD_{m[0].upper()}?" for v, m in near.items() if m]
+    named = ", ".join(f"${v}" for v in variables)
+    hint = "; ".join(meant) if meant else f"settings are: {', '.join(_KINDS)}"
+    return (
+        f"ignored, as they are no settings: {named} (Kubernetes sets such for a service called "
+        f"swapd); {hint}"
+    )
+
+
+def _unless_service(value: str | None) -> str | None:
+    """What a variable says of swapd, if it says anything."""
+    return value if value and not _SERVICE.match(value) else None
 
 
 def _known(name: str, source: str) -> None:

@@ -136,17 +136,65 @@ def test_an_unknown_key_in_the_file_is_refused_with_the_name_it_may_have_meant(
     assert why == f"{tmp_path}/swapd.toml: budjet is not a setting; did you mean budget?"
 
 
-def test_an_unknown_variable_is_refused_with_the_name_it_may_have_meant(tmp_path: Path) -> None:
-    why = refusal(tmp_path, env={"SWAPD_BUDJET": "5"})
-    assert why == "$SWAPD_BUDJET is not a setting; did you mean budget?"
-
-
 def test_what_resembles_nothing_gets_the_whole_list(tmp_path: Path) -> None:
-    for why in (
-        refusal(tmp_path, file="zzz = 1"),
-        refusal(tmp_path, env={"SWAPD_ZZZ": "1"}),
-    ):
-        assert all(name in why for name in SETTINGS)
+    why = refusal(tmp_path, file="zzz = 1")
+    assert all(name in why for name in SETTINGS)
+
+
+def warning(caplog: pytest.LogCaptureFixture, environ: dict[str, str]) -> str:
+    """What is said of variables that change nothing."""
+    caplog.clear()
+    assert load(None, {}, environ) == Config()
+    (record,) = caplog.records
+    assert (record.levelname, record.name) == ("WARNING", "swapd.config")
+    return record.getMessage()
+
+
+def test_a_variable_that_is_no_setting_is_named_and_ignored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = warning(caplog, {"SWAPD_BUDJET": "5", "SWAPD_ZZZ": "1", "OTHER": "2"})
+    assert "$SWAPD_BUDJET, $SWAPD_ZZZ" in said
+    assert "for $SWAPD_BUDJET, did you mean $SWAPD_BUDGET?" in said
+    assert "OTHER" not in said
+    assert all(name in warning(caplog, {"SWAPD_ZZZ": "1"}) for name in SETTINGS)
+
+
+def test_a_service_of_kubernetes_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a service called swapd every container of its namespace is told so."""
+    environ = {
+        "SWAPD_SERVICE_HOST": "10.0.0.1",
+        "SWAPD_SERVICE_PORT": "8080",
+        "SWAPD_SERVICE_PORT_HTTP": "8080",
+        "SWAPD_PORT": "tcp://10.0.0.1:8080",
+        "SWAPD_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "SWAPD_PORT_8080_TCP_PROTO": "tcp",
+        "SWAPD_PORT_8080_TCP_PORT": "8080",
+        "SWAPD_PORT_8080_TCP_ADDR": "10.0.0.1",
+    }
+    said = warning(caplog, environ)
+    assert all(f"${name}" in said for name in environ)
+    assert "Kubernetes" in said
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_service_s_address_is_no_setting_whatever_it_is_called(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert f"${variable(name)}" in warning(caplog, {variable(name): "tcp://10.0.0.1:8080"})
+
+
+def test_a_service_s_address_is_neither_an_endpoint_nor_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(module.ENDPOINT_VARIABLE, "udp://10.0.0.1:53")
+    assert module.endpoint_from_environment() is None
+    assert load(None, {}, {module.CONFIG_VARIABLE: "tcp://10.0.0.1:8080"}) == Config()
+
+
+def test_no_warning_of_variables_that_are_settings(caplog: pytest.LogCaptureFixture) -> None:
+    load(None, {}, {variable(name): text for name, (text, _) in SAMPLES.items()})
+    assert caplog.records == []
 
 
 def test_an_unknown_flag_is_refused_by_name() -> None:

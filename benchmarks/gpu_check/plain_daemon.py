@@ -16,8 +16,8 @@ from swapd.device import open_device
 
 def main(arguments: Sequence[str]) -> None:
     flags = zip(arguments[::2], arguments[1::2], strict=True)
-    config = load(None, {flag[2:].replace("-", "_"): value for flag, value in flags})
     logging.basicConfig(level=logging.WARNING)
+    config = load(None, {flag[2:].replace("-", "_"): value for flag, value in flags})
     with runtime_dir.claim(config.folder) as claim:
         device = open_device(
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit

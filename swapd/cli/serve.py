@@ -49,11 +49,10 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     Each setting can also be SWAPD_<NAME> in the environment, or a line of the file.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = load(config, given)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
-    run(settings)
+    run(load(config, given))
 
 
 class LogFormatter(logging.Formatter):

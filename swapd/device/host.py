@@ -30,6 +30,16 @@ SLOW_PIECE_BYTES = 1 << 20
 COPY_THREADS_MAX = 4
 
 
+_CGROUPS = Path("/sys/fs/cgroup")
+#: Limit and use of memory, in version 2 and in version 1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+#: As version 1 writes that there is none: all that 63 bits hold, in whole pages.
+_NO_LIMIT = 1 << 62
+
+
 def available_bytes() -> int:
     """Host memory that can still be had: the kernel's estimate, or the cgroup's if less."""
     estimate = _meminfo("MemAvailable")
@@ -50,14 +60,22 @@ def _meminfo(field: str) -> int:
     return int(fields[field].split()[0]) * 1024
 
 
+def cgroup_limit() -> int | None:
+    """What the cgroup that can be seen here may have of host memory, if it has a limit."""
+    group = _cgroup()
+    return None if group is None else group[0]
+
+
 def _cgroup() -> tuple[int, int] | None:
     """(limit, used) of the cgroup that can be seen here, if it has a limit."""
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):  # no cgroups, or the limit is "max"
-        return None
-    return limit, used
+    for limit_file, used_file in _CGROUP_FILES:
+        try:
+            limit = int((_CGROUPS / limit_file).read_text())
+            used = int((_CGROUPS / used_file).read_text())
+        except (OSError, ValueError):  # not that version, or the limit is "max"
+            continue
+        return (limit, used) if limit < _NO_LIMIT else None
+    return None
 
 
 class HostDevice:

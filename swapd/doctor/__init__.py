@@ -4,7 +4,7 @@ import platform
 import resource
 from pathlib import Path
 
-from swapd.device.host import available_bytes
+from swapd.device.host import available_bytes, cgroup_limit
 from swapd.doctor import gpu, host
 from swapd.doctor.check import Check
 
@@ -25,7 +25,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
         host.huge_pages(),
         host.pidfd(),
         host.peer_credentials(),
-        host.memory(available_bytes(), host.cgroup_limit()),
+        host.memory(available_bytes(), cgroup_limit()),
         host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         host.folder_usable(folder),

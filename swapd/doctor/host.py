@@ -36,7 +36,6 @@ FILES_WANTED = 1024
 MEMORY_WANTED = 2 << 30
 
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _TRIED_BYTES = 4 << 20
 
@@ -165,16 +164,10 @@ def peer_credentials() -> Check:
 # --- limits ----------------------------------------------------------------------------------
 
 
-def cgroup_limit() -> str | None:
-    """What the control group allows, as the kernel writes it; None without one."""
-    return _text(_CGROUP_LIMIT)
-
-
-def memory(available: int, cgroup: str | None) -> Check:
-    """Host memory for arena and masters. `cgroup`: its limit as written, None if none."""
-    limited = cgroup is not None and cgroup.isdigit()
+def memory(available: int, cgroup: int | None) -> Check:
+    """Host memory for arena and masters. `cgroup`: what its control group may have."""
     found = f"{size(available)} available"
-    found += f", cgroup limit {size(int(cgroup))}" if limited and cgroup else ", no cgroup limit"
+    found += ", no cgroup limit" if cgroup is None else f", cgroup limit {size(cgroup)}"
     if available < MEMORY_WANTED:
         advice = f"arena and masters live there; {size(MEMORY_WANTED)} is little already"
         return Check("memory", "warn", found, advice)
