@@ -31,7 +31,7 @@ from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
 from swapd.fds import OwnedFd
 from swapd.journal import Journal, Start
 from swapd.lending import Lender
-from swapd.lifeline import Lifeline, LifelineServer
+from swapd.lifeline import UNREAD_MAX, Lifeline, LifelineServer
 from swapd.masters import MasterError, Masters
 from swapd.mover import Mover
 from swapd.requests import event_of, problem_with
@@ -443,6 +443,9 @@ class Daemon:
         replaced = self._progress.get(a.replaces)
         if worker is None or (a.replaces and replaced is None):
             return events.MasterMade(self._clock(), a.uid)  # nobody wants it any more
+        if (unread := worker.lifeline.unread) >= UNREAD_MAX:
+            why = f"this session does not read: {unread} messages unread on its lifeline"
+            return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
         try:
             master = OwnedFd(os.dup(fd))
         except OSError as exc:

@@ -1,19 +1,25 @@
 """The lifeline: one Unix SEQPACKET socket for each session. It is the session.
 
 Lives here: peer credentials, the handshake, descriptors out, packets in, and EOF, which
-means the worker is gone. May not live here: decisions. Nothing here blocks the loop: a
-worker that does not read gets a bounded backlog, and then its session ends.
+means the worker is gone. May not live here: decisions. Nothing here blocks the loop.
+
+What a worker is told of others (`Hurry`, `Wanted`) is state and no queue of edges: one that does
+not read is kept the newest of each, and nothing that it knows already. So contention costs the
+session of nobody who is slow, however long he is. What he asked for is kept until he reads; if he
+takes none of it for `UNREAD_S` his session ends.
 """
 
 import asyncio
 import logging
 import os
 import secrets
+import select
 import socket
 import struct
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.protocol import (
@@ -27,7 +33,11 @@ from swapd.protocol import (
     FromDaemon,
     Goodbye,
     Hello,
+    Hurry,
+    Revoke,
     Revoked,
+    Saved,
+    Wanted,
     decode_from_client,
     encode,
 )
@@ -37,10 +47,19 @@ log = logging.getLogger("swapd.lifeline")
 
 #: How long a connection may take to say hello.
 HELLO_S = 5.0
-#: Packets kept for a worker that does not read. Past that its session ends.
-BACKLOG_MAX = 1024
+#: Masters of a worker that does not read are not made when so many packets are kept for it.
+UNREAD_MAX = 1024
+#: How long a worker may take none of what it asked for and is kept for it.
+UNREAD_S = 60.0
 #: How long to wait before accepting again when descriptors have run out.
 ACCEPT_PAUSE_S = 1.0
+
+
+class _Packet(NamedTuple):
+    data: bytes
+    fds: tuple[OwnedFd, ...]
+    #: Whether no later one says the same.
+    once: bool
 
 
 class Lifeline:
@@ -53,7 +72,21 @@ class Lifeline:
         self.sock = sock
         self._server = server
         self._loop = server.loop
-        self._backlog: deque[tuple[bytes, tuple[OwnedFd, ...]]] = deque()
+        #: What it must hear, in order. Of a component whose chunks are revoked, or saved, again
+        #: the newer is in the place of the older.
+        self._backlog: OrderedDict[object, _Packet] = OrderedDict()
+        #: How many of these are said once.
+        self._once = 0
+        #: What is true and it has not heard yet, by what it is about; and what is true that it has.
+        self._hints: dict[object, Hurry | Wanted] = {}
+        self._heard: set[object] = set()
+        self._room = select.poll()
+        self._room.register(sock.fileno(), select.POLLOUT)
+        #: Whether the loop tells when the socket takes more.
+        self._waits = False
+        #: When the socket last took what was kept, and when to see whether it did since.
+        self._taken_at = 0.0
+        self._look: asyncio.TimerHandle | None = None
         self._hello = self._loop.call_later(HELLO_S, self._no_hello)
         self.closed = False
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -62,20 +95,28 @@ class Lifeline:
         return f"<Lifeline session={self.session} pid={self.pid}>"
 
     @property
-    def reads(self) -> bool:
-        """Whether it has taken all it was sent."""
-        return not self._backlog
+    def unread(self) -> int:
+        """How many packets are kept until it reads."""
+        return len(self._backlog)
 
     def send(self, message: FromDaemon, fds: Sequence[OwnedFd] = ()) -> None:
         """Send, now or as soon as the worker reads. Closes `fds` when they are sent."""
         if self.closed:
             _close(fds)
-            return
-        self._backlog.append((encode(message), tuple(fds)))
-        if len(self._backlog) == 1:
+        elif isinstance(message, Hurry | Wanted):
+            self._hint(message)
+        else:
+            self._keep(message, tuple(fds))
+        if not self.closed and not self._waits:
             self._flush()
-        elif len(self._backlog) > BACKLOG_MAX:
-            self._server.drop(self, "fenced", f"does not read: {BACKLOG_MAX} messages unread")
+
+    def last_words(self, message: Goodbye) -> None:
+        """Close the connection, having said this if it fits in."""
+        if not self.closed:
+            self._hints.clear()
+            self._keep(message, ())
+            self._flush()
+        self.close()
 
     def close(self) -> None:
         """Close the socket; tell nobody."""
@@ -83,26 +124,85 @@ class Lifeline:
             return
         self.closed = True
         self._hello.cancel()
+        if self._look is not None:
+            self._look.cancel()
         self._loop.remove_reader(self.sock.fileno())
         self._loop.remove_writer(self.sock.fileno())
-        for _, fds in self._backlog:
-            _close(fds)
-        self._backlog.clear()
+        self._forget()
         self.sock.close()
 
+    def _hint(self, hint: Hurry | Wanted) -> None:
+        about, waits = (None, hint.waits) if isinstance(hint, Hurry) else (hint.name, hint.wanted)
+        if waits == (about in self._heard):
+            self._hints.pop(about, None)
+        else:
+            self._hints[about] = hint
+
+    def _keep(self, message: FromDaemon, fds: tuple[OwnedFd, ...]) -> None:
+        key, once = object(), True
+        if isinstance(message, Revoke | Saved):
+            key, once = (type(message), message.name), False
+        elif not self._once:
+            self._taken_at = self._loop.time()
+        self._once += once
+        self._backlog[key] = _Packet(encode(message), fds, once)
+
     def _flush(self) -> None:
-        while self._backlog:
-            data, fds = self._backlog[0]
-            try:
-                send_packet(self.sock, data, [fd.fileno() for fd in fds])
-            except BlockingIOError:
-                self._loop.add_writer(self.sock.fileno(), self._flush)
-                return
-            except OSError:
-                break  # gone: the reader will see EOF
-            self._backlog.popleft()
-            _close(fds)
-        self._loop.remove_writer(self.sock.fileno())
+        """Send what the socket takes; the rest when it takes more."""
+        try:
+            while self._backlog:
+                self._send_first()
+            while self._hints and self._has_room():
+                self._send_hint()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._forget()  # gone: the reader will see EOF
+        self._wait_for_room()
+        if self._once and self._look is None:
+            self._look = self._loop.call_later(UNREAD_S, self._look_again)
+
+    def _send_first(self) -> None:
+        key, packet = next(iter(self._backlog.items()))
+        send_packet(self.sock, packet.data, [fd.fileno() for fd in packet.fds])
+        del self._backlog[key]
+        _close(packet.fds)
+        self._once -= packet.once
+        self._taken_at = self._loop.time()
+
+    def _send_hint(self) -> None:
+        about, hint = next(iter(self._hints.items()))
+        send_packet(self.sock, encode(hint))
+        del self._hints[about]
+        self._heard ^= {about}
+
+    def _has_room(self) -> bool:
+        """Whether most of the socket's buffer is free: the rest is for more than hints."""
+        return bool(self._room.poll(0))
+
+    def _wait_for_room(self) -> None:
+        waits = bool(self._backlog or self._hints)
+        if waits and not self._waits:
+            self._loop.add_writer(self.sock.fileno(), self._flush)
+        elif self._waits and not waits:
+            self._loop.remove_writer(self.sock.fileno())
+        self._waits = waits
+
+    def _look_again(self) -> None:
+        self._look = None
+        left_s = self._taken_at + UNREAD_S - self._loop.time()
+        if self._once and left_s <= 0:
+            why = f"does not read: {self.unread} messages unread, and none taken in {UNREAD_S:g} s"
+            self._server.drop(self, "fenced", why)
+        elif self._once:
+            self._look = self._loop.call_later(left_s, self._look_again)
+
+    def _forget(self) -> None:
+        for packet in self._backlog.values():
+            _close(packet.fds)
+        self._backlog.clear()
+        self._hints.clear()
+        self._once = 0
 
     def _readable(self) -> None:
         try:
@@ -207,8 +307,7 @@ class LifelineServer:
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
         """End a connection that did wrong; tell it why, if it still reads."""
         log.warning("%r ended: %s", lifeline, why)
-        if lifeline.reads:
-            lifeline.send(Goodbye(code, why))
+        lifeline.last_words(Goodbye(code, why))
         self.gone(lifeline)
 
     def gone(self, lifeline: Lifeline) -> None:
@@ -223,8 +322,7 @@ class LifelineServer:
         self.loop.remove_reader(self._sock.fileno())
         self._sock.close()
         for lifeline in list(self._lifelines):
-            lifeline.send(Goodbye(code, why))
-            lifeline.close()
+            lifeline.last_words(Goodbye(code, why))
         self._lifelines.clear()
 
 
