@@ -73,8 +73,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="strict: reuse memory only when its worker has unmapped it"),
     ] = "relaxed"
     ack_timeout: Annotated[
-        float, Meta(description="Seconds a worker has to unmap before it is fenced", gt=0)
-    ] = 2.0
+        float,
+        Meta(description="Seconds a worker that runs has to unmap before it is fenced", gt=0),
+    ] = 60.0
     residency_factor: Annotated[
         float, Meta(description="A busy component stays this many times its swap-in time", ge=0)
     ] = 8.0

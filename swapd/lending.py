@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from swapd import protocol
+from swapd.core import explain
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
 from swapd.device import Device, DeviceError, DeviceLost
@@ -107,8 +108,7 @@ class Lender:
 
     def _too_late(self, order: Lend) -> None:
         for session in [s for s, o in self._tickets.values() if o is order]:
-            why = f"did not let go of memory lent to others within {self._timeout_s:g} s"
-            self._fence(session, why)
+            self._fence(session, explain.kept_what_is_lent(self._timeout_s))
 
     def _give(self, order: Lend) -> None:
         future = self._thread.submit(self._device.lend, order.runs)

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from swapd.core.ledger import Ledger
+from swapd.core.policy import Rules
 from swapd.core.records import WORKSPACE, Component, State, Waiter
 from swapd.protocol import UNANSWERED_MAX, ComponentStatus, SessionStatus
 from swapd.units import size
@@ -299,8 +300,24 @@ def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
 
 def fenced(c: Component, timeout_s: float) -> str:
     return (
-        f"gave no acknowledgement within {timeout_s:g} s that {c.name!r} is unmapped "
-        "(is the process stopped or stuck?); its session is ended, connect again"
+        f"gave no acknowledgement within {timeout_s:g} s that {c.name!r} is unmapped; its session "
+        f"is ended, connect again. {more_time(timeout_s)}"
+    )
+
+
+def kept_what_is_lent(timeout_s: float) -> str:
+    return (
+        f"did not let go of memory lent to others within {timeout_s:g} s; its session is ended, "
+        f"connect again. {more_time(timeout_s)}"
+    )
+
+
+def more_time(ack_timeout_s: float) -> str:
+    """What to set so that a worker that was only busy is not fenced."""
+    longer = max(4 * ack_timeout_s, Rules().ack_timeout_s)
+    return (
+        "If its process was not stopped or stuck but busy (importing, compiling, collecting a "
+        f"large heap: all that keeps the GIL), give it longer: swapd serve --ack-timeout {longer:g}"
     )
 
 

@@ -1593,7 +1593,7 @@ def test_a_worker_that_does_not_acknowledge_is_fenced(make: Make) -> None:
 
 
 def test_a_worker_is_fenced_once(make: Make) -> None:
-    w = make(10, strict=True)
+    w = make(10, strict=True, ack_timeout_s=2.0)
     s, t = w.open(), w.open()
     for name in "ab":
         w.register(s, name, 5)

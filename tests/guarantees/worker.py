@@ -229,6 +229,11 @@ class Worker:
         self.release(lease)
         return steps
 
+    def keep_the_gil(self, seconds: float) -> None:
+        """Let no other thread run for so long, as a collection of a large heap does."""
+        self._say({"event": "keeps the GIL"})
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
     def prefetch(self, *names: str) -> None:
         self.client.prefetch(*names)
 
