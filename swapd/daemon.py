@@ -74,6 +74,9 @@ class Daemon:
         #: The clock of all events: the loop's own counts whole milliseconds under uvloop.
         self._clock = time.monotonic
         self._workers: dict[int, Worker] = {}
+        #: Processes that may still write to what a session of theirs had, by its token: the
+        #: session, the process, and what says that it has ended.
+        self._left: dict[bytes, tuple[int, int, int]] = {}
         #: Where it is said how far each component's copies are, by uid.
         self._progress: dict[int, Progress] = {}
         self._last_session = 0
@@ -311,6 +314,8 @@ class Daemon:
             self._post(events.Revoked(now, lifeline.session, message.name, message.generation))
         elif isinstance(message, protocol.Dropped):
             self._lender.dropped(lifeline.session, message.ticket)
+        elif isinstance(message, protocol.LetGo):
+            self._on_let_go(lifeline.pid, message.token)
 
     def _on_gone(self, lifeline: Lifeline) -> None:
         session = lifeline.session
@@ -323,19 +328,36 @@ class Daemon:
         watch = open_pidfd(lifeline.pid)
         self._post(events.SessionGone(self._clock(), session, alive=watch is not None))
         if watch is not None:
+            self._left[lifeline.token] = session, lifeline.pid, watch
             # later: the event may be queued behind the one that fenced this session
-            self._loop.call_soon(self._await_exit, session, watch)
+            self._loop.call_soon(self._await_exit, lifeline.token)
 
-    def _await_exit(self, session: int, watch: int) -> None:
+    def _await_exit(self, token: bytes) -> None:
+        if token not in self._left:
+            return  # it has let go by now
+        session, _, watch = self._left[token]
         if session in self._core.ledger.quarantined:
-            self._loop.add_reader(watch, self._process_exited, session, watch)
+            self._loop.add_reader(watch, self._process_exited, token)
         else:
-            os.close(watch)
+            self._forget_left(token)
 
-    def _process_exited(self, session: int, watch: int) -> None:
+    def _process_exited(self, token: bytes) -> None:
+        self._post(events.ProcessExited(self._clock(), self._forget_left(token)))
+
+    def _on_let_go(self, pid: int, token: bytes) -> None:
+        """A process has unmapped what a session of its own had; nobody says so for another."""
+        for worker in list(self._workers.values()):
+            if worker.lifeline.token == token and worker.lifeline.pid == pid:
+                self._server.gone(worker.lifeline)  # its end is on its way
+        if token in self._left and self._left[token][1] == pid:
+            self._post(events.LetGo(self._clock(), self._forget_left(token)))
+
+    def _forget_left(self, token: bytes) -> int:
+        """The session it was the token of."""
+        session, _, watch = self._left.pop(token)
         self._loop.remove_reader(watch)
         os.close(watch)
-        self._post(events.ProcessExited(self._clock(), session))
+        return session
 
     # --- actions become I/O --------------------------------------------------------------
 

@@ -125,6 +125,7 @@ class Seen:
                 None
                 | events.SessionOpened()
                 | events.ProcessExited()
+                | events.LetGo()
                 | events.Tick()
                 | events.Stopping()
                 | events.DeviceDown()

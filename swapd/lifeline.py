@@ -34,6 +34,7 @@ from swapd.protocol import (
     Goodbye,
     Hello,
     Hurry,
+    LetGo,
     Revoke,
     Revoked,
     Saved,
@@ -227,7 +228,10 @@ class Lifeline:
         self._on_message(message)
 
     def _on_message(self, message: FromClient) -> None:
-        if not isinstance(message, Hello):
+        if isinstance(message, LetGo):
+            self._server.received(self, message)
+            self._server.gone(self)
+        elif not isinstance(message, Hello):
             if self.session:
                 self._server.received(self, message)
             else:
@@ -253,7 +257,7 @@ class LifelineServer:
     """Accepts lifelines, and reports what happens on them to three callables.
 
     `on_hello(lifeline, hello)`: a session may begin. `on_message(lifeline, message)`: of an
-    open session. `on_gone(lifeline)`: an open session ended, for whatever reason; its
+    open session, or a LetGo. `on_gone(lifeline)`: an open session ended, for whatever reason; its
     socket is closed.
     """
 

@@ -385,7 +385,15 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     ticket: Id
 
 
-FromClient = Hello | Revoked | Dropped
+class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
+    """Instead of a hello: of the session with this token, which is over, nothing is mapped in this
+    process any more. The daemon closes the connection when it knows, and believes nobody but the
+    process whose session it was."""
+
+    token: bytes
+
+
+FromClient = Hello | Revoked | Dropped | LetGo
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -139,6 +140,8 @@ class AsyncClient:
         self._factory = ChannelFactory(session)
         self._channel = AsyncChannel(self._factory)
         self._loop = asyncio.get_running_loop()
+        self._dropped = weakref.finalize(self, session.leave_behind, session.close)
+        self._dropped.atexit = False
 
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -340,6 +343,7 @@ class AsyncClient:
     async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
         session = self.session
+        self._dropped.detach()
         await asyncio.to_thread(session.drain)
         if keep:
             with suppress(DaemonGone):  # then their last bytes are where they were

@@ -2,8 +2,10 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
@@ -151,6 +153,10 @@ class Client:
         self._factory = ChannelFactory(session)
         self._keeper = Keeper(session, self._end)
         session.when_wanted(self._keeper.hurry)
+        session.when_ended(self._keeper.forget)
+        close = partial(_close_late, self._keeper, session, self._factory)
+        self._dropped = weakref.finalize(self, session.leave_behind, close)
+        self._dropped.atexit = False
         self._local = threading.local()
         self._attachments: list[Attachment] = []
 
@@ -621,10 +627,12 @@ class Client:
         """End the session. Registered tensors become private memory; leases are over.
 
         Without `keep` nothing is copied, and these tensors must not be touched any more. On a GPU
-        it waits for the work under leases that were released. If the GPU has no room for private
+        it waits for the work under leases that were released. When it returns the daemon knows that
+        this process can write to nothing of its memory any more. If the GPU has no room for private
         copies, it warns of the components whose tensors are nowhere any more.
         """
         session = self.session
+        self._dropped.detach()
         if not session.forked:  # else all of it is the parent's, locks that somebody held too
             self._keeper.close()
             session.drain()
@@ -762,6 +770,13 @@ class Client:
                 self._channel().call(release, 0.0)
             else:
                 self._channel().send(release)
+
+
+def _close_late(keeper: Keeper, session: Session, factory: ChannelFactory) -> None:
+    """Close a client that was dropped when its session had ended."""
+    keeper.close()
+    session.close()
+    factory.close()
 
 
 _Names = TypeVar("_Names")

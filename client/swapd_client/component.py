@@ -32,6 +32,10 @@ class Place(Protocol):
     def shown(self) -> bool:
         """Whether the bytes can be touched."""
 
+    @property
+    def on_chunks(self) -> bool:
+        """Whether this process can touch chunks of the daemon's there."""
+
     def is_shown(self, generation: int) -> bool:
         """Whether `show` would find nothing to do."""
 

@@ -116,6 +116,10 @@ class Keeper:
             with suppress(ValueError):  # closed this moment: all is given back
                 self._alarm.ring()
 
+    def forget(self, error: SwapdError) -> None:
+        """The session has ended, and all leases with it: nobody is told of any."""
+        self._give_back = _tell_nobody
+
     def close(self) -> None:
         """Give everything back, and keep nothing any more. More than once is once."""
         with self._lock:
@@ -143,3 +147,7 @@ class Keeper:
         for held in leases:
             with suppress(SwapdError):  # the session has ended, and it with that: not released late
                 self._give_back(held)
+
+
+def _tell_nobody(held: Held) -> None:
+    """There is nobody any more."""

@@ -17,10 +17,19 @@ from swapd.fds import OwnedFd, recv_packet, send_packet
 from swapd.system import open_pidfd
 from swapd.text import problem_with_text
 from swapd_client.endpoint import find, not_answering, open_lifeline
-from swapd_client.errors import BadRequest, DaemonGone, NotAnswering, VersionMismatch, from_refusal
+from swapd_client.errors import (
+    BadRequest,
+    DaemonGone,
+    NotAnswering,
+    SwapdError,
+    VersionMismatch,
+    from_refusal,
+)
 
 #: How long a daemon may take to answer the hello, unless who connects says otherwise.
 ANSWER_S = 30.0
+#: How long a client that closes waits until the daemon knows that it has let go.
+LET_GO_S = 2.0
 
 
 class Lifeline:
@@ -98,6 +107,19 @@ class Lifeline:
             return False
         os.close(watch)
         return True
+
+    def let_go(self, token: bytes) -> None:
+        """Say to the daemon that nothing of that session is mapped here, once `close` was called.
+
+        Blocks until it knows, but not for long; a daemon that is gone need not.
+        """
+        with suppress(SwapdError, OSError):
+            with find(self._endpoint) as folder:
+                sock, _ = open_lifeline(folder, LET_GO_S)
+            with sock:
+                sock.settimeout(LET_GO_S)
+                send_packet(sock, protocol.encode(protocol.LetGo(token)))
+                sock.recv(1)
 
     def close(self) -> None:
         """End the connection, and the thread unless it is this one."""

@@ -70,6 +70,11 @@ class Range:
         """Whether the bytes can be touched."""
         return self._shown
 
+    @property
+    def on_chunks(self) -> bool:
+        """Whether the bytes can be touched, and are not this process's own."""
+        return self._shown and not self._private
+
     def is_shown(self, generation: int) -> bool:
         """Whether `show` would find nothing to do."""
         return self._shown and generation == self.generation

@@ -5,6 +5,7 @@ common is here. One background thread per session reads the lifeline: revocation
 `wanted`, the descriptors of masters, and EOF, which ends every wait.
 """
 
+import _thread
 import logging
 import os
 import threading
@@ -94,6 +95,10 @@ class Session:
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
+        #: Whether memory of the daemon's stays mapped here when the session is closed.
+        self._stays_on_chunks = False
+        #: What closes a session whose client was dropped without a word.
+        self._close_late: Callable[[], None] | None = None
         #: The daemon has left this session, and not the other way round.
         self._deserted = False
         self._lifeline = Lifeline(endpoint, answer_s)
@@ -439,6 +444,7 @@ class Session:
             ranges.remove(part, is_gone=True)
             raise
         finally:
+            self._stays_on_chunks |= part.mutable and part._range.on_chunks
             with self._lock:
                 self.components.pop(part.name, None)
                 self.wanted.discard(part.name)
@@ -661,12 +667,15 @@ class Session:
         self._deserted |= not self._lifeline.is_daemon_alive()
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
+        could_write = any(part.mutable for part in self.components.values())
         without_memory = self._make_all_private() if keep else self._let_go_of_all()
         self._masters.close()
         self._files.close()
         if self.gpu is not None:
             self.gpu.close()
         _alive.discard(self)
+        if could_write and not self._stays_on_chunks:
+            self._lifeline.let_go(self.welcome.token)
         if without_memory:
             names = ", ".join(map(repr, without_memory))
             warnings.warn(
@@ -675,6 +684,19 @@ class Session:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def leave_behind(self, close: Callable[[], None]) -> None:
+        """The client was dropped, and nobody can close it any more: have `close` called in a
+        thread once the session has ended. Takes no lock: it is the garbage collector that calls.
+        """
+        self._close_late = close
+        if self._error is not None:
+            self._close_what_was_left()
+
+    def _close_what_was_left(self) -> None:
+        if self._close_late is not None and not self._forked:
+            with suppress(RuntimeError):  # the process ends
+                _thread.start_new_thread(self._close_late, ())
 
     def _make_all_private(self) -> list[str]:
         """Unbind every component; return the names of those that have no memory now."""
@@ -695,6 +717,7 @@ class Session:
         for part in list(self.components.values()):
             self._try(part._range.revoke)
             ranges.remove(part, is_gone=True)
+            self._stays_on_chunks |= part.mutable and part._range.on_chunks
             part._close()
         self.components.clear()
         if self.gpu is not None:
@@ -887,6 +910,7 @@ class Session:
         os.eventfd_write(self.ended.fileno(), 1)
         for listener in self._listeners:
             listener(error)
+        self._close_what_was_left()
 
     def _all_there(self, words: list[tuple[int, int]]) -> bool:
         try:

@@ -102,6 +102,8 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("gone", _who(seen, e.session), took, _WAIT, not own)
         case events.ProcessExited():
             return Said("exited", _who(seen, e.session), "its process has ended")
+        case events.LetGo():
+            return Said("let go", _who(seen, e.session), "its process has unmapped what it had")
         case events.Register():
             policy = e.policy if e.group is None else f"{e.policy} in {plain(e.group)}"
             words = [size(e.nbytes), policy] + ["mutable"] * e.mutable

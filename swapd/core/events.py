@@ -31,6 +31,12 @@ class ProcessExited(Event, frozen=True, tag="process_exited"):
     session: int
 
 
+class LetGo(Event, frozen=True, tag="let_go"):
+    """The process of a session that went `alive` has unmapped all it could write to."""
+
+    session: int
+
+
 class Register(Event, frozen=True, tag="register"):
     session: int
     request: int
@@ -207,6 +213,7 @@ AnyEvent = (
     SessionOpened
     | SessionGone
     | ProcessExited
+    | LetGo
     | Register
     | MasterMade
     | Commit

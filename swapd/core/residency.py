@@ -27,6 +27,7 @@ from swapd.core.events import (
     DeviceDown,
     GiveUp,
     Lent,
+    LetGo,
     MasterFailed,
     MasterMade,
     MasterSealed,
@@ -534,7 +535,7 @@ class Residency:
             admission.turn_away(c, explain.owner_gone(c, session.label))
         ledger.replan = True
 
-    def _on_process_exited(self, event: ProcessExited) -> None:
+    def _on_let_go(self, event: ProcessExited | LetGo) -> None:
         for runs in self.ledger.quarantined.pop(event.session, ()):
             self.ledger.pool.give(runs)
         self.ledger.replan = True
@@ -564,6 +565,7 @@ class Residency:
         Unregister: _on_unregister,
         SessionOpened: _on_session_opened,
         SessionGone: _on_session_gone,
-        ProcessExited: _on_process_exited,
+        ProcessExited: _on_let_go,
+        LetGo: _on_let_go,
         Stopping: _on_stopping,
     }

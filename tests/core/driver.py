@@ -74,7 +74,7 @@ def leave(w: World, choose: Choices) -> bool:
 def exit_process(w: World, choose: Choices) -> bool:
     if not w.still_running:
         return False
-    w.exit(choose.pick(sorted(w.still_running)))
+    w.exit(choose.pick(sorted(w.still_running)), lets_go=choose.chance(2))
     return True
 
 

@@ -2195,12 +2195,15 @@ def test_gone_while_revoking(make: Make, alive: bool) -> None:
     assert w.granted(key)
 
 
-def test_gone_while_a_mutable_component_is_revoked_is_quarantined(make: Make) -> None:
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_gone_while_a_mutable_component_is_revoked_is_quarantined(
+    make: Make, lets_go: bool
+) -> None:
     w, s, t = mutable_pair(make)
     w.acquire(t, "b")
     w.leave(s, alive=True)
     assert w.ledger.pool.free == 4
-    w.exit(s)
+    w.exit(s, lets_go=lets_go)
     assert w.ledger.pool.free == 10
 
 

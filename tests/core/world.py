@@ -46,6 +46,7 @@ from swapd.core.events import (
     CopyFailed,
     GiveUp,
     Lent,
+    LetGo,
     MasterFailed,
     MasterMade,
     MasterSealed,
@@ -335,15 +336,15 @@ class World:
         self.send(SessionGone(self.now, session, alive))
         assert remains(self.core, session) == [], f"left of session {session}"
 
-    def exit(self, session: int) -> None:
-        """The process of a session that left `alive` ends."""
+    def exit(self, session: int, *, lets_go: bool = False) -> None:
+        """The process of a session that left `alive` ends, or says that it has let go."""
         self.still_running.discard(session)
         for generation, placed in list(self.placed.items()):
             if placed.session == session and not placed.workspace:
                 placed.mapped = False
                 if generation not in self.moves:
                     del self.placed[generation]
-        self.send(ProcessExited(self.now, session))
+        self.send(LetGo(self.now, session) if lets_go else ProcessExited(self.now, session))
 
     def stop(self) -> None:
         self.send(Stopping(self.now))

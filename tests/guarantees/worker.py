@@ -7,6 +7,7 @@ order, in a thread of their own; lanes run beside each other. Whoever drives it 
 """
 
 import ctypes
+import gc
 import json
 import os
 import queue
@@ -245,6 +246,19 @@ class Worker:
         self.client.close(keep=keep)
         self._client = None
         self._leases.clear()
+
+    def drop_client(self) -> None:
+        """Lose the client without closing it; the next command that needs one connects anew."""
+        self._client = None
+        self._leases.clear()
+        gc.collect()
+
+    def token(self) -> str:
+        return self.client.session.welcome.token.hex()
+
+    def let_go(self, token: str) -> None:
+        """Say that this process has let go of what the session with that token had."""
+        self.client.session._lifeline.let_go(bytes.fromhex(token))
 
     def error(self) -> str:
         """What ended the session, "" if nothing did."""

@@ -70,6 +70,11 @@ class GpuRange:
         """Whether the bytes can be touched."""
         return self._shown
 
+    @property
+    def on_chunks(self) -> bool:
+        """Whether memory of the daemon's is mapped; private memory may be, for want of other."""
+        return bool(self._mapped)
+
     def is_shown(self, generation: int) -> bool:
         """Whether `show` would find nothing to do."""
         return self._shown and generation == self.generation
