@@ -601,7 +601,10 @@ class Client:
         were registered, of their shapes and dtypes; what is not named stays as it is. They are
         written to a new master beside the old one, which takes its place in one step. Who holds
         the component goes on with the old bytes until it releases; every acquire that comes after
-        this sees the new ones, of all parts of a family.
+        this waits for the new ones, of all parts of a family, however leases of other threads and
+        processes overlap. Only a thread that holds it already takes the old bytes again, until it
+        has released all of them; and so do threads of one process that would wait for each other
+        for ever. So do not wait, under a lease, for another thread to acquire the same component.
 
         Values that are in a component themselves are read under its lease. Blocks for the copies,
         and needs host memory for a second master meanwhile. Raises: InvalidSource, naming the first

@@ -88,7 +88,7 @@ class Admission:
                 c.gap_s = ledger.now - c.released_at
                 c.released_at = None
                 ledger.replan |= self.somebody_waits  # it may be protected no longer
-        if ledger.down and (problem := self.cannot_come_in(asked, w.session)):
+        if ledger.down and (problem := self.cannot_come_in(asked, w)):
             return self.refuse(w.key, *problem)
         if self.may_share(w, asked):
             ledger.replan |= self.somebody_waits  # and may have counted on one of them
@@ -120,7 +120,7 @@ class Admission:
         for c in asked:
             if c.state not in enough or c.unregistering:
                 return False
-            if c.superseded and self._ledger.must_leave_first(c, w.session):
+            if c.superseded and self._ledger.must_leave_first(c, w):
                 return False
             if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):
                 return False
@@ -271,12 +271,10 @@ class Admission:
         """The device is down: who waits for what is not on it waits in vain."""
         for w in list(self.queue.queued):
             asked = [self._ledger.components[n] for n in w.names]
-            if problem := self.cannot_come_in(asked, w.session):
+            if problem := self.cannot_come_in(asked, w):
                 self.refuse(w.key, *problem)
 
-    def cannot_come_in(
-        self, asked: list[Component], session: int | None
-    ) -> tuple[Code, str] | None:
+    def cannot_come_in(self, asked: list[Component], w: Waiter | None) -> tuple[Code, str] | None:
         """With the device down: why who asks for these is refused, or None if they are on it.
 
         What is being saved is: it will have to stay. What was updated is not.
@@ -285,7 +283,7 @@ class Admission:
             c
             for c in asked
             if (c.state is not State.RESIDENT and not (c.evicting and c.dirty))
-            or self._ledger.must_leave_first(c, session)
+            or self._ledger.must_leave_first(c, w)
         ]
         return ("device_failed", explain.cannot_come_in(self._ledger, absent)) if absent else None
 
@@ -308,11 +306,32 @@ class Admission:
         return self.never_fits([self._ledger.components[n] for n in known]) is None
 
     def _refuse_deadlocked(self) -> None:
-        """Refuse, newest first, until those that hold and wait can all finish."""
+        """Refuse, newest first, until those that hold and wait can all finish.
+
+        But who waits for new bytes, while its session holds the old ones, has these instead:
+        without the update it would not wait.
+        """
         while stuck := self._deadlocked():
+            if w := self._waits_for_an_update(stuck):
+                w.takes_old = True
+                if self.may_share(w, [self._ledger.components[n] for n in w.names]):
+                    self.admit(w)
+                self._ledger.replan = True
+                continue
             newest = max(stuck, key=lambda w: w.seq)
             message = explain.deadlock(self._ledger, newest, stuck)
             self.refuse(newest.key, "deadlock", message)
+
+    def _waits_for_an_update(self, stuck: list[Waiter]) -> Waiter | None:
+        """The newest that could have old bytes, and is not to."""
+        ledger = self._ledger
+        could = (
+            w
+            for w in stuck
+            for c in map(ledger.components.__getitem__, w.names)
+            if ledger.must_leave_first(c, w) and ledger.is_held_beside(c, w)
+        )
+        return max(could, key=lambda w: w.seq, default=None)
 
     def _deadlocked(self) -> list[Waiter]:
         waiters, wants, holds = self._who_holds_and_waits()
@@ -348,6 +367,5 @@ class Admission:
         """What `w` waits for; what is to be loaded anew for it has a name of its own."""
         ledger = self._ledger
         return {
-            n + _NEW if ledger.must_leave_first(ledger.components[n], w.session) else n
-            for n in w.names
+            n + _NEW if ledger.must_leave_first(ledger.components[n], w) else n for n in w.names
         }

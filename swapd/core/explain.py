@@ -200,7 +200,7 @@ def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
     """Why a waiter cannot be granted now; names at most so many of those in the way."""
     asked = [ledger.components[n] for n in w.names]
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
-    old = [c.name for c in asked if ledger.must_leave_first(c, w.session)]
+    old = [c.name for c in asked if ledger.must_leave_first(c, w)]
     if old:
         return (
             f"{' + '.join(old)}: updated, so whoever holds the old bytes must release them; "

@@ -35,7 +35,7 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     components = [ledger.components[n] for n in names]
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
     shared = admission.may_share(w, components)
-    if problem := _refusal(core, components, session, shared=shared):
+    if problem := _refusal(core, components, w, shared=shared):
         return Refused(asked.id, *problem)
     victims: list[Victim] = []
     waits: list[InTheWay] = []
@@ -45,13 +45,13 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
 
 
 def _refusal(
-    core: Residency, asked: list[Component], session: int, *, shared: bool
+    core: Residency, asked: list[Component], w: Waiter, *, shared: bool
 ) -> tuple[Code, str] | None:
     """Why they would be refused at once, or None."""
     for c in asked:
         if c.damaged:
             return "device_failed", explain.damaged(c)
-    if core.ledger.down and (problem := core.admission.cannot_come_in(asked, session)):
+    if core.ledger.down and (problem := core.admission.cannot_come_in(asked, w)):
         return problem
     return None if shared else core.admission.never_fits(asked)
 
@@ -78,7 +78,7 @@ def _room(
 
 
 def _must_leave(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    return c.evicting or ledger.must_leave_first(c, w.session)
+    return c.evicting or ledger.must_leave_first(c, w)
 
 
 def _victim(c: Component, reason: str) -> Victim:

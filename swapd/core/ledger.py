@@ -142,12 +142,20 @@ class Ledger:
             return False
         return c.state is not State.FILLING and not c.unregistering
 
-    def must_leave_first(self, c: Component, session: int | None) -> bool:
-        """Whether `c` is on the device with bytes that are no longer its own.
+    def must_leave_first(self, c: Component, w: Waiter | None) -> bool:
+        """Whether `c` is on the device with bytes that are no longer its own, and not for `w`.
 
-        A session that holds it may take it again: it could not release otherwise.
+        An agent that holds it may take it again: it could not release otherwise.
         """
-        return c.superseded and all(s != session for s, _ in c.leases)
+        if not c.superseded or w is None:
+            return c.superseded
+        if w.takes_old and self.is_held_beside(c, w):
+            return False
+        return all(self.leases[key].owner != w.owner for key in c.leases)
+
+    def is_held_beside(self, c: Component, w: Waiter) -> bool:
+        """Whether the session of `w` holds `c`, if not `w` itself."""
+        return any(session == w.session for session, _ in c.leases)
 
     def expand(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """`names`, each once, and instead of a family's name those of its parts."""

@@ -194,8 +194,7 @@ class Planner:
         """
         ledger = self._ledger
         asked = [ledger.components[n] for n in w.names] if w else [only] if only else []
-        session = w.session if w else None
-        if ledger.superseded and any(ledger.must_leave_first(c, session) for c in asked):  # 1
+        if ledger.superseded and any(ledger.must_leave_first(c, w) for c in asked):  # 1
             if w is not None:
                 self._admission.tell_waiting(w)
             return False

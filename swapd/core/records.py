@@ -170,6 +170,9 @@ class Waiter:
     seq: int
     #: It does not wait for copies of what its own session registered.
     early: bool = False
+    #: It may have the old bytes of what was updated, where its session holds them: to wait for the
+    #: new ones would be a deadlock.
+    takes_old: bool = False
     #: Names still being copied in that it waits for; only once admitted.
     pending: set[str] = field(default_factory=set)
     queued: bool = False

@@ -763,14 +763,14 @@ BUGS = [
     Bug(
         "who comes after an update is given the old bytes",
         ledger,
-        "return c.superseded and all(s != session for s, _ in c.leases)",
+        "return all(self.leases[key].owner != w.owner for key in c.leases)",
         "return False",
     ),
     Bug(
         "who holds the old bytes may not take them again",
         ledger,
-        "return c.superseded and all(s != session for s, _ in c.leases)",
-        "return c.superseded",
+        "return all(self.leases[key].owner != w.owner for key in c.leases)",
+        "return True",
     ),
     Bug(
         "old bytes stay when they are released",
@@ -829,8 +829,14 @@ BUGS = [
     Bug(
         "an update does not look for waits that it makes hopeless",
         admission,
-        "n + _NEW if ledger.must_leave_first(ledger.components[n], w.session) else n",
+        "n + _NEW if ledger.must_leave_first(ledger.components[n], w) else n",
         "n",
+    ),
+    Bug(
+        "threads of a session that holds old bytes are given them",
+        ledger,
+        "return all(self.leases[key].owner != w.owner for key in c.leases)",
+        "return not self.is_held_beside(c, w)",
     ),
     Bug(
         "holders of old bytes are not told",

@@ -190,6 +190,38 @@ class Worker:
         for _ in range(times):
             self.client.acquire(name).release()
 
+    def update(self, name: str, seed: int) -> None:
+        """Give a component that was registered with `register` the bytes of another seed."""
+        self.client.update(name, {"data": pattern(seed, self._parts[name].nbytes)})
+
+    def overlap_and_update(self, name: str, seed: int, *, threads: int, uses: int) -> list[str]:
+        """Update while threads acquire, look, and release; the digests of what each saw in so many
+        acquires after the update."""
+        all_at_it = threading.Barrier(threads + 1)
+        updated = threading.Event()
+        seen: list[str] = []
+
+        def work() -> None:
+            self._look_under_lease(name)
+            all_at_it.wait()
+            while not updated.is_set():
+                self._look_under_lease(name)
+            seen.extend(self._look_under_lease(name) for _ in range(uses))
+
+        started = [threading.Thread(target=work) for _ in range(threads)]
+        for thread in started:
+            thread.start()
+        all_at_it.wait()
+        self.update(name, seed)
+        updated.set()
+        for thread in started:
+            thread.join()
+        return seen
+
+    def _look_under_lease(self, name: str) -> str:
+        with self.client.acquire(name):
+            return self.look(name)[1]
+
     def use(self, name: str) -> tuple[int, str]:
         """Acquire, look at it, release."""
         with self.client.acquire(name):
