@@ -336,7 +336,7 @@ def _problem_with(message: FromClient) -> str | None:
             return problem_with_text("the label", message.label)
         case Revoked():
             return problem_with_text("the name", message.name)
-        case Dropped():
+        case Dropped() | LetGo():
             return None
 
 
