@@ -6,20 +6,23 @@ promise is made in the step that orders the copy. May not live here: whose turn 
 what must go to let it in (`planner.py`).
 """
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
+from itertools import takewhile
+from operator import attrgetter
 
 from swapd.core import explain
 from swapd.core.actions import Grant, Waiting
 from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.events import Acquire
+from swapd.core.holdings import Beside, Holdings, Wish
 from swapd.core.ledger import Ledger
 from swapd.core.queue import WaitQueue
 from swapd.core.records import Agent, Component, Key, State, Waiter
+from swapd.core.turns import Ranked
 from swapd.protocol import Code
 
-#: After the name of a component that was updated while others hold it: its new bytes, which
-#: cannot be in beside the old ones. No name ends in this.
-_NEW = "\n"
+_seq = attrgetter("seq")
+_order = attrgetter("order")
 
 
 class Admission:
@@ -31,8 +34,17 @@ class Admission:
         self.queue = WaitQueue(ledger.rules.patience_s)
         #: Waiters for a name that is not registered, or not committed.
         self.parked: dict[Key, Waiter] = {}
+        #: The same by each name they asked for, a component's or a family's.
+        self.parked_for: dict[str, dict[Key, Waiter]] = {}
         #: Queued waiters whose agent held a lease when they were queued.
         self.holding: dict[Key, Waiter] = {}
+        #: The same by agent; and the agents, those that need most first.
+        self.agents: dict[Agent, dict[Key, Waiter]] = {}
+        self.needs: Ranked[Agent] = Ranked()
+        #: Those of them that are to be told that they wait.
+        self.untold: dict[Key, Waiter] = {}
+        #: Queued waiters, those that need most first.
+        self.largest: Ranked[Key] = Ranked()
 
     @property
     def somebody_waits(self) -> bool:
@@ -64,18 +76,33 @@ class Admission:
         if missing and self._is_late(w):
             self._refuse_late(w)
         elif missing:
-            self.parked[w.key] = w
+            self._park(w)
             self.tell_waiting(w, explain.parked(missing))
         else:
             self._enter(w)
 
-    def unpark(self, name: str) -> None:
-        """`name` may be acquired from now on."""
-        for w in list(self.parked.values()):
+    def unpark(self, c: Component) -> None:
+        """`c` may be acquired from now on."""
+        parked = self.parked_for
+        waiters = {**parked.get(c.name, {}), **(parked.get(c.part_of, {}) if c.part_of else {})}
+        for w in sorted(waiters.values(), key=_seq):
             w.names = self._ledger.expand(w.asked)
-            if name in w.names and all(self._ledger.may_be_acquired(n) for n in w.names):
-                del self.parked[w.key]
+            if w.key in self.parked and all(self._ledger.may_be_acquired(n) for n in w.names):
+                self._unpark(w)
                 self._enter(w)
+
+    def _park(self, w: Waiter) -> None:
+        self.parked[w.key] = w
+        for name in w.asked:
+            self.parked_for.setdefault(name, {})[w.key] = w
+
+    def _unpark(self, w: Waiter) -> None:
+        if self.parked.pop(w.key, None) is None:
+            return
+        for name in set(w.asked):
+            del self.parked_for[name][w.key]
+            if not self.parked_for[name]:
+                del self.parked_for[name]
 
     def _enter(self, w: Waiter) -> None:
         """All names are there: grant at once, share a load, queue, or refuse for good."""
@@ -97,16 +124,49 @@ class Admission:
             return self.refuse(w.key, *problem)
         if self._is_late(w):
             return self._refuse_late(w)
-        self.queue.push(w)
-        for c in asked:
-            c.waiting[w.key] = None
-        if w.owner in ledger.held:
-            self.holding[w.key] = w
+        self._join_queue(w, asked)
+        if w.owner in ledger.holders.by_agent:
+            self._hold_on(w)
             self._refuse_deadlocked()
         if w.key in self.holding or self.queue.head(ledger.now) is w:
             ledger.replan = True
         elif w.queued:
             self.tell_waiting(w)
+
+    def _join_queue(self, w: Waiter, asked: list[Component]) -> None:
+        self.queue.push(w)
+        w.chunks = sum(c.chunks for c in asked)
+        w.grouped = any(c.group is not None for c in asked)
+        self.largest.put(w.key, (-w.chunks, w.seq))
+        for c in asked:
+            c.waiting[w.key] = None
+
+    def _hold_on(self, w: Waiter) -> None:
+        """Its agent holds something, and may be in the way of others that wait."""
+        self.holding[w.key] = self.untold[w.key] = w
+        self.agents.setdefault(w.owner, {})[w.key] = w
+        self._ledger.holders.wait(w.owner)
+        self._rank(w.owner)
+
+    def _let_go(self, w: Waiter) -> None:
+        """It is queued no more, if it was."""
+        self.untold.pop(w.key, None)
+        if self.holding.pop(w.key, None) is None:
+            return
+        del self.agents[w.owner][w.key]
+        if not self.agents[w.owner]:
+            del self.agents[w.owner]
+            self._ledger.holders.wait_no_more(w.owner)
+        self._rank(w.owner)
+
+    def _rank(self, agent: Agent) -> None:
+        """By what it needs at most; what is in a group needs more than chunks."""
+        waiters = self.agents.get(agent, {}).values()
+        if not waiters:
+            return self.needs.drop(agent)
+        grouped = any(w.grouped for w in waiters)
+        need = self._ledger.pool.total + 1 if grouped else sum(w.chunks for w in waiters)
+        self.needs.put(agent, (-need, next(iter(waiters)).seq))
 
     def may_share(self, w: Waiter, asked: list[Component]) -> bool:
         """Whether `w` needs no memory, and delays nobody who was promised some.
@@ -122,7 +182,7 @@ class Admission:
                 return False
             if c.superseded and self._ledger.must_leave_first(c, w):
                 return False
-            if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):
+            if c.name in self._ledger.wanted and w.session not in c.holders:
                 return False
         return True
 
@@ -147,7 +207,7 @@ class Admission:
         for name in w.names:
             c = ledger.components[name]
             c.promised[w.key] = None
-            ledger.idle.pop(name, None)
+            ledger.idle.drop(c)
             if c.state is State.ABSENT:
                 ledger.load(c)
             if c.state is State.LOADING:
@@ -191,6 +251,7 @@ class Admission:
 
     def tell_waiting(self, w: Waiter, why: str = "") -> None:
         """Put on record that `w` waits, once."""
+        self.untold.pop(w.key, None)
         if not w.told:
             w.told = True
             why = why or explain.blocked(self._ledger, w, most=3)
@@ -235,19 +296,21 @@ class Admission:
 
     def turn_away(self, c: Component, why: str) -> None:
         """`c` goes away: refuse who waits for it, or park who said it would wait."""
-        for w in [w for w in self.queue if c.name in w.names and w.key not in self.parked]:
+        waiters = [self.queue.get(key) for key in (*c.waiting, *c.promised)]
+        for w in sorted((w for w in waiters if w is not None), key=_seq):
             if w.wait and not w.admitted:
                 self._leave_queue(w)
                 self._drop_done_with(w)
-                self.parked[w.key] = w
+                self._park(w)
                 self._ledger.replan = True
             else:
                 self.refuse(w.key, "component_gone", why)
 
     def _leave_queue(self, w: Waiter) -> None:
         self.queue.unqueue(w)
-        self.holding.pop(w.key, None)
-        self.parked.pop(w.key, None)
+        self.largest.drop(w.key)
+        self._let_go(w)
+        self._unpark(w)
         for name in w.names:
             if c := self._ledger.components.get(name):
                 c.waiting.pop(w.key, None)
@@ -255,14 +318,16 @@ class Admission:
     def _drop_done_with(self, w: Waiter) -> None:
         """`w` left the queue: a sequential component that stayed only for it goes."""
         for name in w.names:
-            c = self._ledger.idle.get(name)
-            if c is not None and self._ledger.is_done_with(c):
+            c = self._ledger.components.get(name)
+            if c is not None and name in self._ledger.idle and self._ledger.is_done_with(c):
                 self._ledger.evict(c, "sequential", None)
 
     # --- who can never be let in ---------------------------------------------------------
 
     def refuse_what_no_longer_fits(self) -> None:
-        for w in list(self.queue.queued):
+        room = self._ledger.pool.total - self._ledger.fixed
+        large = [key for _, key in takewhile(lambda r: -r[0][0] > room, self.largest.ranked())]
+        for w in sorted((w for key in large if (w := self.queue.get(key))), key=_order):
             if problem := self.never_fits([self._ledger.components[n] for n in w.names]):
                 self.refuse(w.key, *problem)
         self._refuse_deadlocked()
@@ -293,17 +358,10 @@ class Admission:
         if len({group for group, _ in sides}) < len(sides):
             return "conflict", explain.conflict(asked)
         chunks = sum(c.chunks for c in asked)
-        fixed = self._ledger.fixed_chunks({c.name for c in asked})
+        fixed = self._ledger.fixed_chunks(asked)
         if chunks + fixed > self._ledger.pool.total:
             return "too_large", explain.too_large_together(self._ledger, asked, fixed)
         return None
-
-    def _fit_together(self, names: AbstractSet[str]) -> bool:
-        """Whether all these can be in together; of an updated one, the old bytes or the new."""
-        known = {name.removesuffix(_NEW) for name in names}
-        if len(known) < len(names):
-            return False
-        return self.never_fits([self._ledger.components[n] for n in known]) is None
 
     def _refuse_deadlocked(self) -> None:
         """Refuse, newest first, until those that hold and wait can all finish.
@@ -318,7 +376,7 @@ class Admission:
                     self.admit(w)
                 self._ledger.replan = True
                 continue
-            newest = max(stuck, key=lambda w: w.seq)
+            newest = max(stuck, key=_seq)
             message = explain.deadlock(self._ledger, newest, stuck)
             self.refuse(newest.key, "deadlock", message)
 
@@ -331,41 +389,99 @@ class Admission:
             for c in map(ledger.components.__getitem__, w.names)
             if ledger.must_leave_first(c, w) and ledger.is_held_beside(c, w)
         )
-        return max(could, key=lambda w: w.seq, default=None)
+        return max(could, key=_seq, default=None)
 
     def _deadlocked(self) -> list[Waiter]:
-        waiters, wants, holds = self._who_holds_and_waits()
-        stuck = deadlocked(wants, holds, self._fit_together)
-        return [w for w in waiters if w.owner in stuck]
+        agents = self._in_doubt()
+        if not agents:
+            return []
+        stuck = deadlocked(agents, self._pool(Beside(), agents))
+        return self._waiters_of(stuck)
+
+    def _in_doubt(self) -> list[Agent]:
+        """The agents that hold and wait, but for those that can run whatever the others do."""
+        ledger, holders = self._ledger, self._ledger.holders
+        room = ledger.pool.total - ledger.fixed - holders.waiting.chunks
+        large = takewhile(lambda r: -r[0][0] > room, self.needs.ranked())
+        agents = dict.fromkeys(agent for _, agent in large)
+        for c in ledger.superseded.values():
+            agents.update((w.owner, None) for key in c.waiting if (w := self.holding.get(key)))
+        return [agent for agent in agents if agent in holders.by_agent]
 
     def overtakers(self, head: Waiter) -> list[Waiter]:
         """Who must be let in before `head` can be: holders of what it needs, that wait."""
-        if not self.holding:
+        if not self.holding or self._fits_beside_all(head):
             return []
-        waiters, wants, holds = self._who_holds_and_waits(head.owner)
-        wants.pop(head.owner, None)
-        own = holds.pop(head.owner)
-        first = must_run_first(self._wishes(head), own, wants, holds, self._fit_together)
-        return [w for w in waiters if w.owner in first]
+        holders = self._ledger.holders
+        agents = list(dict.fromkeys(w.owner for w in self.holding.values()))
+        others = [a for a in agents if a != head.owner and a in holders.by_agent]
+        beside = Beside()
+        beside.add(head.owner, holders.by_agent.get(head.owner, Holdings()))
+        wishes = self._wishes([head])
+        fits = lambda pool: pool.fits(wishes)  # noqa: E731
+        return self._waiters_of(must_run_first(others, self._pool(beside, others), fits))
 
-    def _who_holds_and_waits(
-        self, *also: Agent
-    ) -> tuple[list[Waiter], dict[Agent, set[str]], dict[Agent, set[str]]]:
-        """The waiters, and by agent what it waits for and what it holds; `also` holds."""
+    def _fits_beside_all(self, head: Waiter) -> bool:
+        """Whether there is room for `head` though no other that holds and waits ever ran.
+
+        At a glance: "no" may be wrong.
+        """
+        ledger, holders = self._ledger, self._ledger.holders
+        if head.grouped or ledger.superseded:
+            return False
+        own = holders.by_agent.get(head.owner)
+        chunks = head.chunks + holders.waiting.chunks
+        if own is not None and head.owner not in holders.waiting:
+            chunks += own.plain_chunks + sum(c.chunks for c in own.special.values())
+        return chunks <= ledger.pool.total - ledger.fixed
+
+    def _waiters_of(self, agents: set[Agent]) -> list[Waiter]:
+        """Those of `agents` that hold and wait, by arrival."""
+        return sorted((w for a in agents for w in self.agents[a].values()), key=_seq)
+
+    def _pool(self, beside: Beside, agents: list[Agent]) -> "_Pool":
+        """What `agents` hold, and what is `beside` it."""
         ledger = self._ledger
-        waiters = [w for w in self.holding.values() if w.queued and w.owner in ledger.held]
-        wants: dict[Agent, set[str]] = {}
+        held = {agent: ledger.holders.by_agent[agent] for agent in agents}
+        for agent in agents:
+            beside.add(agent, held[agent])
+        wishes = {agent: self._wishes(self.agents[agent].values()) for agent in agents}
+        return _Pool(beside, ledger.pool.total - ledger.fixed, held, wishes)
+
+    def _wishes(self, waiters: Iterable[Waiter]) -> list[Wish]:
+        """What they wait for, and whether it is to be loaded anew for them."""
+        ledger = self._ledger
+        wishes: dict[str, Wish] = {}
         for w in waiters:
-            wants.setdefault(w.owner, set()).update(self._wishes(w))
-        holds: dict[Agent, set[str]] = {a: set() for a in (*wants, *also)}
-        for lease in ledger.leases.values():
-            if lease.owner in holds:
-                holds[lease.owner].update(n for n in lease.names if n in ledger.components)
-        return waiters, wants, holds
+            for name in w.names:
+                c = ledger.components[name]
+                wishes[name] = c, ledger.must_leave_first(c, w)
+        return list(wishes.values())
 
-    def _wishes(self, w: Waiter) -> set[str]:
-        """What `w` waits for; what is to be loaded anew for it has a name of its own."""
-        ledger = self._ledger
-        return {
-            n + _NEW if ledger.must_leave_first(ledger.components[n], w) else n for n in w.names
-        }
+
+class _Pool:
+    """What agents hold that wait: see `deadlock.Pool`."""
+
+    def __init__(
+        self,
+        beside: Beside,
+        room: int,
+        held: dict[Agent, Holdings],
+        wishes: dict[Agent, list[Wish]],
+    ) -> None:
+        self._beside = beside
+        self._room = room
+        self._held = held
+        self._wishes = wishes
+
+    def copy(self) -> "_Pool":
+        return _Pool(self._beside.copy(), self._room, self._held, self._wishes)
+
+    def fits(self, wishes: list[Wish]) -> bool:
+        return self._beside.fits(wishes, self._room)
+
+    def can_run(self, agent: Agent) -> bool:
+        return self.fits(self._wishes[agent])
+
+    def run(self, agent: Agent) -> None:
+        self._beside.remove(agent, self._held[agent])

@@ -1,11 +1,11 @@
 """The self-check: does the state of a core contradict itself? For tests and after a fault."""
 
-from collections import Counter
 from itertools import combinations
 
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Lease, State
+from swapd.core.recount import recount
 from swapd.core.residency import Residency
 from swapd.protocol import Runs
 
@@ -24,6 +24,7 @@ def check(core: Residency) -> None:
     _check_told(core)
     _check_groups(core.ledger)
     _check_families(core.ledger)
+    recount(core.ledger, core.admission)
 
 
 def _check_chunks(ledger: Ledger) -> None:
@@ -108,9 +109,8 @@ def _check_totals(ledger: Ledger) -> None:
     moves = ledger.moves
     held = (moves[c.generation].runs if c.generation in moves else c.runs for c in evicting)
     assert ledger.leaving == sum(map(count, held)), "leaving is wrong"
-    assert set(ledger.leased) == {c.name for c in components if c.leases}, "leased is wrong"
-    agents = Counter(lease.owner for lease in ledger.leases.values())
-    assert ledger.held == agents, "who holds how many leases is wrong"
+    leased = {c.name for c in components if c.leases}
+    assert set(ledger.holders.leased) == leased, "leased is wrong"
     known = {(s, n) for s, session in ledger.sessions.items() for n in session.leases}
     assert set(ledger.leases) == known
 

@@ -4,7 +4,7 @@ Chunks are handed out as runs of neighbours. Any chunk fits anywhere, so runs on
 work: one copy and one mapping for each run instead of one for each chunk.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 
 from swapd.protocol import Runs
 
@@ -45,6 +45,8 @@ class ChunkPool:
         #: Free runs, sorted by first chunk; neighbours are always merged.
         self._starts: list[int] = [0] if total else []
         self._lengths: list[int] = [total] if total else []
+        #: The same as (length, -first chunk), sorted: of runs as long, the first comes last.
+        self._by_length: list[tuple[int, int]] = [(total, 0)] if total else []
 
     def __repr__(self) -> str:
         return f"<ChunkPool {self.free}/{self.total} free in {len(self._starts)} runs>"
@@ -77,15 +79,21 @@ class ChunkPool:
         """The free runs, for checks."""
         return tuple(zip(self._starts, self._lengths, strict=True))
 
+    def by_length(self) -> tuple[tuple[int, int], ...]:
+        """The free runs as (length, first chunk), the shortest first, for checks."""
+        return tuple((n, -minus) for n, minus in self._by_length)
+
     def _choose(self, need: int) -> Runs:
-        fitting = [(n, first) for first, n in self.runs() if n >= need]
-        if fitting and need:
-            return ((min(fitting)[1], need),)
+        i = bisect_left(self._by_length, (need, -self.total))
+        if need and i < len(self._by_length):
+            n = self._by_length[i][0]
+            last = bisect_right(self._by_length, (n, 0)) - 1
+            return ((-self._by_length[last][1], need),)
         chosen: list[tuple[int, int]] = []
-        for n, first in sorted(((n, -first) for first, n in self.runs()), reverse=True):
+        for n, minus in reversed(self._by_length):
             if need <= 0:
                 break
-            chosen.append((-first, min(n, need)))
+            chosen.append((-minus, min(n, need)))
             need -= n
         return tuple(chosen)
 
@@ -95,11 +103,10 @@ class ChunkPool:
 
     def _cut(self, first: int, n: int) -> None:
         i = bisect_right(self._starts, first) - 1
-        start, length = self._starts[i], self._lengths[i]
-        pieces = [(start, first - start), (first + n, start + length - first - n)]
-        kept = [(s, m) for s, m in pieces if m]
-        self._starts[i : i + 1] = [s for s, _ in kept]
-        self._lengths[i : i + 1] = [m for _, m in kept]
+        start, length = self._remove(i)
+        for piece, m in ((first + n, start + length - first - n), (start, first - start)):
+            if m:
+                self._put(i, piece, m)
 
     def _insert(self, first: int, n: int) -> None:
         i = bisect_left(self._starts, first)
@@ -108,10 +115,21 @@ class ChunkPool:
         if i and self._starts[i - 1] + self._lengths[i - 1] > first:
             raise ValueError(f"chunks {first}..{first + n - 1} are free already")
         if i < len(self._starts) and first + n == self._starts[i]:
-            n += self._lengths[i]
-            del self._starts[i], self._lengths[i]
+            n += self._remove(i)[1]
         if i and self._starts[i - 1] + self._lengths[i - 1] == first:
-            self._lengths[i - 1] += n
-        else:
-            self._starts.insert(i, first)
-            self._lengths.insert(i, n)
+            i -= 1
+            first, before = self._remove(i)
+            n += before
+        self._put(i, first, n)
+
+    def _put(self, i: int, first: int, n: int) -> None:
+        """Make this the free run number `i`."""
+        self._starts.insert(i, first)
+        self._lengths.insert(i, n)
+        insort(self._by_length, (n, -first))
+
+    def _remove(self, i: int) -> tuple[int, int]:
+        """Forget the free run number `i`: its first chunk and its length."""
+        first, n = self._starts.pop(i), self._lengths.pop(i)
+        del self._by_length[bisect_left(self._by_length, (n, -first))]
+        return first, n

@@ -5,62 +5,68 @@ The classic detection for one pool of interchangeable units (Coffman, Elphick, S
 who hold and wait can finish; those for whom there is none are deadlocked.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Set
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol, Self, TypeVar
 
 Agent = TypeVar("Agent", bound=Hashable)
+AnyAgent = TypeVar("AnyAgent", bound=Hashable, contravariant=True)
 
 
-def deadlocked(
-    wants: Mapping[Agent, Set[str]],
-    holds: Mapping[Agent, Set[str]],
-    fits: Callable[[Set[str]], bool],
-) -> set[Agent]:
-    """Return the agents that can never be granted.
+class Pool(Protocol[AnyAgent]):
+    """What is held by agents that wait; less and less, as one after the other runs.
 
-    `wants` has every agent that waits while it holds; `holds` what each of them holds.
-    `fits` says whether a set of components can be resident together. Whoever holds and
-    does not wait will release in time, and does not count.
+    Whoever holds and does not wait will release in time, and does not count.
     """
-    return _left(set(wants), set(), wants, holds, fits)
+
+    def copy(self) -> Self: ...
+
+    def can_run(self, agent: AnyAgent) -> bool:
+        """Whether what it waits for fits beside what is still held."""
+
+    def run(self, agent: AnyAgent) -> None:
+        """It releases what it holds."""
+
+
+AnyPool = TypeVar("AnyPool", bound=Pool)  # type: ignore[type-arg]
+
+
+def deadlocked(agents: Iterable[Agent], pool: Pool[Agent]) -> set[Agent]:
+    """Return those of `agents` that can never be granted. `pool` is what all of them hold."""
+    return _left(agents, pool.copy())
 
 
 def must_run_first(
-    asked: Set[str],
-    beside: Set[str],
-    wants: Mapping[Agent, Set[str]],
-    holds: Mapping[Agent, Set[str]],
-    fits: Callable[[Set[str]], bool],
+    agents: Sequence[Agent], pool: AnyPool, fits: Callable[[AnyPool], bool]
 ) -> set[Agent]:
-    """Return who must be let in, of those in `wants`, for `asked` to fit beside `beside`.
+    """Return who of `agents` must be let in for something to fit; `fits` says whether it does.
 
     All that can run release what they hold when they have run. The set is a smallest one:
     take any agent out, and those that remain free too little. Of several such sets, the one
-    without the last in `wants`. It is empty if nobody need run; else one of it can run now,
-    unless `asked` will never fit.
+    without the last in `agents`. It is empty if nobody need run; else one of it can run now,
+    unless what is asked for will never fit.
     """
-    idle: set[Agent] = set()
-    for agent in reversed(list(wants)):
-        idle.add(agent)
-        stays = set(beside).union(*(holds[a] for a in idle))
-        left = _left(wants.keys() - idle, stays, wants, holds, fits)
-        if not fits(stays.union(asked, *(holds[a] for a in left))):
-            idle.remove(agent)
-    return wants.keys() - idle
+    first: set[Agent] = set()
+    end = len(agents)
+    while end:
+        # the later ones need not run, from which one on? the more stay idle, the less fits
+        low, high = 0, end
+        while low < high:
+            middle = (low + high) // 2
+            left = pool.copy()
+            _left([*agents[:middle], *first], left)
+            low, high = (low, middle) if fits(left) else (middle + 1, high)
+        end = low
+        if end:
+            end -= 1
+            first.add(agents[end])
+    return first
 
 
-def _left(
-    agents: Set[Agent],
-    beside: Set[str],
-    wants: Mapping[Agent, Set[str]],
-    holds: Mapping[Agent, Set[str]],
-    fits: Callable[[Set[str]], bool],
-) -> set[Agent]:
-    """Who of `agents` cannot run beside what stays, though all that can have run."""
+def _left(agents: Iterable[Agent], pool: Pool[Agent]) -> set[Agent]:
+    """Who of `agents` cannot run, though all that can have run."""
     left = set(agents)
-    while True:
-        held = set(beside).union(*(holds[a] for a in left))
-        able = [a for a in left if fits(wants[a] | held)]
-        if not able:
-            return left
+    while able := [agent for agent in left if pool.can_run(agent)]:
+        for agent in able:
+            pool.run(agent)
         left.difference_update(able)
+    return left

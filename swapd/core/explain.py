@@ -3,6 +3,7 @@
 Every refusal says what is wrong, who holds what, and what to do about it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
@@ -24,6 +25,11 @@ _DOWN = (
     "Nothing can be loaded or saved until swapd is restarted; what is on the device stays there, "
     "and can be acquired. Clients keep their weights when they close, and connect again"
 )
+#: So many components, or holders of one, are named in a message: a few more than people read.
+NAMED_MAX = 32
+#: So many names before and after one that is not known, in order, are looked at for a likely one.
+_NEAR = 16
+
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
 TOO_MANY_REQUESTS = (
     f"{UNANSWERED_MAX} requests of this session wait for their reply, and no more may: wait for "
@@ -58,19 +64,18 @@ def together(ledger: Ledger, components: Iterable[Component]) -> str:
 
 def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
     """The sessions that lease `c`, for people; at most so many."""
-    sessions = sorted({s for s, _ in c.leases})
-    more = (f"{len(sessions[most:])} more",) if most is not None and sessions[most:] else ()
-    return *(who(ledger, s) for s in sessions[:most]), *more
+    more = (f"{len(c.holders) - most} more",) if most is not None and len(c.holders) > most else ()
+    return *(who(ledger, s) for s in islice(c.holders, most)), *more
 
 
-def held(ledger: Ledger, most: int | None = None) -> str:
+def held(ledger: Ledger, most: int = NAMED_MAX) -> str:
     """Who holds what, one sentence; at most so many components, with their first holders."""
     parts = [
         f"{_with_size(c)} by {', '.join(holders(ledger, c, most))}"
-        for c in islice(ledger.leased.values(), most)
+        for c in islice(ledger.holders.leased.values(), most)
     ]
-    if most is not None and len(ledger.leased) > most:
-        parts.append(f"and {len(ledger.leased) - most} more")
+    if len(ledger.holders.leased) > most:
+        parts.append(f"and {len(ledger.holders.leased) - most} more")
     return "held: " + "; ".join(parts) if parts else "nothing is held"
 
 
@@ -102,8 +107,8 @@ def no_family(ledger: Ledger, name: str) -> str:
             f"{name!r} was registered whole: it is on the device, or not. To keep some of it "
             "there, register it in parts (register_family, or attach with layerwise offload)"
         )
-    near = get_close_matches(name, ledger.families, n=3, cutoff=0.5)
-    known = ", ".join(sorted(ledger.families)) or "nothing"
+    near = _like(name, sorted(ledger.families))
+    known = _first(ledger.families) or "nothing"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"in parts: {known}."
     return f"nobody has registered {name!r} in parts; {hint}"
 
@@ -122,7 +127,7 @@ def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str =
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     if ledger.quarantined:
-        sessions = ", ".join(map(str, ledger.quarantined))
+        sessions = ", ".join(map(str, islice(ledger.quarantined, NAMED_MAX)))
         beside += f" (or only when the process of the ended session {sessions} has exited)"
     return (
         f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
@@ -136,16 +141,28 @@ def unknown(ledger: Ledger, name: str) -> str:
         return f"{name!r} is no component; a workspace is held by its lease alone"
     if name in ledger.components:
         return f"{name!r} is still being registered, or going away; acquire it with wait=True"
-    known = [*ledger.families, *(c.name for c in ledger.components.values() if not c.workspace)]
-    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    near = _like(name, ledger.names)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(ledger)
     return f"nobody has registered {name!r}; {hint} Use wait=True to wait for it"
 
 
+def _like(name: str, known: list[str]) -> list[str]:
+    """Names of `known`, in order, that may have been meant: of those that begin alike."""
+    at = bisect_left(known, name)
+    around = known[max(0, at - _NEAR) : at + _NEAR]
+    return get_close_matches(name, around, n=3, cutoff=0.5)
+
+
 def _registered(ledger: Ledger) -> str:
-    components = ledger.components.values()
-    names = {c.part_of or c.name for c in components if not c.workspace}
-    return f"registered: {', '.join(sorted(names)) or 'nothing'}."
+    named = (c for c in ledger.components.values() if not c.workspace)
+    return f"registered: {_first(c.part_of or c.name for c in named) or 'nothing'}."
+
+
+def _first(names: Iterable[str]) -> str:
+    """The first of `names` in order, each once; and whether there are more."""
+    some = dict.fromkeys(islice(names, NAMED_MAX + 1))
+    more = ", ..." if len(some) > NAMED_MAX else ""
+    return ", ".join(sorted(islice(some, NAMED_MAX))) + more
 
 
 def committed(names: list[str]) -> str:
@@ -176,9 +193,8 @@ def being_updated(c: Component) -> str:
 
 def in_use(ledger: Ledger, c: Component) -> str:
     if c.leases:
-        return (
-            f"{c.name!r} is leased by {', '.join(holders(ledger, c))}; release it, then unregister"
-        )
+        names = ", ".join(holders(ledger, c, NAMED_MAX))
+        return f"{c.name!r} is leased by {names}; release it, then unregister"
     if c.renewal is not None:
         return being_updated(c)
     return f"{c.name!r} is in the middle of another request; wait for that one's answer"
@@ -196,7 +212,7 @@ def parked(names: Iterable[str]) -> str:
     return f"not registered yet: {', '.join(names)}"
 
 
-def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
+def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
     """Why a waiter cannot be granted now; names at most so many of those in the way."""
     asked = [ledger.components[n] for n in w.names]
     missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
@@ -212,13 +228,11 @@ def blocked(ledger: Ledger, w: Waiter, most: int | None = None) -> str:
     )
 
 
-def _in_the_way(ledger: Ledger, most: int | None) -> str:
-    lent = [m.component for m in ledger.moves.values() if m.component.state is State.RECLAIMING]
-    if lent:
-        nbytes = sum(c.chunks for c in lent) * ledger.chunk_bytes
+def _in_the_way(ledger: Ledger, most: int) -> str:
+    if nbytes := ledger.reclaiming * ledger.chunk_bytes:
         return f"{size(nbytes)} lent, and not back from the driver yet; {held(ledger, most)}"
-    if ledger.idle and not ledger.leased:
-        staying = ", ".join(islice(ledger.idle, most))
+    if ledger.idle and not ledger.holders.leased:
+        staying = ", ".join(c.name for c in islice(ledger.idle, most))
         return f"in use a moment ago, and kept for the minimum residency: {staying}"
     return held(ledger, most)
 
@@ -243,8 +257,10 @@ def conflict(asked: Iterable[Component]) -> str:
 
 
 def deadlock(ledger: Ledger, w: Waiter, stuck: list[Waiter]) -> str:
+    waiting = (o for o in stuck if o is not w)
     others = ", ".join(
-        f"{who(ledger, o.session)} waits for {asked_for(ledger, o)}" for o in stuck if o is not w
+        f"{who(ledger, o.session)} waits for {asked_for(ledger, o)}"
+        for o in islice(waiting, NAMED_MAX)
     )
     why = f"{others}, holding what this needs" if others else "its own thread holds what it needs"
     return (

@@ -8,9 +8,8 @@ not live here: who waits and who is let in (`admission.py`), what is evicted for
 Free chunks are those counted here (`ChunkPool`), never asked of the device.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection
-from collections.abc import Set as AbstractSet
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
 
 from swapd.core.actions import (
     Accept,
@@ -34,9 +33,9 @@ from swapd.core.actions import (
 )
 from swapd.core.chunks import ChunkPool, count, join, split
 from swapd.core.events import Register
+from swapd.core.holdings import Holders
 from swapd.core.policy import Rules
 from swapd.core.records import (
-    Agent,
     Component,
     Key,
     Lease,
@@ -47,6 +46,7 @@ from swapd.core.records import (
     Waiter,
     workspace_name,
 )
+from swapd.core.turns import Turns
 from swapd.protocol import Code, Placement, Runs
 
 #: So far uses are counted that clients tell of: as many again, one by one, fit into 64 bits.
@@ -63,25 +63,32 @@ class Ledger:
         self.sessions: dict[int, Session] = {}
         #: By name; the name is free again as soon as the component is gone.
         self.components: dict[str, Component] = {}
+        #: Those that are no workspaces, and families, in order.
+        self.names: list[str] = []
         self.leases: dict[Key, Lease] = {}
         #: Resident, leased by nobody, promised to nobody, not `resident`: what may be evicted,
         #: in this order. First what was brought in ahead and leaves after its use in any case,
         #: then the least recently used.
-        self.idle: OrderedDict[str, Component] = OrderedDict()
-        #: Those that somebody leases.
-        self.leased: dict[str, Component] = {}
-        #: How many leases each agent holds.
-        self.held: dict[Agent, int] = {}
+        self.idle = Turns()
+        #: Who holds what.
+        self.holders = Holders(self.idle)
         #: Copies in flight, and what is being lent or reclaimed, by generation.
         self.moves: dict[int, Move] = {}
         #: Acknowledgements waited for, by generation, in order of their deadline.
         self.acks: dict[int, tuple[float, Component]] = {}
         #: Chunks of components being evicted and workspaces given back: soon to be free.
         self.leaving = 0
-        #: Those of them that are being saved: a load may follow.
+        #: Those of them that are being saved: a load may follow; and the copies that save them.
         self.inheritable = 0
+        self.saves: dict[int, Move] = {}
+        #: Chunks of workspaces that are given back.
+        self.reclaiming = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
+        #: Chunks that will not come free: these, and those of `resident` components that are in.
+        self.fixed = 0
+        #: Chunks of all components that will not leave once they are in.
+        self.staying = 0
         #: Whose master it is, by uid; kept until DropMaster is ordered.
         self.masters: dict[int, Component] = {}
         #: Those of them that are being made or sealed.
@@ -94,10 +101,16 @@ class Ledger:
         self.superseded: dict[str, Component] = {}
         #: Alternating components by group.
         self.groups: dict[str, dict[str, Component]] = {}
+        #: The same, of those that are on the device.
+        self.groups_in: dict[str, dict[str, Component]] = {}
         #: Components kept for who waits, and the holders that were told so.
         self.wanted: dict[str, set[int]] = {}
-        #: Sessions that were told that somebody waits for what may be held.
+        #: Those of them that were leased since the holders were told.
+        self.joined: dict[str, None] = {}
+        #: Sessions that were told that somebody waits for what may be held; and those that hold
+        #: something and were not.
         self.hurried: set[int] = set()
+        self.unhurried: dict[int, None] = {}
         #: Names to bring in when nobody waits for memory.
         self.prefetches: dict[str, None] = {}
         #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor
@@ -119,7 +132,7 @@ class Ledger:
         #: There is more or less room beside what never leaves than there was.
         self.room_differs = False
 
-        self._uid = self._generation = 0
+        self._uid = self._generation = self._leased_seq = 0
 
     def accept(self, key: Key) -> None:
         self.out.append(Accept(*key))
@@ -151,11 +164,11 @@ class Ledger:
             return c.superseded
         if w.takes_old and self.is_held_beside(c, w):
             return False
-        return all(self.leases[key].owner != w.owner for key in c.leases)
+        return w.owner not in c.agents
 
     def is_held_beside(self, c: Component, w: Waiter) -> bool:
         """Whether the session of `w` holds `c`, if not `w` itself."""
-        return any(session == w.session for session, _ in c.leases)
+        return w.session in c.holders
 
     def expand(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """`names`, each once, and instead of a family's name those of its parts."""
@@ -169,23 +182,30 @@ class Ledger:
         rivals: dict[str, Component] = {}  # several of one family have the same ones
         for c in asked:
             if c.group is not None:
-                mates = self.groups[c.group].values()
-                rivals.update((m.name, m) for m in mates if m.on_device and c.excludes(m))
+                mates = self.groups_in.get(c.group, {}).values()
+                rivals.update((m.name, m) for m in mates if c.excludes(m))
         return list(rivals.values())
 
-    def never_leaving(self, but: Collection[str] = ()) -> int:
+    def never_leaving(self, but: Collection[Component] = ()) -> int:
         """Chunks of all components that will not leave once they are in."""
-        components = self.components.values()
-        return sum(c.chunks for c in components if c.policy == "resident" and c.name not in but)
+        return self.staying - sum(c.chunks for c in but if c.policy == "resident")
 
-    def fixed_chunks(self, but: AbstractSet[str]) -> int:
+    def fixed_chunks(self, but: Iterable[Component]) -> int:
         """Chunks that will not come free: `resident` components that are in, quarantine."""
-        lost = sum(count(runs) for held in self.quarantined.values() for runs in held)
-        return lost + sum(
-            c.chunks
-            for c in self.components.values()
-            if c.policy == "resident" and c.on_device and not c.unregistering and c.name not in but
-        )
+        return self.fixed - sum(c.fixed for c in but)
+
+    def _recount(self, c: Component) -> None:
+        """It came to the device or left it, or its policy changed: keep sums and groups."""
+        there = c.on_device and self.is_current(c)
+        fixed = c.chunks if there and c.policy == "resident" and not c.unregistering else 0
+        if fixed != c.fixed:
+            with self.holders.reclassified(c):
+                self.fixed += fixed - c.fixed
+                c.fixed = fixed
+        if c.group is not None and there:
+            self.groups_in.setdefault(c.group, {})[c.name] = c
+        elif c.group is not None and c.name in self.groups_in.get(c.group, ()):
+            _leave(self.groups_in, c.group, c)
 
     # --- components, from registered to gone ---------------------------------------------
 
@@ -203,8 +223,12 @@ class Ledger:
             own_policy=asked.policy,
         )
         self.components[c.name] = c
+        self.staying += c.chunks if c.policy == "resident" else 0
         self.room_differs |= c.policy == "resident"
+        insort(self.names, c.name)
         if c.part_of:
+            if c.part_of not in self.families:
+                insort(self.names, c.part_of)
             self.families.setdefault(c.part_of, {})[c.name] = c
         self.sessions[c.session].owns[c.name] = None
         c.answer = asked.request
@@ -248,6 +272,11 @@ class Ledger:
         self.accept((c.session, c.answer))
         c.answer = None
 
+    def set_unregistering(self, c: Component, going: bool) -> None:
+        """It goes as soon as it can; or stays after all."""
+        c.unregistering = going
+        self._recount(c)
+
     def finish_unregister(self, c: Component) -> None:
         self.answer(c)
         self.remove(c)
@@ -258,22 +287,30 @@ class Ledger:
         del self.components[c.name]
         if session := self.sessions.get(c.session):
             session.owns.pop(c.name, None)
-        self.idle.pop(c.name, None)
-        self.leased.pop(c.name, None)
+        self.staying -= c.chunks if c.policy == "resident" else 0
+        self.idle.drop(c)
+        self._recount(c)
         if c.name in self.prefetches:
             del self.prefetches[c.name]
             self.replan = True  # others may have been held back for it
         self.superseded.pop(c.name, None)
         self.unwant(c.name)
         _leave(self.groups, c.group, c)
+        if not c.workspace:
+            self._forget_name(c.name)
         _leave(self.families, c.part_of, c)
-        if c.part_of not in self.families:
+        if c.part_of and c.part_of not in self.families:
+            self._forget_name(c.part_of)
             self.automatic.pop(c.part_of, None)
         self.room_differs |= c.policy == "resident"
+
+    def _forget_name(self, name: str) -> None:
+        del self.names[bisect_left(self.names, name)]
 
     def strand(self, c: Component, alive: bool) -> None:
         """The owner is gone: free what can be freed now, the rest when its copy ends."""
         self._take_from_leases(c)
+        self._leave_room(c)
         if c.workspace:
             self.close_workspace(c)
             if self.is_current(c):
@@ -312,8 +349,15 @@ class Ledger:
         """Nobody uses these chunks; `writer` may write to them until its process ends."""
         if writer in self.quarantined:
             self.quarantined[writer].append(runs)
+            self.fixed += count(runs)
             self.room_shrank = True
         else:
+            self.pool.give(runs)
+
+    def end_quarantine(self, session: int) -> None:
+        """Its process has ended: nobody can write to these chunks any more."""
+        for runs in self.quarantined.pop(session, ()):
+            self.fixed -= count(runs)
             self.pool.give(runs)
 
     def drop_master(self, uid: int) -> None:
@@ -373,7 +417,8 @@ class Ledger:
         if not (move and move.uid == old):
             self.drop_master(old)
         if c.state in (State.LOADING, State.RESIDENT):
-            c.superseded = True
+            with self.holders.reclassified(c):
+                c.superseded = True
             self.superseded[c.name] = c
             self.settle(c)
             self.room_shrank = True  # who holds it is in the way of who waits for it
@@ -393,14 +438,17 @@ class Ledger:
     def lend(self, w: Waiter) -> tuple[Placement, ...]:
         """Give `w` its lease; return where the components are that its session owns."""
         self.sessions[w.session].leases.add(w.request)
-        self.leases[w.key] = Lease(w.session, w.agent, w.names)
-        self.held[w.owner] = self.held.get(w.owner, 0) + 1
+        if w.session not in self.hurried:
+            self.unhurried[w.session] = None
+        self.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names))
+        self.holders.open(w.key, self.leases[w.key])
         placements = []
         for name in w.names:
             c = self.components[name]
             c.promised.pop(w.key, None)
-            c.leases.add(w.key)
-            self.leased[name] = c
+            self.holders.take_up(c, w.key, w.owner)
+            if name in self.wanted:
+                self.joined[name] = None
             c.used = True
             if c.session == w.session and not c.workspace:
                 c.mapped = True
@@ -415,39 +463,38 @@ class Ledger:
         if lease is None:
             return False
         session = self.sessions.get(lease.session)
-        if session is not None:
-            session.leases.discard(key[1])
-        self.held[lease.owner] -= 1
-        if not self.held[lease.owner]:
-            del self.held[lease.owner]
         for name in lease.names:
             c = self.components[name]
-            c.leases.discard(key)
+            self.holders.lay_down(c, key, lease.owner)
             if again:
                 c.hits = min(c.hits + again, HITS_MAX)
                 self.hits = min(self.hits + again, HITS_MAX)
             if not c.leases:
-                del self.leased[name]
                 c.last_used = self.now
                 if session is not None:
                     c.released_at = self.now  # it may come back
                 self.settle(c)
+        self.holders.close(key, lease)
+        if session is not None:
+            session.leases.discard(key[1])
+            if not session.leases:
+                self.unhurried.pop(lease.session, None)
         return True
 
     def break_leases(self, c: Component, why: str) -> None:
         """Its load failed: tell the holders that were let in early."""
-        for session in sorted({s for s, _ in c.leases}):
+        for session in sorted(c.holders):
             self.out.append(Broken(session, c.name, c.generation, why))
         if c.leases:
             self._take_from_leases(c)
-            c.leases.clear()
-            del self.leased[c.name]
             c.last_used = self.now
 
     def _take_from_leases(self, c: Component) -> None:
         """Those that hold it hold it no longer; what else they hold they keep."""
-        for key in c.leases:
-            self.leases[key].names = tuple(n for n in self.leases[key].names if n != c.name)
+        for key in list(c.leases):
+            lease = self.leases[key]
+            del lease.names[c.name]
+            self.holders.lay_down(c, key, lease.owner)
 
     # --- coming in -----------------------------------------------------------------------
 
@@ -459,6 +506,7 @@ class Ledger:
         c.used = False
         move = self.moves[c.generation] = self._take_chunks(c)
         c.runs = join(move.runs, *move.inherited.values()) if move.inherited else move.runs
+        self._recount(c)
         self.peak_chunks = max(self.peak_chunks, self.pool.total - self.pool.free)
         self.prefetches.pop(c.name, None)
         if c.policy == "resident":
@@ -474,18 +522,22 @@ class Ledger:
         free = min(c.chunks, self.pool.free)
         load = Move(c, c.uid, self.pool.take(free, prefer=c.runs))
         short = c.chunks - free
-        for generation, save in self.moves.items() if short else ():
-            if save.heritable and (n := min(short, count(save.runs))):
+        for generation, save in self.saves.items() if short else ():
+            if n := min(short, count(save.runs)):
                 load.inherited[generation], save.runs = split(save.runs, n)
+                save.heirs.append(c.generation)
                 self.inheritable -= n
                 self.leaving -= n
                 short -= n
+            if not short:
+                break
         return load
 
     def loaded(self, c: Component) -> None:
         c.state = State.RESIDENT
         c.resident_since = self.now
         c.swap_in_s = self.now - c.load_started
+        self.holders.rank(c)
         if not c.workspace:
             c.copy_s = self.now - max(c.load_started, self.copied_at)
             self.copied_at = self.now
@@ -503,6 +555,7 @@ class Ledger:
         self.pool.give(c.runs)
         self._leave_superseded(c)
         c.state = State.ABSENT
+        self._recount(c)
         if c.unregistering:
             self.finish_unregister(c)
 
@@ -533,30 +586,34 @@ class Ledger:
             return
         self.room_differs |= "resident" in (c.policy, policy)
         self.room_shrank |= policy == "resident"
+        self.staying += c.chunks if policy == "resident" else 0
+        self.staying -= c.chunks if c.policy == "resident" else 0
         c.policy = policy
+        self._recount(c)
+        self.holders.rank(c)
         self.replan = True
         if c.state is State.RESIDENT and not (c.leases or c.promised):
             if not kept and not c.waiting and not self.down:
                 self.evict(c, "resized", None)
             else:
-                self.idle.pop(c.name, None)
+                self.idle.drop(c)
                 self.make_idle(c)
 
     def make_idle(self, c: Component) -> None:
         c.idle_since = self.now
         if c.policy != "resident":
-            self.idle[c.name] = c
-        if c.policy == "sequential":
-            self.idle.move_to_end(c.name, last=False)
+            self.idle.add(c)
 
     # --- leaving -------------------------------------------------------------------------
 
     def evict(self, c: Component, reason: Reason, key: Key | None) -> None:
         """Decided: `c` leaves. It does so at once, or when its worker has let go of it."""
-        self.idle.pop(c.name, None)
+        self.idle.drop(c)
         self.unwant(c.name)
         self._leave_superseded(c)
         c.reason, c.evicting_for = reason, key
+        if key is not None:
+            self.sessions[key[0]].makes_way[c.generation] = c
         self.leaving += count(c.runs)
         self.replan = True
         c.state = State.REVOKING
@@ -574,7 +631,8 @@ class Ledger:
         c.mapped = False
         if c.dirty:
             c.state = State.WRITING_BACK
-            self.moves[c.generation] = Move(c, c.uid, c.runs, heritable=True)
+            save = self.moves[c.generation] = Move(c, c.uid, c.runs, heritable=True)
+            self.saves[c.generation] = save
             self.inheritable += c.chunks
             self.replan = True
             self.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs))
@@ -586,7 +644,8 @@ class Ledger:
         self.leaving -= count(runs)
         self.pool.give(runs)
         c.state = State.ABSENT
-        c.evicting_for = None
+        self._recount(c)
+        self._leave_room(c)
         c.evictions += 1
         self.evictions += 1
         self.out.append(Evicted(c.name, c.generation, c.nbytes, bytes_back))
@@ -599,18 +658,25 @@ class Ledger:
         assert count(move.runs) == c.chunks, f"{c} has heirs that were not told before"
         self.leaving -= c.chunks
         c.state = State.RESIDENT
-        c.evicting_for = None
+        self._leave_room(c)
 
     def lose(self, c: Component, move: Move, why: str) -> None:
         """Its bytes are nowhere whole: part of them were overwritten, part not saved."""
         self.leaving -= count(move.runs)
         self.pool.give(move.runs)
         c.state = State.ABSENT
-        c.evicting_for = None
+        self._recount(c)
+        self._leave_room(c)
         c.dirty = bool(self.down)  # then the part that was not saved stays where it is
         c.damaged = why
         self.prefetches.pop(c.name, None)
         self.out.append(Lost(c.name, c.generation, why))
+
+    def _leave_room(self, c: Component) -> None:
+        """It is evicted for nobody any more."""
+        if c.evicting_for is not None and (session := self.sessions.get(c.evicting_for[0])):
+            session.makes_way.pop(c.generation, None)
+        c.evicting_for = None
 
     # --- chunks that are inherited: overwritten as soon as each is saved -----------------
 
@@ -621,11 +687,16 @@ class Ledger:
         """
         move = self.moves.pop(generation)
         self._bar_heirs(move)
-        heirs = [m for m in self.moves.values() if generation in m.inherited]
+        heirs = self.heirs(generation, move)
         for heir in heirs:
             heir.runs += heir.inherited.pop(generation)
         on_their_own = [m.component for m in heirs if not m.inherited]
         return move, [c for c in on_their_own if self.is_current(c)]
+
+    def heirs(self, generation: int, save: Move) -> list[Move]:
+        """The copies in flight that have inherited from this one, and are still to be told."""
+        under_way = (self.moves.get(heir) for heir in save.heirs)
+        return [m for m in under_way if m is not None and generation in m.inherited]
 
     def _hand_back(self, load: Move) -> None:
         """A load came to nothing: what it inherited is to be saved first, as if it had not.
@@ -644,24 +715,38 @@ class Ledger:
     def _bar_heirs(self, save: Move) -> None:
         if save.heritable:
             save.heritable = False
+            del self.saves[save.component.generation]
             self.inheritable -= count(save.runs)
+
+    def want(self, name: str) -> None:
+        """Somebody waits for `name`: tell the holders that were not told."""
+        told = self.wanted.setdefault(name, set())
+        self.joined.pop(name, None)
+        for session in sorted(self.components[name].holders.keys() - told):
+            self.out.append(Want(session, name, True))
+            self.sessions[session].told.add(name)
+            told.add(session)
 
     def unwant(self, name: str) -> None:
         """Nobody waits for `name` any more: tell the holders that were told."""
+        self.joined.pop(name, None)
         for session in sorted(self.wanted.pop(name, ())):
             self.out.append(Want(session, name, False))
+            self.sessions[session].told.discard(name)
 
     def hurry(self) -> None:
         """Somebody waits for what may be held: tell all that hold something, once."""
-        for number, session in self.sessions.items():
-            if session.leases and number not in self.hurried:
-                self.hurried.add(number)
-                self.out.append(Hurry(number, True))
+        for number in self.unhurried:
+            self.hurried.add(number)
+            self.out.append(Hurry(number, True))
+        self.unhurried.clear()
 
     def take_time(self) -> None:
         """Nobody waits for that any more: tell those that were told."""
         for number in sorted(self.hurried):
             self.out.append(Hurry(number, False))
+            if self.sessions[number].leases:
+                self.unhurried[number] = None
         self.hurried.clear()
 
     # --- workspaces ----------------------------------------------------------------------
@@ -683,6 +768,7 @@ class Ledger:
             is_lent = c.state is State.RESIDENT
             c.state = State.RECLAIMING
             self.leaving += c.chunks
+            self.reclaiming += c.chunks
             self.unwant(c.name)
             self.replan = True
             if is_lent:
@@ -698,6 +784,7 @@ class Ledger:
         self.pool.give(c.runs)
         if c.state is State.RECLAIMING:
             self.leaving -= c.chunks
+            self.reclaiming -= c.chunks
         c.state = State.ABSENT
         self.replan = True
         if self.is_current(c) and not c.promised:

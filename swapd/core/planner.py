@@ -11,11 +11,11 @@ What would go is said by functions that change nothing, `choose` and `in_the_way
 `forecast.py` can ask them too.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from swapd.core import policy
-from swapd.core.actions import Want
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, State, Waiter
@@ -50,13 +50,11 @@ def choose(
     short -= sum(r.chunks for r in idle_rivals)
     if short <= 0:
         return Room(idle_rivals, [])
-    if not ledger.idle:
+    if short > ledger.idle.chunks:
         return None
     spare = {c.name for c in (*asked, *rivals)}
-    chosen = policy.victims(
-        short,
-        ((c.name, c.chunks) for c in _in_turn(ledger) if c.name not in spare and may_evict(c)),
-    )
+    idle = (c for c in ledger.idle if c.name not in spare)
+    chosen = policy.victims(short, ((c.name, c.chunks) for c in idle if may_evict(c)))
     if chosen is None:
         return None
     return Room(idle_rivals, [ledger.components[name] for name in chosen])
@@ -77,34 +75,21 @@ def in_the_way(
     spare = {c.name for c in asked} | {r.name for r in rivals}
     short = missing - ledger.pool.free - ledger.leaving
     short -= sum(r.chunks for r in rivals if not r.evicting)
-    idle = [c for c in _in_turn(ledger) if c.name not in spare]
-    holds = owner in ledger.held
-    leased = [
-        c
-        for c in ledger.leased.values()
-        if c.policy != "resident"
-        and c.name not in spare
-        and not (holds and _only_holder(ledger, c, owner))
-    ]
-    leased.sort(key=lambda c: (c.state is State.LOADING, c.resident_since))
-    names = policy.victims(short, ((c.name, c.chunks) for c in idle + leased))
-    going = [c for c in idle + leased if (c.chunks if names is None else c.name in names)]
+    leased = ledger.holders.to_give_way()
+    others = (c for c in leased if not _only_holder(c, owner))
+    may_go = (c for c in chain(ledger.idle, others) if c.name not in spare)
+    names = policy.victims(short, ((c.name, c.chunks) for c in may_go))
+    if names is not None:
+        going = [ledger.components[name] for name in names]
+    else:
+        leased = ledger.holders.to_give_way()
+        others = (c for c in leased if not _only_holder(c, owner))
+        going = [c for c in chain(ledger.idle, others) if c.chunks and c.name not in spare]
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
 
 
-def _in_turn(ledger: Ledger) -> Iterable[Component]:
-    """Idle components in the order in which they should go."""
-    idle = ledger.idle
-    if not ledger.families:
-        return idle.values()
-    in_use = {c.part_of for c in ledger.leased.values() if c.part_of}
-    in_vain = [c for c in idle.values() if c.policy == "sequential"]
-    used = [(c.name, c.part_of) for c in idle.values() if c.policy != "sequential"]
-    return in_vain + [idle[name] for name in policy.turns(used, in_use)]
-
-
-def _only_holder(ledger: Ledger, c: Component, agent: Agent) -> bool:
-    return all(ledger.leases[k].owner == agent for k in c.leases)
+def _only_holder(c: Component, agent: Agent) -> bool:
+    return len(c.agents) == 1 and agent in c.agents
 
 
 def stays_until(ledger: Ledger, c: Component) -> float:
@@ -155,7 +140,7 @@ class Planner:
         self._planned_at = ledger.now
         self._plan_again_at = None
         self._held_up = False
-        wanted: set[str] = {n for n, c in ledger.superseded.items() if self._may_be_asked_for(c)}
+        wanted = {n for n, c in ledger.superseded.items() if self._may_be_asked_for(c)}
         while (head := admission.queue.head(ledger.now)) is not None:  # 1
             if not self.make_room(head, wanted):
                 break
@@ -174,7 +159,7 @@ class Planner:
             for name in list(ledger.prefetches):
                 if not self._try_prefetch(ledger.components[name]) and ledger.leaving:
                     break  # the room that is coming is meant for this one
-        for w in admission.holding.values():
+        for w in list(admission.untold.values()):
             admission.tell_waiting(w)
         self._tell_wanted(wanted)  # 4
         if self._held_up:
@@ -266,11 +251,8 @@ class Planner:
         for name in [n for n in ledger.wanted if n not in wanted]:
             ledger.unwant(name)
             self._admission.share(ledger.components[name])
-        for name in sorted(wanted):
-            told = ledger.wanted.setdefault(name, set())
-            for session in sorted({s for s, _ in ledger.components[name].leases} - told):
-                ledger.out.append(Want(session, name, True))
-                told.add(session)
+        for name in sorted((wanted - ledger.wanted.keys()) | (wanted & ledger.joined.keys())):
+            ledger.want(name)
 
     # --- prefetches ----------------------------------------------------------------------
 

@@ -65,10 +65,16 @@ class Component:
     state: State = State.FILLING
     #: Counts residencies over the life of the core; 0 before the first.
     generation: int = 0
+    #: Counts up with each first lease: of those that came in at once, which was leased first.
+    leased_seq: int = 0
+    #: Its chunks if they are on the device and will not come free, else 0.
+    fixed: int = 0
     #: Chunks it is on; kept after an eviction, to ask for the same ones again.
     runs: Runs = ()
-    #: Leases that hold it.
+    #: Leases that hold it; how many each session has of it; and how many each agent.
     leases: set[Key] = field(default_factory=set)
+    holders: dict[int, int] = field(default_factory=dict)
+    agents: dict[Agent, int] = field(default_factory=dict)
     #: Waiters it was loaded or kept for, and that have not been granted yet, by arrival.
     promised: dict[Key, None] = field(default_factory=dict)
     #: Queued waiters that name it, in order of arrival.
@@ -147,8 +153,9 @@ class Move:
     #: Of a load: chunks that are saved before they are overwritten, by generation of the
     #: write-back, which is still in flight.
     inherited: dict[int, Runs] = field(default_factory=dict)
-    #: Of a write-back: a load may inherit what it saves.
+    #: Of a write-back: a load may inherit what it saves; and those that have, by generation.
     heritable: bool = False
+    heirs: list[int] = field(default_factory=list)
     #: The session that is gone and whose process may still write to the chunks.
     writer: int | None = None
 
@@ -177,6 +184,9 @@ class Waiter:
     pending: set[str] = field(default_factory=set)
     queued: bool = False
     admitted: bool = False
+    #: Chunks of all its names, while it is queued; and whether one of them is of a group.
+    chunks: int = 0
+    grouped: bool = False
     told: bool = False  # a Waiting record was made
     loaded: bool = False
 
@@ -198,7 +208,8 @@ class Waiter:
 class Lease:
     session: int
     agent: int
-    names: tuple[str, ...]
+    #: What it holds, in the order in which it was asked for.
+    names: dict[str, None]
 
     @property
     def owner(self) -> Agent:
@@ -212,4 +223,8 @@ class Session:
     owns: dict[str, None] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     waiters: set[int] = field(default_factory=set)
+    #: What is being evicted for its waiters, by generation; and the names of what it was told
+    #: is wanted.
+    makes_way: dict[int, Component] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
     fenced: bool = False  # a Fence was ordered; SessionGone will follow

@@ -191,7 +191,7 @@ class Residency:
             ledger.sealed(c, c.renewal)
         else:
             ledger.commit(c)
-            self.admission.unpark(c.name)
+            self.admission.unpark(c)
 
     def _on_master_failed(self, event: MasterFailed) -> None:
         """A component whose first master fails is gone; an update that fails changes nothing."""
@@ -259,7 +259,7 @@ class Residency:
         if c.damaged and c.dirty:  # its worker can put it together, and nobody else
             return ledger.refuse(key, "device_failed", explain.damaged(c))
         c.answer = event.request
-        c.unregistering = True
+        ledger.set_unregistering(c, True)
         self.admission.turn_away(c, explain.unregistered(c))
         if not ledger.is_current(c):
             return  # the last promise on it fell, and with it the component
@@ -351,7 +351,7 @@ class Residency:
             return None
         others = (c.chunks for c in family.values() if c is not rest)
         least = rest.chunks + max(others, default=0)
-        fixed = ledger.never_leaving(family.keys())
+        fixed = ledger.never_leaving(family.values())
         if least + fixed <= ledger.pool.total:
             return None
         return "too_large", explain.too_large(ledger, name, least, fixed, explain.LESS_RESIDENT)
@@ -362,7 +362,7 @@ class Residency:
         first = [c for c in family.values() if c.name == part_name(name, REST)]
         others = [c for c in family.values() if c not in first]
         sizes = [c.chunks for c in others]
-        room = ledger.pool.total - ledger.never_leaving(family.keys())
+        room = ledger.pool.total - ledger.never_leaving(family.values())
         room -= sum(c.chunks for c in first)
         if resident_bytes is None:
             kept = policy.spread(sizes, policy.room_to_keep(sizes, room, beside=2))
@@ -454,14 +454,15 @@ class Residency:
         if c.unregistering:
             assert c.answer is not None
             ledger.refuse((c.session, c.answer), "device_failed", why)
-            c.answer, c.unregistering = None, False
+            c.answer = None
+            ledger.set_unregistering(c, False)
         if event.damaged:
             for key in list(c.waiting):
                 admission.refuse(key, "device_failed", explain.damaged(c))
         else:
             ledger.make_idle(c)
             admission.share(c)
-        admission.unpark(c.name)
+        admission.unpark(c)
 
     def _lend_failed(self, c: Component, why: str) -> None:
         self.ledger.came_back(c)
@@ -494,7 +495,8 @@ class Residency:
 
     def _on_tick(self, event: Tick) -> None:
         ledger = self.ledger
-        for deadline, c in list(ledger.acks.values()):
+        while ledger.acks:
+            deadline, c = next(iter(ledger.acks.values()))
             if deadline > event.now:
                 break
             del ledger.acks[c.generation]
@@ -515,9 +517,12 @@ class Residency:
         session = ledger.sessions.pop(event.session, None)
         if session is None:
             return
-        for told in ledger.wanted.values():
-            told.discard(event.session)
+        for name in session.told:
+            ledger.wanted[name].discard(event.session)
         ledger.hurried.discard(event.session)
+        ledger.unhurried.pop(event.session, None)
+        for c in session.makes_way.values():
+            c.evicting_for = None
         owned = [ledger.components[name] for name in session.owns]
         for c in owned:
             if c.mutable and c.dirty:
@@ -528,16 +533,12 @@ class Residency:
                 admission.forget(w)
         for request in list(session.leases):
             ledger.take_back((event.session, request))
-        for c in ledger.components.values():
-            if c.evicting_for is not None and c.evicting_for[0] == event.session:
-                c.evicting_for = None
         for c in owned:
             admission.turn_away(c, explain.owner_gone(c, session.label))
         ledger.replan = True
 
     def _on_let_go(self, event: ProcessExited | LetGo) -> None:
-        for runs in self.ledger.quarantined.pop(event.session, ()):
-            self.ledger.pool.give(runs)
+        self.ledger.end_quarantine(event.session)
         self.ledger.replan = True
 
     _on: ClassVar[dict[type, Callable[[Any, Any], None]]] = {

@@ -17,11 +17,14 @@ from swapd.core import (
     admission,
     chunks,
     deadlock,
+    holdings,
     ledger,
     planner,
     policy,
     queue,
+    recount,
     residency,
+    turns,
 )
 from tests.core import test_families, test_residency, test_update
 from tests.core.driver import BOTH_WAYS, drive
@@ -65,9 +68,9 @@ BUGS = [
     ),
     Bug(
         "most recently used goes first",
-        ledger,
-        "            self.idle[c.name] = c\n",
-        "            self.idle = {c.name: c, **self.idle}\n",
+        turns,
+        "            self._places.put(c.name, (False, self._stamp))\n",
+        "            self._places.put(c.name, (False, -self._stamp))\n",
     ),
     Bug(
         "what the owner wrote is not written back",
@@ -145,8 +148,8 @@ BUGS = [
     Bug(
         "a session that goes is remembered by what was evicted for it",
         residency,
-        "            if c.evicting_for is not None and c.evicting_for[0] == event.session:\n",
-        "            if False:\n",
+        "        for c in session.makes_way.values():\n",
+        "        for c in ():\n",
     ),
     Bug(
         "rivals of a group are on the device together",
@@ -205,14 +208,14 @@ BUGS = [
     Bug(
         "new holders join what is wanted",
         admission,
-        "if c.name in self._ledger.wanted and all(s != w.session for s, _ in c.leases):",
+        "if c.name in self._ledger.wanted and w.session not in c.holders:",
         "if False:",
     ),
     Bug(
         "what was given way to a waiter is lent again",
         planner,
-        "    going = [c for c in idle + leased if",
-        "    going = [c for c in leased if",
+        "going = [ledger.components[name] for name in names]",
+        "going = [ledger.components[name] for name in names if name not in ledger.idle]",
     ),
     Bug(
         "holders are not told that nobody waits any more",
@@ -235,8 +238,8 @@ BUGS = [
     Bug(
         "those that hold nothing are told to hurry",
         ledger,
-        "if session.leases and number not in self.hurried:",
-        "if number not in self.hurried:",
+        "for number in self.unhurried:",
+        "for number in self.sessions.keys() - self.hurried:",
     ),
     Bug(
         "a session that is gone hurries",
@@ -259,20 +262,21 @@ BUGS = [
     Bug(
         "a holder overtakes though nobody needs what it holds",
         admission,
-        "        return [w for w in waiters if w.owner in first]\n",
-        "        return waiters\n",
+        "if not self.holding or self._fits_beside_all(head):\n            return []\n",
+        "if not self.holding or self._fits_beside_all(head):\n"
+        "            return list(self.holding.values())\n",
     ),
     Bug(
         "more overtake than need to",
         deadlock,
-        "    for agent in reversed(list(wants)):\n",
-        "    for agent in []:\n",
+        "        while low < high:\n",
+        "        low = high\n        while False:\n",
     ),
     Bug(
         "deadlocks are not looked for",
         admission,
-        "            self.holding[w.key] = w\n            self._refuse_deadlocked()\n",
-        "            self.holding[w.key] = w\n",
+        "            self._hold_on(w)\n            self._refuse_deadlocked()\n",
+        "            self._hold_on(w)\n",
     ),
     Bug(
         "who holds and does not wait counts as stuck",
@@ -326,8 +330,8 @@ BUGS = [
     Bug(
         "a load that failed stays in the leases",
         ledger,
-        "            self._take_from_leases(c)\n            c.leases.clear()\n",
-        "            c.leases.clear()\n",
+        "            self._take_from_leases(c)\n            c.last_used",
+        "            c.leases.clear()\n            c.last_used",
     ),
     Bug(
         "the chunks of a load that failed are reused while its worker may use them",
@@ -361,9 +365,9 @@ BUGS = [
     ),
     Bug(
         "of two holders the one that loads is asked to give way",
-        planner,
-        "key=lambda c: (c.state is State.LOADING, c.resident_since)",
-        "key=lambda c: c.resident_since",
+        holdings,
+        "rank = (c.state is State.LOADING, c.resident_since, c.leased_seq)",
+        "rank = (False, c.resident_since, c.leased_seq)",
     ),
     Bug(
         "the chunks of a workspace are reused before they are back",
@@ -546,13 +550,13 @@ BUGS = [
     Bug(
         "who was parked is not woken when the write-back fails",
         residency,
-        "        admission.unpark(c.name)\n",
+        "        admission.unpark(c)\n",
         "",
     ),
     Bug(
         "who waits for a name is not woken",
         residency,
-        "        self.admission.unpark(c.name)\n",
+        "        self.admission.unpark(c)\n",
         "",
     ),
     Bug(
@@ -570,8 +574,8 @@ BUGS = [
     Bug(
         "parts of one family exclude each other",
         ledger,
-        "if m.on_device and c.excludes(m))",
-        "if m.on_device and m is not c)",
+        "for m in mates if c.excludes(m))",
+        "for m in mates if m is not c)",
     ),
     Bug(
         "parts of one family cannot be asked for at once",
@@ -630,7 +634,7 @@ BUGS = [
     Bug(
         "who never leaves is not counted when a family is given its room",
         residency,
-        "room = ledger.pool.total - ledger.never_leaving(family.keys())",
+        "room = ledger.pool.total - ledger.never_leaving(family.values())",
         "room = ledger.pool.total",
     ),
     Bug(
@@ -653,21 +657,21 @@ BUGS = [
     ),
     Bug(
         "the part that is needed next goes first",
-        policy,
-        "-i if family else 0",
-        "i",
+        turns,
+        "                yield from reversed(parts.values())\n",
+        "                yield from parts.values()\n",
     ),
     Bug(
         "a family goes while it is in use",
-        policy,
-        "position[family] + len(idle) for",
-        "position[family] for",
+        turns,
+        "(family in self._used, stamp)",
+        "(False, stamp)",
     ),
     Bug(
         "what comes to stay is not counted by those that keep what there is room for",
         ledger,
-        '        self.room_differs |= c.policy == "resident"\n        if c.part_of:',
-        "        if c.part_of:",
+        '        self.room_differs |= c.policy == "resident"\n        insort(',
+        "        insort(",
     ),
     Bug(
         "the room of what stayed is not given to those that keep what there is room for",
@@ -709,14 +713,14 @@ BUGS = [
     Bug(
         "what never leaves is evicted",
         ledger,
-        "                self.idle.pop(c.name, None)\n                self.make_idle(c)\n",
+        "                self.idle.drop(c)\n                self.make_idle(c)\n",
         "                pass\n",
     ),
     Bug(
         "what was read ahead in vain outlasts what is kept",
-        ledger,
-        "            self.idle.move_to_end(c.name, last=False)\n",
-        "            pass\n",
+        turns,
+        "        yield from reversed(self._in_vain.values())\n        for name in self._places:\n",
+        "        for name in self._places:\n",
     ),
     Bug(
         "what is kept goes for what is read ahead",
@@ -763,13 +767,13 @@ BUGS = [
     Bug(
         "who comes after an update is given the old bytes",
         ledger,
-        "return all(self.leases[key].owner != w.owner for key in c.leases)",
+        "return w.owner not in c.agents",
         "return False",
     ),
     Bug(
         "who holds the old bytes may not take them again",
         ledger,
-        "return all(self.leases[key].owner != w.owner for key in c.leases)",
+        "return w.owner not in c.agents",
         "return True",
     ),
     Bug(
@@ -829,13 +833,13 @@ BUGS = [
     Bug(
         "an update does not look for waits that it makes hopeless",
         admission,
-        "n + _NEW if ledger.must_leave_first(ledger.components[n], w) else n",
-        "n",
+        "wishes[name] = c, ledger.must_leave_first(c, w)",
+        "wishes[name] = c, False",
     ),
     Bug(
         "threads of a session that holds old bytes are given them",
         ledger,
-        "return all(self.leases[key].owner != w.owner for key in c.leases)",
+        "return w.owner not in c.agents",
         "return not self.is_held_beside(c, w)",
     ),
     Bug(
@@ -857,6 +861,43 @@ BUGS = [
         "if c.leases or c.answer is not None:",
     ),
     Bug(
+        "a family stays where it was when one of its parts is used again",
+        turns,
+        "            self._parts.setdefault(c.part_of, OrderedDict())[c.name] = c\n"
+        "            self._place(c.part_of)\n",
+        "            self._parts.setdefault(c.part_of, OrderedDict())[c.name] = c\n",
+    ),
+    Bug(
+        "what two agents hold is counted twice",
+        holdings,
+        "elif len(c.agents) == 1:  # then what was one agent's alone is not any more\n",
+        "elif False:\n",
+    ),
+    Bug(
+        "what one of two agents gives back is its own no more",
+        holdings,
+        "elif len(c.agents) == 2:  # then what several held is one agent's alone\n",
+        "elif False:\n",
+    ),
+    Bug(
+        "what never comes free is counted as long as it is registered",
+        ledger,
+        "        self._recount(c)\n        self._leave_room(c)\n        c.evictions += 1\n",
+        "        self._leave_room(c)\n        c.evictions += 1\n",
+    ),
+    Bug(
+        "who would not fit beside what never leaves is taken for one that can run",
+        admission,
+        "room = ledger.pool.total - ledger.fixed - holders.waiting.chunks",
+        "room = ledger.pool.total - holders.waiting.chunks",
+    ),
+    Bug(
+        "those that came to hold what is wanted are not told",
+        ledger,
+        "                self.joined[name] = None\n",
+        "                pass\n",
+    ),
+    Bug(
         "a mutable component is updated beside its worker's writes",
         residency,
         "        if c.mutable:\n            return ledger.refuse(key",
@@ -873,7 +914,10 @@ SCENARIOS: list[Callable[[Make], None]] = [
 
 
 #: The modules a bug may be in, each after those that it imports.
-CHAIN = (policy, chunks, queue, deadlock, ledger, admission, planner, residency)
+CHAIN = (
+    *(policy, chunks, turns, queue, deadlock, holdings),
+    *(ledger, admission, planner, recount, residency),
+)
 
 
 def mutated(bug: Bug) -> Callable[..., Residency]:

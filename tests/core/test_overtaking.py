@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.records import Key
+from tests.core.pool import SetPool
 from tests.core.world import World
 
 #: Name to size.
@@ -33,9 +34,10 @@ def test_a_smallest_set_overtakes_and_one_of_it_can_go_at_once(
     holds: dict[int, set[str]] = {agent: set() for agent in wants}
     for agent, name in zip(wants, shares, strict=False):
         holds[agent].add(name)
-    if not fits(asked) or not fits(set().union(*holds.values())) or deadlocked(wants, holds, fits):
+    pool = SetPool(wants, holds, fits)
+    if not fits(asked) or not fits(pool.held()) or deadlocked(wants, pool):
         return
-    first = must_run_first(asked, set(), wants, holds, fits)
+    first = must_run_first(list(wants), pool, lambda left: fits(asked | left.held()))
     held = set().union(*holds.values())
     if not first:
         assert fits(asked | held), "nobody need run, yet there is no room"

@@ -130,7 +130,7 @@ def test_who_holds_it_itself_may_take_it_again(make: Make) -> None:
     w, s = there(make)
     held = w.use(s, "a")
     w.renew(s, "a")
-    again = w.acquire(s, "a")
+    again = w.acquire(s, "a", timeout=0.0)
     assert w.granted(held, again)
     w.release(held)
     assert w.state("a") is State.RESIDENT

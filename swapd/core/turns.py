@@ -1,0 +1,146 @@
+"""Orders that are kept, not made anew at each event. Pure; chooses nothing.
+
+`Ranked` is any set of things in order of a rank. `Turns` are the idle components in the order
+in which they should go: what `policy.turns` says of them all, kept as each comes and goes.
+"""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from swapd.core.records import Component
+
+Thing = TypeVar("Thing", str, tuple[int, int])
+
+#: Compared member by member; no two things of one order have the same.
+Rank = tuple[float, ...]
+
+
+class Ranked(Generic[Thing]):
+    """Things by rank. To look one up, put or drop it costs the logarithm of how many there are."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[Thing, Rank] = {}
+        self._sorted: list[tuple[Rank, Thing]] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __contains__(self, thing: Thing) -> bool:
+        return thing in self._ranks
+
+    def __iter__(self) -> Iterator[Thing]:
+        """In order. Nothing may be put or dropped meanwhile."""
+        return (thing for _, thing in self._sorted)
+
+    def ranked(self) -> Iterator[tuple[Rank, Thing]]:
+        """The same, each with its rank."""
+        return iter(self._sorted)
+
+    def put(self, thing: Thing, rank: Rank) -> None:
+        """Give it this rank, whatever it had before."""
+        self.drop(thing)
+        self._ranks[thing] = rank
+        insort(self._sorted, (rank, thing))
+
+    def drop(self, thing: Thing) -> None:
+        """Forget it, if it is there."""
+        rank = self._ranks.pop(thing, None)
+        if rank is not None:
+            del self._sorted[bisect_left(self._sorted, (rank, thing))]
+
+
+class Turns:
+    """Idle components in the order in which they should go.
+
+    First the `sequential` ones, which were brought in ahead and not used; then the others. Each
+    that belongs to no family has a place of its own, and the idle parts of a family have one
+    together: that of the one that was used last, or behind all that is not used as long as a
+    part is.
+    """
+
+    def __init__(self) -> None:
+        self._stamp = 0
+        #: All of them, with when they came.
+        self._all: dict[str, tuple[int, Component]] = {}
+        #: The last that came goes first.
+        self._in_vain: OrderedDict[str, Component] = OrderedDict()
+        #: Components without a family, and families.
+        self._places: Ranked[str] = Ranked()
+        #: The idle parts of each family, as they came.
+        self._parts: dict[str, OrderedDict[str, Component]] = {}
+        #: How many parts of each family are leased.
+        self._used: dict[str, int] = {}
+        #: Of all together.
+        self.chunks = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._all
+
+    def __iter__(self) -> Iterator[Component]:
+        """In the order in which they should go. Nothing may come or go meanwhile."""
+        yield from reversed(self._in_vain.values())
+        for name in self._places:
+            if parts := self._parts.get(name):
+                yield from reversed(parts.values())
+            else:
+                yield self._all[name][1]
+
+    def as_they_came(self) -> list[Component]:
+        """The longest idle first, for checks."""
+        return [c for _, c in sorted(self._all.values(), key=lambda one: one[0])]
+
+    def in_use(self) -> set[str]:
+        """The families of which a part is leased, for checks."""
+        return set(self._used)
+
+    def add(self, c: Component) -> None:
+        """It is idle from now on."""
+        self._stamp += 1
+        self._all[c.name] = self._stamp, c
+        self.chunks += c.chunks
+        if c.policy == "sequential":
+            self._in_vain[c.name] = c
+        elif c.part_of:
+            self._parts.setdefault(c.part_of, OrderedDict())[c.name] = c
+            self._place(c.part_of)
+        else:
+            self._places.put(c.name, (False, self._stamp))
+
+    def drop(self, c: Component) -> None:
+        """It is not idle any more, if it was."""
+        if self._all.pop(c.name, None) is None:
+            return
+        self.chunks -= c.chunks
+        if c.name in self._in_vain:
+            del self._in_vain[c.name]
+        elif c.part_of:
+            del self._parts[c.part_of][c.name]
+            self._place(c.part_of)
+        else:
+            self._places.drop(c.name)
+
+    def use(self, family: str) -> None:
+        """One part more of it is leased."""
+        self._used[family] = self._used.get(family, 0) + 1
+        self._place(family)
+
+    def unuse(self, family: str) -> None:
+        """One part less of it is leased."""
+        self._used[family] -= 1
+        if not self._used[family]:
+            del self._used[family]
+            self._place(family)
+
+    def _place(self, family: str) -> None:
+        parts = self._parts.get(family)
+        if parts:
+            stamp, _ = self._all[next(reversed(parts))]
+            self._places.put(family, (family in self._used, stamp))
+        else:
+            self._parts.pop(family, None)
+            self._places.drop(family)
