@@ -133,6 +133,15 @@ def refuse_unheld(origins: Iterable[Origin]) -> None:
             )
 
 
+def refuse_taken(origins: Iterable[Origin]) -> None:
+    """Raise InvalidSource, naming the first that lies in a component: it cannot be written to."""
+    for what, start, nbytes in origins:
+        if found := find(start, nbytes):
+            raise InvalidSource(
+                f"{what!r} is in component {found.part.name!r} already: unregister that first"
+            )
+
+
 def _refusal(what: str, found: Lying, made: Claim) -> str:
     there = found.part.name
     if found.is_gone:

@@ -215,3 +215,17 @@ def test_an_unregistered_component_may_be_a_source_of_an_update(client: Client) 
     client.register("new", new)
     client.unregister("new")
     client.update("old", dict(new.state_dict(keep_vars=True)))
+
+
+def test_files_are_not_loaded_into_buffers_that_are_in_a_component(
+    client: Client, tmp_path: Path
+) -> None:
+    """Buffers are written to in place: of a component that is out, or read-only, that is a fault."""
+    module = nn.BatchNorm1d(8)
+    save_file(dict(module.state_dict()), tmp_path / "model.safetensors")
+    assert module.running_mean is not None
+    client.register("stats", {"mean": module.running_mean})
+    with pytest.raises(InvalidSource, match="'running_mean' is in component 'stats' already"):
+        client.load("norm", tmp_path, module)
+    client.unregister("stats")
+    client.load("norm", tmp_path, module)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from swapd.device import vm
-from swapd_client import dlpack
+from swapd_client import dlpack, ranges
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import Packer, Ready, Segments, Spans, by_segment
 from swapd_client.tensors import Placed, PlacedTensors, extent
@@ -233,7 +233,9 @@ def planned(
         names = list(slots) if into else list(tensors)
         wanted = {n: Wanted(tensors[n], _dtype(tensors[n], dtype)) for n in names}
         if into is not None:
-            into.load_buffers({n: _read(tensors[n]) for n in into.buffers if n in tensors})
+            loaded = {n: buffer for n, buffer in into.buffers.items() if n in tensors}
+            ranges.refuse_taken((n, *extent(buffer)) for n, buffer in loaded.items())
+            into.load_buffers({n: _read(tensors[n]) for n in loaded})
             into.say_unexpected(tensors.keys() - wanted.keys())
         shown = Progress(progress)
         layouts = {}
