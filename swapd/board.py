@@ -147,6 +147,7 @@ class Progress:
         Raises: IndexError when all slots are taken.
         """
         self._boards = boards
+        self._users = 1
         self.slot = boards.take()
         self._ends = ends
 
@@ -159,6 +160,13 @@ class Progress:
         """The first `chunks` chunks of this generation are in the master."""
         self._boards.board.set_saved(self.slot, generation, chunks)
 
+    def share(self) -> "Progress":
+        """The same for a second master of its component; each is closed."""
+        self._users += 1
+        return self
+
     def close(self) -> None:
-        """The component is gone, and no copy of it is in flight."""
-        self._boards.give(self.slot)
+        """One master of the component is gone, and no copy of it is in flight."""
+        self._users -= 1
+        if not self._users:
+            self._boards.give(self.slot)

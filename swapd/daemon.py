@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -37,10 +37,13 @@ from swapd.mover import Mover
 from swapd.requests import event_of, problem_with
 from swapd.router import Router
 from swapd.runtime_dir import Folder
+from swapd.slices import Slices
 from swapd.system import notify_systemd, open_pidfd
 from swapd.worker import Worker
 
 log = logging.getLogger("swapd")
+
+T = TypeVar("T")
 
 #: Subscribers that read slower than this many records behind lose some.
 PUB_BACKLOG = 100_000
@@ -49,6 +52,11 @@ PUB_BACKLOG = 100_000
 #: as long as so slow a disk takes.
 SHARE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 100e6
+
+#: So much of a session's end is done before anything else has its turn.
+END_STEP = 32
+#: So many components are looked at for a status before anything else has its turn.
+STATUS_STEP = 200
 
 _NO_DESCRIPTORS = "the daemon has no descriptor left; raise its `ulimit -n`"
 
@@ -65,7 +73,9 @@ class Daemon:
         self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._masters = Masters(config.host_memory, device)
-        self._host = ThreadPoolExecutor(1, "swapd-host")
+        #: Masters are made and sealed by turns, and dropped where nobody waits for it.
+        self._host = Slices(2, "swapd-host")
+        self._drops = ThreadPoolExecutor(1, "swapd-drop")
         self._queries = ThreadPoolExecutor(1, "swapd-query")
         self._events: deque[AnyEvent] = deque()
         self._draining = False
@@ -86,6 +96,8 @@ class Daemon:
         self._causes: dict[tuple[str, int], int] = {}
         #: The record that ordered a revocation, by session and generation.
         self._revocations: dict[tuple[int, int], int] = {}
+        #: Requests for a status, and what the device said of its memory.
+        self._statuses: asyncio.Queue[tuple[int, int, MemoryUse]] = asyncio.Queue()
         self._stop = asyncio.Event()
         self._quiet = asyncio.Event()
 
@@ -100,6 +112,7 @@ class Daemon:
         self._contents = Contents(self._loop.call_later)
         self._open()
         serving = self._loop.create_task(self._router.serve(), name="rpc")
+        statuses = self._loop.create_task(self._answer_statuses(), name="status")
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
@@ -107,16 +120,15 @@ class Daemon:
             notify_systemd("READY=1")
             ready()
             log.info("serving %s in %s", self._device, self._folder.path)
-            await asyncio.wait(
-                (serving, stopping, self._failed), return_when=asyncio.FIRST_COMPLETED
-            )
-            if serving.done() or self._failed.done():
-                await asyncio.gather(serving, self._failed)  # raises what went wrong
+            tasks = (serving, statuses, stopping, self._failed)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() or statuses.done() or self._failed.done():
+                await asyncio.gather(serving, statuses, self._failed)  # raises what went wrong
             await self._wind_down()
         finally:
-            serving.cancel()
-            stopping.cancel()
-            await asyncio.gather(serving, stopping, return_exceptions=True)
+            for task in (serving, statuses, stopping):
+                task.cancel()
+            await asyncio.gather(serving, statuses, stopping, return_exceptions=True)
             self._close()
 
     def stop(self) -> None:
@@ -182,7 +194,7 @@ class Daemon:
         self._lender.close()
         self._mover.close()
         self._contents.close()
-        for threads in (self._host, self._queries):
+        for threads in (self._host, self._drops, self._queries):
             threads.shutdown()
         self._journal.close()
         self._router.close()
@@ -323,14 +335,23 @@ class Daemon:
         self._lender.session_gone(session)
         self._router.forget(lifeline.token)
         del self._peers[session]
+        if (watch := open_pidfd(lifeline.pid)) is not None:
+            self._left[lifeline.token] = session, lifeline.pid, watch
+        self._end(session, lifeline.token)
+
+    def _end(self, session: int, token: bytes) -> None:
+        """End a session in the core; one that has much in steps, and others have turns between."""
+        alive = token in self._left
+        if self._core.has_more(session, END_STEP):
+            self._post(events.SessionEnds(self._clock(), session, END_STEP, alive))
+            self._loop.call_soon(self._end, session, token)
+            return
         for key in [k for k in self._revocations if k[0] == session]:
             del self._revocations[key]
-        watch = open_pidfd(lifeline.pid)
-        self._post(events.SessionGone(self._clock(), session, alive=watch is not None))
-        if watch is not None:
-            self._left[lifeline.token] = session, lifeline.pid, watch
+        self._post(events.SessionGone(self._clock(), session, alive))
+        if alive:
             # later: the event may be queued behind the one that fenced this session
-            self._loop.call_soon(self._await_exit, lifeline.token)
+            self._loop.call_soon(self._await_exit, token)
 
     def _await_exit(self, token: bytes) -> None:
         if token not in self._left:
@@ -349,7 +370,11 @@ class Daemon:
         for worker in list(self._workers.values()):
             if worker.lifeline.token == token and worker.lifeline.pid == pid:
                 self._server.gone(worker.lifeline)  # its end is on its way
-        if token in self._left and self._left[token][1] == pid:
+        if token not in self._left or self._left[token][1] != pid:
+            return
+        if self._left[token][0] in self._core.ledger.sessions:
+            self._loop.call_soon(self._on_let_go, pid, token)  # it ends in steps
+        else:
             self._post(events.LetGo(self._clock(), self._forget_left(token)))
 
     def _forget_left(self, token: bytes) -> int:
@@ -454,11 +479,11 @@ class Daemon:
         if a.session not in self._workers:  # it ended while this waited
             self._post(events.MasterMade(self._clock(), a.uid))
         elif original is None:
-            future = self._host.submit(self._masters.make, a.uid, a.nbytes, mutable=a.mutable)
-            self._when_done(future, self._master_made, a)
+            work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
+            self._when_done(self._host.submit(a.session, work), self._master_made, a)
         else:
-            future = self._host.submit(self._masters.share, a.uid, original)
-            self._when_done(future, partial(self._master_made, filled=True), a)
+            fd = self._masters.share(a.uid, original)
+            self._post(self._master_made(a, fd, filled=True))
 
     def _master_made(self, a: actions.MakeMaster, fd: int, *, filled: bool = False) -> AnyEvent:
         worker = self._workers.get(a.session)
@@ -474,7 +499,10 @@ class Daemon:
             why = f"{_NO_DESCRIPTORS} ({exc.strerror})"
             return events.MasterFailed(self._clock(), a.uid, "host_memory", why)
         try:
-            progress = replaced or Progress(worker.boards, a.segments or (a.nbytes,))
+            if replaced is not None:
+                progress = replaced.share()
+            else:
+                progress = Progress(worker.boards, a.segments or (a.nbytes,))
         except IndexError:
             master.close()
             why = f"this session has {SLOTS} components, and no room for another on its board"
@@ -486,7 +514,8 @@ class Daemon:
 
     def _do_seal_master(self, a: actions.SealMaster, seq: int) -> None:
         self._causes["master", a.uid] = seq
-        future = self._host.submit(self._masters.seal, a.uid)
+        c = self._core.ledger.masters[a.uid]
+        future = self._host.submit(c.session, self._masters.sealing(a.uid))
         self._when_done(future, self._master_sealed, a)
 
     def _master_sealed(self, a: actions.SealMaster, _: None) -> AnyEvent:
@@ -512,10 +541,11 @@ class Daemon:
 
     def _do_drop_master(self, a: actions.DropMaster, seq: int) -> None:
         progress = self._progress.pop(a.uid, None)
-        if progress is not None and progress not in self._progress.values():
+        if progress is not None:
             progress.close()
         self._contents.gone(a.uid)
-        self._host.submit(self._masters.drop, a.uid)  # unmapping gigabytes takes a while
+        self._masters.dropping()
+        self._drops.submit(self._masters.dropped, a.uid)  # unmapping gigabytes takes a while
 
     def _do_fence(self, a: actions.Fence, seq: int) -> None:
         self._fence(a.session, a.why)
@@ -552,11 +582,11 @@ class Daemon:
 
         def answer(asked: "Future[MemoryUse]") -> None:
             if not asked.cancelled():
-                self._loop.call_soon_threadsafe(self._answer_status, session, request, asked)
+                self._loop.call_soon_threadsafe(self._device_said, session, request, asked)
 
         self._queries.submit(self._device.use).add_done_callback(answer)
 
-    def _answer_status(self, session: int, request: int, asked: "Future[MemoryUse]") -> None:
+    def _device_said(self, session: int, request: int, asked: "Future[MemoryUse]") -> None:
         error = asked.exception()
         if isinstance(error, DeviceLost):
             self._post(events.DeviceDown(self._clock(), str(error)))
@@ -567,9 +597,27 @@ class Daemon:
             return self._crashed(error)
         else:
             use = asked.result()
-        self._reply(session, request, self._status(request, use))
+        self._statuses.put_nowait((session, request, use))
 
-    def _status(self, request: int, use: MemoryUse) -> protocol.StatusReply:
+    async def _answer_statuses(self) -> None:
+        """One after the other; each looks at a few components, then others have their turn.
+
+        So what it says of two components may be of two moments.
+        """
+        while True:
+            session, request, use = await self._statuses.get()
+            ledger = self._core.ledger
+            components: list[protocol.ComponentStatus] = []
+            for some in _batched(list(ledger.components.values()), STATUS_STEP):
+                if components:
+                    await asyncio.sleep(0)
+                now, known = self._clock(), filter(ledger.is_current, some)
+                components += [explain.component_status(ledger, c, now) for c in known]
+            self._reply(session, request, self._status(request, use, components))
+
+    def _status(
+        self, request: int, use: MemoryUse, components: list[protocol.ComponentStatus]
+    ) -> protocol.StatusReply:
         ledger, now = self._core.ledger, self._clock()
         chunk = self._device.chunk_bytes
         quarantined = sum(
@@ -599,11 +647,14 @@ class Daemon:
             hits=ledger.hits,
             bytes_in=ledger.bytes_in,
             bytes_out=ledger.bytes_out,
-            components=tuple(
-                explain.component_status(ledger, c, now) for c in ledger.components.values()
-            ),
+            components=tuple(components),
             sessions=tuple(explain.session_status(ledger, s) for s in ledger.sessions),
         )
+
+
+def _batched(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """`things`, at most so many at a time."""
+    return (things[at : at + most] for at in range(0, len(things), most))
 
 
 def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:

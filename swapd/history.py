@@ -115,7 +115,7 @@ class Seen:
                 return self.asked.get((item.session, item.request), ())
             case actions.Evict():
                 return (item.name, *self.room_for(item))
-            case events.SessionGone():
+            case events.SessionEnds() | events.SessionGone():
                 return tuple(self.owned.get(item.session, ()))
             case events.Acquire() | events.Prefetch() | actions.Waiting():
                 return item.names

@@ -29,6 +29,8 @@ log = logging.getLogger("swapd.journal")
 
 #: How long records may wait to be rendered and written together.
 BATCH_S = 0.02
+#: So many are rendered before anything else has its turn.
+BATCH = 250
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -102,11 +104,21 @@ class Journal:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        while self._pending:
+            self._flush_some()
+
+    def _flush_some(self) -> None:
+        records, self._pending = self._pending[:BATCH], self._pending[BATCH:]
+        lines = [render(record) for record in records]
+        self._publish(lines)
+        self._file.write(lines)
+
+    def _due(self) -> None:
+        """A batch after the other, and others' turns in between."""
+        self._timer = None
+        self._flush_some()
         if self._pending:
-            lines = [render(record) for record in self._pending]
-            self._pending.clear()
-            self._publish(lines)
-            self._file.write(lines)
+            self._timer = self._loop.call_later(0, self._due)
 
     def close(self) -> None:
         """Flush, and wait until the file has it all."""
@@ -120,7 +132,7 @@ class Journal:
     def _add(self, record: Record) -> None:
         self._pending.append(record)
         if self._timer is None:
-            self._timer = self._loop.call_later(BATCH_S, self.flush)
+            self._timer = self._loop.call_later(BATCH_S, self._due)
 
 
 class JournalFile:

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import logging
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,13 +18,17 @@ from swapd.device import DeviceError, DeviceLost, vm
 from swapd.device.host import available_bytes
 from swapd.fds import OwnedFd, reopen_read_only
 from swapd.protocol import Code
+from swapd.slices import Work, whole
 
 log = logging.getLogger("swapd.masters")
 
 #: Left for everybody else when masters are made.
 RESERVE_BYTES = 64 << 20
 
-_FALLOCATE_STEP_BYTES = 64 << 20
+#: So much is allocated or mapped in one slice: a few milliseconds.
+SLICE_BYTES = 16 << 20
+#: How long a slice is that only waits for masters that are being dropped.
+_WAIT_S = 0.002
 
 #: Linux 5.1: no new mapping may write, and those there are still may.
 _F_SEAL_FUTURE_WRITE = 0x10
@@ -73,7 +78,13 @@ class Masters:
         #: Pins in the background: nobody waits for it, copies only get faster.
         self._pinner = ThreadPoolExecutor(1, "swapd-pin")
         self._masters: dict[int, Master] = {}
+        #: Of all masters, and of those that are being made.
         self.total_bytes = 0
+        #: Of those that are being made: what is still to be allocated.
+        self._unallocated_bytes = 0
+        #: How many are being dropped; and a wait for the next one that is.
+        self._leaving = 0
+        self._left = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._masters)
@@ -84,31 +95,56 @@ class Masters:
         Every page is allocated, so that filling it cannot fail later. Raises: MasterError
         (`host_memory`); then nothing is left of it.
         """
-        self._check_room(nbytes)
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        return whole(self.making(uid, nbytes, mutable=mutable))
+
+    def making(self, uid: int, nbytes: int, *, mutable: bool) -> Work[int]:
+        """The same in slices. If there is no room, it waits for masters that are being dropped."""
+        while not self._take_room(nbytes):
+            with self._left:
+                self._left.wait(_WAIT_S)
+            yield
+        unallocated = nbytes
         try:
-            fd = OwnedFd(os.memfd_create("swapd-master", flags))
+            fd = self._empty(nbytes)
+            try:
+                for at in range(0, nbytes, SLICE_BYTES):
+                    n = min(SLICE_BYTES, nbytes - at)
+                    os.posix_fallocate(fd.fileno(), at, n)
+                    unallocated -= n
+                    self._change_room(0, -n)
+                    yield
+                seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+                fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
+            except OSError:
+                fd.close()
+                raise
         except OSError as exc:
-            raise MasterError("host_memory", self._no_room(nbytes, str(exc))) from exc
-        try:
-            os.ftruncate(fd.fileno(), nbytes)
-            for at in range(0, nbytes, _FALLOCATE_STEP_BYTES):
-                os.posix_fallocate(fd.fileno(), at, min(_FALLOCATE_STEP_BYTES, nbytes - at))
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-            fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
-        except OSError as exc:
-            fd.close()
+            self._change_room(-nbytes, -unallocated)
             raise MasterError("host_memory", self._no_room(nbytes, str(exc))) from exc
         self._masters[uid] = Master(fd, nbytes, mutable)
-        self.total_bytes += nbytes
         return fd.fileno()
 
+    def _empty(self, nbytes: int) -> OwnedFd:
+        """A file of that size without a page. Raises: OSError."""
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        fd = OwnedFd(os.memfd_create("swapd-master", flags))
+        try:
+            os.ftruncate(fd.fileno(), nbytes)
+        except OSError:
+            fd.close()
+            raise
+        return fd
+
     def share(self, uid: int, original: int) -> int:
-        """Have the sealed master of `original` be that of `uid` too; return its descriptor."""
+        """Have the sealed master of `original` be that of `uid` too; return its descriptor.
+
+        Does not block. `original` is not being dropped yet.
+        """
         master = self._masters[original]
         assert master.sealed
         assert not master.mutable
-        master.users += 1
+        with self._left:
+            master.users += 1
         self._masters[uid] = master
         return master.fd.fileno()
 
@@ -118,12 +154,16 @@ class Masters:
         Raises: MasterError: `bad_request` if a worker still has it mapped for writing, or
         has sealed or shut it; `host_memory` if it cannot be mapped here.
         """
+        whole(self.sealing(uid))
+
+    def sealing(self, uid: int) -> Work[None]:
+        """The same in slices."""
         master = self._masters[uid]
         if master.sealed:
             return  # it is shared
         try:
             if master.nbytes:
-                self._map(master)
+                yield from self._map(master)
             master.sealed = True
         except PermissionError as exc:
             why = "the worker has sealed it, or changed its mode; leave its descriptor alone"
@@ -131,7 +171,7 @@ class Masters:
         except OSError as exc:
             raise MasterError("host_memory", f"the master cannot be mapped: {exc}") from exc
 
-    def _map(self, master: Master) -> None:
+    def _map(self, master: Master) -> Work[None]:
         fd, span = master.fd.fileno(), _pages(master)
         if writable := self._writable(master):
             master.address = vm.map_shared(fd, 0, span, writable=True)
@@ -142,7 +182,10 @@ class Masters:
             with reopen_read_only(fd) as reader:
                 master.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
         vm.prefer_huge_pages(master.address, span)
-        vm.populate(master.address, span, writable=writable)
+        for at in range(0, span, SLICE_BYTES):
+            n = min(SLICE_BYTES, span - at)
+            vm.populate(master.address + at, n, writable=writable)
+            yield
         master.pinning = self._pinner.submit(self._pin, master)
 
     def _writable(self, master: Master) -> bool:
@@ -167,12 +210,32 @@ class Masters:
 
         A worker's own mapping or descriptor keeps the memory.
         """
-        master = self._masters.pop(uid, None)
-        if master is None:
-            return  # it could not be made
-        master.users -= 1
-        if master.users:
-            return
+        self.dropping()
+        self.dropped(uid)
+
+    def dropping(self) -> None:
+        """A master is about to be dropped: who needs the room waits for it. Does not block."""
+        with self._left:
+            self._leaving += 1
+
+    def dropped(self, uid: int) -> None:
+        """The rest of `drop`."""
+        try:
+            master = self._masters.pop(uid, None)
+            if master is not None and not self._used(master):  # else it could not be made
+                self._discard(master)
+        finally:
+            with self._left:
+                self._leaving -= 1
+                self._left.notify_all()
+
+    def _used(self, master: Master) -> bool:
+        """Whether it is somebody else's after this."""
+        with self._left:
+            master.users -= 1
+            return master.users > 0
+
+    def _discard(self, master: Master) -> None:
         if master.pinning is not None:
             if not master.pinning.cancel():
                 wait([master.pinning])
@@ -182,9 +245,10 @@ class Masters:
                 log.error("a master stays mapped, for it cannot be unpinned: %s", exc)
                 master.address = 0
         if master.address:
-            vm.free(master.address, _pages(master))
+            for at in range(0, _pages(master), SLICE_BYTES):  # each page fault waits for it
+                vm.free(master.address + at, min(SLICE_BYTES, _pages(master) - at))
         master.fd.close()
-        self.total_bytes -= master.nbytes
+        self._change_room(-master.nbytes, 0)
 
     def close(self) -> None:
         for uid in list(self._masters):
@@ -201,11 +265,27 @@ class Masters:
                 "bad_request", "the master is still mapped for writing; unmap it, then commit"
             ) from exc
 
-    def _check_room(self, nbytes: int) -> None:
-        if self._limit_bytes is not None and self.total_bytes + nbytes > self._limit_bytes:
-            raise MasterError("host_memory", self._no_room(nbytes, "host_memory limit"))
-        if nbytes + RESERVE_BYTES > available_bytes():
-            raise MasterError("host_memory", self._no_room(nbytes, "out of memory"))
+    def _take_room(self, nbytes: int) -> bool:
+        """Count a master that is about to be made; False if there may soon be room for it.
+
+        Raises: MasterError if there is none, and none is about to be.
+        """
+        with self._left:
+            over = self._limit_bytes is not None and self.total_bytes + nbytes > self._limit_bytes
+            needed = nbytes + self._unallocated_bytes + RESERVE_BYTES
+            if not over and needed <= available_bytes():
+                self.total_bytes += nbytes
+                self._unallocated_bytes += nbytes
+                return True
+            if self._leaving:
+                return False
+        why = "host_memory limit" if over else "out of memory"
+        raise MasterError("host_memory", self._no_room(nbytes, why))
+
+    def _change_room(self, total_bytes: int, unallocated_bytes: int) -> None:
+        with self._left:
+            self.total_bytes += total_bytes
+            self._unallocated_bytes += unallocated_bytes
 
     def _no_room(self, nbytes: int, why: str) -> str:
         limit = "none" if self._limit_bytes is None else f"{self._limit_bytes >> 20} MiB"

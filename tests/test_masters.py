@@ -289,7 +289,7 @@ def test_a_system_that_has_no_room_refuses_the_master_and_no_more(
 def test_a_large_master_is_allocated_in_steps_without_a_gap(
     masters: Masters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_FALLOCATE_STEP_BYTES", MIB)
+    monkeypatch.setattr(module, "SLICE_BYTES", MIB)
     fd = masters.make(1, NBYTES, mutable=False)
     assert os.fstat(fd).st_size == NBYTES
     assert os.fstat(fd).st_blocks * 512 >= NBYTES

@@ -96,6 +96,8 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
         case events.SessionOpened():
             own = e.label.startswith(OWN_LABEL)
             return Said("opened", f"{plain(e.label)} (session {e.session})", "", _GOOD, not own)
+        case events.SessionEnds():
+            return Said("ending", _who(seen, e.session), "", _WAIT, False)
         case events.SessionGone():
             own = seen.labels.get(e.session, "").startswith(OWN_LABEL)
             took = f"and with it {names}" if names else ""

@@ -7,7 +7,7 @@ what must go to let it in (`planner.py`).
 """
 
 from collections.abc import Iterable
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import attrgetter
 
 from swapd.core import explain
@@ -294,9 +294,13 @@ class Admission:
     def _refuse_late(self, w: Waiter) -> None:
         self.refuse(w.key, "timeout", explain.timeout(self._ledger, w, self._ledger.now))
 
-    def turn_away(self, c: Component, why: str) -> None:
-        """`c` goes away: refuse who waits for it, or park who said it would wait."""
-        waiters = [self.queue.get(key) for key in (*c.waiting, *c.promised)]
+    def turn_away(self, c: Component, why: str, most: int | None = None) -> None:
+        """`c` goes away: refuse who waits for it, or park who said it would wait.
+
+        At most so many of them, those that wait for memory first; of fewer, by arrival.
+        """
+        keys = islice((*c.waiting, *c.promised), most)
+        waiters = [self.queue.get(key) for key in keys]
         for w in sorted((w for w in waiters if w is not None), key=_seq):
             if w.wait and not w.admitted:
                 self._leave_queue(w)

@@ -25,6 +25,18 @@ class SessionGone(Event, frozen=True, tag="session_gone"):
     alive: bool = False
 
 
+class SessionEnds(Event, frozen=True, tag="session_ends"):
+    """The lifeline ended, and the session has much: at most so much of it ends now.
+
+    Again, until `Residency.has_more` than that says no; then comes `SessionGone`. Others have
+    their turn in between.
+    """
+
+    session: int
+    most: int
+    alive: bool = False
+
+
 class ProcessExited(Event, frozen=True, tag="process_exited"):
     """The process of a session that went `alive` has ended: its mappings are gone."""
 
@@ -211,6 +223,7 @@ class Stopping(Event, frozen=True, tag="stopping"):
 
 AnyEvent = (
     SessionOpened
+    | SessionEnds
     | SessionGone
     | ProcessExited
     | LetGo

@@ -153,7 +153,7 @@ class Ledger:
         c = self.components.get(name)
         if c is None or c.workspace:
             return False
-        return c.state is not State.FILLING and not c.unregistering
+        return c.state is not State.FILLING and not c.unregistering and not c.ending
 
     def must_leave_first(self, c: Component, w: Waiter | None) -> bool:
         """Whether `c` is on the device with bytes that are no longer its own, and not for `w`.

@@ -97,6 +97,8 @@ class Component:
     superseded: bool = False
     #: Why its bytes are lost for good though it is registered; None if they are not.
     damaged: str | None = None
+    #: Its session is ending: nobody may acquire it any more.
+    ending: bool = False
     #: Granted at least once in this residency.
     used: bool = False
 

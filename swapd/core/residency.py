@@ -10,6 +10,7 @@ A decision is recorded in the state at the moment it is made.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, ClassVar
 
 from swapd.core import explain, policy
@@ -38,6 +39,7 @@ from swapd.core.events import (
     Release,
     Resize,
     Revoked,
+    SessionEnds,
     SessionGone,
     SessionOpened,
     Stopping,
@@ -512,6 +514,46 @@ class Residency:
         for w in list(self.admission.queue):
             self.admission.refuse(w.key, "stopping", explain.STOPPING)
 
+    def has_more(self, session: int, most: int) -> bool:
+        """Whether a session has more than that, so that its end takes several steps."""
+        known = self.ledger.sessions.get(session)
+        if known is None:
+            return False
+        if len(known.waiters) + len(known.leases) + len(known.owns) > most:
+            return True
+        owned = (self.ledger.components[name] for name in known.owns)
+        return sum(len(c.waiting) + len(c.promised) for c in owned) > most
+
+    def _on_session_ends(self, event: SessionEnds) -> None:
+        """First who waits for it, so that it is granted nothing; then what it owns and holds."""
+        ledger, left = self.ledger, event.most
+        session = ledger.sessions.get(event.session)
+        if session is None:
+            return
+        for request in list(islice(session.waiters, left)):
+            left -= 1
+            if w := self.admission.queue.get((event.session, request)):
+                self.admission.forget(w)
+        for name in list(islice(session.owns, left)):
+            if left > 0:
+                left -= self._end(ledger.components[name], event.alive, left)
+        for request in list(islice(session.leases, max(left, 0))):
+            ledger.take_back((event.session, request))
+        ledger.replan = True
+
+    def _end(self, c: Component, alive: bool, most: int) -> int:
+        """End a component, or the waits of so many that wait for it; return how many steps."""
+        c.ending = True
+        waiters = len(c.waiting) + len(c.promised)
+        why = explain.owner_gone(c, self.ledger.sessions[c.session].label)
+        self.admission.turn_away(c, why, most)
+        if waiters > most or not self.ledger.is_current(c):
+            return most
+        if c.mutable and c.dirty:
+            self.ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
+        self.ledger.strand(c, alive)
+        return waiters + 1
+
     def _on_session_gone(self, event: SessionGone) -> None:
         ledger, admission = self.ledger, self.admission
         session = ledger.sessions.pop(event.session, None)
@@ -565,6 +607,7 @@ class Residency:
         GiveUp: _on_give_up,
         Unregister: _on_unregister,
         SessionOpened: _on_session_opened,
+        SessionEnds: _on_session_ends,
         SessionGone: _on_session_gone,
         ProcessExited: _on_let_go,
         LetGo: _on_let_go,

@@ -1,0 +1,111 @@
+"""A session that has much ends in steps: each leaves a core in order, and so does the last."""
+
+from collections.abc import Callable
+
+import pytest
+
+from swapd.core import events
+from swapd.core.actions import MakeMaster, Refuse
+from swapd.core.check import check
+from swapd.core.records import State
+from tests.core.world import World, remains
+
+#: A world that somebody owns and holds much in: and its session.
+Made = tuple[World, int]
+
+
+def much() -> Made:
+    """One session owns all, and holds, and waits; others hold and wait for what it owns."""
+    w = World(12)
+    s, t, u = w.open(), w.open(), w.open()
+    for i in range(6):
+        w.register(s, f"c{i}", 2, mutable=i % 2 == 1)
+        w.register(s, f"f/{i}", 1, part_of="f")
+    w.register(t, "theirs", 2)
+    w.use(s, "c0", "c1")
+    w.use(s, "theirs")
+    for _ in range(3):
+        w.use(t, "c2", agent=1)
+        w.acquire(s, "c5", agent=9)
+        w.acquire(u, "c3", "c4", "c5")
+        w.acquire(u, "f", wait=True)
+    return w, s
+
+
+def end(w: World, session: int, most: int, alive: bool) -> int:
+    """End it in steps; return how many there were. The world's own books end with it."""
+    steps = 0
+    while w.core.has_more(session, most):
+        w.core.handle(events.SessionEnds(w.now, session, most, alive))
+        check(w.core)
+        steps += 1
+        assert steps < 200, "it never ends"
+    return steps
+
+
+def left(w: World) -> tuple[object, ...]:
+    """What there is when all copies have ended. Who waits in vain is refused or parked in either
+    case, but may have been let in meanwhile."""
+    ledger = w.ledger
+    while ledger.moves:
+        generation, move = next(iter(ledger.moves.items()))
+        saves = move.component.state is State.WRITING_BACK
+        w.core.handle((events.CopiedOut if saves else events.CopiedIn)(w.now, generation))
+    assert not w.core.admission.queue.queued
+    return (
+        {name: (c.state, len(c.leases)) for name, c in ledger.components.items()},
+        set(ledger.leases),
+        ledger.pool.free,
+        ledger.masters.keys() - ledger.making,
+        sorted(ledger.quarantined),
+    )
+
+
+@pytest.mark.parametrize("alive", [False, True])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_end_of_much_leaves_what_one_step_would(most: int, alive: bool) -> None:
+    (slow, s), (quick, _) = much(), much()
+    assert end(slow, s, most, alive) > 1
+    for w in (slow, quick):
+        w.core.handle(events.SessionGone(w.now, s, alive))
+        check(w.core)
+        assert remains(w.core, s) == []
+    assert left(slow) == left(quick)
+
+
+@pytest.mark.parametrize("make", [much])
+def test_no_step_ends_more_than_it_may(make: Callable[[], Made]) -> None:
+    w, s = make()
+    while w.core.has_more(s, 2):
+        before = size(w, s)
+        done = w.core.handle(events.SessionEnds(w.now, s, 2))
+        refused = [a for a in done if isinstance(a, Refuse)]
+        assert 0 < before - size(w, s) + len(refused) <= 4
+    assert size(w, s) <= 2
+
+
+def size(w: World, session: int) -> int:
+    known = w.ledger.sessions[session]
+    return len(known.waiters) + len(known.leases) + len(known.owns)
+
+
+def test_others_are_served_between_two_steps() -> None:
+    w, s = much()
+    t = w.open()
+    w.core.handle(events.SessionEnds(w.now, s, 1))
+    done = w.core.handle(events.Register(w.now, t, 10_001, "new", 1))
+    assert [a.name for a in done if isinstance(a, MakeMaster)] == ["new"]
+
+
+def test_what_is_about_to_go_can_be_acquired_no_more() -> None:
+    w = World(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 6)
+    w.register(t, "b", 6)
+    w.use(t, "b")
+    for _ in range(3):
+        w.acquire(t, "a", agent=1)
+    w.core.handle(events.SessionEnds(w.now, s, 1))
+    assert "a" in w.ledger.components
+    done = w.core.handle(events.Acquire(w.now, t, 10_002, 2, ("a",)))
+    assert [a.code for a in done if isinstance(a, Refuse)] == ["unknown_component"]
