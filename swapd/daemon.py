@@ -5,21 +5,18 @@ order of start and stop. Decisions live in `swapd.core`.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-import zmq
-import zmq.asyncio
-
-from swapd import __version__, protocol, runtime_dir
+from swapd import __version__, fds, protocol, runtime_dir
 from swapd.board import SLOTS, Progress
 from swapd.config import Config
 from swapd.contents import Contents
@@ -32,21 +29,21 @@ from swapd.fds import OwnedFd
 from swapd.journal import Journal, Start
 from swapd.lending import Lender
 from swapd.lifeline import UNREAD_MAX, Lifeline, LifelineServer
+from swapd.limits import Pool
 from swapd.masters import MasterError, Masters
 from swapd.mover import Mover
+from swapd.peers import Peer
+from swapd.publisher import Publisher
 from swapd.requests import event_of, problem_with
 from swapd.router import Router
 from swapd.runtime_dir import Folder
 from swapd.slices import Slices
-from swapd.system import notify_systemd, open_pidfd
+from swapd.system import is_alive, notify_systemd, open_pidfd
 from swapd.worker import Worker
 
 log = logging.getLogger("swapd")
 
 T = TypeVar("T")
-
-#: Subscribers that read slower than this many records behind lose some.
-PUB_BACKLOG = 100_000
 
 #: How long one worker's load may keep another waiting that needs the same bytes: so long, and
 #: as long as so slow a disk takes.
@@ -57,8 +54,15 @@ SLOWEST_BYTES_PER_S = 100e6
 END_STEP = 32
 #: So many components are looked at for a status before anything else has its turn.
 STATUS_STEP = 200
-
-_NO_DESCRIPTORS = "the daemon has no descriptor left; raise its `ulimit -n`"
+#: Sessions at a time, and of one process: two connections and a board each.
+SESSIONS_MAX = 1024
+SESSIONS_OF_ONE_MAX = 256
+#: How much of all descriptors they may have.
+SESSIONS_SHARE = 10
+#: Descriptors that no session takes, so that those there are may ask in other threads.
+SPARE_FOR_PEERS = 4
+#: How often a process is asked after that no descriptor was there to watch with.
+LOOK_AGAIN_S = 1.0
 
 
 class Daemon:
@@ -75,8 +79,8 @@ class Daemon:
         self._masters = Masters(config.host_memory, device)
         #: Masters are made and sealed by turns, and dropped where nobody waits for it.
         self._host = Slices(2, "swapd-host")
-        self._drops = ThreadPoolExecutor(1, "swapd-drop")
-        self._queries = ThreadPoolExecutor(1, "swapd-query")
+        self._drops = Pool(1, "swapd-drop")
+        self._queries = Pool(1, "swapd-query")
         self._events: deque[AnyEvent] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -85,13 +89,14 @@ class Daemon:
         self._clock = time.monotonic
         self._workers: dict[int, Worker] = {}
         #: Processes that may still write to what a session of theirs had, by its token: the
-        #: session, the process, and what says that it has ended.
-        self._left: dict[bytes, tuple[int, int, int]] = {}
+        #: session and the process; and what says that it has ended.
+        self._left: dict[bytes, tuple[int, int]] = {}
+        self._watches: dict[bytes, OwnedFd] = {}
         #: Where it is said how far each component's copies are, by uid.
         self._progress: dict[int, Progress] = {}
         self._last_session = 0
         #: Where to send the reply to each request that has none yet, by session.
-        self._peers: dict[int, dict[int, bytes]] = {}
+        self._peers: dict[int, dict[int, Peer]] = {}
         #: The record that ordered a slow action, by what its event will name.
         self._causes: dict[tuple[str, int], int] = {}
         #: The record that ordered a revocation, by session and generation.
@@ -100,10 +105,13 @@ class Daemon:
         self._statuses: asyncio.Queue[tuple[int, int, MemoryUse]] = asyncio.Queue()
         self._stop = asyncio.Event()
         self._quiet = asyncio.Event()
+        self._at_once = asyncio.Event()
 
-    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+    async def run(self, ready: Callable[[], None] = lambda: None) -> bool:
         """Serve until SIGTERM, SIGINT or `stop`; call `ready` when clients may connect.
 
+        Returns whether it ended in order. Told twice it does not: then threads of it still use the
+        device, which must not be closed, and the process has to end without waiting for them.
         Raises: whatever broke the daemon itself; then workers keep what they have mapped.
         """
         self._loop = asyncio.get_running_loop()
@@ -111,7 +119,6 @@ class Daemon:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._contents = Contents(self._loop.call_later)
         self._open()
-        serving = self._loop.create_task(self._router.serve(), name="rpc")
         statuses = self._loop.create_task(self._answer_statuses(), name="status")
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,37 +127,37 @@ class Daemon:
             notify_systemd("READY=1")
             ready()
             log.info("serving %s in %s", self._device, self._folder.path)
-            tasks = (serving, statuses, stopping, self._failed)
+            tasks = (statuses, stopping, self._failed)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done() or statuses.done() or self._failed.done():
-                await asyncio.gather(serving, statuses, self._failed)  # raises what went wrong
+            if statuses.done() or self._failed.done():
+                await asyncio.gather(statuses, self._failed)  # raises what went wrong
             await self._wind_down()
         finally:
-            for task in (serving, statuses, stopping):
+            for task in (statuses, stopping):
                 task.cancel()
-            await asyncio.gather(serving, statuses, stopping, return_exceptions=True)
-            self._close()
+            await asyncio.gather(statuses, stopping, return_exceptions=True)
+            finished = await self._close()
+        return finished
 
     def stop(self) -> None:
-        """Stop cleanly: refuse who waits, wait for leases; a second call does not wait."""
+        """Stop cleanly: refuse who waits, wait for leases and for bytes to be saved. A second call
+        waits for nothing."""
         if self._stop.is_set():
+            log.warning("told twice to stop: nothing is waited for")
             self._quiet.set()
+            self._at_once.set()
         self._stop.set()
 
     # --- start and stop ------------------------------------------------------------------
 
     def _open(self) -> None:
         loop, folder = self._loop, self._folder.inside
-        self._context = zmq.asyncio.Context()
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
-        self._publisher = plain.socket(zmq.PUB)
-        self._publisher.setsockopt(zmq.SNDHWM, PUB_BACKLOG)
-        self._publisher.setsockopt(zmq.LINGER, 200)
-        self._publisher.bind(f"ipc://{folder / runtime_dir.EVENTS}")
-        os.chmod(folder / runtime_dir.EVENTS, 0o600)
+        self._publisher = Publisher(loop, folder / runtime_dir.EVENTS, self._crashed)
         config = self._config
         own = None if config.journal else self._folder
-        self._journal = Journal(config.journal_path, config.journal_size, self._publish, loop, own)
+        self._journal = Journal(
+            config.journal_path, config.journal_size, self._publisher.publish, loop, own
+        )
         self._journal.start(
             Start(
                 __version__,
@@ -171,7 +178,7 @@ class Daemon:
             config.ack_timeout,
         )
         self._router = Router(
-            self._context, folder / runtime_dir.RPC, self._on_request, self._fence
+            loop, folder / runtime_dir.RPC, self._on_request, self._fence, self._crashed
         )
         self._server = LifelineServer(
             folder / runtime_dir.LIFELINE, loop, self._on_hello, self._on_message, self._on_gone
@@ -187,23 +194,41 @@ class Daemon:
         except TimeoutError:
             log.warning("stopping with leases still %s", explain.held(self._core.ledger))
 
-    def _close(self) -> None:
+    async def _close(self) -> bool:
+        """End everything; whether nothing is left that runs."""
         self._server.close("stopping", explain.STOPPING)
         if self._timer is not None:
             self._timer.cancel()
-        self._lender.close()
-        self._mover.close()
         self._contents.close()
-        for threads in (self._host, self._drops, self._queries):
-            threads.shutdown()
+        finished = await self._finish()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)  # from now on they end the process
         self._journal.close()
         self._router.close()
         self._publisher.close()
-        self._context.term()
+        self._folder.remove_sockets()
+        if not finished:
+            return False
+        self._lender.close()
+        self._mover.close()
+        for threads in (self._host, self._drops, self._queries):
+            threads.shutdown()
         self._masters.close()
         for worker in self._workers.values():
             worker.close()
-        self._folder.remove_sockets()
+        return True
+
+    async def _finish(self) -> bool:
+        """Wait for what threads do, until it is told not to; whether they have done it all."""
+        parts = (self._lender, self._mover, self._host, self._drops, self._queries)
+        work = asyncio.gather(*(part.finish() for part in parts))
+        told = self._loop.create_task(self._at_once.wait(), name="at once")
+        await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
+        finished = work.done()
+        told.cancel()
+        work.cancel()
+        await asyncio.gather(work, told, return_exceptions=True)
+        return finished
 
     def _crashed(self, error: BaseException) -> None:
         """Our own bug, or a device that can no longer be trusted: the daemon ends."""
@@ -213,10 +238,6 @@ class Daemon:
     def _note_quiet(self) -> None:
         if self._core.stopping and self._core.quiet:
             self._quiet.set()
-
-    def _publish(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            self._publisher.send(line, zmq.NOBLOCK)
 
     # --- events in, actions out ----------------------------------------------------------
 
@@ -280,7 +301,7 @@ class Daemon:
 
     # --- requests and lifelines become events --------------------------------------------
 
-    def _on_request(self, session: int, peer: bytes, request: protocol.AnyRequest) -> None:
+    def _on_request(self, session: int, peer: Peer, request: protocol.AnyRequest) -> None:
         unanswered = self._peers[session]
         problem = problem_with(request)
         one_way = isinstance(request, protocol.Release | protocol.Cancel)
@@ -304,21 +325,37 @@ class Daemon:
             self._router.reply(peer, protocol.Done(request.id))
 
     def _on_hello(self, lifeline: Lifeline, hello: protocol.Hello) -> None:
+        if problem := self._no_more_sessions(lifeline.pid):
+            self._server.drop(lifeline, "limit", problem)
+            return
+        try:
+            worker = Worker(lifeline, self._device, SPARE_FOR_PEERS)
+        except OSError as exc:
+            self._server.drop(lifeline, "limit", _why_none(exc))
+            return
         self._last_session += 1
         session = lifeline.session = self._last_session
+        self._workers[session] = worker
         label = hello.label or f"process {lifeline.pid}"
-        try:
-            worker = self._workers[session] = Worker(lifeline, self._device)
-        except OSError as exc:
-            lifeline.session = 0  # it was never open
-            self._server.drop(lifeline, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
-            return
         self._peers[session] = {}
         self._router.open(lifeline.token, session)
         self._post(events.SessionOpened(self._clock(), session, label))
         rpc = f"ipc://{self._folder.path / runtime_dir.RPC}"
-        with self._enough_descriptors(session):
-            worker.welcome(rpc, strict=self._core.rules.strict)
+        worker.welcome(rpc, strict=self._core.rules.strict)
+
+    def _no_more_sessions(self, pid: int) -> str | None:
+        """Why a process may not open another; None if it may."""
+        most = fds.share(SESSIONS_MAX, SESSIONS_SHARE)
+        if len(self._workers) >= most:
+            return (
+                f"this daemon has {most} sessions, and no more may be open at a time: close some, "
+                f"or raise its `ulimit -n`, which is {fds.limit()}"
+            )
+        of_one = min(SESSIONS_OF_ONE_MAX, max(most // 2, 1))
+        mine = sum(1 for worker in self._workers.values() if worker.lifeline.pid == pid)
+        if mine >= of_one:
+            return f"process {pid} has {mine} sessions, and no more may be open: close some"
+        return None
 
     def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
         if isinstance(message, protocol.Revoked):
@@ -335,8 +372,8 @@ class Daemon:
         self._lender.session_gone(session)
         self._router.forget(lifeline.token)
         del self._peers[session]
-        if (watch := open_pidfd(lifeline.pid)) is not None:
-            self._left[lifeline.token] = session, lifeline.pid, watch
+        if is_alive(lifeline.pid):
+            self._left[lifeline.token] = session, lifeline.pid
         self._end(session, lifeline.token)
 
     def _end(self, session: int, token: bytes) -> None:
@@ -354,13 +391,25 @@ class Daemon:
             self._loop.call_soon(self._await_exit, token)
 
     def _await_exit(self, token: bytes) -> None:
+        """Watch a process whose memory nobody else may have while it lives."""
         if token not in self._left:
             return  # it has let go by now
-        session, _, watch = self._left[token]
-        if session in self._core.ledger.quarantined:
-            self._loop.add_reader(watch, self._process_exited, token)
+        session, pid = self._left[token]
+        if session not in self._core.ledger.quarantined:
+            del self._left[token]
+            return
+        try:
+            watch = open_pidfd(pid)
+            watch = None if watch is None else fds.keep(watch)
+        except OSError as exc:
+            log.warning("cannot watch process %d (%s); again in %g s", pid, exc, LOOK_AGAIN_S)
+            self._loop.call_later(LOOK_AGAIN_S, self._await_exit, token)
+            return
+        if watch is None:
+            self._process_exited(token)
         else:
-            self._forget_left(token)
+            self._watches[token] = watch
+            self._loop.add_reader(watch.fileno(), self._process_exited, token)
 
     def _process_exited(self, token: bytes) -> None:
         self._post(events.ProcessExited(self._clock(), self._forget_left(token)))
@@ -379,9 +428,11 @@ class Daemon:
 
     def _forget_left(self, token: bytes) -> int:
         """The session it was the token of."""
-        session, _, watch = self._left.pop(token)
-        self._loop.remove_reader(watch)
-        os.close(watch)
+        session, _ = self._left.pop(token)
+        watch = self._watches.pop(token, None)
+        if watch is not None:
+            self._loop.remove_reader(watch.fileno())
+            watch.close()
         return session
 
     # --- actions become I/O --------------------------------------------------------------
@@ -390,14 +441,6 @@ class Daemon:
         peer = self._peers.get(session, {}).pop(request, None)
         if peer is not None:
             self._router.reply(peer, reply)
-
-    @contextmanager
-    def _enough_descriptors(self, session: int) -> Iterator[None]:
-        """Without descriptors for it a session cannot go on: it ends, and is told why."""
-        try:
-            yield
-        except OSError as exc:
-            self._end_session(session, "host_memory", f"{_NO_DESCRIPTORS} ({exc.strerror})")
 
     def _end_session(self, session: int, code: protocol.Code, why: str) -> None:
         if worker := self._workers.get(session):
@@ -412,10 +455,9 @@ class Daemon:
 
     def _do_grant(self, a: actions.Grant, seq: int) -> None:
         if worker := self._workers.get(a.session):
-            with self._enough_descriptors(a.session):
-                for place in a.placements:
-                    mutable = self._core.ledger.components[place.name].mutable
-                    worker.send_files(place.runs, writable=mutable)
+            for place in a.placements:
+                mutable = self._core.ledger.components[place.name].mutable
+                worker.send_files(place.runs, writable=mutable)
         granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded, a.names)
         self._reply(a.session, a.request, granted)
 
@@ -494,10 +536,9 @@ class Daemon:
             why = f"this session does not read: {unread} messages unread on its lifeline"
             return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
         try:
-            master = OwnedFd(os.dup(fd))
+            master = fds.keep(OwnedFd(os.dup(fd)), SPARE_FOR_PEERS)
         except OSError as exc:
-            why = f"{_NO_DESCRIPTORS} ({exc.strerror})"
-            return events.MasterFailed(self._clock(), a.uid, "host_memory", why)
+            return events.MasterFailed(self._clock(), a.uid, "limit", _why_none(exc))
         try:
             if replaced is not None:
                 progress = replaced.share()
@@ -528,10 +569,15 @@ class Daemon:
         """Post what `then(action, result)` returns, or that the master failed."""
 
         def finish() -> None:
+            if future.cancelled():
+                return  # the daemon ends
             error = future.exception()
             if isinstance(error, MasterError):
                 now = self._clock()
                 self._post(events.MasterFailed(now, action.uid, error.code, str(error)))
+            elif isinstance(error, MemoryError) or _is_shortage(error):
+                why = f"the daemon could not: {error or 'no memory'}; try again later"
+                self._post(events.MasterFailed(self._clock(), action.uid, "limit", why))
             elif error is not None:
                 self._crashed(error)
             else:
@@ -591,8 +637,8 @@ class Daemon:
         if isinstance(error, DeviceLost):
             self._post(events.DeviceDown(self._clock(), str(error)))
             use = MemoryUse(0, 0, (), (explain.device_down(str(error)),))
-        elif isinstance(error, DeviceError):
-            use = MemoryUse(0, 0, (), (str(error),))
+        elif isinstance(error, DeviceError | MemoryError) or _is_shortage(error):
+            use = MemoryUse(0, 0, (), (str(error) or "no memory",))
         elif error is not None:
             return self._crashed(error)
         else:
@@ -664,6 +710,16 @@ def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
     if len(unanswered) >= protocol.UNANSWERED_MAX:
         return explain.TOO_MANY_REQUESTS
     return None
+
+
+def _is_shortage(error: BaseException | None) -> bool:
+    """Whether the machine lacked something for a moment; nobody made a mistake then."""
+    return isinstance(error, OSError) and error.errno in fds.EXHAUSTED
+
+
+def _why_none(error: OSError) -> str:
+    """Why what the system has none of is refused."""
+    return fds.exhausted() if error.errno == errno.EMFILE else f"{error.strerror}: try again later"
 
 
 def _rules(config: Config) -> Rules:

@@ -3,16 +3,31 @@
 No protocol knowledge: a packet is bytes plus descriptors.
 """
 
+import errno
 import os
 import resource
 import socket
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 #: Most descriptors in one packet. Linux allows 253.
 FDS_MAX = 64
+
+#: Numbers that nobody keeps: the swap log, what is asked of /proc, files on their way to a worker.
+RESERVE = 24
+#: With fewer a daemon can serve nobody.
+LEAST = 96
+
+#: What a resource that ran out says, for now: whoever asked did nothing wrong.
+EXHAUSTED = frozenset(
+    (
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC),
+        *(errno.EAGAIN, errno.ETOOMANYREFS),
+    )
+)
 
 _INT = struct.Struct("i")
 
@@ -68,9 +83,53 @@ def allow(count: int) -> int:
     return needed
 
 
+def raise_limit() -> int:
+    """Let this process have as many descriptors as it may; return how many that is."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
 def limit() -> int:
     """How many descriptors this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def make_sure(count: int) -> None:
+    """Check that this process may open so many more just now. Raises: OSError."""
+    with ExitStack() as opened:
+        for _ in range(count):
+            opened.enter_context(OwnedFd(os.eventfd(0, os.EFD_CLOEXEC)))
+
+
+def share(most: int, of_limit: int) -> int:
+    """`most`, or less where this process may have few descriptors: one `of_limit`-th of them."""
+    return min(most, limit() // of_limit)
+
+
+def has_room(fd: int, spare: int = 0) -> bool:
+    """Whether a new descriptor that is to be kept leaves the RESERVE, and so many more, alone.
+
+    The lowest number that is free is given out: while nobody keeps one of the last numbers, there
+    are always these for what is open for a moment only, in whatever thread.
+    """
+    return fd < limit() - RESERVE - spare
+
+
+def exhausted() -> str:
+    """Why what needs a descriptor is refused, and what to do."""
+    return (
+        f"the daemon may have {limit()} open files, and has none left for this: raise its "
+        "`ulimit -n` (LimitNOFILE in a unit), or close what is not needed"
+    )
+
+
+def keep(fd: OwnedFd, spare: int = 0) -> OwnedFd:
+    """`fd`, if there is room to keep it; else it is closed. Raises: OSError (EMFILE)."""
+    if has_room(fd.fileno(), spare):
+        return fd
+    fd.close()
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def reopen_read_only(fd: int) -> OwnedFd:

@@ -8,13 +8,14 @@ may take as long as the worker's allocator keeps the memory.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from swapd import protocol
 from swapd.core import explain
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
 from swapd.device import Device, DeviceError, DeviceLost
+from swapd.limits import Pool
 from swapd.worker import Worker, whole_files
 
 log = logging.getLogger("swapd.lending")
@@ -45,7 +46,7 @@ class Lender:
         self._crashed = crashed
         self._fence = fence
         self._timeout_s = timeout_s
-        self._thread = ThreadPoolExecutor(1, "swapd-lend")
+        self._thread = Pool(1, "swapd-lend")
         self._closed = False
         self._last_ticket = 0
         #: Whose answer is waited for, by ticket; and how many answers a generation lacks.
@@ -92,12 +93,20 @@ class Lender:
         """For `status`: which memory is not back yet, and why."""
         return tuple(self._overdue.values())
 
-    def close(self) -> None:
+    async def finish(self) -> None:
         """Wait for what the device is doing; nobody is told any more."""
+        self._stop()
+        await self._thread.finish()
+
+    def close(self) -> None:
+        """The same, but it blocks, until all that was ordered is done."""
+        self._stop()
+        self._thread.shutdown()
+
+    def _stop(self) -> None:
         self._closed = True
         for timer in self._timers:
             timer.cancel()
-        self._thread.shutdown()
 
     def _settle(self, ticket: int) -> None:
         _, order = self._tickets.pop(ticket)
@@ -115,9 +124,9 @@ class Lender:
         future.add_done_callback(lambda f: self._on_loop(self._lent, order, f))
 
     def _lent(self, order: Lend, future: "Future[None]") -> None:
-        error = future.exception()
         if self._closed:
             return
+        error = future.exception()
         if isinstance(error, DeviceError):
             why = str(error)
             log.error("%s could not be lent: %s", order.name, why)
@@ -140,9 +149,9 @@ class Lender:
         after_s: float,
         future: "Future[None]",
     ) -> None:
-        error = future.exception()
         if self._closed:
             return
+        error = future.exception()
         self._overdue.pop(order.generation, None)
         if isinstance(error, DeviceLost):
             # never again: and nothing will be loaded there

@@ -1,27 +1,30 @@
 """The lifeline: one Unix SEQPACKET socket for each session. It is the session.
 
 Lives here: peer credentials, the handshake, descriptors out, packets in, and EOF, which
-means the worker is gone. May not live here: decisions. Nothing here blocks the loop.
+means the worker is gone. May not live here: decisions. Nothing here blocks the loop. A connection
+is a session from its hello on; before, it is a guest (`swapd.door`).
 
 What a worker is told of others (`Hurry`, `Wanted`) is state and no queue of edges: one that does
-not read is kept the newest of each, and nothing that it knows already. So contention costs the
-session of nobody who is slow, however long he is. What he asked for is kept until he reads; if he
-takes none of it for `UNREAD_S` his session ends.
+not read is kept the newest of each, and nothing that it knows already. So contention costs no
+session that is slow, however long it is. What it asked for is kept until it reads; if it takes
+none of that for `UNREAD_S` its session ends.
 """
 
 import asyncio
 import logging
-import os
 import secrets
 import select
 import socket
-import struct
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from swapd.fds import OwnedFd, recv_packet, send_packet
+from swapd.device import DeviceError
+from swapd.door import Door, Guests
+from swapd.fds import EXHAUSTED, OwnedFd, send_packet
 from swapd.protocol import (
     LIFELINE_MAX_BYTES,
     NOT_A_MESSAGE,
@@ -52,13 +55,18 @@ HELLO_S = 5.0
 UNREAD_MAX = 1024
 #: How long a worker may take none of what it asked for and is kept for it.
 UNREAD_S = 60.0
-#: How long to wait before accepting again when descriptors have run out.
-ACCEPT_PAUSE_S = 1.0
+#: How often a packet is tried again that no memory or no descriptor was there for, and how long.
+RETRY_S = 0.05
+PATIENCE_S = 60.0
+
+#: Opens the descriptors that go with a packet. Raises: OSError, DeviceError.
+Export = Callable[[], list[OwnedFd]]
 
 
 class _Packet(NamedTuple):
     data: bytes
     fds: tuple[OwnedFd, ...]
+    export: Export | None
     #: Whether no later one says the same.
     once: bool
 
@@ -66,10 +74,10 @@ class _Packet(NamedTuple):
 class Lifeline:
     """One connection. A session from its hello to its end; `token` names it on rpc."""
 
-    def __init__(self, sock: socket.socket, server: "LifelineServer") -> None:
+    def __init__(self, sock: socket.socket, pid: int, server: "LifelineServer") -> None:
         self.session = 0  # set by the hello
         self.token = secrets.token_bytes(TOKEN_BYTES)
-        self.pid, self.uid, _ = struct.unpack("3i", _credentials(sock))
+        self.pid = pid
         self.sock = sock
         self._server = server
         self._loop = server.loop
@@ -88,7 +96,10 @@ class Lifeline:
         #: When the socket last took what was kept, and when to see whether it did since.
         self._taken_at = 0.0
         self._look: asyncio.TimerHandle | None = None
-        self._hello = self._loop.call_later(HELLO_S, self._no_hello)
+        #: When the first is tried again, and since when it could not be sent, though the worker
+        #: reads.
+        self._retry: asyncio.TimerHandle | None = None
+        self._failing: float | None = None
         self.closed = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -100,23 +111,30 @@ class Lifeline:
         """How many packets are kept until it reads."""
         return len(self._backlog)
 
-    def send(self, message: FromDaemon, fds: Sequence[OwnedFd] = ()) -> None:
-        """Send, now or as soon as the worker reads. Closes `fds` when they are sent."""
+    def send(
+        self, message: FromDaemon, fds: Sequence[OwnedFd] = (), export: Export | None = None
+    ) -> None:
+        """Send, now or as soon as the worker reads. Closes `fds` when they are sent.
+
+        `export` opens others, just before: what waits to be sent holds none of these.
+        """
         if self.closed:
             _close(fds)
         elif isinstance(message, Hurry | Wanted):
             self._hint(message)
         else:
-            self._keep(message, tuple(fds))
-        if not self.closed and not self._waits:
+            self._keep(message, tuple(fds), export)
+        if not (self.closed or self._waits or self._retry):
             self._flush()
 
     def last_words(self, message: Goodbye) -> None:
         """Close the connection, having said this if it fits in."""
         if not self.closed:
             self._hints.clear()
-            self._keep(message, ())
-            self._flush()
+            self._keep(message)
+            with suppress(DeviceError, OSError):
+                while self._backlog:
+                    self._send_first()
         self.close()
 
     def close(self) -> None:
@@ -124,9 +142,9 @@ class Lifeline:
         if self.closed:
             return
         self.closed = True
-        self._hello.cancel()
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._retry):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self.sock.fileno())
         self._loop.remove_writer(self.sock.fileno())
         self._forget()
@@ -139,17 +157,20 @@ class Lifeline:
         else:
             self._hints[about] = hint
 
-    def _keep(self, message: FromDaemon, fds: tuple[OwnedFd, ...]) -> None:
+    def _keep(
+        self, message: FromDaemon, fds: tuple[OwnedFd, ...] = (), export: Export | None = None
+    ) -> None:
         key, once = object(), True
         if isinstance(message, Revoke | Saved):
             key, once = (type(message), message.name), False
         elif not self._once:
             self._taken_at = self._loop.time()
         self._once += once
-        self._backlog[key] = _Packet(encode(message), fds, once)
+        self._backlog[key] = _Packet(encode(message), fds, export, once)
 
     def _flush(self) -> None:
         """Send what the socket takes; the rest when it takes more."""
+        self._retry = None
         try:
             while self._backlog:
                 self._send_first()
@@ -157,19 +178,22 @@ class Lifeline:
                 self._send_hint()
         except BlockingIOError:
             pass
-        except OSError:
+        except (DeviceError, OSError) as exc:
+            if isinstance(exc, DeviceError) or exc.errno in EXHAUSTED:
+                return self._try_later(exc)
             self._forget()  # gone: the reader will see EOF
-        self._wait_for_room()
+        self._wait_for_room(waits=bool(self._backlog or self._hints))
         if self._once and self._look is None:
             self._look = self._loop.call_later(UNREAD_S, self._look_again)
 
     def _send_first(self) -> None:
         key, packet = next(iter(self._backlog.items()))
-        send_packet(self.sock, packet.data, [fd.fileno() for fd in packet.fds])
+        self._send(packet)
         del self._backlog[key]
         _close(packet.fds)
         self._once -= packet.once
         self._taken_at = self._loop.time()
+        self._failing = None
 
     def _send_hint(self) -> None:
         about, hint = next(iter(self._hints.items()))
@@ -181,8 +205,7 @@ class Lifeline:
         """Whether most of the socket's buffer is free: the rest is for more than hints."""
         return bool(self._room.poll(0))
 
-    def _wait_for_room(self) -> None:
-        waits = bool(self._backlog or self._hints)
+    def _wait_for_room(self, *, waits: bool) -> None:
         if waits and not self._waits:
             self._loop.add_writer(self.sock.fileno(), self._flush)
         elif self._waits and not waits:
@@ -205,15 +228,39 @@ class Lifeline:
         self._hints.clear()
         self._once = 0
 
+    def _send(self, packet: _Packet) -> None:
+        opened = packet.export() if packet.export is not None else []
+        try:
+            send_packet(self.sock, packet.data, [fd.fileno() for fd in (*packet.fds, *opened)])
+        finally:
+            _close(opened)
+
+    def _try_later(self, error: Exception) -> None:
+        """The machine lacks something just now, which is not the worker's fault."""
+        self._wait_for_room(waits=False)
+        self._taken_at = self._loop.time()
+        now = time.monotonic()
+        if self._failing is None:
+            self._failing = now
+            log.warning("%r has to wait: %s", self, error)
+        if now - self._failing < PATIENCE_S:
+            self._retry = self._loop.call_later(RETRY_S, self._flush)
+        else:
+            why = f"what it needs cannot be sent for {PATIENCE_S:g} s: {error}"
+            self._server.drop(self, "fenced", why)
+
     def _readable(self) -> None:
         try:
-            data, fds = recv_packet(self.sock, LIFELINE_MAX_BYTES)
-        except BlockingIOError:
+            # no message of a client carries descriptors: where there is no room, none are made
+            data, _, flags, _ = self.sock.recvmsg(LIFELINE_MAX_BYTES)
+        except (BlockingIOError, MemoryError):
             return
-        except (OSError, ValueError) as exc:
+        except OSError as exc:
             self._server.drop(self, "bad_request", str(exc))
             return
-        _close(fds)  # no message of a client carries any
+        if flags & socket.MSG_TRUNC:
+            self._server.drop(self, "bad_request", "packet too long")
+            return
         if not data:
             self._server.gone(self)
             return
@@ -246,11 +293,11 @@ class Lifeline:
                 "install the same version of swapd on both sides",
             )
         else:
-            self._hello.cancel()
             self._server.hello(self, message)
 
-    def _no_hello(self) -> None:
-        self._server.drop(self, "bad_request", f"no hello within {HELLO_S:g} s")
+    def turn_out(self, why: str) -> None:
+        """It never said hello."""
+        self._server.drop(self, "bad_request", f"no hello: {why}")
 
 
 class LifelineServer:
@@ -274,35 +321,18 @@ class LifelineServer:
         self._on_message = on_message
         self._on_gone = on_gone
         self._lifelines: set[Lifeline] = set()
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.setblocking(False)
-        self._sock.bind(str(path))
-        os.chmod(path, 0o600)
-        self._sock.listen(128)
-        loop.add_reader(self._sock.fileno(), self._accept)
+        self._guests = Guests(loop, HELLO_S)
+        self._door = Door(
+            path, socket.SOCK_SEQPACKET, loop, self._entered, self._guests.make_room, _refuse
+        )
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except BlockingIOError:
-            return
-        except OSError as exc:
-            log.error("cannot accept (%s); again in %g s", exc.strerror, ACCEPT_PAUSE_S)
-            self.loop.remove_reader(self._sock.fileno())
-            self.loop.call_later(ACCEPT_PAUSE_S, self._resume)
-            return
-        sock.setblocking(False)
-        lifeline = Lifeline(sock, self)
+    def _entered(self, sock: socket.socket, pid: int) -> None:
+        lifeline = Lifeline(sock, pid, self)
         self._lifelines.add(lifeline)
-        if lifeline.uid != os.getuid():
-            log.warning("refused process %d of user %d", lifeline.pid, lifeline.uid)
-            self.drop(lifeline, "bad_request", "this daemon serves another user")
-
-    def _resume(self) -> None:
-        if self._sock.fileno() >= 0:
-            self.loop.add_reader(self._sock.fileno(), self._accept)
+        self._guests.enter(lifeline)
 
     def hello(self, lifeline: Lifeline, message: Hello) -> None:
+        self._guests.leave(lifeline)
         self._on_hello(lifeline, message)
 
     def received(self, lifeline: Lifeline, message: FromClient) -> None:
@@ -317,14 +347,14 @@ class LifelineServer:
     def gone(self, lifeline: Lifeline) -> None:
         if lifeline in self._lifelines:
             self._lifelines.discard(lifeline)
+            self._guests.leave(lifeline)
             lifeline.close()
             if lifeline.session:
                 self._on_gone(lifeline)
 
     def close(self, code: Code, why: str) -> None:
         """Say goodbye to all, and stop."""
-        self.loop.remove_reader(self._sock.fileno())
-        self._sock.close()
+        self._door.close()
         for lifeline in list(self._lifelines):
             lifeline.last_words(Goodbye(code, why))
         self._lifelines.clear()
@@ -340,8 +370,9 @@ def _problem_with(message: FromClient) -> str | None:
             return None
 
 
-def _credentials(sock: socket.socket) -> bytes:
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+def _refuse(sock: socket.socket, code: Code, why: str) -> None:
+    with suppress(OSError):
+        send_packet(sock, encode(Goodbye(code, why)))
 
 
 def _close(fds: Sequence[OwnedFd]) -> None:

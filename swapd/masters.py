@@ -10,13 +10,14 @@ import fcntl
 import logging
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
 from swapd.device import DeviceError, DeviceLost, vm
 from swapd.device.host import available_bytes
-from swapd.fds import OwnedFd, reopen_read_only
+from swapd.fds import OwnedFd, exhausted, keep, reopen_read_only
+from swapd.limits import Pool
 from swapd.protocol import Code
 from swapd.slices import Work, whole
 
@@ -25,6 +26,8 @@ log = logging.getLogger("swapd.masters")
 #: Left for everybody else when masters are made.
 RESERVE_BYTES = 64 << 20
 
+#: Descriptors that no master takes, so that other sessions may still come.
+SPARE_DESCRIPTORS = 16
 #: So much is allocated or mapped in one slice: a few milliseconds.
 SLICE_BYTES = 16 << 20
 #: How long a slice is that only waits for masters that are being dropped.
@@ -76,7 +79,7 @@ class Masters:
         self._limit_bytes = limit_bytes
         self._device = device
         #: Pins in the background: nobody waits for it, copies only get faster.
-        self._pinner = ThreadPoolExecutor(1, "swapd-pin")
+        self._pinner = Pool(1, "swapd-pin")
         self._masters: dict[int, Master] = {}
         #: Of all masters, and of those that are being made.
         self.total_bytes = 0
@@ -105,8 +108,7 @@ class Masters:
             yield
         unallocated = nbytes
         try:
-            fd = self._empty(nbytes)
-            try:
+            with self._empty(nbytes) as fd:
                 for at in range(0, nbytes, SLICE_BYTES):
                     n = min(SLICE_BYTES, nbytes - at)
                     os.posix_fallocate(fd.fileno(), at, n)
@@ -115,19 +117,22 @@ class Masters:
                     yield
                 seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
                 fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
-            except OSError:
-                fd.close()
-                raise
+                made = OwnedFd(fd.take())
+        except GeneratorExit:
+            self._change_room(-nbytes, -unallocated)
+            raise
         except OSError as exc:
             self._change_room(-nbytes, -unallocated)
+            if exc.errno == errno.EMFILE:
+                raise MasterError("limit", exhausted()) from exc
             raise MasterError("host_memory", self._no_room(nbytes, str(exc))) from exc
-        self._masters[uid] = Master(fd, nbytes, mutable)
-        return fd.fileno()
+        self._masters[uid] = Master(made, nbytes, mutable)
+        return made.fileno()
 
     def _empty(self, nbytes: int) -> OwnedFd:
         """A file of that size without a page. Raises: OSError."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        fd = OwnedFd(os.memfd_create("swapd-master", flags))
+        fd = keep(OwnedFd(os.memfd_create("swapd-master", flags)), SPARE_DESCRIPTORS)
         try:
             os.ftruncate(fd.fileno(), nbytes)
         except OSError:
@@ -273,7 +278,7 @@ class Masters:
         with self._left:
             over = self._limit_bytes is not None and self.total_bytes + nbytes > self._limit_bytes
             needed = nbytes + self._unallocated_bytes + RESERVE_BYTES
-            if not over and needed <= available_bytes():
+            if not over and needed <= self._available_bytes(nbytes):
                 self.total_bytes += nbytes
                 self._unallocated_bytes += nbytes
                 return True
@@ -282,17 +287,27 @@ class Masters:
         why = "host_memory limit" if over else "out of memory"
         raise MasterError("host_memory", self._no_room(nbytes, why))
 
+    def _available_bytes(self, nbytes: int) -> int:
+        try:
+            return available_bytes()
+        except DeviceError as exc:
+            raise MasterError("limit", f"no master of {nbytes} bytes: {exc}") from exc
+
     def _change_room(self, total_bytes: int, unallocated_bytes: int) -> None:
         with self._left:
             self.total_bytes += total_bytes
             self._unallocated_bytes += unallocated_bytes
 
     def _no_room(self, nbytes: int, why: str) -> str:
+        try:
+            available = f"{available_bytes() >> 20} MiB are"
+        except DeviceError:
+            available = "an unknown number of MiB is"
         limit = "none" if self._limit_bytes is None else f"{self._limit_bytes >> 20} MiB"
         return (
             f"no host memory for a master of {nbytes >> 20} MiB ({why}): masters hold "
-            f"{self.total_bytes >> 20} MiB (limit {limit}), {available_bytes() >> 20} MiB are "
-            "available. Unregister components, or raise the daemon's --host-memory"
+            f"{self.total_bytes >> 20} MiB (limit {limit}), {available} available. "
+            "Unregister components, or raise the daemon's --host-memory"
         )
 
 

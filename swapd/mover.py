@@ -11,13 +11,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from swapd.core.actions import CopyIn, CopyOut
 from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed, DeviceDown
 from swapd.device import Device, DeviceError, DeviceLost
 from swapd.device.pieces import numbers
+from swapd.limits import Pool
 
 log = logging.getLogger("swapd.mover")
 
@@ -39,8 +40,8 @@ class Mover:
         self._post = post
         self._crashed = crashed
         self._closed = False
-        self._in = ThreadPoolExecutor(1, "swapd-in")
-        self._out = ThreadPoolExecutor(1, "swapd-out")
+        self._in = Pool(1, "swapd-in")
+        self._out = Pool(1, "swapd-out")
         #: Copies out that have not been reported, by generation.
         self._saves: dict[int, _Save] = {}
 
@@ -66,8 +67,15 @@ class Mover:
         future = self._out.submit(save.run, self._device)
         future.add_done_callback(lambda f: self._on_loop(self._saved, save, f))
 
+    async def finish(self) -> None:
+        """Wait for the copy in that is under way, and for all copies out: those have bytes that
+        are nowhere else. Copies in that have not begun are dropped, and nobody is told any more.
+        """
+        self._closed = True
+        await asyncio.gather(self._in.finish(), self._out.finish(drop=False))
+
     def close(self) -> None:
-        """Wait for copies in flight; they end, but nobody is told any more."""
+        """Wait for all copies; they end, but nobody is told any more. Blocks."""
         self._closed = True
         self._out.shutdown()
         self._in.shutdown()
@@ -114,9 +122,9 @@ class Mover:
         error = future.exception()
         if isinstance(error, DeviceLost):
             self._post(DeviceDown(now, str(error)))  # first: no other load is to be tried
-        if isinstance(error, DeviceError):
+        if isinstance(error, DeviceError | MemoryError):
             log.error("copy of %s failed: %s", order.name, error)
-            return CopyFailed(now, order.generation, str(error))
+            return CopyFailed(now, order.generation, str(error) or "no memory")
         if error is not None:
             self._crashed(error)
             return None

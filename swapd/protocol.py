@@ -68,6 +68,7 @@ Code = Literal[
     "device_failed",
     "stopping",
     "fenced",
+    "limit",
     "internal",
 ]
 

@@ -1,29 +1,25 @@
-"""The rpc channel: a ZeroMQ ROUTER that turns frames into requests, and replies back.
+"""The rpc channel: requests of ZeroMQ's DEALER sockets, and replies back.
 
-Decides nothing. A peer is who its routing id says, and that must begin with the token the
-lifeline gave out: without a lifeline there is no session. A bad frame gets an error reply
-and costs nobody anything.
+Decides nothing. A peer is of the session whose token its routing id begins with, and only the
+lifeline gives tokens out: without a lifeline there is no session. A bad frame gets an error reply
+and costs nobody anything; who belongs to no session is told so, and closed after a while.
 
-No reply to a session is dropped. ZeroMQ keeps some for a peer that does not read; what it
-refuses waits here, in order, and is tried again. When that is too much, or takes too long, the
-session ends.
+No reply to a session is dropped. What the kernel does not take for a peer that does not read
+waits here, in order. When that is too much, or takes too long, the session ends.
 """
 
 import asyncio
-import errno
 import logging
-import os
 import time
-from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
-import zmq
-import zmq.asyncio
 
+from swapd import zmtp
+from swapd.fds import share
+from swapd.peers import Peer, Peers, Terms
 from swapd.protocol import (
     NOT_A_MESSAGE,
     NOT_ENCODABLE,
@@ -33,6 +29,7 @@ from swapd.protocol import (
     VERSION,
     AnyReply,
     AnyRequest,
+    Code,
     Refused,
     decode_request,
     encode,
@@ -41,48 +38,55 @@ from swapd.text import reason
 
 log = logging.getLogger("swapd.router")
 
-#: Replies kept for a session that does not read, beside those that ZeroMQ keeps: one that asks
-#: no more than it may never has so many. Past either bound it ends.
+#: Replies kept for a session that does not read, beside those that the kernel keeps: one that
+#: asks no more than it may never has so many. Past either bound it ends.
 UNREAD_MAX = UNANSWERED_MAX
 UNREAD_MAX_BYTES = 64 << 20
 #: How long a session with replies kept for it may take none of them.
 UNREAD_S = 60.0
-#: How often what is kept is tried again.
-RETRY_S = 0.02
-#: So many requests in a row are served before anything else has its turn.
-TURN = 64
+#: Connections of one session, and how much of all descriptors they may have: a client has one for
+#: each thread that asks.
+PEERS_MAX = 512
+PEERS_SHARE = 10
+
+_TERMS = Terms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
 class _Unread:
-    """Replies that the sockets of one session do not take: by peer, in order."""
+    """Replies that the peers of one session do not take: by peer, in order."""
 
     def __init__(self, now: float) -> None:
-        self.waiting: dict[bytes, deque[bytes]] = {}
+        self.waiting: dict[Peer, deque[bytes]] = {}
         self.count = 0
         self.nbytes = 0
         #: When it last took one.
         self.since = now
 
-    def add(self, peer: bytes, data: bytes) -> None:
+    def add(self, peer: Peer, data: bytes) -> None:
         self.waiting.setdefault(peer, deque()).append(data)
         self.count += 1
         self.nbytes += len(data)
 
-    def flush(self, send: Callable[[bytes, bytes], bool], now: float) -> None:
-        """Have `send(peer, data)` take what it takes."""
-        for peer, waiting in list(self.waiting.items()):
-            while waiting and send(peer, waiting[0]):
-                self.count -= 1
-                self.nbytes -= len(waiting.popleft())
-                self.since = now
-            if not waiting:
-                del self.waiting[peer]
+    def flush(self, peer: Peer, now: float) -> None:
+        """Have the peer take what it takes."""
+        waiting = self.waiting[peer]
+        while waiting and peer.take(waiting[0]):
+            self.count -= 1
+            self.nbytes -= len(waiting.popleft())
+            self.since = now
+        if not waiting:
+            del self.waiting[peer]
+
+    def forget(self, peer: Peer) -> None:
+        waiting = self.waiting.pop(peer, ())
+        self.count -= len(waiting)
+        self.nbytes -= sum(map(len, waiting))
 
     def problem(self, now: float) -> str | None:
         """Why its session must end; None if it need not."""
         if self.count > UNREAD_MAX or self.nbytes > UNREAD_MAX_BYTES:
             return f"does not read: {self.count} replies unread, {self.nbytes} bytes"
-        if now - self.since > UNREAD_S:
+        if now - self.since >= UNREAD_S:
             return f"does not read: {self.count} replies unread, and none taken in {UNREAD_S:g} s"
         return None
 
@@ -92,112 +96,128 @@ class Router:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        loop: asyncio.AbstractEventLoop,
         path: Path,
-        on_request: Callable[[int, bytes, AnyRequest], None],
+        on_request: Callable[[int, Peer, AnyRequest], None],
         on_deaf: Callable[[int, str], None],
+        crashed: Callable[[BaseException], None],
     ) -> None:
-        """Bind to `path`. Both are called on the loop.
+        """Listen at `path`. All are called on the loop.
 
         `on_request(session, peer, request)`. `on_deaf(session, why)`: it does not read, and is to
-        be forgotten.
+        be forgotten. `crashed(error)`: one of these failed.
         """
+        self._loop = loop
         self._on_request = on_request
         self._on_deaf = on_deaf
         self._sessions: dict[bytes, int] = {}
+        #: Which peers are whose.
+        self._of: dict[int, set[Peer]] = {}
         self._unread: dict[int, _Unread] = {}
-        self._retry: asyncio.TimerHandle | None = None
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_MAX_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so rather than drop a reply
-        self._socket.bind(f"ipc://{path}")
-        os.chmod(path, 0o600)
+        self._looking: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._peers = Peers(path, loop, _TERMS, self, crashed)
 
     def open(self, token: bytes, session: int) -> None:
         self._sessions[token] = session
+        self._of[session] = set()
 
     def forget(self, token: bytes) -> None:
+        """Its peers are nobody's; what they have not read they never will."""
         session = self._sessions.pop(token, None)
         if session is not None:
             self._unread.pop(session, None)
+            for peer in self._of.pop(session):
+                self._peers.unsettle(peer)
 
-    async def serve(self) -> None:
-        """Receive until cancelled."""
-        while True:
-            for _ in range(TURN):
-                self._received(await self._socket.recv_multipart())
-            await asyncio.sleep(0)  # while requests are there, receiving them lets nobody else run
-
-    def reply(self, peer: bytes, reply: AnyReply) -> None:
+    def reply(self, peer: Peer, reply: AnyReply) -> None:
         """Send, now or as soon as the peer reads. To a peer that is gone nothing is sent, and to
         one that has no session no more than it reads.
 
         One that cannot be encoded is a refusal instead. After `close` it does nothing.
         """
-        if not self._socket.closed:
-            self._send(peer, _encoded(reply))
+        if not self._closed:
+            self._send(peer, zmtp.frame(_encoded(reply)))
 
     def close(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-        self._socket.close()
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self._peers.close()
 
-    def _send(self, peer: bytes, data: bytes) -> None:
-        session = self._sessions.get(peer[:TOKEN_BYTES])
-        if session is None:
-            self._try(peer, data)
-            return
-        unread = self._unread.get(session)
-        behind = unread is not None and peer in unread.waiting
-        if not behind and self._try(peer, data):
-            return
-        now = time.monotonic()
-        unread = self._unread.setdefault(session, _Unread(now))
-        unread.add(peer, data)
-        self._look_after(session, unread, now)
+    # --- of the peers --------------------------------------------------------------------
 
-    def _try(self, peer: bytes, data: bytes) -> bool:
-        """Whether the peer needs no more of it: it takes it, or is gone."""
-        sent = cast("Future[Any]", self._socket.send_multipart([peer, data], zmq.NOBLOCK))
-        error = sent.exception()  # it is done at once
-        if error is None or getattr(error, "errno", 0) == errno.EHOSTUNREACH:
-            return True
-        if isinstance(error, zmq.Again):
-            return False
-        raise error
+    def greeted(self, peer: Peer) -> None:
+        session = self._sessions.get(peer.identity[:TOKEN_BYTES])
+        if session is not None and len(self._of[session]) < share(PEERS_MAX, PEERS_SHARE):
+            self._of[session].add(peer)
+            self._peers.settle(peer, session)
 
-    def _try_again(self) -> None:
-        self._retry = None
-        now = time.monotonic()
-        for session, unread in list(self._unread.items()):
-            unread.flush(self._try, now)
-            self._look_after(session, unread, now)
-
-    def _look_after(self, session: int, unread: _Unread, now: float) -> None:
-        if not unread.count:
-            self._unread.pop(session, None)  # the end of another may have ended it too
-        elif problem := unread.problem(now):
-            self._on_deaf(session, problem)
-        elif self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
-
-    def _received(self, frames: list[bytes]) -> None:
-        peer, *rest = frames
-        session = self._sessions.get(peer[:TOKEN_BYTES])
-        if session is None:
-            why = "this rpc connection belongs to no open lifeline; connect again"
-            self.reply(peer, Refused(_request_id(rest), "no_session", why))
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        if not peer.session:
+            code, why = self._why_not(peer)
+            self.reply(peer, Refused(_request_id(frames), code, why))
             return
         try:
-            (payload,) = rest
+            (payload,) = frames
             request = decode_request(payload)
         except NOT_A_MESSAGE as exc:
-            log.warning("session %d sent garbage: %s", session, reason(exc))
+            log.warning("session %d sent garbage: %s", peer.session, reason(exc))
             why = f"not a request of protocol {VERSION}: {reason(exc)}"
-            self.reply(peer, Refused(_request_id(rest), "bad_request", why))
+            self.reply(peer, Refused(_request_id(frames), "bad_request", why))
             return
-        self._on_request(session, peer, request)
+        self._on_request(peer.session, peer, request)
+
+    def room(self, peer: Peer) -> None:
+        unread = self._unread.get(peer.session)
+        if unread is not None and peer in unread.waiting:
+            unread.flush(peer, time.monotonic())
+            if not unread.count:
+                self._unread.pop(peer.session, None)
+
+    def left(self, peer: Peer) -> None:
+        if peers := self._of.get(peer.session):
+            peers.discard(peer)
+        if unread := self._unread.get(peer.session):
+            unread.forget(peer)
+            if not unread.count:
+                del self._unread[peer.session]
+
+    def _why_not(self, peer: Peer) -> tuple[Code, str]:
+        """Why what a peer asks that is nobody's is refused."""
+        if peer.identity[:TOKEN_BYTES] in self._sessions:
+            most = share(PEERS_MAX, PEERS_SHARE)
+            return "limit", (
+                f"a session may have {most} connections: ask in fewer threads, or raise the "
+                "daemon's `ulimit -n`"
+            )
+        return "no_session", "this rpc connection belongs to no open lifeline; connect again"
+
+    # --- what is not read ----------------------------------------------------------------
+
+    def _send(self, peer: Peer, data: bytes) -> None:
+        unread = self._unread.get(peer.session)
+        behind = unread is not None and peer in unread.waiting
+        if (not behind and peer.take(data)) or not peer.session:
+            return
+        now = time.monotonic()
+        unread = self._unread.setdefault(peer.session, _Unread(now))
+        unread.add(peer, data)
+        if problem := unread.problem(now):
+            self._on_deaf(peer.session, problem)
+        elif self._looking is None:
+            self._looking = self._loop.call_later(UNREAD_S, self._look)
+
+    def _look(self) -> None:
+        """End those that took nothing for too long."""
+        self._looking = None
+        now = time.monotonic()
+        for session, unread in list(self._unread.items()):
+            if session in self._unread and (problem := unread.problem(now)):
+                self._on_deaf(session, problem)
+        if self._unread:
+            next_s = min(unread.since for unread in self._unread.values()) + UNREAD_S - now
+            self._looking = self._loop.call_later(max(next_s, 0.01), self._look)
 
 
 def _request_id(rest: list[bytes]) -> int:

@@ -4,11 +4,14 @@ So nobody's short work waits until another's long work is done, but for a slice.
 what the work is.
 """
 
+import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from swapd import limits
 
 Result = TypeVar("Result")
 
@@ -35,24 +38,31 @@ class Slices:
     """
 
     def __init__(self, threads: int, name: str) -> None:
+        """Raises: LimitError."""
         self._change = threading.Condition()
         #: By session, that whose turn it is first. None of one of which a slice is being done.
         self._jobs: OrderedDict[int, deque[_Job]] = OrderedDict()
         self._busy: dict[int, deque[_Job]] = {}
         self._closed = False
+        #: When nothing is done any more, once it is closed.
+        self._idle: Future[None] = Future()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True)
             for i in range(threads)
         ]
         for thread in self._threads:
-            thread.start()
+            limits.start(thread)
 
     def submit(self, session: int, work: Work[Result]) -> "Future[Result]":
-        """Have it done, after all that was submitted for this session before."""
+        """Have it done, after all that was submitted for this session before.
+
+        It is cancelled if it is not done when this is closed.
+        """
         future: Future[Result] = Future()
         with self._change:
             if self._closed:
-                raise RuntimeError("closed")
+                future.cancel()
+                return future
             jobs = self._busy.get(session)
             if jobs is None:
                 jobs = self._jobs.setdefault(session, deque())
@@ -60,13 +70,30 @@ class Slices:
             self._change.notify()
         return future
 
-    def shutdown(self) -> None:
-        """Do what was submitted, and end. Blocks."""
+    def close(self) -> "Future[None]":
+        """Do no slice but those that are being done; the future is for their end."""
         with self._change:
             self._closed = True
+            for jobs in self._jobs.values():
+                _cancel(jobs)
+            self._jobs.clear()
+            self._note_idle()
             self._change.notify_all()
+        return self._idle
+
+    async def finish(self) -> None:
+        """`close`, and wait for it."""
+        await asyncio.wrap_future(self.close())
+
+    def shutdown(self) -> None:
+        """`close`, and end the threads. Blocks."""
+        self.close()
         for thread in self._threads:
             thread.join()
+
+    def _note_idle(self) -> None:
+        if self._closed and not self._busy and not self._idle.done():
+            self._idle.set_result(None)
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
@@ -77,7 +104,7 @@ class Slices:
         """A job of the session whose turn it is; None when there is nothing more to come."""
         with self._change:
             self._change.wait_for(lambda: self._jobs or self._closed)
-            if not self._jobs:
+            if self._closed:
                 return None
             session, jobs = self._jobs.popitem(last=False)
             self._busy[session] = jobs
@@ -88,7 +115,10 @@ class Slices:
             jobs = self._busy.pop(session)
             if done:
                 jobs.popleft()
-            if jobs:
+            if self._closed:
+                _cancel(jobs)
+                self._note_idle()
+            elif jobs:
                 self._jobs[session] = jobs
                 self._change.notify()
 
@@ -104,3 +134,9 @@ def _slice_of(work: Work[Any], future: "Future[Any]") -> bool:
     else:
         return False
     return True
+
+
+def _cancel(jobs: "deque[_Job]") -> None:
+    for work, future in jobs:
+        work.close()
+        future.cancel()

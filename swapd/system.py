@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from swapd.config import notify_socket
-from swapd.fds import OwnedFd
+from swapd.fds import EXHAUSTED, OwnedFd
 
 log = logging.getLogger("swapd.system")
 
@@ -58,21 +58,35 @@ class Alarm:
         self._fd.close()
 
 
-def open_pidfd(pid: int) -> int | None:
+def open_pidfd(pid: int) -> OwnedFd | None:
     """A descriptor that becomes readable when the process ends; None if it is as good as gone.
 
-    The caller closes it.
+    Raises: OSError if no descriptor is left.
     """
     try:
-        fd = os.pidfd_open(pid)
-    except OSError:
+        fd = OwnedFd(os.pidfd_open(pid))
+    except OSError as exc:
+        if exc.errno in EXHAUSTED:
+            raise
         return None  # gone, or in another pid namespace: then EOF is all there is
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    poll.register(fd.fileno(), select.POLLIN)
     if poll.poll(0) or not _has_memory(pid):
-        os.close(fd)
+        fd.close()
         return None
     return fd
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process can still touch anything. One that cannot be asked after can."""
+    try:
+        watch = open_pidfd(pid)
+    except OSError:
+        return True
+    if watch is None:
+        return False
+    watch.close()
+    return True
 
 
 def is_stopped(pid: int) -> bool:
@@ -107,3 +121,5 @@ def _has_memory(pid: int) -> bool:
         return Path(f"/proc/{pid}/statm").read_bytes().split()[0] != b"0"
     except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        return True  # nobody can say; who is to wait for it does

@@ -3,23 +3,31 @@
 Decides nothing. Everything here runs on the loop and never blocks.
 """
 
+import errno
 import os
 from collections.abc import Iterable
+from functools import partial
 
 from swapd import protocol
 from swapd.board import Boards
 from swapd.device import Device
 from swapd.device.pieces import numbers
-from swapd.fds import FDS_MAX, OwnedFd
+from swapd.fds import OwnedFd, has_room
 from swapd.lifeline import Lifeline
 from swapd.protocol import Runs
 
+#: Files of one packet: all are open for a moment, out of those descriptors that nobody keeps.
+FILES_MAX = 16
+
 
 class Worker:
-    def __init__(self, lifeline: Lifeline, device: Device) -> None:
-        """Raises: OSError when descriptors have run out."""
+    def __init__(self, lifeline: Lifeline, device: Device, spare: int = 0) -> None:
+        """So many descriptors are left to others. Raises: OSError when there are no more."""
         self.lifeline = lifeline
         self.boards = Boards()
+        if not has_room(self.boards.fd.fileno(), spare):
+            self.boards.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._device = device
         #: (file, writable): what it was sent and has not let go of.
         self._files: set[tuple[int, bool]] = set()
@@ -38,25 +46,27 @@ class Worker:
             chunks_per_file=device.chunks_per_file,
             uuid=device.uuid,
         )
-        self.lifeline.send(message, [OwnedFd(os.dup(self.boards.fd.fileno()))])
+        self.lifeline.send(message, export=lambda: [OwnedFd(os.dup(self.boards.fd.fileno()))])
 
     def send_files(self, runs: Runs, *, writable: bool) -> None:
-        """Send the descriptors it needs to map `runs`, those it has not got yet.
-
-        Raises: OSError when descriptors have run out.
-        """
+        """Send the descriptors it needs to map `runs`, those it has not got yet."""
         numbers = [n for n in files_of(runs, self._device) if (n, writable) not in self._files]
-        for at in range(0, len(numbers), FDS_MAX):
-            some = tuple(numbers[at : at + FDS_MAX])
-            fds: list[OwnedFd] = []
-            try:
-                fds += (self._device.export(n, writable=writable) for n in some)
-            except OSError:
-                for fd in fds:
-                    fd.close()
-                raise
-            self.lifeline.send(protocol.Files(some, writable), fds)
+        for at in range(0, len(numbers), FILES_MAX):
+            some = tuple(numbers[at : at + FILES_MAX])
+            export = partial(self._export, some, writable=writable)
+            self.lifeline.send(protocol.Files(some, writable), export=export)
             self._files.update((n, writable) for n in some)
+
+    def _export(self, numbers: Iterable[int], *, writable: bool) -> list[OwnedFd]:
+        """Raises: OSError when descriptors have run out, for now; DeviceError."""
+        fds: list[OwnedFd] = []
+        try:
+            fds.extend(self._device.export(number, writable=writable) for number in numbers)
+        except BaseException:
+            for fd in fds:
+                fd.close()
+            raise
+        return fds
 
     def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """It is to let go of these: they are sent anew before it is granted them again.

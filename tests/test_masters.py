@@ -239,12 +239,12 @@ def refuse_with(number: int) -> Any:
     return refuse
 
 
-def refused(masters: Masters, nbytes: int) -> str:
+def refused(masters: Masters, nbytes: int, code: str = "host_memory") -> str:
     """Why a master of `nbytes` cannot be made; checks that nothing is left of it."""
     before = snapshot(), len(masters), masters.total_bytes
     with pytest.raises(MasterError) as failed:
         masters.make(99, nbytes, mutable=False)
-    assert failed.value.code == "host_memory"
+    assert failed.value.code == code
     assert (snapshot(), len(masters), masters.total_bytes) == before
     masters.drop(99)  # as the core orders for every master that failed
     assert (snapshot(), len(masters), masters.total_bytes) == before
@@ -275,14 +275,50 @@ def test_without_a_limit_the_host_s_memory_is_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("verb", "number"), [("posix_fallocate", errno.ENOSPC), ("memfd_create", errno.EMFILE)]
+    ("verb", "number", "code", "why"),
+    [
+        ("posix_fallocate", errno.ENOSPC, "host_memory", os.strerror(errno.ENOSPC)),
+        ("memfd_create", errno.EMFILE, "limit", "ulimit -n"),
+        ("memfd_create", errno.ENFILE, "host_memory", os.strerror(errno.ENFILE)),
+    ],
 )
 def test_a_system_that_has_no_room_refuses_the_master_and_no_more(
-    masters: Masters, monkeypatch: pytest.MonkeyPatch, verb: str, number: int
+    masters: Masters,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    number: int,
+    code: str,
+    why: str,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, verb, refuse_with(number))
-        assert os.strerror(number) in refused(masters, NBYTES)
+        assert why in refused(masters, NBYTES, code)
+    masters.make(99, NBYTES, mutable=False)
+
+
+def test_what_is_being_made_when_the_daemon_stops_is_given_up(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_BYTES", MIB)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    making = masters.making(7, 3 * MIB, mutable=False)
+    next(making)
+    assert masters.total_bytes == 3 * MIB
+    making.close()
+    assert masters.total_bytes == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def nobody_says() -> NoReturn:
+    raise DeviceError("nobody says")
+
+
+def test_where_nobody_says_how_much_memory_there_is_the_master_is_refused(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "available_bytes", nobody_says)
+        assert "nobody says" in refused(masters, NBYTES, "limit")
     masters.make(99, NBYTES, mutable=False)
 
 

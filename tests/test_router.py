@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 
 from swapd import protocol
+from swapd.peers import Peer
 from swapd.protocol import AnyReply, AnyRequest, Done, Refused, StatusReply
 from swapd.router import Router
 from swapd_client.errors import InternalError, from_refusal
@@ -29,14 +30,16 @@ async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) ->
     """Sessions 1 and 2 of a router that replies what `answer(session, request)` says."""
     context = zmq.asyncio.Context()
 
-    def on_request(session: int, peer: bytes, request: AnyRequest) -> None:
+    crashed = asyncio.get_running_loop().create_future()
+
+    def on_request(session: int, peer: Peer, request: AnyRequest) -> None:
         router.reply(peer, answer(session, request))
 
     def on_deaf(session: int, why: str) -> None:
         raise AssertionError(f"session {session} {why}")
 
-    router = Router(context, folder / "rpc.sock", on_request, on_deaf)
-    serving = asyncio.get_running_loop().create_task(router.serve(), name="rpc")
+    loop = asyncio.get_running_loop()
+    router = Router(loop, folder / "rpc.sock", on_request, on_deaf, crashed.set_exception)
     sockets = {}
     for session, token in TOKENS.items():
         router.open(token, session)
@@ -48,14 +51,12 @@ async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) ->
         await sockets[session].send(protocol.encode(request))
         async with asyncio.timeout(60):
             reply: AnyReply = protocol.decode_reply(await sockets[session].recv())
-        assert not serving.done()
+        assert not crashed.done()
         return reply
 
     try:
         yield ask
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
         router.close()
         context.destroy(linger=0)
 

@@ -116,6 +116,11 @@ class SessionFenced(DaemonGone):
     """The daemon ended this session, because the process did not answer in time."""
 
 
+class LimitReached(SwapdError):
+    """This process, or the daemon, may have no more of something: open files, sessions,
+    connections. The message says of what, and what to set."""
+
+
 class InternalError(SwapdError):
     """The daemon made a mistake of its own in answering; it serves on, and its log says more."""
 
@@ -137,6 +142,7 @@ BY_CODE: dict[Code, type[SwapdError]] = {
     "device_failed": DeviceFailed,
     "stopping": DaemonStopping,
     "fenced": SessionFenced,
+    "limit": LimitReached,
     "internal": InternalError,
 }
 

@@ -14,7 +14,7 @@ import msgspec
 
 from swapd import protocol
 from swapd.fds import OwnedFd, recv_packet, send_packet
-from swapd.system import open_pidfd
+from swapd.system import is_alive
 from swapd.text import problem_with_text
 from swapd_client.endpoint import find, not_answering, open_lifeline
 from swapd_client.errors import (
@@ -102,11 +102,7 @@ class Lifeline:
         return not_answering(self.folder, timeout_s, self._daemon_pid)
 
     def is_daemon_alive(self) -> bool:
-        watch = open_pidfd(self._daemon_pid)
-        if watch is None:
-            return False
-        os.close(watch)
-        return True
+        return is_alive(self._daemon_pid)
 
     def let_go(self, token: bytes) -> None:
         """Say to the daemon that nothing of that session is mapped here, once `close` was called.

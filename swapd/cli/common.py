@@ -25,6 +25,7 @@ import swapd_client
 from swapd.config import ConfigError
 from swapd.device import DeviceError
 from swapd.extras import MissingExtra
+from swapd.limits import LimitError
 from swapd.plan.advise import PlanError
 from swapd.runtime_dir import RuntimeDirError
 from swapd.spawn import SpawnError
@@ -62,6 +63,7 @@ _WIDE = 200
 _EXPECTED = (
     ConfigError,
     DeviceError,
+    LimitError,
     MissingExtra,
     PlanError,
     RuntimeDirError,

@@ -2,13 +2,14 @@
 
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from swapd import runtime_dir
+from swapd import limits, runtime_dir
 from swapd.config import Config, load
 from swapd.daemon import Daemon
 from swapd.device import open_device
@@ -20,9 +21,10 @@ log = logging.getLogger("swapd")
 
 
 def run(config: Config) -> None:
-    """Serve until told to stop. Raises: RuntimeDirError, DeviceError, MissingExtra."""
+    """Serve until told to stop. Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
     with needed("swapd serve"):
         import uvloop
+    limits.raise_open_files()
     with runtime_dir.claim(config.folder) as claim:
         log.info("allocating %s", size(config.budget))
         device = open_device(
@@ -31,7 +33,10 @@ def run(config: Config) -> None:
         try:
             for note in device.use().notes:
                 log.warning("%s", note)
-            uvloop.run(Daemon(config, device, claim.folder).run(lambda: _say_ready(config)))
+            daemon = Daemon(config, device, claim.folder)
+            if not uvloop.run(daemon.run(lambda: _say_ready(config))):
+                logging.shutdown()
+                os._exit(0)  # threads of its still use the device, and would be waited for
         finally:
             device.close()
 

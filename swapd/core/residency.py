@@ -104,9 +104,11 @@ class Residency:
 
     @property
     def quiet(self) -> bool:
-        """Whether no lease is held and no copy is in flight; workspaces may be on their way."""
+        """Whether no lease is held and nothing is being saved; workspaces may be on their way, and
+        loads that nobody waits for."""
         moves = self.ledger.moves.values()
-        return not self.ledger.leases and all(m.component.state is State.RECLAIMING for m in moves)
+        ends = (State.RECLAIMING, State.LOADING)
+        return not self.ledger.leases and all(m.component.state in ends for m in moves)
 
     # --- registration --------------------------------------------------------------------
 

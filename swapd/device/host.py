@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse
 from swapd.device.pieces import Piece
 from swapd.device.tails import Tails
 from swapd.fds import OwnedFd, reopen_read_only
+from swapd.limits import Pool
 from swapd.protocol import Runs
 
 #: Copied by one thread at a time: large enough for memcpy to stream, small enough to share.
@@ -41,21 +41,30 @@ _NO_LIMIT = 1 << 62
 
 
 def available_bytes() -> int:
-    """Host memory that can still be had: the kernel's estimate, or the cgroup's if less."""
+    """Host memory that can still be had: the kernel's estimate, or the cgroup's if less.
+
+    Raises: DeviceError if the kernel cannot be asked just now.
+    """
     estimate = _meminfo("MemAvailable")
     group = _cgroup()
     return estimate if group is None else min(estimate, group[0] - group[1])
 
 
 def total_bytes() -> int:
-    """Host memory there is: the machine's, or what the cgroup may have if less."""
+    """Host memory there is: the machine's, or what the cgroup may have if less.
+
+    Raises: DeviceError as `available_bytes`.
+    """
     total = _meminfo("MemTotal")
     group = _cgroup()
     return total if group is None else min(total, group[0])
 
 
 def _meminfo(field: str) -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError as exc:
+        raise DeviceError(f"nobody says how much host memory there is: {exc}") from exc
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields[field].split()[0]) * 1024
 
@@ -110,7 +119,7 @@ class HostDevice:
         self._tails = Tails(self.chunks, chunk, zeroed=True)
         self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
         # enough for both directions: those of one may all be waiting for the other
-        self._helpers = ThreadPoolExecutor(2 * self._threads, "swapd-copy")
+        self._helpers = Pool(2 * self._threads, "swapd-copy")
 
     def __repr__(self) -> str:
         return f"<HostDevice {self._nbytes >> 20} MiB in {self.chunks} chunks>"

@@ -9,7 +9,6 @@ runs Python.
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from swapd.device import vm
 from swapd.device.base import DeviceError, DeviceLost, Landed, MayWrite
 from swapd.device.driver import CudaError, Driver
+from swapd.limits import Pool
 from swapd.units import size
 
 #: Copied by one call from pinned memory: large enough for the full rate, small enough for
@@ -74,7 +74,7 @@ class Direction(ABC):
             self._staging = _staging(driver)
             undo.callback(driver.free_pinned, self._staging)
             self._made = undo.pop_all()
-        self._waiter = ThreadPoolExecutor(1, f"swapd-{name}")
+        self._waiter = Pool(1, f"swapd-{name}")
 
     def close(self) -> None:
         """Free what was made; nothing if the device is lost. Raises: DeviceError."""

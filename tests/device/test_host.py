@@ -274,3 +274,22 @@ def test_where_both_versions_are_mounted_the_one_with_a_limit_counts(groups: Pat
 
 def test_without_control_groups_there_is_no_limit(groups: Path) -> None:
     assert host.cgroup_limit() is None
+
+
+def test_a_kernel_that_cannot_be_asked_for_memory_is_an_error_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the whole machine has no descriptor left: then only this one question fails."""
+    device = HostDevice(2 * CHUNK, CHUNK)
+    try:
+        with monkeypatch.context() as patch:
+
+            def refuse(path: Path) -> str:
+                raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+            patch.setattr(Path, "read_text", refuse)
+            with pytest.raises(DeviceError, match="Too many open files in system"):
+                device.use()
+        assert device.use().total
+    finally:
+        device.close()

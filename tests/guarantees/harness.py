@@ -7,6 +7,7 @@ bounded by PATIENCE_S, which no run that works comes near.
 import json
 import os
 import queue
+import resource
 import select
 import shutil
 import signal
@@ -61,6 +62,16 @@ def descriptors(pid: int) -> list[str]:
     return sorted(name for name in found if not name.endswith("swap.jsonl"))
 
 
+def limits(**most: int) -> Callable[[], None]:
+    """For a child, before it runs: no more than that of each resource."""
+
+    def set_them() -> None:
+        for name, value in most.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+    return set_them
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -84,8 +95,12 @@ def stop_process(pid: int) -> None:
 class Daemon:
     """`swapd serve` in a folder of its own, and what it says."""
 
-    def __init__(self, folder: Path, log: Path, **settings: object) -> None:
-        """Start it. Blocks until it serves, or has ended."""
+    def __init__(self, folder: Path, log: Path, **settings: Any) -> None:
+        """Start it, in a process that runs `before` first, if it is among the settings.
+
+        Blocks until it serves, or has ended.
+        """
+        before: Callable[[], None] | None = settings.pop("before", None)
         self.folder = folder
         self._log = log
         command = [sys.executable, "-m", "swapd", "serve"]
@@ -93,7 +108,12 @@ class Daemon:
             command += [f"--{name.replace('_', '-')}", str(value)]
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                command, env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True
+                command,
+                env=environment(),
+                preexec_fn=before,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
             )
         assert self._process.stdout is not None
         self.greeting = self._process.stdout.readline()
@@ -606,6 +626,7 @@ __all__ = [
     "descriptors",
     "environment",
     "is_alive",
+    "limits",
     "stop_process",
     "world",
 ]

@@ -1,0 +1,75 @@
+"""What the system lets this process have, asked for at the start: open files, and threads.
+
+A thread that is started later may not be had then, and whoever needed it has no other way on.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, ParamSpec, TypeVar
+
+from swapd import fds
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LimitError(Exception):
+    """The system grants this process too little to serve anybody. The message says what to set."""
+
+
+def raise_open_files() -> None:
+    """Have as many descriptors as this process may. Raises: LimitError if these are too few."""
+    most = fds.raise_limit()
+    if most < fds.LEAST:
+        raise LimitError(
+            f"a daemon needs {fds.LEAST} open files, and this process may have {most}: set "
+            f"`ulimit -n {fds.LEAST}` or more (LimitNOFILE in a unit); each component takes one, "
+            "each session three"
+        )
+
+
+class Pool(ThreadPoolExecutor):
+    """Threads that all run from the start, and can be waited for without blocking a loop."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        """Raises: LimitError."""
+        super().__init__(threads, name)
+        self._unfinished: set[Future[Any]] = set()
+        meeting = threading.Barrier(threads)
+        try:
+            # each holds one thread until all have come, so that each needs one of its own
+            wait([self.submit(meeting.wait) for _ in range(threads)])
+        except (RuntimeError, MemoryError) as exc:
+            meeting.abort()
+            self.shutdown(cancel_futures=True)
+            raise no_thread(name) from exc
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        future = super().submit(call, *args, **kwargs)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
+
+    async def finish(self, *, drop: bool = True) -> None:
+        """Wait until it has nothing to do. `drop`: what has not begun never does."""
+        unfinished = list(self._unfinished)
+        if drop:
+            unfinished = [future for future in unfinished if not future.cancel()]
+        await asyncio.gather(*map(asyncio.wrap_future, unfinished), return_exceptions=True)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start it. Raises: LimitError."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as exc:
+        raise no_thread(thread.name) from exc
+
+
+def no_thread(name: str) -> LimitError:
+    return LimitError(
+        f"the thread {name} cannot be started: this process may have no more. Raise `ulimit -u` "
+        "(LimitNPROC, TasksMax in a unit), the container's limit of pids, or `ulimit -v`"
+    )

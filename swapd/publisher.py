@@ -1,0 +1,137 @@
+"""The swap log as a stream: records to ZeroMQ's SUB sockets.
+
+It never waits for who reads: what a subscriber does not take is kept, up to a bound, and past it
+that subscriber misses records. Their numbers tell it so.
+"""
+
+import asyncio
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from swapd import zmtp
+from swapd.peers import Peer, Peers, Terms
+
+#: Records, and bytes of them, kept for a subscriber that reads slower than they come.
+BACKLOG_MAX = 100_000
+BACKLOG_MAX_BYTES = 64 << 20
+#: How long the last records may take when the stream ends.
+LINGER_S = 0.2
+#: Handed to the kernel at once.
+BATCH_BYTES = 64 << 10
+#: What one subscriber may ask for: how many kinds of records, and how long one may be described.
+TOPICS_MAX = 64
+TOPIC_MAX_BYTES = 1024
+
+_TERMS = Terms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
+
+
+class _Subscriber:
+    """What one peer has asked for, and has not taken."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.topics: dict[bytes, int] = {}
+        self._peer = peer
+        self._backlog: deque[bytes] = deque()
+        self._nbytes = 0
+
+    @property
+    def behind(self) -> bool:
+        return bool(self._backlog)
+
+    def publish(self, lines: Sequence[bytes], frames: Sequence[bytes]) -> None:
+        for line, frame in zip(lines, frames, strict=True):
+            if self._wants(line):
+                self._add(frame)
+        self.flush()
+
+    def _add(self, frame: bytes) -> None:
+        if not self._has_room():
+            self.flush()
+        if self._has_room():
+            self._backlog.append(frame)
+            self._nbytes += len(frame)
+
+    def flush(self) -> None:
+        """Have the peer take what it takes."""
+        while self._backlog:
+            batch, nbytes = [], 0
+            for frame in self._backlog:
+                batch.append(frame)
+                nbytes += len(frame)
+                if nbytes >= BATCH_BYTES:
+                    break
+            if not self._peer.take(b"".join(batch)):
+                return
+            for _ in batch:
+                self._backlog.popleft()
+            self._nbytes -= nbytes
+
+    def _wants(self, line: bytes) -> bool:
+        return b"" in self.topics or any(line.startswith(topic) for topic in self.topics)
+
+    def _has_room(self) -> bool:
+        return len(self._backlog) < BACKLOG_MAX and self._nbytes < BACKLOG_MAX_BYTES
+
+
+class Publisher:
+    """Publishes to whom has subscribed. On the loop; never blocks before `close`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: Path,
+        crashed: Callable[[BaseException], None],
+    ) -> None:
+        """Listen at `path`."""
+        self._subscribers: dict[Peer, _Subscriber] = {}
+        self._peers = Peers(path, loop, _TERMS, self, crashed)
+
+    def publish(self, lines: Sequence[bytes]) -> None:
+        """Send each of `lines` to those that want it, as a message of its own."""
+        if self._subscribers:
+            frames = [zmtp.frame(line) for line in lines]
+            for subscriber in list(self._subscribers.values()):
+                subscriber.publish(lines, frames)
+
+    def close(self) -> None:
+        """End the stream, once all have taken all of it: LINGER_S at most. Blocks so long."""
+        until = time.monotonic() + LINGER_S
+        while (behind := self._behind()) and (left := until - time.monotonic()) > 0:
+            poll = select.poll()
+            for fd in behind:
+                poll.register(fd, select.POLLOUT)
+            for fd, _ in poll.poll(left * 1000):
+                behind[fd].push()
+        self._peers.close()
+
+    def _behind(self) -> dict[int, Peer]:
+        subscribers = self._subscribers.items()
+        return {peer.fileno(): peer for peer, one in subscribers if one.behind or peer.behind}
+
+    # --- of the peers --------------------------------------------------------------------
+
+    def greeted(self, peer: Peer) -> None:
+        if peer not in self._subscribers:
+            self._subscribers[peer] = _Subscriber(peer)
+            self._peers.tolerate(peer)
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        verb, topic = frames[0][:1], frames[0][1:]
+        topics = self._subscribers[peer].topics
+        if verb == b"\1":
+            topics[topic] = topics.get(topic, 0) + 1
+            if len(topics) > TOPICS_MAX:
+                peer.turn_out(f"subscribes to more than {TOPICS_MAX} topics")
+        elif verb == b"\0" and topic in topics:
+            topics[topic] -= 1
+            if not topics[topic]:
+                del topics[topic]
+
+    def room(self, peer: Peer) -> None:
+        self._subscribers[peer].flush()
+
+    def left(self, peer: Peer) -> None:
+        self._subscribers.pop(peer, None)

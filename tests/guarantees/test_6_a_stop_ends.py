@@ -1,0 +1,105 @@
+"""Guarantee 6, of the daemon's own end: it waits for what would be lost, and for nothing else."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swapd import protocol
+from swapd_client import connect
+from tests.guarantees.harness import MIB, Daemon, RawSession, World
+
+
+def ended_after(daemon: Daemon) -> float:
+    """How long it takes from now on to end in order."""
+    started = time.monotonic()
+    assert daemon.wait() == 0
+    assert not list(daemon.folder.glob("*.sock"))
+    return time.monotonic() - started
+
+
+def test_copies_that_have_not_begun_are_dropped(world: World) -> None:
+    """15 prefetches are queued: one is waited for, not 15."""
+    daemon = world.daemon(budget="32MiB", bandwidth="1MB/s", stop_timeout=0.5)
+    with connect(daemon.folder) as client:
+        for number in range(15):
+            client.register(f"c{number}", {"data": bytearray(2 * MIB)})
+            client.prefetch(f"c{number}")
+        daemon.await_record("CopyIn", name="c14")
+        daemon.terminate()
+        one_copy_s = 2 * MIB / 1e6
+        assert ended_after(daemon) < 0.5 + 4 * one_copy_s
+
+
+def test_a_load_that_nobody_waits_for_is_not_waited_for(world: World) -> None:
+    daemon = world.daemon(budget="32MiB", bandwidth="1MB/s", stop_timeout=600)
+    with connect(daemon.folder) as client:
+        for number in range(3):
+            client.register(f"c{number}", {"data": bytearray(2 * MIB)})
+            client.prefetch(f"c{number}")
+        daemon.await_record("CopyIn", name="c2")
+        daemon.terminate()
+        ended_after(daemon)
+
+
+def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> None:
+    daemon = world.daemon(bandwidth="8MB/s", stop_timeout=0.01)
+    owner, other = world.workers(daemon, "owner", "other")
+    owner.register("m", 8 * MIB, mutable=True)
+    other.register("b", 16 * MIB)
+    owner.acquire("m")
+    written = owner.write("m", 5)
+    owner.release("m")
+    other.start("acquire", "b")
+    daemon.await_record("CopyOut", name="m")
+    daemon.terminate()
+    ended_after(daemon)
+    owner.await_end()
+    owner.disconnect()
+    assert owner.look("m")[1] == written
+
+
+def test_told_twice_it_waits_for_no_copy_and_no_weight_is_lost(world: World) -> None:
+    daemon = world.daemon(bandwidth="0.5MB/s", stop_timeout=600)
+    owner = world.worker(daemon, "owner")
+    a = owner.register("a", 16 * MIB, seed=1)
+    owner.start("acquire", "a")
+    daemon.await_record("CopyIn", name="a")
+    daemon.terminate()
+    daemon.await_record("Stopping")
+    daemon.terminate()
+    assert ended_after(daemon) < 16
+    assert "told twice" in daemon.log
+    owner.await_end()
+    owner.disconnect()
+    assert owner.look("a")[1] == a
+
+
+# --- the swap log --------------------------------------------------------------------------
+
+
+@contextmanager
+def hung(path: Path) -> Iterator[int]:
+    """A file that takes a few records and then no more: the other end, which does not read."""
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield end
+    finally:
+        os.close(end)
+
+
+def test_a_swap_log_that_takes_nothing_keeps_nobody_waiting(world: World) -> None:
+    path = world.folder / "log"
+    with hung(path):
+        daemon = world.daemon(journal=path)
+        worker = world.worker(daemon, "worker")
+        a = worker.register("a", 2 * MIB, seed=1)
+        with RawSession(daemon.folder) as raw:
+            for _ in range(100):  # more than a pipe takes
+                raw.ask(protocol.Prefetch(raw.next_id(), ("a",) * 1000))
+        assert worker.use("a")[1] == a
+        daemon.terminate()
+        ended_after(daemon)
+        assert "the disk hangs" in daemon.log

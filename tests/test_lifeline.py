@@ -1,0 +1,132 @@
+"""A machine that lacks something for a moment ends no session, and no message is lost over it."""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from swapd import fds, lifeline, protocol
+from swapd.device import DeviceError
+from swapd.fds import OwnedFd, recv_packet
+from swapd.lifeline import Lifeline, LifelineServer
+
+
+class Ends(NamedTuple):
+    """Both ends of one lifeline, and what the daemon's calls when it is gone."""
+
+    lifeline: Lifeline
+    sock: socket.socket
+    gone: "asyncio.Future[None]"
+
+
+@asynccontextmanager
+async def session(folder: Path) -> AsyncIterator[Ends]:
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[Lifeline] = loop.create_future()
+    gone: asyncio.Future[None] = loop.create_future()
+
+    def on_hello(line: Lifeline, hello: protocol.Hello) -> None:
+        line.session = 1
+        opened.set_result(line)
+
+    server = LifelineServer(
+        folder / "sock", loop, on_hello, lambda *_: None, lambda _: gone.set_result(None)
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(30)
+        sock.connect(str(folder / "sock"))
+        sock.send(protocol.encode(protocol.Hello(protocol.VERSION)))
+        yield Ends(await opened, sock, gone)
+        server.close("stopping", "")
+
+
+async def hear(ends: Ends) -> tuple[protocol.FromDaemon, int]:
+    """The next message, and how many descriptors came with it."""
+    data, got = await asyncio.to_thread(recv_packet, ends.sock, 1 << 16)
+    for fd in got:
+        fd.close()
+    return protocol.decode_from_daemon(data), len(got)
+
+
+def failing(times: int, error: Exception, then: Callable[..., Any]) -> Callable[..., Any]:
+    """Fails so often, then does what it should."""
+    left = [error] * times
+
+    def call(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return then(*args)
+
+    return call
+
+
+SHORT = [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EMFILE]
+
+
+@pytest.mark.parametrize("number", SHORT, ids=errno.errorcode.get)
+async def test_what_the_kernel_has_no_room_for_just_now_is_sent_later_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(lifeline, "RETRY_S", 0.001)
+    error = OSError(number, os.strerror(number))
+    monkeypatch.setattr(lifeline, "send_packet", failing(3, error, fds.send_packet))
+    async with session(tmp_path) as ends:
+        for name in ("a", "b", "c"):
+            ends.lifeline.send(protocol.Wanted(name, True))
+        assert [(await hear(ends))[0] for _ in range(3)] == [
+            protocol.Wanted(name, True) for name in ("a", "b", "c")
+        ]
+        assert not ends.gone.done()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "injected"), DeviceError("injected")],
+    ids=["no descriptor", "the device refuses"],
+)
+async def test_descriptors_that_cannot_be_opened_just_now_are_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(lifeline, "RETRY_S", 0.001)
+    export = failing(3, error, lambda: [OwnedFd(os.dup(0)) for _ in range(2)])
+    async with session(tmp_path) as ends:
+        ends.lifeline.send(protocol.Files((1, 2)), export=export)
+        ends.lifeline.send(protocol.Wanted("a", True))
+        assert await hear(ends) == (protocol.Files((1, 2)), 2)
+        assert await hear(ends) == (protocol.Wanted("a", True), 0)
+
+
+async def test_what_can_never_be_sent_ends_the_session_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifeline, "RETRY_S", 0.001)
+    monkeypatch.setattr(lifeline, "PATIENCE_S", 0.01)
+    export = failing(1 << 20, OSError(errno.EMFILE, "injected"), lambda: [])
+    async with session(tmp_path) as ends:
+        ends.lifeline.send(protocol.Files((1,)), export=export)
+        await ends.gone
+        assert ends.lifeline.closed
+
+
+async def test_what_waits_to_be_sent_holds_no_descriptor(tmp_path: Path) -> None:
+    async with session(tmp_path) as ends:
+        before = len(os.listdir("/proc/self/fd"))
+        opened = [0]
+
+        def export() -> list[OwnedFd]:
+            opened[0] += 1
+            return [OwnedFd(os.dup(0))]
+
+        for number in range(600):  # more than a socket takes
+            ends.lifeline.send(protocol.Files((number,)), export=export)
+        assert ends.lifeline.unread
+        assert len(os.listdir("/proc/self/fd")) == before
+        for number in range(600):
+            assert await hear(ends) == (protocol.Files((number,)), 1)
+        assert opened[0] >= 600
