@@ -2,9 +2,10 @@
 
 The ZeroMQ stream, the file and the golden transcripts in the tests are this one rendering,
 so a production log can be pasted in as a test. Writing never blocks the core: records are
-rendered in batches, and a thread of its own writes the file. If the disk is full, records
-are dropped there, counted, and the count is written when there is room again; subscribers
-miss nothing.
+rendered in batches, and a thread of its own writes the file. If the disk is full, or takes
+longer than records come, they are dropped there, counted, and the count is written when there is
+room again; subscribers miss nothing. The end of the daemon waits for a disk that hangs only for
+a moment.
 """
 
 import asyncio
@@ -12,17 +13,18 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
 import msgspec
 
-from swapd import trusted
+from swapd import limits, trusted
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.policy import Rules
 from swapd.fds import OwnedFd
+from swapd.protocol import NOT_ENCODABLE
 from swapd.runtime_dir import Folder
 
 log = logging.getLogger("swapd.journal")
@@ -31,6 +33,10 @@ log = logging.getLogger("swapd.journal")
 BATCH_S = 0.02
 #: So many are rendered before anything else has its turn.
 BATCH = 250
+#: Bytes of records that wait for the disk. Past that the oldest are dropped.
+QUEUE_MAX_BYTES = 16 << 20
+#: How long the last records may take to be written.
+CLOSE_S = 1.0
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -109,7 +115,7 @@ class Journal:
 
     def _flush_some(self) -> None:
         records, self._pending = self._pending[:BATCH], self._pending[BATCH:]
-        lines = [render(record) for record in records]
+        lines = [_rendered(record) for record in records]
         self._publish(lines)
         self._file.write(lines)
 
@@ -121,7 +127,7 @@ class Journal:
             self._timer = self._loop.call_later(0, self._due)
 
     def close(self) -> None:
-        """Flush, and wait until the file has it all."""
+        """Flush, and wait until the file has it all: CLOSE_S at most."""
         self.flush()
         self._file.close()
 
@@ -135,8 +141,19 @@ class Journal:
             self._timer = self._loop.call_later(BATCH_S, self._due)
 
 
+def _rendered(record: Record) -> bytes:
+    try:
+        return render(record)
+    except NOT_ENCODABLE as exc:
+        what = type(record.event or record.action or record.start).__name__
+        log.error("record %d of the swap log, %s, cannot be written: %s", record.seq, what, exc)
+        return render(Record(record.seq, record.cause, record.time, dropped=1))
+
+
 class JournalFile:
     """Appends lines to a file in a thread of its own; rotates it; survives a full disk.
+
+    `write` never waits for the disk: what it cannot take soon enough is dropped, and counted.
 
     The file is opened anew each time, so it may be moved away. No other user can put another in
     its place: see `trusted`.
@@ -146,20 +163,42 @@ class JournalFile:
         self._path = path
         self._max_bytes = max_bytes
         self._folder = folder
-        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
+        #: Batches of lines that wait, and their bytes; under `_change`, like all but `_dropped`.
+        self._queue: deque[list[bytes]] = deque()
+        self._queued_bytes = 0
+        self._skipped = 0
+        self._behind = False
+        self._closed = False
+        self._change = threading.Condition()
+        #: Lines that the disk refused.
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="swapd-journal", daemon=True)
-        self._thread.start()
+        limits.start(self._thread)
 
     def write(self, lines: list[bytes]) -> None:
-        self._queue.put(lines)
+        with self._change:
+            self._queue.append(lines)
+            self._queued_bytes += _size(lines)
+            while self._queued_bytes > QUEUE_MAX_BYTES and len(self._queue) > 1:
+                oldest = self._queue.popleft()
+                self._queued_bytes -= _size(oldest)
+                if not self._behind:
+                    log.error("swap log %s: the disk is too slow; records are dropped", self._path)
+                self._behind = True
+                self._skipped += len(oldest)
+            self._change.notify()
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
+        """Wait until all is written: CLOSE_S at most."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.error("swap log %s: the disk hangs; the last records are not in it", self._path)
 
     def _run(self) -> None:
-        while (lines := self._queue.get()) is not None:
+        while (lines := self._next()) is not None:
             try:
                 self._append(lines)
             except OSError as exc:
@@ -167,6 +206,19 @@ class JournalFile:
                     why = exc.strerror or exc
                     log.error("swap log %s: %s; its records are dropped meanwhile", self._path, why)
                 self._dropped += len(lines)
+
+    def _next(self) -> list[bytes] | None:
+        """What to write next, once there is something; None at the end."""
+        with self._change:
+            self._change.wait_for(lambda: self._queue or self._closed)
+            if not self._queue:
+                return None
+            lines = self._queue.popleft()
+            self._queued_bytes -= _size(lines)
+            self._dropped += self._skipped
+            self._skipped = 0
+            self._behind = self._behind and bool(self._queue)
+            return lines
 
     def _append(self, lines: list[bytes]) -> None:
         if self._dropped:
@@ -205,3 +257,7 @@ class JournalFile:
         if self._folder is not None:  # there nobody has links
             return trusted.open_in(folder, self._path.name, flags)
         return trusted.open_named(self._path, flags)
+
+
+def _size(lines: list[bytes]) -> int:
+    return sum(map(len, lines))

@@ -1,16 +1,19 @@
 """The swap log: numbered, with causes, in whole lines; a full disk costs lines of the file only."""
 
 import asyncio
+import os
 import threading
 import time
 import typing
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from swapd import history
+from swapd import journal as journal_module
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction, DropMaster
 from swapd.core.events import AnyEvent, Tick
@@ -360,3 +363,75 @@ def test_a_damaged_line_costs_nobody_but_itself(tmp_path: Path, damaged: bytes) 
     path = tmp_path / "swap.jsonl"
     path.write_bytes(b"\n".join([line(1), damaged, line(3), b""]))
     assert [found.record.seq for found in history.read(path)] == [1, 3]
+
+
+# --- a disk that hangs -------------------------------------------------------------------
+
+
+def read_all(fd: int, last: int) -> list[Record]:
+    """What comes out of a pipe, up to the record of that number."""
+    data = b""
+    while True:
+        data += os.read(fd, 1 << 20)
+        found = [parse(text) for text in data.splitlines(keepends=True) if text.endswith(b"\n")]
+        if found and found[-1].seq == last:
+            return found
+
+
+def test_what_a_hung_disk_does_not_take_is_bounded_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_module, "QUEUE_MAX_BYTES", 1 << 20)
+    path = tmp_path / "swap.jsonl"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR)
+    try:
+        file = JournalFile(path, 1 << 40)
+        total = 4000
+        for seq in range(1, total + 1):
+            file.write([line(seq, width=1000)])  # never blocks
+            assert file._queued_bytes <= 1 << 20
+        records = read_all(end, total)
+        file.close()
+    finally:
+        os.close(end)
+    dropped = sum(record.dropped for record in records)
+    assert dropped
+    kept = [record.seq for record in records if not record.dropped]
+    assert dropped + len(kept) == total
+    assert kept == sorted(kept)
+    assert caplog.text.count("too slow") == 1
+
+
+def test_a_hung_disk_does_not_keep_the_end_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_module, "CLOSE_S", 0.05)
+    path = tmp_path / "swap.jsonl"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR)
+    try:
+        file = JournalFile(path, 1 << 40)
+        file.write([line(seq, width=1000) for seq in range(1, 1000)])
+        file.close()
+        assert "hangs" in caplog.text
+        read_all(end, 999)  # and its thread ends
+        file._thread.join()
+    finally:
+        os.close(end)
+
+
+@pytest.mark.parametrize("odd", ["\udcff", 1j], ids=["no text", "no data"])
+async def test_a_record_that_cannot_be_written_is_counted_and_the_others_are(
+    journal: Journal, subscriber: Subscriber, caplog: pytest.LogCaptureFixture, odd: Any
+) -> None:
+    journal.action(DropMaster(1, "a"), 0, 1.0)
+    journal.action(DropMaster(2, odd), 0, 1.0)
+    journal.action(DropMaster(3, "b"), 0, 1.0)
+    journal.flush()
+    assert [(record.seq, record.dropped) for record in subscriber.records] == [
+        (1, 0),
+        (2, 1),
+        (3, 0),
+    ]
+    assert "DropMaster" in caplog.text

@@ -87,7 +87,9 @@ def say(record: Record, seen: Seen) -> Said:
             f"{size(start.chunk_bytes)}, {datetime.fromtimestamp(record.time):%Y-%m-%d %H:%M:%S}"
         )
         return Said("start", what, "", "bold", True)
-    return Said("missing", f"{record.dropped} records: the disk was full", "", _BAD, True)
+    return Said(
+        "missing", f"{record.dropped} records: the disk was full, or too slow", "", _BAD, True
+    )
 
 
 def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
