@@ -33,6 +33,7 @@ from swapd.protocol import (
 )
 from swapd.runtime_dir import RPC
 from swapd.units import size
+from swapd_client.endpoint import need_descriptors
 from swapd_client.errors import (
     AcquireTimeout,
     BadRequest,
@@ -42,6 +43,8 @@ from swapd_client.errors import (
 )
 from swapd_client.session import Session
 
+#: Descriptors of a socket and its connection, and of a first one's context and threads.
+CHANNEL_DESCRIPTORS = 10
 #: How much longer than its own timeout a request waits for a daemon that does not answer.
 GRACE_S = 5.0
 #: How much a thread says without waiting before it makes sure that the daemon has heard it.
@@ -100,7 +103,7 @@ class ChannelFactory:
         self._left: list[Line] = []
 
     def take(self) -> Line:
-        """A line for a thread, until it is `left`. Raises: ClientClosed."""
+        """A line for a thread, until it is `left`. Raises: ClientClosed, LimitReached."""
         with self._lock:
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
@@ -115,7 +118,11 @@ class ChannelFactory:
         self._left.append(line)
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
-        """A connected socket of `context`'s kind, blocking or awaited. Raises: ClientClosed."""
+        """A connected socket of `context`'s kind, blocking or awaited.
+
+        Raises: ClientClosed, LimitReached.
+        """
+        need_descriptors(CHANNEL_DESCRIPTORS, "a thread, or loop, that asks the daemon")
         try:
             socket = context.socket(zmq.DEALER)
         except zmq.ZMQError as exc:

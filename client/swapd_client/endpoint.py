@@ -8,12 +8,12 @@ import struct
 import sys
 from pathlib import Path
 
-from swapd import config, runtime_dir
+from swapd import config, fds, runtime_dir
 from swapd.runtime_dir import Folder
 from swapd.system import is_stopped
 from swapd.text import TEXT_MAX_CHARS, plain
 from swapd.trusted import Untrusted
-from swapd_client.errors import NotAnswering, NotRunning
+from swapd_client.errors import LimitReached, NotAnswering, NotRunning
 
 #: Beside its process id in a label.
 _PROGRAM_MAX_CHARS = TEXT_MAX_CHARS - 20
@@ -32,6 +32,22 @@ def default_label() -> str:
     """What the log calls this process unless it says otherwise."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return f"{plain(program)[:_PROGRAM_MAX_CHARS]}:{os.getpid()}"
+
+
+def need_descriptors(count: int, what: str) -> None:
+    """Check that this process may open so many more, for `what`. Raises: LimitReached.
+
+    Before anything is begun that could not be finished without them: libzmq ends the process where
+    it gets none, and what comes by the lifeline and cannot be taken ends the session.
+    """
+    try:
+        fds.make_sure(count)
+    except OSError as exc:
+        raise LimitReached(
+            f"{what} needs up to {count} more open files than this process has, and it may have "
+            f"{fds.limit()} in all ({exc.strerror}): raise its `ulimit -n`, or close some. Nothing "
+            "was changed"
+        ) from exc
 
 
 def find(path: Path) -> Folder:

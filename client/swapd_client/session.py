@@ -25,6 +25,7 @@ from swapd.units import size
 from swapd_client import former, ranges
 from swapd_client.agents import Agent
 from swapd_client.component import Component, Place
+from swapd_client.endpoint import need_descriptors
 from swapd_client.errors import (
     BadRequest,
     ClientClosed,
@@ -51,6 +52,9 @@ from swapd_client.masters import Masters
 
 log = logging.getLogger("swapd_client")
 
+#: Descriptors that a session opens at once, and that come with a master.
+SESSION_DESCRIPTORS = 10
+MASTER_DESCRIPTORS = 4
 #: How long a client that closes waits for GPU work under leases that were released.
 DRAIN_S = 60.0
 
@@ -101,6 +105,7 @@ class Session:
         self._close_late: Callable[[], None] | None = None
         #: The daemon has left this session, and not the other way round.
         self._deserted = False
+        need_descriptors(SESSION_DESCRIPTORS, "to connect")
         self._lifeline = Lifeline(endpoint, answer_s)
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -320,6 +325,7 @@ class Session:
     ) -> protocol.Register:
         if policy not in (policies := get_args(protocol.Policy)):
             raise BadRequest(f"there is no policy {policy!r}; there are: {', '.join(policies)}")
+        need_descriptors(MASTER_DESCRIPTORS, f"to register {part.name}")
         part._asked = self.next_id()
         return protocol.Register(
             part._asked,
