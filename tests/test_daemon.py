@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import swapd_client
-from swapd import runtime_dir, spawn
+from swapd import protocol, runtime_dir, spawn
+from tests.guarantees.harness import RawSession
 from tests.processes import PYTHONPATH
 
 SERVE = (sys.executable, "-m", "swapd", "serve")
@@ -91,3 +92,15 @@ def test_a_log_in_the_folder_is_no_link_to_another_file(tmp_path: Path) -> None:
     with spawn.daemon(budget="8MiB", runtime_dir=folder):
         swapd_client.connect(folder).close()
     assert victim.read_text() == "precious\n"
+
+
+def test_a_daemon_whose_stderr_nobody_reads_serves_on_and_stops() -> None:
+    with spawn.daemon(budget="8MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        with RawSession(daemon.folder) as raw:
+            for _ in range(3000):  # each is worth a line of the log
+                raw.rpc.send(b"garbage")
+            for _ in range(3000):
+                assert isinstance(raw.answer(), protocol.Refused)
+        client.status()
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(30) == 0

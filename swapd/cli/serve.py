@@ -14,6 +14,7 @@ from swapd.config import Config, load
 from swapd.daemon import Daemon
 from swapd.device import open_device
 from swapd.extras import needed
+from swapd.logs import Writer
 from swapd.text import plain, plain_lines
 from swapd.units import size
 
@@ -54,9 +55,9 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     Each setting can also be SWAPD_<NAME> in the environment, or a line of the file.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
+    writer = Writer()
+    writer.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[writer])
     run(load(config, given))
 
 
