@@ -136,8 +136,8 @@ class Door:
             self._turn_away(sock, "bad_request", "this daemon serves another user")
         elif fds.has_room(sock.fileno()):
             self._on_entry(sock, pid)
-        elif self._make_room():
-            self._on_entry(_renumbered(sock), pid)
+        elif self._make_room() and (lower := _renumbered(sock)) is not None:
+            self._on_entry(lower, pid)
         else:
             log.warning("refused process %d: %s", pid, fds.exhausted())
             self._turn_away(sock, "limit", fds.exhausted())
@@ -151,10 +151,18 @@ class Door:
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
 
-def _renumbered(sock: socket.socket) -> socket.socket:
-    """It was let in by one of the last numbers; a lower one is free by now."""
-    with sock:
-        return sock.dup()
+def _renumbered(sock: socket.socket) -> socket.socket | None:
+    """It was let in by one of the last numbers; a lower one is free by now, unless a thread has it
+    for a moment. Closes the first, or does nothing."""
+    try:
+        lower = sock.dup()
+    except OSError:
+        return None
+    if not fds.has_room(lower.fileno()):
+        lower.close()
+        return None
+    sock.close()
+    return lower
 
 
 _CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

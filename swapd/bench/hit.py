@@ -3,8 +3,8 @@
 Two components in turn, so that each use is asked for: who takes the same again at once sends no
 message (`decode.py`).
 
-The bare side is the same stack with nothing in it: a DEALER here, a ROUTER under zmq.asyncio
-and uvloop there, the same messages encoded and decoded by msgspec on both sides.
+The bare side is ZeroMQ's sockets with nothing behind them: a DEALER here, a ROUTER under
+zmq.asyncio and uvloop there, the same messages encoded and decoded by msgspec on both sides.
 """
 
 import multiprocessing

@@ -26,7 +26,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
         host.pidfd(),
         host.peer_credentials(),
         host.memory(available_bytes(), cgroup_limit()),
-        host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         host.folder_usable(folder),
         host.daemon(folder, timeout),
