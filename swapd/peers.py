@@ -7,6 +7,7 @@ by the kernel, or not: nothing is kept here but the rest of a message that it to
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ log = logging.getLogger("swapd.peers")
 #: So many messages of one peer are served before anybody else has its turn.
 TURN = 64
 READ_BYTES = 64 << 10
+#: Bytes of messages that are not complete, of all peers together.
+KEPT_MAX_BYTES = 64 << 20
 
 
 class Peer:
@@ -30,6 +33,8 @@ class Peer:
         #: Of whom this is, 0 while it is nobody's.
         self.session = 0
         self.closed = False
+        #: Bytes of it that its server counts.
+        self.counted = 0
         self._sock = sock
         self._server = server
         self._loop = server.loop
@@ -119,6 +124,8 @@ class Peer:
                     self._answer()
                 if not self.session and self._decoder.identity is not None:
                     self._server.host.greeted(self)
+                if message is None:
+                    self._server.count(self, self._decoder.kept)
                 if message is None or self.closed:
                     return
                 self._server.host.received(self, message)
@@ -202,6 +209,8 @@ class Peers:
         self.host = host
         self.crashed = crashed
         self._all: set[Peer] = set()
+        #: Bytes that peers have said in part.
+        self._kept = 0
         self._guests = Guests(loop, GUEST_S)
         self._door = Door(path, socket.SOCK_STREAM, loop, self._entered, self._guests.make_room)
 
@@ -225,7 +234,22 @@ class Peers:
         peer.session = 0
         self._guests.enter(peer)
 
+    def count(self, peer: Peer, kept: int) -> None:
+        """So many bytes of it wait for the rest of their message. Where there are too many of all,
+        the peer goes that has most of those of the process that has most."""
+        self._kept += kept - peer.counted
+        peer.counted = kept
+        if self._kept > KEPT_MAX_BYTES:
+            of: Counter[int] = Counter()
+            for one in self._all:
+                of[one.pid] += one.counted
+            (pid, _), *_ = of.most_common(1)
+            worst = max((one for one in self._all if one.pid == pid), key=lambda one: one.counted)
+            worst.turn_out("too many messages of its process are not complete")
+
     def left(self, peer: Peer) -> None:
+        self._kept -= peer.counted
+        peer.counted = 0
         self._guests.leave(peer)
         self._all.discard(peer)
         self.host.left(peer)

@@ -30,9 +30,10 @@ def frame(payload: bytes) -> bytes:
     return _header(0, len(payload)) + payload
 
 
-def ready(kind: bytes) -> bytes:
+def ready(kind: bytes, identity: bytes = b"") -> bytes:
     """The command that ends the handshake; `kind` is that of the socket, as b"ROUTER"."""
-    return _command(b"READY", _property(b"Socket-Type", kind))
+    properties = _property(b"Socket-Type", kind) + _property(b"Identity", identity)
+    return _command(b"READY", properties)
 
 
 class Decoder:
@@ -52,6 +53,11 @@ class Decoder:
         self.identity: bytes | None = None
         #: What it is to be answered without being asked; who sends it takes it.
         self.answers: list[bytes] = []
+
+    @property
+    def kept(self) -> int:
+        """Bytes of what is not complete."""
+        return len(self._buffer) - self._at + self._nbytes
 
     def feed(self, data: bytes) -> None:
         if self._at:

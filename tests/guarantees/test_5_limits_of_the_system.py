@@ -287,7 +287,9 @@ def test_a_client_without_descriptors_is_told_and_loses_nothing(world: World) ->
 
 
 @contextmanager
-def stranger(daemon: Daemon, name: str, kind: bytes) -> Iterator[socket.socket]:
+def stranger(
+    daemon: Daemon, name: str, kind: bytes, identity: bytes = b""
+) -> Iterator[socket.socket]:
     """A ZeroMQ socket by hand, after the handshake."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(PATIENCE_S)
@@ -295,7 +297,7 @@ def stranger(daemon: Daemon, name: str, kind: bytes) -> Iterator[socket.socket]:
         heard = zmtp.Decoder((b"ROUTER", b"PUB"), MIB)
         sock.sendall(zmtp.GREETING)
         heard.feed(sock.recv(64, socket.MSG_WAITALL))
-        sock.sendall(zmtp.ready(kind))
+        sock.sendall(zmtp.ready(kind, identity))
         while heard.identity is None:
             heard.feed(sock.recv(1000))
             heard.next()
@@ -346,6 +348,23 @@ def test_what_nobody_says_without_end_takes_no_memory(
         assert endless(sock, frame, count) < 8 * MIB
         assert memory_of(daemon) - before < 8 * MIB
         serves(daemon, other, "b")
+
+
+def test_messages_that_a_session_does_not_finish_take_only_so_much_memory(world: World) -> None:
+    daemon = world.daemon()
+    other = world.worker(daemon, "other")
+    serves(daemon, other, "a")
+    before = memory_of(daemon)
+    half = long_frame(0, MIB) + bytes(MIB - 1)
+    with RawSession(daemon.folder) as raw, ExitStack() as held:
+        for number in range(150):
+            identity = raw.token + number.to_bytes(4, "big")
+            sock = held.enter_context(stranger(daemon, RPC, b"DEALER", identity))
+            endless(sock, half, 1)
+        assert memory_of(daemon) - before < 100 * MIB
+        serves(daemon, other, "b")
+        expected = protocol.Done(raw.next_id())
+        assert raw.ask(protocol.Release(expected.id, 1, ack=True)) == expected
 
 
 def test_subscriptions_without_end_take_no_memory(world: World) -> None:
