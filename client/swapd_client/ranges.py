@@ -23,11 +23,11 @@ class Lying(NamedTuple):
 
     start: int
     end: int
-    part: Component
-    #: The session that registered it.
+    name: str
+    #: What stands for the session that registered it, which may go while this stays.
     owner: object
-    #: Its client was closed, and its bytes were not kept.
-    is_gone: bool = False
+    #: None: its client was closed, and its bytes were not kept.
+    part: Component | None
 
 
 #: Held while tensors are looked at in order to move them, and while they are moved: who looks
@@ -82,7 +82,7 @@ def add(part: Component, owner: object) -> None:
     """`part`'s tensors are in its range from now on."""
     with moving:
         remove(part)
-        one = Lying(part.address, part.address + part.span, part, owner)
+        one = Lying(part.address, part.address + part.span, part.name, owner, part)
         at = bisect_left(_starts, one.start)
         _starts.insert(at, one.start)
         _lying.insert(at, one)
@@ -97,7 +97,7 @@ def remove(part: Component, *, is_gone: bool = False) -> None:
         if at == len(_starts) or _starts[at] != part.address:
             return
         if is_gone:
-            _lying[at] = _lying[at]._replace(is_gone=True)
+            _lying[at] = _lying[at]._replace(part=None)
             for added, _ in _listeners:
                 added(_lying[at])
             return
@@ -126,10 +126,10 @@ def refuse_unheld(origins: Iterable[Origin]) -> None:
     """Raise InvalidSource, naming the first that lies in a component that nobody here holds."""
     for what, start, nbytes in origins:
         found = find(start, nbytes)
-        if found and (found.is_gone or not found.part._holders):
+        if found and not (found.part and found.part._holders):
             raise InvalidSource(
-                f"{what!r} is in component {found.part.name!r}, which this process has no lease "
-                f"on, so it cannot be read: do this within client.acquire({found.part.name!r})"
+                f"{what!r} is in component {found.name!r}, which this process has no lease "
+                f"on, so it cannot be read: do this within client.acquire({found.name!r})"
             )
 
 
@@ -138,13 +138,13 @@ def refuse_taken(origins: Iterable[Origin]) -> None:
     for what, start, nbytes in origins:
         if found := find(start, nbytes):
             raise InvalidSource(
-                f"{what!r} is in component {found.part.name!r} already: unregister that first"
+                f"{what!r} is in component {found.name!r} already: unregister that first"
             )
 
 
 def _refusal(what: str, found: Lying, made: Claim) -> str:
-    there = found.part.name
-    if found.is_gone:
+    there = found.name
+    if found.part is None:
         return (
             f"{what!r} was in component {there!r} of a client that was closed with keep=False: its "
             "bytes are no longer there; load it again"

@@ -76,6 +76,8 @@ class Session:
         #: What the daemon granted and nobody released, by the request's id.
         self.leases: dict[int, protocol.Granted] = {}
         self._lock = threading.Lock()
+        #: What stands for it where it is not to be kept alive.
+        self._owner = object()
         self._ids = 0
         #: Leases on what was updated since they were granted.
         self.outdated: set[int] = set()
@@ -233,7 +235,7 @@ class Session:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
         with ranges.moving:
             layout = layout_of(source, segments, self.gpu_index)
-            claim = ranges.Claim(self, part_of or name, tuple(layout.memory))
+            claim = ranges.Claim(self._owner, part_of or name, tuple(layout.memory))
             ranges.claim(claim, layout.origins())
         try:
             where = self._place(name, layout, writable=mutable, stays=stays)
@@ -362,7 +364,7 @@ class Session:
         assert part._claim is not None
         with ranges.moving:
             part._layout.bind(part.address)
-            ranges.add(part, self)
+            ranges.add(part, self._owner)
             ranges.release(part._claim)
         self._try(part._range.give_up_private)
 

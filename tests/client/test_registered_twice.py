@@ -220,7 +220,7 @@ def test_an_unregistered_component_may_be_a_source_of_an_update(client: Client) 
 def test_files_are_not_loaded_into_buffers_that_are_in_a_component(
     client: Client, tmp_path: Path
 ) -> None:
-    """Buffers are written to in place: a fault where a component is out."""
+    """Buffers are written to in place: of what is out, or read-only, that is a fault."""
     module = nn.BatchNorm1d(8)
     save_file(dict(module.state_dict()), tmp_path / "model.safetensors")
     assert module.running_mean is not None

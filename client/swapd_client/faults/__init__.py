@@ -44,10 +44,10 @@ class _Table:
         self._row_of: dict[int, int] = {}
 
     def add(self, one: ranges.Lying) -> None:
-        if not one.part._range.addressable:
-            return  # the CPU cannot touch it, whatever is held
         row = self._row_of.get(one.start)
         if row is None:
+            if one.part is None or not one.part._range.addressable:
+                return  # on a GPU: the CPU cannot touch it, whatever is held
             if not self._free and self.rows == ROWS_MAX:
                 return
             row = self._free.pop() if self._free else self.rows
@@ -120,10 +120,10 @@ def explain_if(faults: str | None) -> None:
 
 
 def _text(one: ranges.Lying) -> bytes:
-    name = ascii(one.part.name)
+    name = ascii(one.name)
     if len(name) > _NAME_MAX_CHARS:
         name = f"{name[:_NAME_MAX_CHARS]}..."
-    gone = "; close(keep=False) let go of it" if one.is_gone else ""
+    gone = "; close(keep=False) let go of it" if one.part is None else ""
     return f"swapd: a fault in component {name} ({one.start:#x}{gone}), thread ".encode()
 
 
