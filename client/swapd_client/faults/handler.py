@@ -47,7 +47,7 @@ _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 ROW_BYTES = 512
 TEXT_MAX_BYTES = ROW_BYTES - 24
 
-_SA_SIGINFO, _SA_ONSTACK = 4, 0x08000000
+_SA_SIGINFO, _SA_RESTORER, _SA_ONSTACK = 4, 0x04000000, 0x08000000
 
 
 class _Action(ctypes.Structure):
@@ -133,7 +133,7 @@ class Handler:
         # flags and mask of what was there: it runs as it would without this
         ours = _LibcAction(self._address)
         ours.mask[0] = before.mask
-        ours.flags = (before.flags | _SA_SIGINFO | _SA_ONSTACK) & 0xF8000007
+        ours.flags = (before.flags & ~_SA_RESTORER) | _SA_SIGINFO | _SA_ONSTACK
         if _libc.sigaction(self.number, ctypes.byref(ours), None):
             raise OSError(ctypes.get_errno(), "sigaction")
 
