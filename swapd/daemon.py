@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -30,7 +30,7 @@ from swapd.journal import Journal, Start
 from swapd.lending import Lender
 from swapd.lifeline import UNREAD_MAX, Lifeline, LifelineServer
 from swapd.limits import Pool
-from swapd.masters import MasterError, Masters
+from swapd.masters import NAME, MasterError, Masters
 from swapd.mover import Mover
 from swapd.peers import Peer
 from swapd.publisher import Publisher
@@ -38,7 +38,7 @@ from swapd.requests import event_of, problem_with
 from swapd.router import Router
 from swapd.runtime_dir import Folder
 from swapd.slices import Slices
-from swapd.system import is_alive, notify_systemd, open_pidfd
+from swapd.system import is_alive, notify_systemd, open_pidfd, private_bytes
 from swapd.worker import Worker
 
 log = logging.getLogger("swapd")
@@ -101,8 +101,8 @@ class Daemon:
         self._causes: dict[tuple[str, int], int] = {}
         #: The record that ordered a revocation, by session and generation.
         self._revocations: dict[tuple[int, int], int] = {}
-        #: Requests for a status, and what the device said of its memory.
-        self._statuses: asyncio.Queue[tuple[int, int, MemoryUse]] = asyncio.Queue()
+        #: Requests for a status, and what was found out of memory.
+        self._statuses: asyncio.Queue[tuple[int, int, MemoryUse, int]] = asyncio.Queue()
         self._stop = asyncio.Event()
         self._quiet = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -626,13 +626,23 @@ class Daemon:
     def _ask_device(self, session: int, request: int) -> None:
         """Answer a status once the device has said what holds its memory: it may take a while."""
 
-        def answer(asked: "Future[MemoryUse]") -> None:
+        pids = {worker.lifeline.pid for worker in self._workers.values()}
+
+        def answer(asked: "Future[tuple[MemoryUse, int]]") -> None:
             if not asked.cancelled():
                 self._loop.call_soon_threadsafe(self._device_said, session, request, asked)
 
-        self._queries.submit(self._device.use).add_done_callback(answer)
+        self._queries.submit(self._memory_use, pids).add_done_callback(answer)
 
-    def _device_said(self, session: int, request: int, asked: "Future[MemoryUse]") -> None:
+    def _memory_use(self, pids: Collection[int]) -> tuple[MemoryUse, int]:
+        """What the device says of its memory, and how much of masters these processes keep as their
+        own. In a thread."""
+        return self._device.use(), _private_copies(pids)
+
+    def _device_said(
+        self, session: int, request: int, asked: "Future[tuple[MemoryUse, int]]"
+    ) -> None:
+        private = 0
         error = asked.exception()
         if isinstance(error, DeviceLost):
             self._post(events.DeviceDown(self._clock(), str(error)))
@@ -642,8 +652,8 @@ class Daemon:
         elif error is not None:
             return self._crashed(error)
         else:
-            use = asked.result()
-        self._statuses.put_nowait((session, request, use))
+            use, private = asked.result()
+        self._statuses.put_nowait((session, request, use, private))
 
     async def _answer_statuses(self) -> None:
         """One after the other; each looks at a few components, then others have their turn.
@@ -651,7 +661,7 @@ class Daemon:
         So what it says of two components may be of two moments.
         """
         while True:
-            session, request, use = await self._statuses.get()
+            session, request, use, private = await self._statuses.get()
             ledger = self._core.ledger
             components: list[protocol.ComponentStatus] = []
             for some in _batched(list(ledger.components.values()), STATUS_STEP):
@@ -659,10 +669,14 @@ class Daemon:
                     await asyncio.sleep(0)
                 now, known = self._clock(), filter(ledger.is_current, some)
                 components += [explain.component_status(ledger, c, now) for c in known]
-            self._reply(session, request, self._status(request, use, components))
+            self._reply(session, request, self._status(request, use, private, components))
 
     def _status(
-        self, request: int, use: MemoryUse, components: list[protocol.ComponentStatus]
+        self,
+        request: int,
+        use: MemoryUse,
+        private: int,
+        components: list[protocol.ComponentStatus],
     ) -> protocol.StatusReply:
         ledger, now = self._core.ledger, self._clock()
         chunk = self._device.chunk_bytes
@@ -683,6 +697,7 @@ class Daemon:
             peak_bytes=ledger.peak_chunks * chunk,
             quarantined_bytes=quarantined * chunk,
             master_bytes=self._masters.total_bytes,
+            private_bytes=private,
             device_bytes=use.total,
             device_free_bytes=use.free,
             processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
@@ -701,6 +716,12 @@ class Daemon:
 def _batched(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """`things`, at most so many at a time."""
     return (things[at : at + most] for at in range(0, len(things), most))
+
+
+def _private_copies(pids: Iterable[int]) -> int:
+    """Bytes of masters that these processes have mapped as memory of their own: what they had
+    registered, and their tensors still lie in. May block for some milliseconds."""
+    return sum(private_bytes(pid, NAME) for pid in pids)
 
 
 def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:

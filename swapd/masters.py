@@ -23,6 +23,9 @@ from swapd.slices import Work, whole
 
 log = logging.getLogger("swapd.masters")
 
+#: What the kernel calls them, in the maps of those that have them mapped.
+NAME = "swapd-master"
+
 #: Left for everybody else when masters are made.
 RESERVE_BYTES = 64 << 20
 
@@ -132,7 +135,7 @@ class Masters:
     def _empty(self, nbytes: int) -> OwnedFd:
         """A file of that size without a page. Raises: OSError."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        fd = keep(OwnedFd(os.memfd_create("swapd-master", flags)), SPARE_DESCRIPTORS)
+        fd = keep(OwnedFd(os.memfd_create(NAME, flags)), SPARE_DESCRIPTORS)
         try:
             os.ftruncate(fd.fileno(), nbytes)
         except OSError:

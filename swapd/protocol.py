@@ -360,6 +360,8 @@ class StatusReply(Reply, frozen=True, tag="status"):
     device_free_bytes: int = 0
     processes: tuple[ProcessStatus, ...] = ()
     notes: tuple[str, ...] = ()  # what people should know about the device
+    #: Host copies of what was unregistered, in which tensors of connected processes still lie.
+    private_bytes: int = 0
 
 
 AnyReply = Done | Granted | Refused | ForecastReply | StatusReply

@@ -5,6 +5,7 @@ import logging
 import os
 import select
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from swapd.config import notify_socket
@@ -87,6 +88,19 @@ def is_alive(pid: int) -> bool:
         return False
     watch.close()
     return True
+
+
+def private_bytes(pid: int, name: str) -> int:
+    """How much of memfds of this name a process has mapped as memory of its own; 0 if it is gone,
+    or nobody may know."""
+    total = 0
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            span, access, _, _, _, *path = line.split(maxsplit=5)
+            if path and access.endswith(b"p") and path[0].startswith(f"/memfd:{name}".encode()):
+                start, end = span.split(b"-")
+                total += int(end, 16) - int(start, 16)
+    return total
 
 
 def is_stopped(pid: int) -> bool:

@@ -474,6 +474,9 @@ class Client:
     def unregister(self, name: str) -> None:
         """Take a component back: its tensors become private memory, addresses and values kept.
 
+        On the host that memory is its host copy, and is freed with the last of its tensors and
+        views; who has an address alone has nothing. `status().private_bytes` counts what is left.
+
         A family is taken back part by part: after an error, what was taken back by then stays so.
 
         On a GPU that is memory beside swapd's; it blocks for the copy. Raises: ComponentInUse if

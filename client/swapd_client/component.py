@@ -1,6 +1,6 @@
 """A component as the process that registered it sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from swapd.device import vm
@@ -69,6 +69,9 @@ class Place(Protocol):
     def stay_private(self) -> bool:
         """Registering failed: be what was taken over, for good. False if that is gone."""
 
+    def used_by(self, things: Iterable[object]) -> None:
+        """These have bytes there for as long as they live: no longer is private memory kept."""
+
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""
 
@@ -118,6 +121,7 @@ class Component:
                 "component.address to what runs on the GPU"
             )
         view = self._layout.view(key, self.address)
+        self._range.used_by([view.obj])  # what all views of the view have in common
         return view if self.mutable else view.toreadonly()
 
     def map_master(self) -> int:
@@ -134,6 +138,12 @@ class Component:
             vm.free(address, self.span)
             raise
         return address
+
+    def bind(self) -> None:
+        """It is registered: its bytes are at the range from now on."""
+        self._range.used_by(self._layout.bind(self.address))
+        if isinstance(self._layout, BufferLayout):
+            self._range.used_by([self])  # views are made later, too
 
     @property
     def span(self) -> int:

@@ -39,3 +39,10 @@ def take(device: str, spans: Spans) -> Former | None:
     if former is None or former.spans != spans:
         return None
     return _all.pop(key, None)
+
+
+def forget(where: Place) -> None:
+    """The memory of this range is no more, as no tensor lies there."""
+    for key, former in list(_all.items()):
+        if former.where is where:
+            _all.pop(key, None)

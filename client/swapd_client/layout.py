@@ -59,8 +59,11 @@ class Layout(Protocol):
     def matches(self, fd: int) -> bool:
         """Whether a file that somebody else has filled has every byte that `fill_file` writes."""
 
-    def bind(self, address: int) -> None:
-        """The component is registered: point the source at its address."""
+    def bind(self, address: int) -> Iterable[object]:
+        """The component is registered: point the source at its address.
+
+        Returns what has its bytes there from now on, for as long as it lives.
+        """
 
     def lies(self) -> Spans:
         """Where the source's storages are now, all of them; none if any may not stay there."""
@@ -184,8 +187,9 @@ class BufferLayout(InMemory):
     def spans(self, address: int) -> Spans:
         return frozenset()
 
-    def bind(self, address: int) -> None:
+    def bind(self, address: int) -> Iterable[object]:
         self._sources.clear()  # whoever gave them keeps them; `view` is where the bytes are
+        return ()
 
     def names(self) -> Iterable[str]:
         return self._places

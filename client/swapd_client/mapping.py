@@ -4,20 +4,30 @@ Lives here: when pages are at the range, when they are on the shelf beside it, a
 the range is ordinary private memory again, or was before. No messages, no torch.
 """
 
+import os
 import threading
+from collections import deque
+from collections.abc import Iterable
 
 from swapd.device import vm
 from swapd.fds import OwnedFd
 from swapd.protocol import Runs
+from swapd_client import former
 from swapd_client.files import Files
+from swapd_client.uses import Uses
+
+#: Those that are private memory, for as long as somebody has bytes there.
+_private: set["Range"] = set()
+#: Those of them of which nobody has, to be freed.
+_unused: deque["Range"] = deque()
 
 
 class Range:
     """Reserved once for a component of `nbytes`; chunks come and go behind it.
 
     Everything here is thread-safe and takes well under a millisecond, except the first
-    mapping of chunks it was not on before. The range is never freed: tensors may live as
-    long as they like.
+    mapping of chunks it was not on before. The range is freed when it is private memory, and the
+    last tensor or view of it is gone: these may live as long as they like.
     """
 
     #: Whether the CPU can touch the bytes.
@@ -57,9 +67,13 @@ class Range:
         self._runs: Runs = ()
         self._shown = False
         self._private = False
+        #: Another has taken over its addresses and its memory, or it is freed.
+        self._over = False
+        self._process = os.getpid()
         self.generation = 0
         #: The chunks of this generation, while they have the latest bytes; else the master has.
         self._latest: Runs | None = None
+        self._uses = Uses() if before is None else before._give_up(self)
 
     def __repr__(self) -> str:
         where = "in" if self._shown else "out"
@@ -120,19 +134,23 @@ class Range:
     def give_memory_back(self) -> None:
         """Nothing."""
 
+    def used_by(self, things: Iterable[object]) -> None:
+        """These have bytes there for as long as they live."""
+        self._uses.add(things)
+
     def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
         The bytes are those of `master`, copied page by page only when written to; or, with
         `keep_shown`, those of the chunks if they are later, but for the first `saved` chunks,
         which may be others' by now. Nothing is shared any more, and a revocation that comes late
-        finds nothing to hide.
+        finds nothing to hide. If no tensor or view of it is left, nothing is.
         """
         with self._lock:
             if self._private:
                 return
             nbytes = vm.round_up(self.nbytes)
-            if nbytes and not self._has_before:
+            if nbytes and self._uses and not self._has_before:
                 if keep_shown and self._latest is not None:
                     self._put(self._latest)
                     self._copy_in_place()
@@ -144,7 +162,8 @@ class Range:
             vm.free(self._shelf, self._span)
             self._runs = ()
             self._has_before = False
-            self._shown = self._private = True
+            self._be_private()
+        free_unused()
 
     def give_up_private(self) -> None:
         """The component is registered: of the memory that was taken over nothing is left."""
@@ -160,13 +179,49 @@ class Range:
                 return self._private
             vm.free(self._shelf, self._span)
             self._has_before = False
-            self._shown = self._private = True
-            return True
+            self._be_private()
+        free_unused()
+        return True
 
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""
         vm.free(self.address, self._span)
         vm.free(self._shelf, self._span)
+
+    def _give_up(self, to: "Range") -> Uses:
+        """Its addresses are another's from now on, with what lies there."""
+        self._over = True
+        _private.discard(self)
+        self._uses.ended = to._end_of_uses
+        return self._uses
+
+    def _be_private(self) -> None:
+        self._shown = self._private = True
+        _private.add(self)
+        self._uses.ended = self._end_of_uses
+        if not self._uses:
+            _unused.append(self)
+
+    def _end_of_uses(self) -> None:
+        """The garbage collector calls, under whatever lock."""
+        if self._private:
+            _unused.append(self)
+            free_unused()
+
+    def _free_if_unused(self) -> bool:
+        """Whether that is settled. Takes no lock that could be held here."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            forked = os.getpid() != self._process  # it is not mapped there
+            if self._private and not (self._uses or self._over or forked):
+                self._over = True
+                former.forget(self)
+                vm.free(self.address, self._reserved)
+                _private.discard(self)
+        finally:
+            self._lock.release()
+        return True
 
     def _put(self, runs: Runs) -> None:
         """Have the pages of `runs` at the range: they are, or from the shelf, or mapped anew."""
@@ -225,3 +280,14 @@ class Range:
             pieces.append((at, first, min(count * self._chunk_bytes, self._span - at)))
             at += count * self._chunk_bytes
         return pieces
+
+
+def free_unused() -> None:
+    """Free the private memory in which nobody has bytes any more."""
+    for _ in range(len(_unused)):
+        try:
+            where = _unused.popleft()
+        except IndexError:
+            return
+        if not where._free_if_unused():
+            _unused.append(where)  # its lock is held, perhaps further up in this thread

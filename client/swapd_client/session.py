@@ -363,7 +363,7 @@ class Session:
         """The daemon has accepted the master: the source now lives at the range."""
         assert part._claim is not None
         with ranges.moving:
-            part._layout.bind(part.address)
+            part.bind()
             ranges.add(part, self._owner)
             ranges.release(part._claim)
         self._try(part._range.give_up_private)

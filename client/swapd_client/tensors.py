@@ -149,14 +149,16 @@ class TensorLayout(PlacedTensors, InMemory):
                 vm.copy(target + offset, start, nbytes)
         self._buffers.copy()
 
-    def bind(self, address: int) -> None:
+    def bind(self, address: int) -> Iterable[object]:
         if not self._stays:
             self._move(address)
+        storages = [t.untyped_storage() for _, t in self._named if t.numel()]
         self._buffers.replace()
         self._named.clear()
         if self._remote:
             self._remote.clear()
             torch.cuda.empty_cache()  # the memory they had is the driver's again
+        return storages
 
     def _move(self, address: int) -> None:
         # a storage for each that there was: who asks which tensors share one (to save them, to

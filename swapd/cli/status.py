@@ -133,6 +133,12 @@ def _last_use(c: ComponentStatus) -> Text:
     return Text("now" if c.idle_s < 0.1 else f"{seconds(c.idle_s)} ago")
 
 
+def _private(reply: StatusReply) -> str:
+    if not reply.private_bytes:
+        return ""
+    return f"; {size(reply.private_bytes)} more that were unregistered, with tensors that live"
+
+
 def _summary(reply: StatusReply) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -140,7 +146,7 @@ def _summary(reply: StatusReply) -> Table:
     table.add_row("arena", _arena(reply))
     if reply.device_bytes:
         table.add_row("device", _device(reply))
-    table.add_row("masters", f"{size(reply.master_bytes)} of host memory")
+    table.add_row("masters", f"{size(reply.master_bytes)} of host memory{_private(reply)}")
     table.add_row("sessions", _sessions(reply))
     table.add_row(
         "totals",

@@ -128,7 +128,8 @@ def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str =
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     if ledger.quarantined:
         sessions = ", ".join(map(str, islice(ledger.quarantined, NAMED_MAX)))
-        beside += f" (or only when the process of the ended session {sessions} has exited)"
+        until = f"until the process of the ended session {sessions} closes its client, or ends"
+        beside += f" (some of it {until})"
     return (
         f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
         f"{size(total * ledger.chunk_bytes)} (in chunks of {size(ledger.chunk_bytes)}). "

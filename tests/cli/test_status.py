@@ -127,6 +127,11 @@ def test_quarantined_memory_is_shown_when_there_is_any() -> None:
     assert "1 GiB quarantined" in _shown(_reply(quarantined_bytes=GIB))
 
 
+def test_what_was_unregistered_and_is_still_held_is_shown_when_there_is_any() -> None:
+    assert "of host memory; 1 GiB more" in _shown(_reply(private_bytes=GIB))
+    assert "more" not in _shown(_reply())
+
+
 def test_totals_waiting_and_sessions() -> None:
     sessions = (SessionStatus(4, "vllm-0", 1, 2), SessionStatus(5, "swapd status", 0, 0))
     text = _shown(_reply(waiting=2, sessions=sessions))

@@ -23,6 +23,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
+from swapd.device import vm
 from swapd.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
 from swapd.runtime_dir import LIFELINE
 from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
@@ -59,6 +60,7 @@ class Worker:
         self._views: dict[str, memoryview] = {}
         self._tensors: dict[str, Any] = {}
         self._client: Client | None = None
+        self._half: Any = None
 
     @property
     def client(self) -> Client:
@@ -154,6 +156,76 @@ class Worker:
         """Its `data_ptr`, and the digest of its bytes."""
         tensor = self._tensors[name]
         return tensor.data_ptr(), digest(memoryview(tensor.numpy()))
+
+    def tensor_address(self, name: str) -> int:
+        address: int = self._tensors[name].data_ptr()
+        return address
+
+    def lose_tensor(self, name: str) -> None:
+        """Have nothing of it any more but its name."""
+        self._tensors.pop(name, None)
+        self._parts.pop(name, None)
+        gc.collect()
+
+    def keep_half_of_a_tensor(self, name: str, nbytes: int) -> list[str]:
+        """Register one, take it back, and keep a view of half of it; its digests before and now."""
+        self.register_tensor(name, nbytes, seed=1)
+        self.unregister(name)
+        half = self._half = self._tensors[name][nbytes // 2 :].numpy()
+        before = digest(memoryview(half))
+        self.lose_tensor(name)
+        return [before, digest(memoryview(half))]
+
+    def lose_half(self) -> str:
+        last = digest(memoryview(self._half))
+        self._half = None
+        return last
+
+    def use_without_looking(self, name: str) -> bool:
+        with self.client.acquire(name):
+            return True
+
+    def register_and_unregister(
+        self, name: str, nbytes: int, times: int, *, tensors: bool, **options: Any
+    ) -> None:
+        """Again and again, and read it all before it goes."""
+        for i in range(times):
+            if tensors:
+                expected = self.register_tensor(name, nbytes, seed=i, **options)
+            else:
+                expected = self.register(name, nbytes, seed=i, **options)
+            self.use_without_looking(name)
+            self.client.unregister(name)
+            seen = self.tensor(name)[1] if tensors else self.look(name)[1]
+            assert seen == expected
+            self._views.pop(name, None)
+            self.lose_tensor(name)
+
+    def memory(self) -> dict[str, int]:
+        """What the kernel says of this process, in bytes: all of it, and host copies mapped."""
+        with open("/proc/self/smaps_rollup") as rollup:
+            lines = [line.split() for line in rollup.readlines()[1:]]
+        said = {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
+        with open("/proc/self/maps") as maps:
+            spans = [line.split(maxsplit=5) for line in maps]
+        said["masters"] = said["mapped"] = 0
+        for span, *_, last in spans:
+            start, end = (int(text, 16) for text in span.split("-"))
+            said["mapped"] += end - start
+            said["masters"] += (end - start) * ("memfd:swapd-master" in last)
+        return said
+
+    def fork_and_lose_tensor(self, name: str) -> int:
+        """In a child, map something where a tensor was, and lose that; its exit status."""
+        child = os.fork()
+        if child == 0:
+            signal.alarm(CHILD_S)
+            address, nbytes = self._tensors[name].data_ptr(), self._tensors[name].nbytes
+            vm.map_anonymous(nbytes, at=address)
+            ctypes.c_ubyte.from_address(address).value = 7
+            self.lose_tensor(name)
+            os._exit(0 if ctypes.c_ubyte.from_address(address).value == 7 else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def stall_in_register(self, name: str, nbytes: int) -> None:
         """Begin to register; say so when half of the master is filled, and stay there."""

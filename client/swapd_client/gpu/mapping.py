@@ -193,6 +193,9 @@ class GpuRange:
                 self._card.has_private = True
             return self._private
 
+    def used_by(self, things: Iterable[object]) -> None:
+        """Nothing: work on the GPU may outlive the tensors it reads, so private memory stays."""
+
     def discard(self) -> None:
         """Free the range: only before any tensor was made over it."""
         try:

@@ -178,14 +178,17 @@ class FileLayout(PlacedTensors, Ready):
         nbytes = {one.name: self.tensors[one.name].nbytes for one in self.placed}
         return frozenset((address + p.place, nbytes[p.name]) for p in self.placed if nbytes[p.name])
 
-    def bind(self, address: int) -> None:
+    def bind(self, address: int) -> Iterable[object]:
+        storages = []
         with torch.inference_mode(False), torch.no_grad():
             for one in self.placed:
                 tensor = self._tensor(one, address)
+                storages.append(tensor.untyped_storage())
                 slots = self._slots.get(one.name)
                 self.tensors[one.name] = tensor if slots is None else slots.put(tensor)
         self._wanted = {}
         self._slots = {}
+        return storages
 
     def _tensor(self, one: Placed, address: int) -> torch.Tensor:
         nbytes = self._wanted[one.name].nbytes

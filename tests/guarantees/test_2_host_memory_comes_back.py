@@ -1,0 +1,127 @@
+"""Guarantee 2, of host memory: what is unregistered is freed with its tensors, and counted.
+
+By the kernel's figures, in real processes.
+"""
+
+import pytest
+
+from tests.guarantees.harness import MIB, Daemon, Worker, World
+
+SIZE = 8 * MIB
+#: After so many cycles the allocators of Python and torch have all that they keep.
+WARM = 20
+#: Far less than 50 of those that were never freed.
+SLACK = 2 * SIZE
+
+
+def settled(daemon: Daemon, worker: Worker) -> int:
+    """Bytes of host copies, all of them gone that are to go."""
+    worker.register("probe", 0)  # masters are made and dropped in order
+    worker.unregister("probe")
+    return daemon.status().master_bytes
+
+
+@pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "buffers"])
+@pytest.mark.parametrize("mutable", [False, True], ids=["clean", "mutable"])
+def test_50_components_registered_and_unregistered_in_turn_leave_nothing(
+    world: World, tensors: bool, mutable: bool
+) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon, "worker")
+    worker.register_and_unregister("a", SIZE, WARM, tensors=tensors, mutable=mutable)
+    before = worker.memory()
+    worker.register_and_unregister("a", SIZE, 50, tensors=tensors, mutable=mutable)
+    after = worker.memory()
+    for figure in ("Rss", "Pss", "masters", "mapped"):
+        assert after[figure] - before[figure] < SLACK, (figure, before, after)
+    assert after["masters"] == 0
+    assert settled(daemon, worker) == 0
+    assert daemon.status().private_bytes == 0
+
+
+def test_private_memory_is_there_as_long_as_a_tensor_of_it_and_status_counts_it(
+    world: World,
+) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    other.ping()
+    expected = {}
+    for i in range(3):
+        expected[i] = worker.register_tensor(f"t{i}", SIZE, seed=i)
+        worker.swap(f"t{i}", 1)
+    assert daemon.status().private_bytes == 0
+    for i in range(3):
+        worker.unregister(f"t{i}")
+        assert daemon.status().private_bytes == (i + 1) * SIZE
+    assert settled(daemon, worker) == 0
+    for i in range(3):
+        assert worker.tensor(f"t{i}")[1] == expected[i]
+        worker.lose_tensor(f"t{i}")
+        assert daemon.status().private_bytes == (2 - i) * SIZE
+
+
+def test_what_a_view_of_a_tensor_still_needs_stays(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon, "worker")
+    seen = worker.keep_half_of_a_tensor("t", SIZE)
+    assert seen[0] == seen[1]
+    assert daemon.status().private_bytes == SIZE
+    assert worker.lose_half() == seen[0]
+    assert daemon.status().private_bytes == 0
+
+
+def test_what_nobody_has_any_more_when_it_is_unregistered_is_not_even_mapped(
+    world: World,
+) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon, "worker")
+    worker.register_tensor("t", SIZE)
+    worker.lose_tensor("t")
+    assert worker.use_without_looking("t")
+    worker.unregister("t")
+    assert daemon.status().private_bytes == 0
+    assert worker.memory()["masters"] == 0
+
+
+def test_a_client_that_closes_leaves_what_its_tensors_need_and_no_more(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon, "worker")
+    kept = worker.register_tensor("kept", SIZE, seed=1)
+    worker.register_tensor("lost", SIZE, seed=2)
+    worker.lose_tensor("lost")
+    worker.disconnect()
+    assert worker.memory()["masters"] == SIZE
+    assert worker.tensor("kept")[1] == kept
+    worker.lose_tensor("kept")
+    assert worker.memory()["masters"] == 0
+
+
+def test_tensors_that_lost_their_daemon_and_went_are_no_obstacle_to_the_next(
+    world: World,
+) -> None:
+    """What is registered again at its old place is freed in the end, too."""
+    daemon = world.daemon()
+    worker = world.worker(daemon, "worker")
+    t = worker.register_tensor("t", SIZE, seed=1)
+    worker.register_tensor("u", SIZE, seed=2)
+    address = worker.tensor_address("t")
+    daemon.kill()
+    worker.disconnect()
+    worker.lose_tensor("u")
+    assert worker.memory()["masters"] == SIZE
+    again = world.daemon()
+    assert worker.register_tensor_again("t") == address
+    worker.unregister("t")
+    assert worker.tensor("t") == [address, t]
+    assert again.status().private_bytes == SIZE
+    worker.lose_tensor("t")
+    assert again.status().private_bytes == 0
+
+
+def test_a_child_that_drops_what_it_inherited_frees_nothing_of_its_own(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon, "worker")
+    t = worker.register_tensor("t", SIZE, seed=1)
+    worker.unregister("t")
+    assert worker.fork_and_lose_tensor("t") == 0
+    assert worker.tensor("t")[1] == t
