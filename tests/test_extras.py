@@ -1,5 +1,6 @@
 """An install without extras says what is missing, and how to get it; and says what it can do."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -49,22 +50,15 @@ def test_the_base_install_says_its_version() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
 def test_the_base_install_says_its_commands_and_what_they_need(arguments: list[str]) -> None:
     said = without("swapd", *arguments).stdout
-    assert all(f"\n  {name} " in said for name in COMMANDS)
+    for name, command in COMMANDS.items():
+        about = inspect.getdoc(command) or ""
+        assert f"\n  {name.ljust(8)}{about.splitlines()[0]}\n" in said
     assert "pip install 'swapd[daemon]'" in said
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_base_install_explains_every_command(command: str) -> None:
-    said = without("swapd", command, "--help").stdout
-    assert said.startswith(f"usage: swapd {command}")
-    flags = {"serve": "--budget", "plan": "--device-memory", "resize": "--endpoint"}
-    assert flags.get(command, "--json") in said
 
 
 def test_the_base_install_refuses_a_command_by_what_it_lacks() -> None:
     for command in ("status", "serve", "bench"):
         assert "pip install 'swapd[daemon]'" in without("swapd", command, fails=True).stderr
-    assert "no command 'sttus'" in without("swapd", "sttus", "--help", fails=True).stderr
 
 
 def test_only_serve_needs_what_only_serve_uses(tmp_path: Path) -> None:
