@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from swapd import documents
 from swapd.runtime_dir import JOURNAL
 from swapd.units import parse_rate, parse_size
 
@@ -155,10 +156,10 @@ def notify_socket() -> str | None:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(documents.read(path))
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror}") from exc
-    except ValueError as exc:  # no TOML, or no text
+    except (ValueError, RecursionError) as exc:  # no TOML, or no text
         raise ConfigError(f"{path}: {exc}") from exc
     return {name: _parse(name, value, f"{path}: {name}") for name, value in raw.items()}
 

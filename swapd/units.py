@@ -14,6 +14,8 @@ _FACTORS = {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
+#: With the largest unit it is still a number that can be told.
+_DIGITS_MAX = 25
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -22,6 +24,8 @@ def parse_size(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB, 512MiB or 12GB")
+    if len(match[1]) > _DIGITS_MAX:
+        raise ValueError(f"{match[1][:_DIGITS_MAX]}... is more than any machine has")
     return int(Fraction(match[1]) * _FACTORS[(match[2] or "").lower()])
 
 
@@ -30,7 +34,7 @@ def parse_rate(text: str) -> float:
     number, slash, unit = text.partition("/")
     if slash and unit.strip() != "s":
         raise ValueError(f"{text!r} is not a rate; write it like 12GB/s")
-    rate = parse_size(number)
+    rate = parse_size(number) if len(number) <= 2 * _DIGITS_MAX else 0
     if not 0 < rate < 1 << 64:
         raise ValueError(f"{text!r} is no rate at all; write it like 12GB/s")
     return float(rate)

@@ -26,6 +26,8 @@ _PUBLISHED_FROM = "published for PCIe 4.0 x16 and pinned memory; 5.0 x16 has abo
 
 #: Of a component of which only the size is known.
 ASSUMED_BLOCKS = 32
+#: Of blocks, passes, and seconds.
+_MOST = 1_000_000
 #: What contexts, graphs and the allocator take of a device, where nobody says.
 _OVERHEAD_SHARE = 0.1
 _HOST_CHUNK = 2 << 20
@@ -122,8 +124,8 @@ def _pairs(
             pairs[name] = kind(value)
         except ValueError as exc:
             raise PlanError(f"{option} {text}: write it like {name}=20") from exc
-        if not pairs[name] > 0:
-            raise PlanError(f"{option} {text}: it must be more than 0")
+        if not 0 < pairs[name] <= _MOST:
+            raise PlanError(f"{option} {text}: it must be more than 0, and at most {_MOST}")
     return pairs
 
 

@@ -6,14 +6,16 @@ for CUDA. Neither vLLM nor vLLM-Omni is imported; an installed one is looked int
 
 from collections.abc import Mapping
 from functools import reduce
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
+from swapd.documents import BadDocument, read_yaml
 from swapd.plan import pipelines
 from swapd.plan.advise import PlanError
 from swapd.plan.pipelines import Kind
+from swapd.text import problem_with_text
 from swapd_client.offload.settings import InvalidSettings, OffloadSettings
 from swapd_client.vllm.options import options_of
 
@@ -24,6 +26,11 @@ WORKERS: dict[Kind, str] = {
     "diffusion": "swapd_client.vllm.diffusion.DiffusionExtension",
 }
 _OURS = "swapd_client.vllm."
+#: More than any file has.
+_STAGES_MAX = 10_000
+_BASES_MAX = 16
+_PROCESSES_MAX = 1024
+_BYTES_MAX = 1 << 50
 #: vLLM's own, where a stage says nothing.
 DEFAULT_UTILIZATION = 0.92
 
@@ -143,22 +150,47 @@ def _cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _loaded(path: Path) -> dict[str, Any]:
     try:
-        import yaml
+        found = read_yaml(path)
     except ModuleNotFoundError as exc:
         raise PlanError(
             f"{path}: reading deploy files needs PyYAML; pip install 'swapd[torch]'"
         ) from exc
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise BadDeploy(f"{path}: {exc.strerror}") from exc
-    except (ValueError, yaml.YAMLError) as exc:
-        raise BadDeploy(f"{path}: {' '.join(str(exc).split())}") from exc
+    except BadDocument as exc:
+        raise BadDeploy(f"{path}: {exc}") from exc
     if not isinstance(found, dict):
         raise BadDeploy(f"{path} is no deploy file: it has no keys")
-    for stage in found.get("stages") or ():
-        if not isinstance(stage, dict) or not isinstance(stage.get("stage_id"), int):
-            raise BadDeploy(f"{path}: each of its stages needs a stage_id, a number")
+    _check_shape(str(path), found)
+    return found
+
+
+def _check_shape(where: str, found: dict[Any, Any]) -> None:
+    """That there are maps and lists where they belong: values are looked at where they are used."""
+    for key in ("base_config", "pipeline"):
+        if not isinstance(found.get(key), str | None):
+            raise BadDeploy(f"{where}: {key} is no text: {found[key]!r}")
+    _check_stages(where, _keyed(where, found).get("stages"))
+    platforms = _dictionary(where, "platforms", found.get("platforms"))
+    cuda = _dictionary(where, "platforms: cuda", platforms.get("cuda"))
+    _check_stages(f"{where}: platforms: cuda", cuda.get("stages"))
+
+
+def _check_stages(where: str, listed: object) -> None:
+    if not isinstance(listed, list | None):
+        raise BadDeploy(f"{where}: stages is no list: {listed!r}")
+    for stage in listed or ():
+        number = stage.get("stage_id") if isinstance(stage, dict) else None
+        if type(number) is not int or not 0 <= number < _STAGES_MAX:
+            raise BadDeploy(f"{where}: each of its stages needs a stage_id, a number")
+        _keyed(f"{where}: stage {number}", stage)
+
+
+def _keyed(where: str, found: dict[Any, Any]) -> dict[str, Any]:
+    """What is text, key by key."""
+    for key in found:
+        if not isinstance(key, str):
+            raise BadDeploy(f"{where}: {key!r} is no key: it is no text")
     return found
 
 
@@ -167,7 +199,7 @@ def _base(path: Path, named: object) -> Path:
     beside = path.parent / str(named)
     if beside.is_file():
         return beside.resolve()
-    package = pipelines.folder()
+    package = pipelines.folder() if PurePath(str(named)).name == named else None
     if package is not None and (shipped := package / "deploy" / str(named)).is_file():
         return shipped.resolve()
     installed = "the installed vllm_omni has none of that name"
@@ -179,6 +211,8 @@ def _with_bases(path: Path, own: dict[str, Any]) -> dict[Path, dict[str, Any]]:
     """What the file says, what the one says that it is based on, and so on."""
     files, seen = {path: own}, {path.resolve()}
     while "base_config" in own:
+        if len(files) > _BASES_MAX:
+            raise BadDeploy(f"{path}: more than {_BASES_MAX} files are based on each other")
         found = _base(path, own["base_config"])
         if found in seen:
             raise BadDeploy(f"{path}: its base_config {found} is based on it in turn")
@@ -246,6 +280,8 @@ def _stage(
     worker, extension = (str(flat.get(k) or "") for k in ("worker_cls", "worker_extension_cls"))
     called, kind = known or (f"stage{number}", _kind(worker, extension))
     name = options.component or called
+    if problem := problem_with_text("component", name):
+        raise BadDeploy(f"{where}: {problem}")
     ours = worker.startswith(_OURS) or extension.startswith(_OURS)
     gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
     return Stage(
@@ -258,7 +294,7 @@ def _stage(
         offload=options.offload,
         stays=options.offload_said and options.offload.mode == "off",
         utilization=_number(where, flat, "gpu_memory_utilization", float, 1.0),
-        kv_cache_bytes=_number(where, flat, "kv_cache_memory_bytes", int, None),
+        kv_cache_bytes=_number(where, flat, "kv_cache_memory_bytes", int, _BYTES_MAX),
         graphs=not (flat.get("enforce_eager") or _without_graphs(flat.get("compilation_config"))),
     )
 
@@ -275,14 +311,14 @@ def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tup
 
     What is not to be taken `strictly` may be parallel in other ways as well.
     """
-    shards = _number(where, flat, "tensor_parallel_size", int, None) or 1
+    shards = _number(where, flat, "tensor_parallel_size", int, _PROCESSES_MAX) or 1
     for key in ("pipeline_parallel_size", "data_parallel_size"):
-        if strictly and (_number(where, flat, key, int, None) or 1) > 1:
+        if strictly and (_number(where, flat, key, int, _PROCESSES_MAX) or 1) > 1:
             raise BadDeploy(
                 f"{where}: {key} is {flat[key]}; with swapd's worker it has to be 1. Divide the "
                 "stage by tensor_parallel_size"
             )
-    replicas = _number(where, flat, "num_replicas", int, None) or 1
+    replicas = _number(where, flat, "num_replicas", int, _PROCESSES_MAX) or 1
     devices = flat.get("devices")
     listed = range(shards) if devices is None else _gpus(where, devices)
     if strictly and len(set(listed)) < len(listed):
@@ -302,8 +338,11 @@ def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tup
 def _gpus(where: str, devices: object) -> list[int]:
     listed = devices if isinstance(devices, list) else str(devices).split(",")
     try:
-        return [int(d) for d in listed]
-    except (TypeError, ValueError) as exc:
+        numbers = [int(d) for d in listed]
+        if not all(0 <= number < _PROCESSES_MAX for number in numbers):
+            raise ValueError("no machine has so many")
+        return numbers
+    except (TypeError, ValueError, OverflowError) as exc:
         raise BadDeploy(
             f'{where}: devices {devices!r} names no GPUs; write them like "0,1"'
         ) from exc
@@ -322,16 +361,14 @@ def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
     return value
 
 
-def _number(
-    where: str, flat: Mapping[str, Any], key: str, kind: type, most: float | None
-) -> Any | None:
+def _number(where: str, flat: Mapping[str, Any], key: str, kind: type, most: float) -> Any | None:
     """A number above 0 and at most `most`, if it is said."""
     value = flat.get(key)
     if value is None:
         return None
     wanted = (int, float) if kind is float else int
-    good = isinstance(value, wanted) and not isinstance(value, bool) and value > 0
-    if not good or (most is not None and value > most):
-        limit = f" and at most {most:g}" if most is not None else ""
-        raise BadDeploy(f"{where}: {key} must be a number above 0{limit}; it is {value!r}")
+    if not isinstance(value, wanted) or isinstance(value, bool) or not 0 < value <= most:
+        raise BadDeploy(
+            f"{where}: {key} must be a number above 0 and at most {most:g}; it is {value!r}"
+        )
     return kind(value)

@@ -3,13 +3,16 @@
 No weights are read: a safetensors file says at its beginning how large its tensors are.
 """
 
-import json
+import logging
 import re
 import struct
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePath
 from typing import Any
 
+from swapd.documents import parsed_json, read_json, regular
 from swapd.plan.advise import Component, PlanError
 from swapd.protocol import REST, ComponentStatus, part_name
 from swapd.text import problem_with_text
@@ -32,6 +35,10 @@ TYPICAL_PASSES = {
 }
 
 _HEADER_MAX = 100 << 20
+_FILE_MAX = 1 << 62
+#: Layers, experts and the like of a config: one of more would take hours to build.
+_COUNT_MAX = 10_000
+_COUNTS = re.compile("layer|block|depth|expert|stage")
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
 _INDEX = ".safetensors.index.json"
 _BITS = re.compile(r"\d+")
@@ -131,8 +138,10 @@ def _of_pipeline(folder: Path) -> list[Component]:
     index = _json(folder / "model_index.json")
     found = []
     for name, entry in index.items():
-        weights = isinstance(entry, list) and _tensors_in(folder / name)
-        if weights:
+        if not isinstance(entry, list):
+            continue
+        _check_beside(folder / "model_index.json", name)
+        if weights := _tensors_in(folder / name):
             found.append(_component(name, weights))
     if not found:
         raise NoSizes(f"{folder} has a model_index.json, but no folder of it has safetensors")
@@ -159,11 +168,20 @@ def _of_index(path: Path) -> dict[str, int]:
     listed = _json(path).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise NoSizes(f"{path} lists no tensors")
+    for file in listed.values():
+        _check_beside(path, file)
     headers = {name: _header(path.parent / name) for name in sorted(set(listed.values()))}
     try:
         return {tensor: headers[file][tensor] for tensor, file in listed.items()}
     except KeyError as exc:
         raise NoSizes(f"{path} lists {exc}, which is not in its file") from exc
+
+
+def _check_beside(path: Path, name: object) -> None:
+    """That what a file names is beside it, and nowhere else."""
+    plain_name = isinstance(name, str) and name.isprintable() and PurePath(name).name == name
+    if not plain_name or name in ("", ".."):
+        raise NoSizes(f"{path} names {name!r}, which is nothing beside it")
 
 
 def _called(folder: Path) -> str:
@@ -176,22 +194,28 @@ def _called(folder: Path) -> str:
 def _header(path: Path) -> dict[str, int]:
     """Bytes of each tensor in a safetensors file. Raises: NoSizes."""
     try:
-        with path.open("rb") as file:
+        with regular(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _HEADER_MAX:
                 raise ValueError("its header is longer than any is")
-            header = json.loads(file.read(length))
+            header = parsed_json(file.read(length))
         header.pop("__metadata__", None)
-        return {name: e["data_offsets"][1] - e["data_offsets"][0] for name, e in header.items()}
+        return {name: _between(*e["data_offsets"]) for name, e in header.items()}
     except OSError as exc:
         raise NoSizes(f"{path}: {exc.strerror}") from exc
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as exc:
         raise NoSizes(f"{path} is no safetensors file: {exc}") from exc
 
 
+def _between(start: object, stop: object) -> int:
+    if type(start) is int and type(stop) is int and 0 <= start <= stop < _FILE_MAX:
+        return stop - start
+    raise ValueError(f"a tensor of it is from {start!r} to {stop!r}")
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as exc:
         raise NoSizes(f"{path}: {exc.strerror}") from exc
     except ValueError as exc:
@@ -239,8 +263,12 @@ def _of_config(path: Path) -> list[Component]:
     """A Hugging Face config: the model is built without memory, and weighed. Needs transformers."""
     config = _json(path)
     architectures = config.get("architectures")
-    if not architectures:
+    if not isinstance(architectures, list) or not [a for a in architectures if a]:
         raise NoSizes(f"{path} names no architecture; give its safetensors, or NAME=SIZE")
+    if not isinstance(architectures[0], str) or not architectures[0].isidentifier():
+        raise NoSizes(f"{path}: {architectures[0]!r} is no architecture; give NAME=SIZE")
+    if too_many := _too_many(config):
+        raise NoSizes(f"{path}: {too_many} is more than any model has; give NAME=SIZE")
     try:
         import torch
         import transformers
@@ -249,13 +277,14 @@ def _of_config(path: Path) -> list[Component]:
             f"{path}: {exc.name} is needed to build a model from its config: "
             "pip install 'swapd[demo]', or give NAME=SIZE"
         ) from exc
-    kind = getattr(transformers, architectures[0], None)
-    if kind is None:
-        raise NoSizes(f"{path}: transformers has no {architectures[0]}; give NAME=SIZE")
     try:
-        made = kind.config_class.from_json_file(path)
-        with torch.device("meta"):
-            model = kind(made)
+        with _unheard(), torch.device("meta"):
+            kind = getattr(transformers, architectures[0], None)
+            if kind is None:
+                raise NoSizes(f"{path}: transformers has no {architectures[0]}; give NAME=SIZE")
+            model = kind(kind.config_class.from_json_file(path))
+    except NoSizes:
+        raise
     except Exception as exc:  # whatever a config can be wrong about
         raise NoSizes(f"{path}: {architectures[0]} cannot be built from it: {exc}") from exc
     item = _item_bytes(config)
@@ -263,14 +292,40 @@ def _of_config(path: Path) -> list[Component]:
     return _of_tensors(tensors, _called(path.parent))
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """What libraries log of a config, or of this machine, is no part of a plan.
+
+    What they cannot do they raise.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _item_bytes(config: Mapping[str, Any]) -> int:
     """Bytes of one number, by the dtype that the config or one in it names; else 16 bits."""
     for key, value in config.items():
         if key in ("dtype", "torch_dtype") and isinstance(value, str):
-            bits = _BITS.search(value)
-            return int(bits[0]) // 8 if bits else 2
+            bits = _BITS.search(value[:20])
+            return min(max(int(bits[0]) // 8, 1), 8) if bits else 2
     inner = (v for v in config.values() if isinstance(v, dict) and _names_dtype(v))
     return next((_item_bytes(v) for v in inner), 2)
+
+
+def _too_many(config: Mapping[str, Any]) -> str:
+    """The first count in a config, or one in it, that would take for ever to build; else ""."""
+    for key, value in config.items():
+        if isinstance(value, dict) and (inner := _too_many(value)):
+            return inner
+        if isinstance(value, int) and value > _COUNT_MAX and _COUNTS.search(key):
+            return f"{key}={value}"
+    return ""
 
 
 def _names_dtype(config: Mapping[str, Any]) -> bool:

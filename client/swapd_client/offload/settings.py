@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from swapd.documents import BadDocument, read_yaml
 from swapd_client.errors import SwapdError
 
 Strategy = Literal["alternating", "sequential"]
@@ -202,17 +203,15 @@ def _stage(path: Path, number: int, entry: object) -> _Stage:
 
 def _read(path: Path) -> object:
     try:
-        import yaml
+        return read_yaml(path)
     except ModuleNotFoundError as exc:
         raise InvalidSettings(
             f"{path}: reading stage files needs PyYAML; pip install 'swapd[torch]'"
         ) from exc
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise InvalidSettings(f"{path}: {exc.strerror}") from exc
-    except (ValueError, yaml.YAMLError) as exc:
-        raise InvalidSettings(f"{path}: {' '.join(str(exc).split())}") from exc
+    except BadDocument as exc:
+        raise InvalidSettings(f"{path}: {exc}") from exc
 
 
 def _chosen(

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from swapd.documents import PROGRAMS_MAX_BYTES, read
 from swapd.fds import OwnedFd
 from swapd_client.errors import InvalidSource
 
@@ -231,7 +232,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, set[str] | None]]:
 
 def _in_index(path: Path) -> list[tuple[Path, set[str] | None]]:
     try:
-        index = _decode_index(path.read_bytes())
+        index = _decode_index(read(path, PROGRAMS_MAX_BYTES).encode())
     except OSError as exc:
         raise InvalidSource(f"{path} cannot be read: {exc.strerror}") from exc
     except _NOT_JSON as exc:

@@ -1,0 +1,158 @@
+"""Files for people and programs (YAML, JSON, TOML) that anybody may have written, read in bounds.
+
+A FIFO or a device hangs nobody, what is too large is not read, what nests or repeats itself
+without end is refused. May not live here: what the files mean.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from swapd.units import size
+
+#: More than any file for people has; and any for programs, of which an index is the longest.
+PEOPLE_MAX_BYTES = 256 << 10
+PROGRAMS_MAX_BYTES = 64 << 20
+#: How deep one is nested, and how many values it has, each counted wherever it is referred to.
+DEPTH_MAX = 64
+VALUES_MAX = 50_000
+#: Digits of a whole number, its sign and separators.
+_DIGITS_MAX = 25
+
+
+class BadDocument(ValueError):
+    """The file cannot be what it is read as; the message says why, and not which file."""
+
+
+@contextmanager
+def regular(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, open. Raises: OSError; BadDocument if it is something else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError as exc:  # a zero in its name
+        raise BadDocument(str(exc)) from exc
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BadDocument("it is no regular file")
+        yield file
+
+
+def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:
+    """The text of a file. Raises: OSError, BadDocument."""
+    with regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise BadDocument(f"it has more than {size(most)}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise BadDocument(str(exc)) from exc
+
+
+def read_json(path: Path) -> object:
+    """What a JSON file holds. Raises: OSError, BadDocument."""
+    found = parsed_json(read(path, PROGRAMS_MAX_BYTES))
+    _check_depth(found)
+    return found
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Raises: BadDocument."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError as exc:
+        raise BadDocument(_TOO_DEEP) from exc
+    except ValueError as exc:
+        raise BadDocument(str(exc)) from exc
+
+
+def read_yaml(path: Path) -> object:
+    """What a YAML file holds. Needs PyYAML. Raises: OSError, BadDocument, ModuleNotFoundError."""
+    import yaml
+
+    loader = None
+    try:
+        loader = yaml.SafeLoader(read(path))
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _Weighing().of(node)
+        return _constructed(loader.construct_document, node)
+    except RecursionError as exc:
+        raise BadDocument(_TOO_DEEP) from exc
+    except yaml.YAMLError as exc:
+        raise BadDocument(" ".join(str(exc).split())) from exc
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+_TOO_DEEP = f"it is nested deeper than {DEPTH_MAX}"
+
+
+def _constructed(construct: Callable[[Any], object], node: object) -> object:
+    try:
+        return construct(node)
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as exc:
+        raise BadDocument(f"a value is not what its tag says ({exc})") from exc
+
+
+class _Weighing:
+    """How much a YAML document is once each alias is what it stands for."""
+
+    def __init__(self) -> None:
+        #: Values in, and levels below, each node, by its identity.
+        self._known: dict[int, tuple[int, int]] = {}
+        self._above: set[int] = set()
+
+    def of(self, node: Any) -> tuple[int, int]:
+        """Values and levels. Raises: BadDocument if these are too many."""
+        if id(node) in self._above:
+            raise BadDocument("a value of it contains itself")
+        if id(node) not in self._known:
+            self._above.add(id(node))
+            self._known[id(node)] = self._measured(node)
+            self._above.discard(id(node))
+        values, levels = self._known[id(node)]
+        if len(self._above) + levels > DEPTH_MAX:
+            raise BadDocument(_TOO_DEEP)
+        if values > VALUES_MAX:
+            raise BadDocument(f"it has more than {VALUES_MAX} values, with its aliases written out")
+        return values, levels
+
+    def _measured(self, node: Any) -> tuple[int, int]:
+        if len(self._above) > DEPTH_MAX:
+            raise BadDocument(_TOO_DEEP)
+        if isinstance(node.value, str):
+            if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _DIGITS_MAX:
+                raise BadDocument(f"a number of it has {len(node.value)} digits")
+            return 1, 1
+        inner = [self.of(each) for one in node.value for each in _nodes(one)]
+        return 1 + sum(values for values, _ in inner), 1 + max((n for _, n in inner), default=0)
+
+
+def _nodes(entry: Any) -> tuple[Any, ...]:
+    """An entry of a sequence is a node, one of a mapping is two."""
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _check_depth(found: object) -> None:
+    level, depth = [found], 0
+    while level:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise BadDocument(_TOO_DEEP)
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+
+
+def _no_constant(name: str) -> object:
+    raise BadDocument(f"{name} is no number")

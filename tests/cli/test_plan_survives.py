@@ -1,0 +1,336 @@
+"""`swapd plan` reads what anybody may have written: one clear line, and never a hang."""
+
+import copy
+import itertools
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from swapd.cli.app import app
+from swapd.documents import PEOPLE_MAX_BYTES
+from tests.plan.test_sizes import MIB, layers, save
+
+from .conftest import swapd
+
+AR = "swapd_client.vllm.omni.ARWorker"
+CARD = ("--device-memory", "80GiB", "--bandwidth", "25GB/s")
+
+#: What nobody means, wherever it stands.
+ODD: list[Any] = [
+    *([], {}, [[]], {1: 2}, ["a"], [{}], {"a": {"b": []}}),
+    *(None, True, False, "", "x" * 5000, "../../../etc/passwd", "\x1b[2J", "\u202e", "a\nb"),
+    *(-1, 0, 1.5, 10**9, 10**18, 10**24, -(10**24)),
+    *(float("nan"), float("inf"), float("-inf"), 1e308, -1.0),
+]
+
+
+def run(*words: object, fine: bool = True) -> str:
+    """What is said of it: an answer, if that is `fine`, or one line of why there is none."""
+    done = CliRunner().invoke(app, ["plan", *map(str, words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code in ((0, 1, 2) if fine else (1, 2)), done.output
+    if done.exit_code == 1:
+        assert done.stdout == ""
+        assert done.stderr.startswith("swapd: ")
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert len(done.stderr) < 20_000
+    assert all(line.isprintable() for line in done.output.splitlines()), done.output
+    return done.stderr
+
+
+def deploy_of(folder: Path, text: str) -> Path:
+    path = folder / "deploy.yaml"
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str) -> str:
+    return run("--vllm", deploy_of(folder, text), "thinker=1GiB", *CARD, fine=False)
+
+
+# --- deploy files ------------------------------------------------------------------------
+
+
+def laughs(item: str, levels: int = 40) -> str:
+    lines = [f"x0: &x0 {item}"]
+    lines += [f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+def merging(levels: int = 40) -> str:
+    lines = ["x0: &x0 {a: 1}"]
+    lines += [f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 9)}]}}" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+BOMBS = {
+    "laughs": (laughs("ha"), "values, with its aliases written out"),
+    "laughs where it is shown": (
+        laughs("ha") + "\nstages: [{stage_id: 0, devices: *x39}]",
+        "values, with its aliases",
+    ),
+    "merges": (merging(), "values, with its aliases written out"),
+    "a chain of aliases": (laughs("ha").replace(", *x", " #") + "\n", ""),
+    "itself": ("a: &a [*a]", "contains itself"),
+    "itself, merged": ("a: &a {<<: *a, b: 1}", "contains itself"),
+    "deep lists": ("[" * 100_000, "nested deeper"),
+    "deep maps": ("{a: " * 10_000, "nested deeper"),
+    "deep blocks": ("\n".join(" " * n + "a:" for n in range(600)), "nested deeper"),
+    "deep, but not for the parser": ("a: " + "[" * 70 + "]" * 70, "nested deeper than 64"),
+    "large": ("a: 1\n" + "#" * PEOPLE_MAX_BYTES, "it has more than 256 KiB"),
+    "no text": ("a: \x00", "special characters are not allowed"),
+    "a long number": (f"a: 0x{'f' * 50_000}", "digits"),
+    "a longer one": (f"a: {'9' * 50_000}", "digits"),
+    "in sixties": (f"a: {':'.join(['59'] * 5_000)}", "digits"),
+    "a bad number": ("a: !!int ''", "not what its tag says"),
+    "a bad float": ("a: !!float ''", "not what its tag says"),
+    "a bad truth": ("a: !!bool perhaps", "not what its tag says"),
+    "a bad time": ("a: !!timestamp never", "not what its tag says"),
+    "a bad date": ("a: 2026-99-99", "not what its tag says"),
+    "an object": ("a: !!python/object/apply:os.system [id]", "could not determine"),
+    "several": ("a: 1\n---\nb: 2", "expected a single document"),
+    "a key that is a list": ("? [a]\n: 1", "unhashable"),
+    "nothing": ("", "no keys"),
+    "a list": ("- 1", "no keys"),
+    "a key that is no text": ("1: 2", "is no key"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_deploy_file_that_is_a_trap_is_refused_in_one_line(tmp_path: Path, bomb: str) -> None:
+    text, says = BOMBS[bomb]
+    said = refused(tmp_path, text)
+    assert str(tmp_path) in said
+    assert says in said
+
+
+WHOLE: dict[str, Any] = {
+    "base_config": "base.yaml",
+    "pipeline": "omni",
+    "async_chunk": True,
+    "gpu_memory_utilization": 0.5,
+    "stages": [
+        {
+            "stage_id": 0,
+            "worker_cls": AR,
+            "devices": "0",
+            "tensor_parallel_size": 1,
+            "num_replicas": 1,
+            "pipeline_parallel_size": 1,
+            "gpu_memory_utilization": 0.5,
+            "kv_cache_memory_bytes": 1 << 30,
+            "enforce_eager": True,
+            "compilation_config": {"cudagraph_mode": "NONE"},
+            "engine_extras": {"a": 1},
+            "engine_args": {"devices": "0"},
+            "runtime": {"devices": "0"},
+            "default_sampling_params": {"n": 1},
+            "additional_config": {
+                "swapd": {
+                    "component": "thinker",
+                    "endpoint": "/run/x",
+                    "finish_within_s": 1,
+                    "load_workspace": "1GiB",
+                    "cpu_offload_enabled": True,
+                    "cpu_offload_components": ["thinker", "visual"],
+                    "cpu_offload_gb": 1.0,
+                }
+            },
+        },
+        {
+            "stage_id": 1,
+            "worker_extension_cls": "swapd_client.vllm.diffusion.DiffusionExtension",
+            "devices": "0",
+            "additional_config": {"swapd": {"component": "dit", "cpu_offload_gb": 2}},
+        },
+    ],
+    "platforms": {"cuda": {"stages": [{"stage_id": 0, "gpu_memory_utilization": 0.4}]}},
+}
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value in a document."""
+    if at:
+        yield at
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(one, (*at, key))
+
+
+def with_odd(whole: Any, at: tuple[Any, ...], odd: Any) -> Any:
+    changed = copy.deepcopy(whole)
+    inner = changed
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = odd
+    return changed
+
+
+@pytest.mark.parametrize("at", list(places(WHOLE)), ids=lambda at: ".".join(map(str, at)))
+def test_an_odd_value_anywhere_in_a_deploy_file_gives_a_plan_or_one_line(
+    tmp_path: Path, at: tuple[Any, ...]
+) -> None:
+    (tmp_path / "base.yaml").write_text("stages: [{stage_id: 0}]")
+    for odd, more in zip(ODD, itertools.cycle(([], ["--overlay"], ["--json"])), strict=False):
+        text = yaml.safe_dump(with_odd(WHOLE, at, odd))
+        run("--vllm", deploy_of(tmp_path, text), "thinker=1GiB", "dit=2GiB", *CARD, *more)
+
+
+def test_files_based_on_each_other_end(tmp_path: Path) -> None:
+    for n in range(40):
+        (tmp_path / f"{n}.yaml").write_text(f"base_config: {n + 1}.yaml\nstages: []")
+    said = run("--vllm", tmp_path / "0.yaml", "thinker=1GiB", *CARD, fine=False)
+    assert "files are based on each other" in said
+
+
+# --- what is no file ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x.yaml", "config.json", "model_index.json", "m.safetensors", "m.safetensors.index.json"],
+)
+@pytest.mark.parametrize("target", ["fifo", "/dev/zero", "/dev/stdin", "folder", "gone"])
+def test_what_is_no_file_hangs_nobody(fifo: Path, name: str, target: str) -> None:
+    folder = fifo.parent
+    (folder / "folder").mkdir()
+    path = folder / name
+    path.symlink_to(target)
+    run(*(("--vllm", path) if name == "x.yaml" else (path,)), *CARD, fine=False)
+    if name != "x.yaml":
+        run(folder, *CARD, fine=False)
+
+
+def test_a_settings_file_that_is_a_fifo_hangs_nobody(fifo: Path) -> None:
+    assert "it is no regular file" in swapd("serve", "--config", fifo, status=1).stderr
+
+
+# --- models ------------------------------------------------------------------------------
+
+DEEP = "[" * 100_000
+
+
+def header(path: Path, text: str) -> Path:
+    raw = text.encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEEP,
+        "[]",
+        '{"a": 1}',
+        '{"a": {"data_offsets": [NaN, 1]}}',
+        *(
+            f'{{"a": {{"data_offsets": {offsets}}}}}'
+            for offsets in (
+                *("[5, 1]", "[-5, 1]", "[0, 1e400]", "[0, 1.5]", "[0]", "[0, 1, 2]", "{}", '"ab"'),
+                *("[[], []]", f"[0, {10**30}]", f"[0, {'9' * 5000}]", "[false, true]", "5", "null"),
+            )
+        ),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    said = run(header(tmp_path / "m.safetensors", text), *CARD, fine=False)
+    assert "is no safetensors file" in said
+
+
+@pytest.mark.parametrize(
+    "file", ["../m.safetensors", "/etc/passwd", "", "..", "a/b", "\x1b", 5, None, [], {}, "\x00"]
+)
+def test_an_index_names_files_beside_it_only(tmp_path: Path, file: object) -> None:
+    save(tmp_path / "m.safetensors", **layers(2, MIB))
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "m.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"layers.0.weight": file}}))
+    assert "which is nothing beside it" in run(path, *CARD, fine=False)
+
+
+@pytest.mark.parametrize("name", ["..", "../out", "/", "", "a\nb", "\x00"])
+def test_a_pipeline_names_folders_beside_it_only(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "out" / "m.safetensors", **layers(2, MIB))
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "model_index.json"
+    path.write_text(json.dumps({"_class_name": "P", name: ["diffusers", "T"]}))
+    assert "which is nothing beside it" in run(path, *CARD, fine=False)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model_index.json", "m.safetensors.index.json"])
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 5000, "[]", "5", "NaN", "\x00", '"\ud800"'])
+def test_json_that_makes_no_sense_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert str(path) in run(path, *CARD, fine=False)
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "dtype": "float16",
+    "rope_scaling": None,
+}
+
+
+@pytest.mark.parametrize("at", CONFIG)
+def test_an_odd_value_anywhere_in_a_config_gives_a_plan_or_one_line(
+    tmp_path: Path, at: str
+) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    for odd in ODD:
+        path.write_text(json.dumps(CONFIG | {at: odd}, default=str))
+        run(path, *CARD)
+
+
+# --- words -------------------------------------------------------------------------------
+
+SIZES = ["", "0", "-1", "nan", "inf", "1e400", "9" * 5000, "9" * 20 + "TiB", "GiB", "0.1B", "1_0"]
+
+
+@pytest.mark.parametrize("text", SIZES)
+def test_an_odd_size_gives_a_plan_or_one_line(text: str) -> None:
+    run(f"a={text}", *CARD)
+    for more in ([], ["--json"], ["--json", "--passes", "a=1000000", "--blocks", "a=10"]):
+        run(f"a={text}", "--device-memory", text, "--bandwidth", "1GB/s", *more)
+        run(f"a={text}", "--device-memory", "1GiB", "--bandwidth", "1GB/s", *more)
+    run("a=1GiB", "--device-memory", "9GiB", "--bandwidth", text)
+    for option in ("--kv-cache", "--activations", "--overhead"):
+        run("a=1GiB", *CARD, option, text)
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "nan", "inf", "-inf", "1e400", "9" * 5000, "9" * 30])
+def test_an_odd_number_gives_a_plan_or_one_line(text: str) -> None:
+    for option in ("--passes", "--blocks", "--compute"):
+        run("a=1GiB", "--device-memory", "1GiB", "--bandwidth", "1GB/s", option, f"a={text}")
+        run("a=1GiB", "--device-memory", "1GiB", "--bandwidth", "1GB/s", option, text)
+
+
+def test_all_of_it_in_a_process_of_its_own_is_one_line_and_status_1(
+    tmp_path: Path, fifo: Path
+) -> None:
+    """As users run it: nothing here depends on how the tests call it."""
+    for words in (["--vllm", deploy_of(tmp_path, laughs("ha"))], ["--vllm", fifo], [fifo]):
+        said = swapd("plan", *words, "a=1GiB", *CARD, status=1).stderr
+        assert len(said.splitlines()) == 1
