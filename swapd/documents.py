@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from swapd.fds import OwnedFd
 from swapd.units import size
 
 #: More than any file for people has; and any for programs, of which an index is the longest.
@@ -32,13 +33,14 @@ class BadDocument(ValueError):
 def regular(path: Path) -> Iterator[BinaryIO]:
     """A regular file, open. Raises: OSError; BadDocument if it is something else."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        opened = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except ValueError as exc:  # a zero in its name
         raise BadDocument(str(exc)) from exc
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    with opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             raise BadDocument("it is no regular file")
-        yield file
+        with open(opened.take(), "rb") as file:
+            yield file
 
 
 def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:

@@ -78,7 +78,10 @@ BOMBS = {
         "values, with its aliases",
     ),
     "merges": (merging(), "values, with its aliases written out"),
-    "a chain of aliases": (laughs("ha").replace(", *x", " #") + "\n", ""),
+    "a chain of aliases": (
+        "x0: &x0 []\n" + "\n".join(f"x{n}: &x{n} [*x{n - 1}]" for n in range(1, 5000)),
+        "nested deeper than 64",
+    ),
     "itself": ("a: &a [*a]", "contains itself"),
     "itself, merged": ("a: &a {<<: *a, b: 1}", "contains itself"),
     "deep lists": ("[" * 100_000, "nested deeper"),
