@@ -29,6 +29,10 @@ class Place(Protocol):
     taken_over: bool
 
     @property
+    def over(self) -> bool:
+        """Whether its addresses are another's by now, or anybody's."""
+
+    @property
     def shown(self) -> bool:
         """Whether the bytes can be touched."""
 

@@ -28,6 +28,8 @@ def keep(device: str, former: Former) -> None:
     """A component of `device` ("" is the host) has become private memory."""
     if former.spans:
         _all[device, min(former.spans)[0]] = former
+        if former.where.over:  # by now, as no tensor is left there
+            forget(former.where)
 
 
 def take(device: str, spans: Spans) -> Former | None:

@@ -67,7 +67,6 @@ class Range:
         self._runs: Runs = ()
         self._shown = False
         self._private = False
-        #: Another has taken over its addresses and its memory, or it is freed.
         self._over = False
         self._process = os.getpid()
         self.generation = 0
@@ -83,6 +82,11 @@ class Range:
     def shown(self) -> bool:
         """Whether the bytes can be touched."""
         return self._shown
+
+    @property
+    def over(self) -> bool:
+        """Whether another has taken over its addresses and its memory, or it is freed."""
+        return self._over
 
     @property
     def on_chunks(self) -> bool:

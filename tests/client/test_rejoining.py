@@ -1,5 +1,7 @@
 """What lost its daemon, and is registered with the next: the same addresses, the same bytes."""
 
+import ctypes
+import gc
 import shutil
 import signal
 import tempfile
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import swapd_client
+from swapd.device import vm
 from swapd_client import (
     Client,
     ClientClosed,
@@ -102,6 +105,26 @@ def swap_out(client: Client, name: str) -> None:
         client.register("filler", {"x": b"\xff" * (16 * MIB)})
     client.acquire("filler").release()
     assert {c.name: c.state for c in client.status().components}[name] == "absent"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_where_a_component_was_that_is_freed_is_no_place_to_take_back(
+    life: Life, when: str
+) -> None:
+    """Others may have their memory there by now."""
+    tensor = torch.zeros(MIB, dtype=torch.uint8)
+    life.client.register("a", {"a": tensor})
+    where = tensor.data_ptr()
+    if when == "before":
+        del tensor
+    client = life.again()
+    if when == "after":
+        del tensor
+    gc.collect()
+    vm.map_anonymous(MIB, at=where)
+    others = torch.frombuffer((ctypes.c_ubyte * MIB).from_address(where), dtype=torch.uint8)
+    client.register("b", {"b": others})
+    assert others.data_ptr() != where
 
 
 def test_addresses_and_bytes_are_the_same_and_it_is_swapped_again(life: Life) -> None:

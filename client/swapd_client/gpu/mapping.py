@@ -71,6 +71,11 @@ class GpuRange:
         return self._shown
 
     @property
+    def over(self) -> bool:
+        """Never: it is not freed, and who takes it over asks first."""
+        return False
+
+    @property
     def on_chunks(self) -> bool:
         """Whether memory of the daemon's is mapped; private memory may be, for want of other."""
         return bool(self._mapped)
