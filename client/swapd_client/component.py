@@ -1,6 +1,6 @@
 """A component as the process that registered it sees it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from swapd.device import vm
@@ -27,6 +27,8 @@ class Place(Protocol):
     generation: int
     #: Whether a former component's tensors lie there, in private memory until it is shown.
     taken_over: bool
+    #: To be called when private memory that was the daemon's is there no longer.
+    when_left: Callable[[], None] | None
 
     @property
     def over(self) -> bool:

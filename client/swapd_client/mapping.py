@@ -7,7 +7,7 @@ the range is ordinary private memory again, or was before. No messages, no torch
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from swapd.device import vm
 from swapd.fds import OwnedFd
@@ -58,6 +58,7 @@ class Range:
         #: Of the last chunk no more is mapped than fits: chunks may have been smaller before.
         self._span = min(span, self._reserved)
         self.taken_over = before is not None
+        self.when_left: Callable[[], None] | None = None
         #: Whether the memory is there that was taken over.
         self._has_before = self.taken_over
         #: Where the page tables of a component that is out are kept, next to nothing else.

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -101,8 +102,8 @@ class Session:
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
         self._closed = False
-        #: Whether memory of the daemon's stays mapped here when the session is closed.
-        self._stays_on_chunks = False
+        #: Where memory of the daemon's stays mapped for writing when the session is closed.
+        self._staying: list[Place] = []
         #: What closes a session whose client was dropped without a word.
         self._close_late: Callable[[], None] | None = None
         #: The daemon has left this session, and not the other way round.
@@ -452,7 +453,7 @@ class Session:
             ranges.remove(part, is_gone=True)
             raise
         finally:
-            self._stays_on_chunks |= part.mutable and part._range.on_chunks
+            self._note_staying(part)
             with self._lock:
                 self.components.pop(part.name, None)
                 self.wanted.discard(part.name)
@@ -682,8 +683,8 @@ class Session:
         if self.gpu is not None:
             self.gpu.close()
         _alive.discard(self)
-        if could_write and not self._stays_on_chunks:
-            self._lifeline.let_go(self.welcome.token)
+        if could_write:
+            self._let_go()
         if without_memory:
             names = ", ".join(map(repr, without_memory))
             warnings.warn(
@@ -706,6 +707,25 @@ class Session:
             with suppress(RuntimeError):  # the process ends
                 _thread.start_new_thread(self._close_late, ())
 
+    def _note_staying(self, part: Component) -> None:
+        if part.mutable and part._range.on_chunks:
+            self._staying.append(part._range)
+
+    def _let_go(self) -> None:
+        """Tell the daemon, now or when the last of what stays on its memory has left it."""
+        staying = self._staying
+        let_go = partial(self._lifeline.let_go, self.welcome.token)
+
+        def left(where: Place) -> None:
+            staying.remove(where)
+            if not staying:
+                let_go()
+
+        for where in staying:
+            where.when_left = partial(left, where)
+        if not staying:
+            let_go()
+
     def _make_all_private(self) -> list[str]:
         """Unbind every component; return the names of those that have no memory now."""
         parts = list(self.components.values())
@@ -725,7 +745,7 @@ class Session:
         for part in list(self.components.values()):
             self._try(part._range.revoke)
             ranges.remove(part, is_gone=True)
-            self._stays_on_chunks |= part.mutable and part._range.on_chunks
+            self._note_staying(part)
             part._close()
         self.components.clear()
         if self.gpu is not None:

@@ -42,6 +42,29 @@ def test_it_has_its_address_and_its_bytes_and_is_swapped_again(world: World, hel
     assert daemon.component("a").loads == 1
 
 
+def test_what_a_fenced_worker_stayed_on_is_everybodys_when_it_has_registered_that_again(
+    world: World,
+) -> None:
+    daemon = world.daemon(ack_timeout=0.2)
+    worker, other = world.workers(daemon, "worker", "other")
+    other.register("all", 16 * MIB)
+    expected = worker.register_tensor("m", NBYTES, seed=1, mutable=True)
+    for _ in range(3):
+        worker.acquire("m")
+        worker.release("m")
+        worker.stop()
+        with pytest.raises(WorkerError, match="closes its client"):
+            other.acquire("all")
+        worker.go_on()
+        assert worker.await_end().startswith("SessionFenced")
+        worker.disconnect()
+        assert worker.tensor("m")[1] == expected
+        assert daemon.status().quarantined_bytes == WHOLE, "its tensors lie there"
+        worker.register_tensor_again("m", mutable=True)
+        assert daemon.status().quarantined_bytes == 0
+    other.use("all")
+
+
 def test_out_of_a_lease_a_use_faults_again(world: World) -> None:
     daemon = world.daemon()
     worker = world.worker(daemon)

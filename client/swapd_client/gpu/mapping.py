@@ -5,7 +5,7 @@ this process's own. No messages, no torch, no waiting for the GPU's work.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from swapd.device import vm
@@ -49,6 +49,7 @@ class GpuRange:
         #: How much room there is for chunks.
         self.reserved: int = self._span if before is None else before.reserved
         self.taken_over = before is not None
+        self.when_left: Callable[[], None] | None = before.when_left if before else None
         #: Memory of this process's own that is mapped there, by the bytes of each mapping.
         self._pieces: tuple[int, ...] = () if before is None else before._pieces
         #: The chunks that are mapped there, whether or not they may be touched.
@@ -101,6 +102,7 @@ class GpuRange:
             self._put(chunks, handles, writable=self._writable)
             self.generation = generation
             self._latest = chunks
+        self._say_left()
 
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on; the chunks may be shown again cheaply.
@@ -189,6 +191,7 @@ class GpuRange:
             self._card.settle()
         with self._lock:
             self._drop_private()
+        self._say_left()
 
     def stay_private(self) -> bool:
         """Registering failed: be what was taken over, for good. False if that is gone."""
@@ -210,6 +213,11 @@ class GpuRange:
                 driver.free(self.address, self._span)
         except DeviceFailed as exc:
             self._card.complain(exc)  # addresses are many; what went wrong before is told
+
+    def _say_left(self) -> None:
+        if self.when_left is not None and not (self._pieces or self._private):
+            left, self.when_left = self.when_left, None
+            left()
 
     # --- under the lock ------------------------------------------------------------------
 
