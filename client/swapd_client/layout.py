@@ -224,8 +224,8 @@ def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
     if isinstance(source, Ready):
         layout: Any = source  # one of those that are
         return layout  # type: ignore[no-any-return]
-    torch: Any = sys.modules.get("torch")
-    if hasattr(torch, "nn") and hasattr(torch, "Tensor"):  # else a thread is just importing it
+    torch = _torch()
+    if torch is not None:
         tensors = isinstance(source, torch.nn.Module) or (
             isinstance(source, Mapping)
             and any(isinstance(value, torch.Tensor) for value in source.values())
@@ -242,9 +242,15 @@ def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
     )
 
 
+def _torch() -> Any:
+    """torch, if this process uses it; not if another thread is just importing it."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "nn") and hasattr(torch, "Tensor") else None
+
+
 def extent_of(value: object) -> tuple[int, int]:
     """Address and bytes of a tensor or of a buffer; no bytes if it is neither, or has none."""
-    torch: Any = sys.modules.get("torch")
+    torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
         from swapd_client.tensors import extent
 

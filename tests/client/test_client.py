@@ -48,6 +48,7 @@ def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as far as it is by then
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"})
+        client.update("a", {"x": b"b"})
         client.acquire_workspace("1MiB").release()
         assert streams.current_stream(0) == streams.LEGACY_DEFAULT
 
