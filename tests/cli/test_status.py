@@ -146,7 +146,7 @@ def test_what_workers_call_themselves_cannot_reach_the_terminal() -> None:
     text = _shown(_reply(components=(c,), sessions=(SessionStatus(1, label, 0, 0),)))
     assert "\x1b" not in text
     assert "[red]x" in text
-    assert "evil?[2J?[bold] (session 1)" in text
+    assert r"evil\x1b[2J\n[bold] (session 1)" in text
 
 
 def test_nothing_registered_says_so(daemon: Running) -> None:
