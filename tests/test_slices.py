@@ -1,11 +1,11 @@
-"""Work in slices: whose turn it is, and what becomes of it when it is closed."""
+"""Nobody's short work waits for another's long work, but for a slice."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from swapd.slices import Slices
+from swapd.slices import Slices, Work, whole
 
 PATIENCE_S = 60.0
 
@@ -17,72 +17,102 @@ def slices() -> Iterator[Slices]:
     made.shutdown()
 
 
-class Held:
-    """Work of which the first slice waits until it is let go."""
-
-    def __init__(self) -> None:
-        self.begun, self.let_go = threading.Event(), threading.Event()
-        self.closed = False
-
-    def work(self) -> Generator[None, None, str]:
-        try:
-            self.begun.set()
-            assert self.let_go.wait(PATIENCE_S)
-            yield
-            return "done"
-        finally:
-            self.closed = True
-
-
-def counted(done: list[str], name: str, count: int) -> Generator[None, None, str]:
-    for _ in range(count):
-        done.append(name)
+def steps(log: list[str], name: str, count: int) -> Work[str]:
+    for i in range(count):
+        log.append(f"{name}{i}")
         yield
     return name
 
 
-def test_a_short_job_waits_for_a_slice_of_a_long_one_and_one_session_keeps_its_order(
-    slices: Slices,
-) -> None:
-    done: list[str] = []
-    held = Held()
-    first = slices.submit(0, held.work())
-    assert held.begun.wait(PATIENCE_S)
-    long = slices.submit(1, counted(done, "long", 100))
-    after = slices.submit(1, counted(done, "after", 1))
-    short = slices.submit(2, counted(done, "short", 1))
-    held.let_go.set()
-    results = [one.result(PATIENCE_S) for one in (first, long, after, short)]
-    assert results == ["done", "long", "after", "short"]
-    assert done.index("short") == 1
-    assert done.index("after") == len(done) - 1
+def held(gate: threading.Event) -> Work[None]:
+    """Holds up the thread, until all that a test wants is submitted."""
+    gate.wait(PATIENCE_S)
+    yield
 
 
-def test_what_fails_is_told_to_whoever_waits_and_the_others_go_on(slices: Slices) -> None:
-    def fails() -> Generator[None, None, None]:
+def test_sessions_take_turns_and_the_work_of_each_is_done_in_order(slices: Slices) -> None:
+    log: list[str] = []
+    gate = threading.Event()
+    slices.submit(0, held(gate))
+    submitted = [(1, "a", 3), (1, "b", 1), (2, "c", 2), (3, "d", 1)]
+    futures = [slices.submit(session, steps(log, name, n)) for session, name, n in submitted]
+    gate.set()
+    assert [future.result(PATIENCE_S) for future in futures] == ["a", "b", "c", "d"]
+    assert log == ["a0", "c0", "d0", "a1", "c1", "a2", "b0"]
+
+
+def test_a_small_piece_of_work_is_done_long_before_a_large_one_of_another(slices: Slices) -> None:
+    log: list[str] = []
+    gate = threading.Event()
+    slices.submit(0, held(gate))
+    large = slices.submit(1, steps(log, "large", 1000))
+    small = slices.submit(2, steps(log, "small", 1))
+    gate.set()
+    small.result(PATIENCE_S)
+    large.result(PATIENCE_S)
+    assert log.index("small0") == 1
+
+
+def test_one_session_is_never_served_by_two_threads_at_once() -> None:
+    slices = Slices(3, "test")
+    inside, most = 0, 0
+    lock = threading.Lock()
+
+    def busy() -> Work[None]:
+        nonlocal inside, most
+        for _ in range(200):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+            with lock:
+                inside -= 1
+            yield
+
+    for future in [slices.submit(1, busy()) for _ in range(5)]:
+        future.result(PATIENCE_S)
+    slices.shutdown()
+    assert most == 1
+
+
+def test_what_fails_is_told_and_what_comes_after_it_is_done(slices: Slices) -> None:
+    def fails() -> Work[None]:
         yield
-        raise ZeroDivisionError
+        raise ValueError("injected")
 
-    failed = slices.submit(1, fails())
-    with pytest.raises(ZeroDivisionError):
+    failed, after = slices.submit(1, fails()), slices.submit(1, steps([], "after", 2))
+    with pytest.raises(ValueError, match="injected"):
         failed.result(PATIENCE_S)
-    assert slices.submit(1, counted([], "next", 1)).result(PATIENCE_S) == "next"
+    assert after.result(PATIENCE_S) == "after"
 
 
 async def test_closing_waits_for_a_slice_and_does_no_other(slices: Slices) -> None:
-    done: list[str] = []
-    held = Held()
-    busy = slices.submit(1, held.work())
-    assert held.begun.wait(PATIENCE_S)
-    behind = slices.submit(1, counted(done, "behind", 1))
-    other = slices.submit(2, counted(done, "other", 1))
+    log: list[str] = []
+    gate, begun, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> Work[None]:
+        try:
+            begun.set()
+            assert gate.wait(PATIENCE_S)
+            yield
+        finally:
+            closed.set()
+
+    busy = slices.submit(1, work())
+    assert begun.wait(PATIENCE_S)
+    behind = slices.submit(1, steps(log, "behind", 1))
+    other = slices.submit(2, steps(log, "other", 1))
     idle = slices.close()
     assert other.cancelled()
     assert not idle.done()
-    held.let_go.set()
+    gate.set()
     await slices.finish()
-    assert busy.cancelled()
-    assert behind.cancelled()
-    assert held.closed
-    assert slices.submit(3, counted(done, "late", 1)).cancelled()
-    assert not done
+    assert closed.is_set()
+    late = slices.submit(3, steps(log, "late", 1))
+    assert all(future.cancelled() for future in (busy, behind, late))
+    assert not log
+
+
+def test_all_at_once_is_the_same() -> None:
+    log: list[str] = []
+    assert whole(steps(log, "x", 3)) == "x"
+    assert log == ["x0", "x1", "x2"]

@@ -15,6 +15,7 @@ NBYTES = 8 << 20
 #: The last records are written in this time; after that nothing is left to do.
 SETTLE_S = 0.5
 IDLE_S = 3.0
+LOOK_S = 0.05
 
 
 class Leaks(msgspec.Struct, frozen=True):
@@ -34,11 +35,12 @@ def measure(device: str = "host") -> Leaks:
     with (
         spawn.daemon(device=device, budget=NBYTES + (2 << 20), chunk="2MiB") as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
+        swapd_client.connect(daemon.folder, label="observer") as observer,
     ):
         for name in ("a", "b"):
             client.register(name, {"weights": bytearray(NBYTES)})
         _cycle(client, WARM_UP)
-        _linger(client)
+        _linger(client, observer)
         before = _footprints(daemon.pid)
         loads = client.status().loads
         _cycle(client, CYCLES)
@@ -60,11 +62,15 @@ def _cycle(client: swapd_client.Client, count: int) -> None:
             client.acquire(name).release()
 
 
-def _linger(client: swapd_client.Client) -> None:
-    """Have what the client makes when a lease first lingers made before anything is counted."""
+def _linger(client: swapd_client.Client, observer: swapd_client.Client) -> None:
+    """Have the client make what it needs to end a lease that lingers, before anything is counted.
+
+    Returns when that lease has ended: its own thread did that, for this one asks nothing more.
+    """
     for _ in range(10):
         client.acquire("b").release()  # it is in: nothing is swapped
-    time.sleep(SETTLE_S)
+    while any(component.leases for component in observer.status().components):
+        time.sleep(LOOK_S)
 
 
 def _footprints(daemon: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -156,9 +156,7 @@ class Planner:
         if ledger.replan:
             return  # something changed: decide again before anybody is told
         if not admission.queue.queued:  # 3
-            for name in list(ledger.prefetches):
-                if not self._try_prefetch(ledger.components[name]) and ledger.leaving:
-                    break  # the room that is coming is meant for this one
+            self._prefetch_all()
         for w in list(admission.untold.values()):
             admission.tell_waiting(w)
         self._tell_wanted(wanted)  # 4
@@ -255,6 +253,15 @@ class Planner:
             ledger.want(name)
 
     # --- prefetches ----------------------------------------------------------------------
+
+    def _prefetch_all(self) -> None:
+        ledger = self._ledger
+        for name in list(ledger.prefetches):
+            if not self._try_prefetch(ledger.components[name]):
+                if ledger.leaving:
+                    return  # the room that is coming is meant for this one
+                if not (ledger.pool.free or ledger.idle.chunks):
+                    return  # and there is none for those behind it
 
     def _try_prefetch(self, c: Component) -> bool:
         """Bring `c` in if there is room or can be; whether the prefetch is settled."""

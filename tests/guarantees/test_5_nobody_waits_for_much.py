@@ -1,0 +1,55 @@
+"""Guarantee 5: that one session has much, or does much, costs the others no more than a turn."""
+
+from swapd import protocol
+from swapd.daemon import END_STEP, STATUS_STEP
+from tests.guarantees.harness import MIB, RawSession, World
+
+#: Enough for several steps of an end, and several turns of a status.
+MANY = 2 * STATUS_STEP + 50
+
+
+def register(session: RawSession, name: str, nbytes: int) -> None:
+    """Ask for a master, and do not wait for it."""
+    request = protocol.Register(session.next_id(), name, nbytes)
+    session.rpc.send(protocol.encode(request))
+
+
+def test_a_small_register_does_not_wait_until_a_large_master_is_made(world: World) -> None:
+    daemon = world.daemon(budget="512MiB")
+    with RawSession(daemon.folder) as greedy, RawSession(daemon.folder) as honest:
+        honest.register("first", 4096)  # both connections are there, and warm
+        register(greedy, "large", 512 * MIB)
+        daemon.await_record("MakeMaster", name="large")
+        register(honest, "small", 4096)
+        small = daemon.await_record("MakeMaster", name="small")
+        assert isinstance(honest.answer(), protocol.Done)
+        assert isinstance(greedy.answer(), protocol.Done)
+        made = [one.uid for one in daemon.watch.seen("MasterMade")]
+        (large,) = (m for m in daemon.watch.seen("MakeMaster") if m.name == "large")
+        assert made.index(small.uid) < made.index(large.uid)
+
+
+def test_what_a_dropped_master_leaves_is_had_by_who_registers_next(world: World) -> None:
+    """It is dropped where nobody waits for it, and yet nobody is refused for it."""
+    daemon = world.daemon(budget="64MiB", host_memory="64MiB")
+    with RawSession(daemon.folder) as session:
+        for i in range(5):
+            session.register(f"a{i}", 48 * MIB)
+            said = session.ask(protocol.Unregister(session.next_id(), f"a{i}"))
+            assert isinstance(said, protocol.Done)
+
+
+def test_a_session_with_much_ends_in_steps_and_a_status_names_all_of_it(world: World) -> None:
+    daemon = world.daemon()
+    with RawSession(daemon.folder) as honest:
+        honest.register("own", 4096)
+        with RawSession(daemon.folder) as much:
+            for i in range(MANY):
+                much.register(f"c{i}", 64)
+            names = {c.name for c in daemon.status().components}
+            assert names == {"own", *(f"c{i}" for i in range(MANY))}
+            session = much.session
+        daemon.await_record("SessionGone", session=session)
+        assert len(daemon.watch.seen("SessionEnds")) >= MANY // END_STEP - 1
+        assert [c.name for c in daemon.status().components] == ["own"]
+        honest.release(honest.acquire("own"))

@@ -1,0 +1,65 @@
+"""Events cost what they name, however much there is beside: counted in steps of the interpreter.
+
+`python -m benchmarks.scale` has times. Steps do not depend on how busy a machine is.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from benchmarks.scale import core
+from benchmarks.scale.stage import Stage
+from swapd.core.actions import Grant
+from swapd.daemon import END_STEP
+
+MOST_RATIO = 10.0
+
+
+class Steps:
+    """A meter of byte codes executed, by what was measured."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[float]] = {}
+        self._count = 0
+
+    def __call__(self, kind: str, act: Callable[[], Any]) -> Any:
+        self._count, before = 0, sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            result = act()
+        finally:
+            sys.settrace(before)
+        granted = sum(isinstance(action, Grant) for action in result)
+        self.counts.setdefault(kind, []).append(self._count / max(granted, 1))
+        return result
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        self._count += event == "opcode"
+        return self._trace
+
+    def medians(self) -> dict[str, float]:
+        return {kind: statistics.median(counts) for kind, counts in self.counts.items()}
+
+
+def steps(components: int, waiters: int) -> dict[str, float]:
+    meter = Steps()
+    stage = Stage(components, waiters, meter)
+    for _ in range(7):
+        stage.play()
+    stage.long_end(min(components, 300), END_STEP)
+    return meter.medians()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waiters", [0, 600])
+def test_an_event_takes_no_more_than_ten_times_as_many_steps_among_very_many(waiters: int) -> None:
+    found = {core.FEW: steps(*core.FEW), (3_000, waiters): steps(3_000, waiters)}
+    ratios = core.ratios(found)
+    assert len(ratios) > 30
+    worst = {kind: row[3_000, waiters] for kind, row in ratios.items() if len(row) > 1}
+    assert {kind: ratio for kind, ratio in worst.items() if ratio > MOST_RATIO} == {}
