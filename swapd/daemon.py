@@ -320,6 +320,7 @@ class Daemon:
         if isinstance(request, protocol.Status):
             self._ask_device(session, request.id)
             return
+        self._mover.settle()
         self._post(event_of(request, session, self._clock()))
         if isinstance(request, protocol.Release) and request.ack:
             self._router.reply(peer, protocol.Done(request.id))

@@ -10,6 +10,7 @@ master before anybody is told, and the core hears of the follower first.
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,17 +45,20 @@ class Mover:
         self._out = Pool(1, "swapd-out")
         #: Copies out that have not been reported, by generation.
         self._saves: dict[int, _Save] = {}
+        #: Copies in that have ended and have not been reported, and in which error.
+        self._ended: deque[tuple[_Load, BaseException | None]] = deque()
 
     def copy_in(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
         """Queue a copy from the master at `source`, which stays mapped until it ends.
 
-        `landed(n)`: the first n bytes have arrived; called in another thread.
+        `landed(n)`: the first n bytes have arrived; called in another thread. For all of them when
+        the copy has ended: who is told of that may be heard at once, see `settle`.
         """
         load = _Load(self._device, order, [self._saves[g] for g in order.behind])
         for save in load.behind:
             save.followers += 1
-        future = self._in.submit(load.run, source, landed)
-        future.add_done_callback(lambda f: self._on_loop(self._loaded, load, f))
+        future = self._in.submit(self._load, load, source, landed)
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self.settle))
 
     def copy_out(self, order: CopyOut, target: int, saved: Callable[[int], None]) -> None:
         """Queue a copy to the master at `target`, which stays mapped until it ends.
@@ -65,7 +69,24 @@ class Mover:
         save = _Save(order, target, self._device.chunk_bytes, saved)
         self._saves[order.generation] = save
         future = self._out.submit(save.run, self._device)
-        future.add_done_callback(lambda f: self._on_loop(self._saved, save, f))
+        future.add_done_callback(lambda f: self._loop.call_soon_threadsafe(self._saved, save, f))
+
+    def settle(self) -> None:
+        """Report the copies in that have ended: before what workers say that know it by the board.
+
+        They are told by the copying thread, and are quicker at times than this loop is.
+        """
+        while self._ended:
+            self._loaded(*self._ended.popleft())
+
+    def _load(self, load: "_Load", source: int, landed: Callable[[int], None]) -> None:
+        try:
+            load.run(source, lambda n: landed(n) if n < load.order.nbytes else None)
+        except BaseException as exc:
+            self._ended.append((load, exc))
+            raise
+        self._ended.append((load, None))
+        landed(load.order.nbytes)
 
     async def finish(self) -> None:
         """Wait for the copy in that is under way, and for all copies out: those have bytes that
@@ -82,20 +103,17 @@ class Mover:
 
     # --- on the loop: the order in which the core hears ----------------------------------
 
-    def _on_loop(self, done: Callable[..., None], job: object, future: "Future[None]") -> None:
-        self._loop.call_soon_threadsafe(done, job, future)
-
     def _saved(self, save: "_Save", future: "Future[None]") -> None:
-        save.outcome = event = self._outcome(save.order, future)
+        save.outcome = event = self._outcome(save.order, _error_of(future))
         if isinstance(event, CopyFailed) and save.followers:
             return  # theirs come first
         self._report_save(save)
 
-    def _loaded(self, load: "_Load", future: "Future[None]") -> None:
-        event = self._outcome(load.order, future)
+    def _loaded(self, load: "_Load", error: BaseException | None) -> None:
+        event = self._outcome(load.order, error)
         late = [s for s in load.behind if s.outcome is None]
         if isinstance(event, CopiedIn) and late:
-            late[0].held.append(lambda: self._loaded(load, future))  # theirs come first
+            late[0].held.append(lambda: self._loaded(load, error))  # theirs come first
             return
         if event is not None:
             self._post(event)
@@ -114,12 +132,11 @@ class Mover:
         for follower in save.held:
             follower()
 
-    def _outcome(self, order: CopyIn | CopyOut, future: "Future[None]") -> AnyEvent | None:
+    def _outcome(self, order: CopyIn | CopyOut, error: BaseException | None) -> AnyEvent | None:
         """The event that a copy ended in; None if nobody is to hear of it."""
         if self._closed:
             return None
         now = self._clock()
-        error = future.exception()
         if isinstance(error, DeviceLost):
             self._post(DeviceDown(now, str(error)))  # first: no other load is to be tried
         if isinstance(error, DeviceError | MemoryError):
@@ -130,6 +147,11 @@ class Mover:
             return None
         done = CopiedIn if isinstance(order, CopyIn) else CopiedOut
         return done(now, order.generation)
+
+
+def _error_of(future: "Future[None]") -> BaseException | None:
+    """What a copy ended in, if it began."""
+    return None if future.cancelled() else future.exception()
 
 
 @dataclass(eq=False)
