@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,6 +34,8 @@ RESERVE_BYTES = 64 << 20
 SPARE_DESCRIPTORS = 16
 #: So much is allocated or mapped in one slice: a few milliseconds.
 SLICE_BYTES = 16 << 20
+#: How long it is tried to seal a master that seems to be mapped by its worker.
+SEAL_PATIENCE_S = 1.0
 #: How long a slice is that only waits for masters that are being dropped.
 _WAIT_S = 0.002
 
@@ -186,7 +189,7 @@ class Masters:
             if not master.mutable:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         else:
-            self._forbid_writing(master)
+            yield from self._forbid_writing(master)
             with reopen_read_only(fd) as reader:
                 master.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
         vm.prefer_huge_pages(master.address, span)
@@ -263,15 +266,25 @@ class Masters:
             self.drop(uid)
         self._pinner.shutdown()
 
-    def _forbid_writing(self, master: Master) -> None:
-        try:
-            fcntl.fcntl(master.fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-        except OSError as exc:
-            if exc.errno != errno.EBUSY:
-                raise
-            raise MasterError(
-                "bad_request", "the master is still mapped for writing; unmap it, then commit"
-            ) from exc
+    def _forbid_writing(self, master: Master) -> Work[None]:
+        """Seal it. A kernel that reclaims or moves its pages just now may refuse that for a moment,
+        with the same word as for a worker that has it mapped: so it is tried for a while."""
+        until = time.monotonic() + SEAL_PATIENCE_S
+        while True:
+            try:
+                fcntl.fcntl(master.fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+                return
+            except OSError as exc:
+                if exc.errno != errno.EBUSY:
+                    raise
+                if time.monotonic() > until:
+                    raise MasterError(
+                        "bad_request",
+                        "the master is still mapped for writing; unmap it, then commit",
+                    ) from exc
+            with self._left:
+                self._left.wait(_WAIT_S)
+            yield
 
     def _take_room(self, nbytes: int) -> bool:
         """Count a master that is about to be made; False if there may soon be room for it.

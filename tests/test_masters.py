@@ -12,6 +12,7 @@ import pytest
 from swapd import masters as module
 from swapd.device import DeviceError, vm
 from swapd.masters import MasterError, Masters
+from swapd.slices import whole
 from tests.processes import output_of
 
 MIB = 1 << 20
@@ -169,6 +170,17 @@ def test_a_worker_that_keeps_its_writable_mapping_gets_bad_request(masters: Mast
     assert masters.address(1) == 0
     vm.free(kept, SPAN)
     masters.seal(1)
+    assert masters.address(1)
+
+
+def test_a_master_that_seems_to_be_mapped_for_a_moment_is_sealed_then(masters: Masters) -> None:
+    fd = masters.make(1, NBYTES, mutable=False)
+    kept = vm.map_shared(fd, 0, SPAN, writable=True)
+    sealing = masters.sealing(1)
+    next(sealing)
+    assert masters.address(1) == 0
+    vm.free(kept, SPAN)
+    whole(sealing)
     assert masters.address(1)
 
 

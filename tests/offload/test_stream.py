@@ -333,8 +333,10 @@ def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
         model.forward()
         model.stream.enter()
         model.run(0)
+        missed = threading.Event()
+        client.session.when_ended(lambda _: missed.set())
         daemon.process.kill()
-        daemon.process.wait()
+        assert missed.wait(60)
         with pytest.raises(DaemonGone, match="the daemon is gone"):
             model.run(1)
         model.stream.leave()
