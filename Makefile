@@ -53,7 +53,7 @@ bench: .venv/ready
 SEED ?= $(shell date +%j)
 harm: .venv/ready
 	$(BIN)/python -m benchmarks.chaos --seconds 60 --seed $(SEED)
-	$(BIN)/python -m benchmarks.fuzz --frames 50000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.fuzz --frames 150000 --seed $(SEED)
 
 # Everything that only a GPU can show, with the Python that is named: no .venv, no network.
 # make gpu-check PYTHON=python3 CHECK='--only probe --out /tmp/results'
