@@ -206,6 +206,7 @@ class Worker:
         with open("/proc/self/smaps_rollup") as rollup:
             lines = [line.split() for line in rollup.readlines()[1:]]
         said = {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
+        said["Pss"] -= said["Pss_File"]  # of libraries: less, the more processes have them just now
         with open("/proc/self/maps") as maps:
             spans = [line.split(maxsplit=5) for line in maps]
         said["masters"] = said["mapped"] = 0
