@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -98,3 +99,15 @@ class Daemon:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def until_stdin_ends() -> threading.Event:
+    """Set once whoever started this process has closed its stdin, or is gone."""
+    ended = threading.Event()
+
+    def read() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    return ended

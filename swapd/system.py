@@ -93,11 +93,13 @@ def is_alive(pid: int) -> bool:
 def private_bytes(pid: int, name: str) -> int:
     """How much of memfds of this name a process has mapped as memory of its own; 0 if it is gone,
     or nobody may know."""
-    total = 0
+    total, memfd = 0, f"/memfd:{name}".encode()
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            if memfd not in line:
+                continue  # as most of thousands, which Python would take long to look at
             span, access, _, _, _, *path = line.split(maxsplit=5)
-            if path and access.endswith(b"p") and path[0].startswith(f"/memfd:{name}".encode()):
+            if path and access.endswith(b"p") and path[0].startswith(memfd):
                 start, end = span.split(b"-")
                 total += int(end, 16) - int(start, 16)
     return total

@@ -3,7 +3,6 @@
 Decides nothing. Everything here runs on the loop and never blocks.
 """
 
-import errno
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -12,7 +11,7 @@ from swapd import protocol
 from swapd.board import Boards
 from swapd.device import Device
 from swapd.device.pieces import numbers
-from swapd.fds import OwnedFd, has_room
+from swapd.fds import OwnedFd, keep
 from swapd.lifeline import Lifeline
 from swapd.protocol import Runs
 
@@ -25,9 +24,7 @@ class Worker:
         """So many descriptors are left to others. Raises: OSError when there are no more."""
         self.lifeline = lifeline
         self.boards = Boards()
-        if not has_room(self.boards.fd.fileno(), spare):
-            self.boards.close()
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        keep(self.boards.fd, spare)
         self._device = device
         #: (file, writable): what it was sent and has not let go of.
         self._files: set[tuple[int, bool]] = set()

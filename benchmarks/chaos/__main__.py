@@ -79,11 +79,14 @@ class Chaos:
 
     def _look(self) -> None:
         """Whether any has ended that nobody has killed."""
-        self.faults += self.daemon.problems()
+        self._look_at_faults()
         for name, process in self.workers.items():
             if process.poll() is not None:
                 said = (self.folder / f"{name}.said").read_text()[-3000:]
                 self.faults.append(f"{name} has ended, with {process.returncode}: {said}")
+
+    def _look_at_faults(self) -> None:
+        self.faults += self.daemon.problems()
         if (found := self.folder / "faults").exists():
             self.faults += found.read_text().splitlines()
 
@@ -121,15 +124,10 @@ class Chaos:
                 process.kill()
             self._reap(process)
         after = self._settled()
-        self._look_at_faults_once_more()
+        self._look_at_faults()
         if not self.daemon.stop():
             self.faults.append("the daemon did not stop when it was told to")
         return after
-
-    def _look_at_faults_once_more(self) -> None:
-        self.faults += self.daemon.problems()
-        if (found := self.folder / "faults").exists():
-            self.faults += found.read_text().splitlines()
 
     def _settled(self) -> Figures:
         with connect(self.daemon.folder, label="observer") as client:

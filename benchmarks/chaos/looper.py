@@ -14,7 +14,6 @@ TASKS = 8
 
 class Looper(worker.Worker):
     def run(self) -> None:
-        self.listen()
         asyncio.run(self._run())
 
     async def _run(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.chaos.book import Book, Part
 from benchmarks.chaos.counts import Counts
-from benchmarks.processes import MIB
+from benchmarks.processes import MIB, until_stdin_ends
 from swapd_client import (
     AcquireTimeout,
     Client,
@@ -36,11 +36,10 @@ class Worker:
         self.endpoint, self.folder, self.name = endpoint, folder, name
         self.random = random.Random(seed)
         self.counts = Counts(folder, name)
-        self.enough = threading.Event()
+        self.enough = until_stdin_ends()
         self.book = Book(name)
 
     def run(self) -> None:
-        self.listen()
         while not self.enough.is_set():
             try:
                 client = connect(self.endpoint, label=self.name)
@@ -51,15 +50,6 @@ class Worker:
                 self.counts.unexpected(exc)
                 return
             self._one_session(client)
-
-    def listen(self) -> None:
-        """Have it end when stdin does."""
-
-        def read() -> None:
-            sys.stdin.read()
-            self.enough.set()
-
-        threading.Thread(target=read, daemon=True).start()
 
     def judge(self, ended: SwapdError | None, error: SwapdError) -> None:
         """Nothing may fail, unless the daemon was killed, or told to stop."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.processes import MIB
+from benchmarks.processes import MIB, until_stdin_ends
 from swapd_client import AcquireTimeout, SwapdError, connect
 
 #: Longer than any session of a fuzzer lasts, which may hold what this waits for.
@@ -33,14 +33,8 @@ def names_of(worker: str) -> list[str]:
 
 def main() -> None:
     folder, worker = Path(sys.argv[1]), sys.argv[2]
-    enough = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        enough.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    print(msgspec.json.encode(work(folder, worker, enough)).decode())  # noqa: T201
+    seen = work(folder, worker, until_stdin_ends())
+    print(msgspec.json.encode(seen).decode())  # noqa: T201
 
 
 def work(folder: Path, worker: str, enough: threading.Event) -> Seen:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,18 +21,6 @@ KIB = 1 << 10
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: spawn.Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as client:
-        yield client
 
 
 class Net(nn.Module):

@@ -22,18 +22,6 @@ N = 100_000
 
 
 @pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: spawn.Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as client:
-        yield client
-
-
-@pytest.fixture
 def liar(daemon: spawn.Spawned) -> Iterator[Client]:
     with swapd_client.connect(daemon.folder) as client:
         yield client

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import swapd_client
 from swapd import spawn
 from swapd_client import Client
 from tests.processes import start_python
@@ -41,18 +39,6 @@ for line in sys.stdin:
         values = b"".join(t.numpy().tobytes() for _, t in sorted(part.tensors.items()))
     print(json.dumps([hashlib.sha256(values).hexdigest(), bool(read)]), flush=True)
 """
-
-
-@pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: spawn.Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as client:
-        yield client
 
 
 @pytest.fixture
