@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from swapd.device import DeviceError, DeviceLost, vm
@@ -65,6 +66,7 @@ class Master:
     #: How many components' it is.
     users: int = 1
     address: int = 0
+    #: While it is under way: 10,000 of them would be most of what a collection of garbage sees.
     pinning: Future[None] | None = None
 
 
@@ -198,6 +200,7 @@ class Masters:
             vm.populate(master.address + at, n, writable=writable)
             yield
         master.pinning = self._pinner.submit(self._pin, master)
+        master.pinning.add_done_callback(partial(_pinned, master))
 
     def _writable(self, master: Master) -> bool:
         """How it is mapped here. A clean one only where it could not be pinned otherwise: then
@@ -247,9 +250,9 @@ class Masters:
             return master.users > 0
 
     def _discard(self, master: Master) -> None:
-        if master.pinning is not None:
-            if not master.pinning.cancel():
-                wait([master.pinning])
+        if (pinning := master.pinning) is not None and not pinning.cancel():
+            wait([pinning])
+        if master.address:
             try:
                 self._device.unpin(master.address)
             except DeviceError as exc:
@@ -325,6 +328,10 @@ class Masters:
             f"{self.total_bytes >> 20} MiB (limit {limit}), {available} available. "
             "Unregister components, or raise the daemon's --host-memory"
         )
+
+
+def _pinned(master: Master, _: Future[None]) -> None:
+    master.pinning = None
 
 
 def _pages(master: Master) -> int:

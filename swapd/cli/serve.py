@@ -1,5 +1,6 @@
 """`swapd serve`: read the settings, claim the folder, open the device, serve."""
 
+import gc
 import inspect
 import logging
 import os
@@ -35,6 +36,7 @@ def run(config: Config) -> None:
             for note in device.use().notes:
                 log.warning("%s", note)
             daemon = Daemon(config, device, claim.folder)
+            gc.freeze()  # collections, which the loop waits for, need not look at what is imported
             if not uvloop.run(daemon.run(lambda: _say_ready(config))):
                 logging.shutdown()
                 os._exit(0)  # threads of its still use the device, and would be waited for
