@@ -14,26 +14,39 @@ from typing import Any
 from swapd_client.errors import SwapdError
 from swapd_client.offload.scope import Held, here
 
+#: What somebody is given who does not hold what it may be a view of.
+Own = Callable[[Any], Any]
 
-def lease(work: Any, held: Held) -> Any:
-    """`work`, holding `held` while it is under way."""
+
+def lease(work: Any, held: Held, own: Own) -> Any:
+    """`work`, holding `held` while it is under way. What it gives goes through `own`."""
     if isinstance(work, GeneratorType):
-        return LeasedGenerator(work, held)
+        return LeasedGenerator(work, held, own)
     if isinstance(work, CoroutineType):
-        return LeasedCoroutine(work, held)
+        return LeasedCoroutine(work, held, own)
     assert isinstance(work, AsyncGeneratorType)
-    return LeasedAsyncGenerator(work, held)
+    return LeasedAsyncGenerator(work, held, own)
 
 
 class _Span:
     """A lease from the first step to the last."""
 
-    def __init__(self, held: Held, *, goes_on: type[BaseException] | tuple[()] = ()) -> None:
+    def __init__(
+        self,
+        held: Held,
+        own: Own,
+        *,
+        yields: bool = False,
+        goes_on: type[BaseException] | tuple[()] = (),
+    ) -> None:
         """A step that raises is the last one, unless it raises `goes_on`.
 
-        What is streamed is held for each step, and not between them.
+        What is streamed is held for each step, and not between them. `yields`: what a step gives
+        is for the caller, not for who runs what is awaited.
         """
         self._held = held
+        self._own = own
+        self._yields = yields
         self._goes_on = goes_on
         self._give_back: Callable[[], None] | None = None
 
@@ -56,7 +69,7 @@ class _Span:
                 self._give_back = self._held.take()
             scope.lend(self._held)
         try:
-            return take(*args)
+            return self._take(take, *args)
         except self._goes_on:
             raise
         except BaseException:
@@ -65,6 +78,14 @@ class _Span:
             raise
         finally:
             scope.count_down(self._held)
+
+    def _take(self, take: Callable[..., Any], *args: Any) -> Any:
+        try:
+            value = take(*args)
+        except StopIteration as done:
+            done.value = self._own(done.value)
+            raise
+        return self._own(value) if self._yields else value
 
     def drive(self, steps: Any) -> Generator[Any, Any, Any]:
         """All steps of something that is awaited."""
@@ -117,9 +138,9 @@ _collected = _Collected()
 class LeasedGenerator(Generator[Any, Any, Any]):
     """As the generator in it."""
 
-    def __init__(self, inner: "Generator[Any, Any, Any]", held: Held) -> None:
+    def __init__(self, inner: "Generator[Any, Any, Any]", held: Held, own: Own) -> None:
         self._inner = inner
-        self._span = _Span(held)
+        self._span = _Span(held, own, yields=True)
 
     def send(self, value: Any) -> Any:
         return self._span.step(self._inner.send, value)
@@ -137,9 +158,9 @@ class LeasedGenerator(Generator[Any, Any, Any]):
 class LeasedCoroutine(Coroutine[Any, Any, Any]):
     """As the coroutine in it."""
 
-    def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Held) -> None:
+    def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Held, own: Own) -> None:
         self._inner = inner
-        self._span = _Span(held)
+        self._span = _Span(held, own)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._span.drive(self._inner)
@@ -160,9 +181,9 @@ class LeasedCoroutine(Coroutine[Any, Any, Any]):
 class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
     """As the asynchronous generator in it."""
 
-    def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Held) -> None:
+    def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Held, own: Own) -> None:
         self._inner = inner
-        self._span = _Span(held, goes_on=StopIteration)  # so each value ends
+        self._span = _Span(held, own, goes_on=StopIteration)  # so each value ends
 
     async def asend(self, value: Any) -> Any:
         return await _Awaited(self._span, self._inner.asend(value))

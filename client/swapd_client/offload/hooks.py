@@ -17,9 +17,13 @@ from swapd_client.offload import generators
 from swapd_client.offload.aside import Pair
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
+from swapd_client.offload.returned import Lent
 from swapd_client.offload.scope import CALL, Entry, Held, calling, here, thread
 
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+
+
+_NOTHING = Lent()
 
 
 class Gate:
@@ -34,16 +38,21 @@ class Gate:
         parameters: tuple[torch.Tensor, ...] = (),
         grown: Growth | None = None,
         gone: Callable[[DaemonGone], None] | None = None,
+        lent: Lent = _NOTHING,
+        all_lent: Lent | None = None,
     ) -> None:
         """`held` is what an entry here holds: the component, or a block of it; `whole` is held
         whenever any of it is, and with `all_of_it` there is nothing left to hold. `parameters`:
         those that backward would read. `gone(error)` is told that the daemon is, and raises, or
-        sees to it that there is nothing to hold any more.
+        sees to it that there is nothing to hold any more. `lent`: what is held by `held`;
+        `all_lent`: by `whole`, if that is more.
         """
         self.name = name
         self.held = held
         self.whole = whole
         self.all_of_it = all_of_it
+        self._lent = lent
+        self._all_lent = lent if all_lent is None else all_lent
         self._parameters = parameters
         self._grown = grown
         self._gone = gone
@@ -71,10 +80,17 @@ class Gate:
                 raise
             self._gone(exc)
 
-    def leave(self, entry: Entry, output: Any) -> None:
-        """That call ends. Raises: NotWhileAttached, and as a release."""
+    def leave(self, entry: Entry, output: Any) -> Any:
+        """That call ends, and returns `output`: returns that, without what is lent no longer.
+
+        Raises: NotWhileAttached, and as a release.
+        """
         scope = thread.scope
-        scope.leave(entry)
+        try:
+            if output is not None:
+                output = self.own(output)
+        finally:
+            scope.leave(entry)
         if (
             torch.is_grad_enabled()
             and not self.whole.uses
@@ -82,6 +98,17 @@ class Gate:
             and _needs_grad(output)
         ):
             raise self._grad("what it returned requires grad")
+        return output
+
+    def own(self, output: Any) -> Any:
+        """What a call returns, or a generator yields, that is about to leave: with copies of what
+        is lent no longer then. Raises: NotWhileAttached."""
+        counts = thread.scope.counts
+        count = counts.get(self.held)
+        if count is None or count.n > 1:
+            return output
+        ends = self.held is self.whole or counts[self.whole].n == 1
+        return (self._all_lent if ends else self._lent).copied(output, self.name)
 
     def _refuse_grad(self) -> None:
         # backward may come when nothing is held any more
@@ -206,8 +233,11 @@ class Leave(_Hook):
         if entry is not None and (
             entry.frame is sys._getframe(_CALLER) or _is_of(entry, calling())
         ):
-            gate.leave(entry, output)
-        return generators.lease(output, gate.held) if later else None
+            if later:
+                gate.leave(entry, None)
+            elif (kept := gate.leave(entry, output)) is not output:
+                return kept
+        return generators.lease(output, gate.held, gate.own) if later else None
 
 
 def _is_of(entry: Entry, call: FrameType | None) -> bool:
@@ -315,9 +345,10 @@ class Method(Ours):
                 with suppress(SwapdError):  # what went wrong first is what to say
                     gate.leave(entry, None)
             raise
+        later = isinstance(output, _LATER)
         if entry := here().find(by):
-            gate.leave(entry, output)
-        return generators.lease(output, gate.held) if isinstance(output, _LATER) else output
+            output = gate.leave(entry, output)
+        return generators.lease(output, gate.held, gate.own) if later else output
 
 
 def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Hooks, wrapped methods and guards: where on a model's modules they are put."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module, Sequential
@@ -13,6 +13,7 @@ from swapd_client.offload.attachment import Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.hooks import Gate
+from swapd_client.offload.returned import Lent
 from swapd_client.offload.scope import Block, Held, Leased, Passed
 from swapd_client.offload.weights_of import Registered
 
@@ -67,7 +68,8 @@ class Installer:
         """A module that uses some of what components are made of, and is in none alone."""
         held = Leased(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
-        self._hook(module, Gate("+".join(names), held, held, held, parameters, None, self._gone))
+        name, lent = "+".join(names), self._lent(names)
+        self._hook(module, Gate(name, held, held, held, parameters, None, self._gone, lent))
 
     def component(self, one: Attached, methods: Sequence[str]) -> None:
         """One component, which has something to hold."""
@@ -81,9 +83,14 @@ class Installer:
             if parameter is not None
         )
 
+        all_lent = self._lent(one.all_of_it.names)
+
         def gate_of(held: Held, all_of_it: Held) -> Gate:
             assert one.held is not None
-            return Gate(one.name, held, one.held, all_of_it, parameters, grown, self._gone)
+            lent = self._lent(held.names) if isinstance(held, Block) else all_lent
+            return Gate(
+                one.name, held, one.held, all_of_it, parameters, grown, self._gone, lent, all_lent
+            )
 
         whole = gate_of(one.held, one.all_of_it)
         inside: dict[int, Gate] = {}
@@ -101,6 +108,10 @@ class Installer:
                 self._hook(module, inside.get(id(module), whole))
         for method in methods:
             self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
+
+    def _lent(self, names: Iterable[str]) -> Lent:
+        parts = map(self._client.session.own, names)
+        return Lent((part.address, part.address + part.nbytes) for part in parts)
 
     def guard(self, one: Attached) -> None:
         """What else people do to modules; all of the model's, for what is tied across them."""

@@ -139,6 +139,8 @@ class Block:
         self.uses = 0
         self._whole = whole
         self._number = number
+        #: What it is beside the pass.
+        self.names = () if number is None else (whole.stream.parts[number],)
 
     def __repr__(self) -> str:
         block = "A layer" if self._number is None else f"Block {self._number}"
