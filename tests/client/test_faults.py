@@ -193,6 +193,38 @@ die()
     assert explained(parent, "secret")
 
 
+def test_a_child_that_connects_by_itself_is_told_what_it_did(daemon: spawn.Spawned) -> None:
+    program = """
+if not (child := os.fork()):
+    client = swapd_client.connect(sys.argv[1], faults="explain")
+    die(client.register("own", {"x": b"1"}).address)
+os.waitpid(child, 0)
+die()
+"""
+    child, parent = died(daemon, program).splitlines()
+    assert explained(child, "own")
+    assert "forked" in child  # it has what it inherited, too
+    assert explained(parent, "secret")
+
+
+def test_a_child_that_inherited_nothing_is_told_nothing_of_it(daemon: spawn.Spawned) -> None:
+    program = """
+import os, sys, swapd_client
+if not (child := os.fork()):
+    exec(sys.argv[3])
+_, status = os.waitpid(child, 0)
+os.kill(os.getpid(), -os.waitstatus_to_exitcode(status))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(daemon.folder), "explain", BEGIN + "die()"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert explained(done.stderr, "secret")
+    assert "forked" not in done.stderr
+
+
 def test_all_components_of_all_clients_are_known(daemon: spawn.Spawned) -> None:
     program = """
 other = swapd_client.connect(sys.argv[1])

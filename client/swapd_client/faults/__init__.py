@@ -31,6 +31,10 @@ _TAIL_IN_CHILD = (
     b": this process was forked from the one that has it, and sessions and weights stay with the "
     b"parent. Connect in the child, or start it with spawn.\n"
 )
+#: Of a child that inherited components, and has others of its own.
+_TAIL_OF_EITHER = (
+    _TAIL.removesuffix(b"\n") + b" What this process had when it was forked is its parent's.\n"
+)
 
 
 class _Table:
@@ -43,7 +47,12 @@ class _Table:
         self._free: list[int] = []
         self._row_of: dict[int, int] = {}
 
+    @property
+    def in_use(self) -> bool:
+        return bool(self._row_of)
+
     def add(self, one: ranges.Lying) -> None:
+        global _tail
         row = self._row_of.get(one.start)
         if row is None:
             if one.part is None or not one.part._range.addressable:
@@ -54,6 +63,8 @@ class _Table:
             self._row_of[one.start] = row
         self._write(row, one.start, one.end - one.start, _text(one))
         self.rows = max(self.rows, row + 1)
+        if _tail is _TAIL_IN_CHILD:
+            _tail = _TAIL_OF_EITHER
         _describe()
 
     def remove(self, one: ranges.Lying) -> None:
@@ -134,8 +145,9 @@ def _describe() -> None:
 
 def _in_child() -> None:
     global _tail
-    _tail = _TAIL_IN_CHILD
-    _describe()
+    if _table is not None and _table.in_use:  # else what is there will be this process's own
+        _tail = _TAIL_IN_CHILD
+        _describe()
 
 
 os.register_at_fork(after_in_child=_in_child)
