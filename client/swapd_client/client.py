@@ -530,11 +530,13 @@ class Client:
     ) -> "Attachment":
         """Register a model's components, and bring each in around whatever runs it.
 
-        `model`: a module, a pipeline that has `components`, or a dict of names and modules.
+        `model`: a module, a pipeline that has `components` or a `model`, or a dict of names and
+        modules.
         `components`: paths ("thinker", "thinker.visual": the outer one has what is not in the
         inner), patterns ("visual.*": the outermost that match), or "." for the whole model; a usual
-        name ("visual") is found wherever it is. Without it, those of the usual names that are
-        found. `prefix` goes before their names in the daemon: "flux" makes "flux.vae".
+        name ("visual") is found wherever it is. Without it, what takes turns in the model, by its
+        names, configs and sizes (`offload/automatic.py`); if they do not say, the whole model.
+        `prefix` goes before their names in the daemon: "flux" makes "flux.vae".
 
         How they share the device: `policy` (as in `register`; "alternating": these exclude each
         other), or `settings`, or the settings themselves (`cpu_offload_strategy="sequential"`, see

@@ -108,6 +108,16 @@ def test_blocks_of_what_is_compiled_as_one_are_not_streamed(client: Client, in_p
     assert torch.equal(model(TOKENS), expected)
 
 
+def test_a_compiled_model_is_one_where_only_configs_say_that_it_has_parts(client: Client) -> None:
+    model: Any = nn.Module()
+    model.text_model, model.vision_model = seeded(Encoder), seeded(Encoder)
+    model.forward = lambda x: model.text_model(x)
+    model.compile(backend=Counting())
+    with client.attach(model) as attachment, torch.inference_mode():
+        assert list(attachment.components) == ["Module"]
+        model(TOKENS)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_components_of_what_is_compiled_as_one_are_refused(client: Client, in_place: bool) -> None:
     model: Any = seeded(Model)

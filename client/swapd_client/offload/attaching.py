@@ -19,6 +19,7 @@ from swapd_client.offload.installing import Installer, Methods, methods_of
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
+from swapd_client.offload.staying import Staying, staying
 from swapd_client.offload.strategy import How, Kind
 
 log = logging.getLogger("swapd_client")
@@ -123,10 +124,12 @@ class _Attaching:
             methods = methods_of(self._found, self._arguments.wrap_methods)
             self._register(hows)
             self._install(methods)
-        self._attachment.summary = self._summary()
+        found = [one.name for one in self._found if not one.whole]
+        stays = staying(find.modules_of(self._roots), found, self._owned.left)
+        self._attachment.summary = self._summary(stays)
         log.info("attached: %s", self._attachment)
-        if self._plain and hows:
-            log.warning("%s", _said_of(self._plain))
+        if hows:
+            self._warn(stays)
 
     def _called(self, name: str) -> str:
         """What a piece is to be called in the daemon."""
@@ -140,7 +143,9 @@ class _Attaching:
         return called
 
     def _hows(self) -> dict[str, How]:
-        """By component; what is in another, or has others in it, excludes nobody."""
+        """By component; what is in another, has others in it, or runs at each step of a DiT and was
+        not named, excludes nobody.
+        """
         given = self._arguments
         sizes = {one.name: self._own_bytes(one) for one in self._found}
         _refuse_unknown("kinds", given.kinds, sizes)
@@ -157,8 +162,9 @@ class _Attaching:
         if hows:
             hows = strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
         hows |= dict.fromkeys(given.stay, How("resident"))
+        beside = strategy.beside_dits(hows, kind_of) if given.components is None else ()
         for name, how in hows.items():
-            if how.exclusive and self._is_nested(name):
+            if how.exclusive and (name in beside or self._is_nested(name)):
                 hows[name] = replace(how, policy="lru", exclusive=False, part_of="")
         return hows
 
@@ -221,16 +227,22 @@ class _Attaching:
             attached.blocks.update(dict.fromkeys(modules, Block(held, number)))
         return attached
 
-    def _summary(self) -> str:
+    def _summary(self, stays: Staying) -> str:
         """One line: what was found, how big it is, and what is left where it is."""
         components = self._attachment.components.values()
         if not components:
             return "nothing: no setting says that anything is to be offloaded"
-        why = "none of the usual names is there, so all of it is one component: "
+        why = "none of the usual names says which parts it has, so all of it is one component: "
         found = ", ".join(_described(one, self._attachment.streamed) for one in components)
-        left = self._owned.left_bytes
-        rest = f"; {size(left)} of other parameters stay where they are" if left else ""
+        rest = f"; {said}" if (said := stays.line()) else ""
         return f"{why if self._guessed else ''}{found}{rest}"
+
+    def _warn(self, stays: Staying) -> None:
+        lent = sum(one.nbytes for one in self._attachment.components.values())
+        for said in stays.warnings(lent, named=self._arguments.components is not None):
+            log.warning("%s", said)
+        if self._plain:
+            log.warning("%s", _said_of(self._plain))
 
 
 def _described(one: Attached, streamed: Mapping[str, Streamed]) -> str:

@@ -1,7 +1,8 @@
 """Which modules of a model are components, and whose each tensor is.
 
-A model is a module, a pipeline (what has `components`), or a mapping of names to modules. Lives
-here: names, patterns, what is found without either, nested components, and what components share.
+A model is a module, a pipeline (what has `components`, or a `model`), or a mapping of names to
+modules. Lives here: names, patterns, nested components, and what components share; what is found
+without names is in `automatic.py`.
 Nothing here touches the daemon, or changes the model.
 """
 
@@ -15,21 +16,9 @@ from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterLis
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
+from swapd_client.offload import automatic
+from swapd_client.offload.automatic import CONTAINERS as CONTAINERS
 from swapd_client.tensors import inner_names, is_wrapper
-
-DITS = ("transformer", "transformer_2", "dit", "unet")
-ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
-VAES = ("vae",)
-#: What is a component if nobody says what is.
-AUTOMATIC = (
-    *("thinker", "talker", "code2wav", "token2wav"),
-    *("visual", "audio_tower", "language_model"),
-    *DITS,
-    *ENCODERS,
-    *VAES,
-)
-#: These are never called: whoever holds them calls, or reads, what is in them.
-CONTAINERS = (ModuleList, ModuleDict, ParameterList, ParameterDict)
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
@@ -71,8 +60,8 @@ class Ownership:
     #: Modules that use tensors of a component without being in it alone, and what these need: those
     #: in none, and those in several.
     outside: dict[Module, list[Part]] = field(default_factory=dict)
-    #: Bytes of parameters that are in no component.
-    left_bytes: int = 0
+    #: Bytes of the parameters that are in no component, by path.
+    left: dict[str, int] = field(default_factory=dict)
 
 
 # --- the model, whatever it is -----------------------------------------------------------
@@ -84,9 +73,11 @@ def roots_of(model: object) -> dict[str, Module]:
         return {"": model}
     named = model if isinstance(model, Mapping) else getattr(model, "components", None)
     if not isinstance(named, Mapping):
+        named = _around_a_model(model)
+    if not isinstance(named, Mapping):
         raise InvalidSource(
             f"cannot attach to a {type(model).__name__}: give a module, a pipeline that has "
-            "`components`, or a dict of names and modules"
+            "`components` or a `model`, or a dict of names and modules"
         )
     if isinstance(model, Mapping):
         for name, module in named.items():
@@ -96,6 +87,14 @@ def roots_of(model: object) -> dict[str, Module]:
     if not roots:
         raise InvalidSource(f"there is no module in this {type(model).__name__}")
     return roots
+
+
+def _around_a_model(model: object) -> Mapping[str, Module] | None:
+    """The modules of an object that has a `model`, as transformers' pipelines do."""
+    if not isinstance(getattr(model, "model", None), Module):
+        return None
+    modules = {n: m for n, m in vars(model).items() if isinstance(m, Module)}
+    return modules if len(modules) > 1 else {"": model.model}  # type: ignore[attr-defined]
 
 
 def modules_of(roots: Mapping[str, Module]) -> dict[str, Module]:
@@ -117,14 +116,13 @@ def _join(*parts: str) -> str:
 def components_of(roots: Mapping[str, Module], wanted: Sequence[str] | None) -> list[Found]:
     """The components that `wanted` names, by path or pattern; "." is the whole model.
 
-    A path may begin with a usual name, wherever that is. Without `wanted` those of the usual names,
-    in none of the others; if there are none, the whole.
+    A path may begin with a usual name, wherever that is. Without `wanted`, as in `automatic.py`.
 
     Raises: InvalidSource, naming what there is.
     """
     modules = modules_of(roots)
     if wanted is None:
-        found = _automatic(modules) or _whole(roots)
+        found = [one for name, root in roots.items() for one in _automatic(name, root)]
     else:
         found = [one for name in wanted for one in _named(name, roots, modules)]
     by_module: dict[int, Found] = {}
@@ -133,13 +131,13 @@ def components_of(roots: Mapping[str, Module], wanted: Sequence[str] | None) -> 
     return list(by_module.values())
 
 
-def _automatic(modules: Mapping[str, Module]) -> list[Found]:
-    matches = {
-        path: module
-        for path, module in modules.items()
-        if path.rpartition(".")[2] in AUTOMATIC and not isinstance(module, CONTAINERS)
-    }
-    return list(_outermost(matches))
+def _automatic(name: str, root: Module) -> Iterable[Found]:
+    parts = {} if name in automatic.NAMES else automatic.parts_of(root)
+    if not automatic.has_usual(parts) and compiled_around(root, parts.values()) is not None:
+        parts = {}  # compiled as one it can be attached, though not in parts
+    if not parts:
+        return _whole({name: root})
+    return [Found(_join(name, path), module) for path, module in parts.items()]
 
 
 def _whole(roots: Mapping[str, Module]) -> list[Found]:
@@ -155,7 +153,7 @@ def _named(
     if name == ".":
         return _whole(roots)
     matches = {p: m for p, m in modules.items() if p and (p == name or fnmatchcase(p, name))}
-    if not matches and name.partition(".")[0] in AUTOMATIC:  # wherever it is, as without names
+    if not matches and name.partition(".")[0] in automatic.NAMES:  # wherever it is
         matches = {p: m for p, m in modules.items() if fnmatchcase(p, f"*.{name}")}
     if not matches:
         raise InvalidSource(f"no module is called, or matches, {name!r}; {_listed(modules)}")
@@ -322,7 +320,7 @@ def own(
         users = list(dict.fromkeys(user for one in cluster for user in one.users))
         holders = [one.holder for one in cluster if not one.users]
         if not users:
-            result.left_bytes += _nbytes(cluster)
+            result.left[cluster[0].path] = _nbytes(cluster)
             continue
         part: Part | None = _place(cluster, registered)
         if part is None:

@@ -1,13 +1,13 @@
 """What the settings mean for each component of a model. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from swapd.protocol import Policy
 from swapd.units import parse_size
 from swapd_client.errors import InvalidSource
-from swapd_client.offload.find import DITS, ENCODERS, VAES
+from swapd_client.offload.automatic import BESIDE_DITS, DITS, ENCODERS, VAES
 from swapd_client.offload.settings import OffloadSettings
 
 Kind = Literal["dit", "encoder", "vae", ""]
@@ -37,6 +37,13 @@ def kind_of(name: str) -> Kind:
     bare = last.rstrip("0123456789").rstrip("_")
     kinds: dict[Kind, tuple[str, ...]] = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
     return next((kind for kind, names in kinds.items() if last in names or bare in names), "")
+
+
+def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of) -> list[str]:
+    """Those that run at each step of a DiT: if they excluded it, each step would copy both in."""
+    if not any(kind_of(name) == "dit" for name in names):
+        return []
+    return [name for name in names if name.rpartition(".")[2] in BESIDE_DITS]
 
 
 def of_settings(
