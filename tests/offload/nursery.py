@@ -1,9 +1,11 @@
 """Processes that may crash, one for each program: forked from one that has torch already.
 
-`python nursery.py` is that one: a program as a JSON string in each line of its stdin, run in a
-child; the child's exit status (negative for a signal) and what it printed, in a line of stdout.
+`python nursery.py MODULE...` is that one, with these modules as well: a program as a JSON string in
+each line of its stdin, run in a child; the child's exit status (negative for a signal) and what it
+printed, in a line of stdout.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -17,9 +19,10 @@ from tests.guarantees.harness import environment
 class Nursery:
     """Runs programs one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, *imported: str) -> None:
+        """`imported`: modules that are imported once, for all programs."""
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *imported],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -44,6 +47,8 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     for line in sys.stdin:
         reading, writing = os.pipe()
         child = os.fork()

@@ -9,12 +9,14 @@ Compiled code has the hooks that were there when it was compiled, for good: torc
 which there are. So while anything is compiled all of them are there.
 """
 
+import sys
 import threading
 import weakref
 from typing import Any
 
 import torch
-from torch._dynamo.callback import callback_handler
+
+from swapd_client.offload import dynamo
 
 
 class Pair:
@@ -124,8 +126,7 @@ class Aside:
     def _turn(self) -> None:
         self._aside = not self._aside
         if self._aside:
-            if _compile_begins not in callback_handler.start_callbacks:
-                _hear_of_compilations()
+            _hear_of_compilations()
             for first, before, _ in self._enters:
                 first.pop(before, None)
             while self._leaving:
@@ -157,5 +158,11 @@ def _compile_ends(*_: object) -> None:
 
 def _hear_of_compilations() -> None:
     """Looked at whenever hooks go aside: `torch.compiler.reset()` forgets who wants to hear."""
-    callback_handler.register_start_callback(_compile_begins)
-    callback_handler.register_end_callback(_compile_ends)
+    callback = sys.modules.get("torch._dynamo.callback")
+    handler: Any = getattr(callback, "callback_handler", None)
+    if handler is not None and _compile_begins not in handler.start_callbacks:
+        handler.register_start_callback(_compile_begins)
+        handler.register_end_callback(_compile_ends)
+
+
+dynamo.when_imported(_hear_of_compilations)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch.nn import Module
 from torch.nn.modules import module as torchs
+
+from swapd_client.offload.dynamo import uncompiled
 
 log = logging.getLogger("swapd_client")
 
@@ -77,8 +78,12 @@ def watch(growth: Growth, modules: Iterable[Module]) -> Callable[[], None]:
     return end
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _registered(module: Module, name: str, new: object) -> None:
+@uncompiled
+def _note(module: Module, new: object) -> None:
     growth = _watched.get(module)
     if growth is not None and new is not None:
         growth.changed = True
+
+
+def _registered(module: Module, name: str, new: object) -> None:
+    _note(module, new)

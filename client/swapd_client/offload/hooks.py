@@ -1,20 +1,21 @@
 """What is called around a module's forward and methods: its component comes in, and may go.
 
-Native hooks, no forward is ever replaced. Hooks and wrapped methods are objects of classes of
-this file, so that a module can be pickled and copied: in the copy they do nothing.
+Native hooks: forward does what it did (`forwards.py`). Hooks and wrapped methods are objects of
+classes of this file, so that a module can be pickled and copied: in the copy they do nothing.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError
-from swapd_client.offload import generators
+from swapd_client.offload import forwards, generators
 from swapd_client.offload.aside import Pair
+from swapd_client.offload.dynamo import uncompiled
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
 from swapd_client.offload.returned import Lent
@@ -139,23 +140,6 @@ def _needs_grad(output: Any) -> bool:
     return False
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _uncompiled(function: _F) -> _F:
-    """Have `function` called as it is from compiled code, which is cut in two around it."""
-    disable: Any = torch.compiler.disable
-    try:
-        called: _F = disable(
-            function,
-            reason="swapd brings weights in here. To export, or to compile as one graph: call "
-            "detach() on the attachment, or compile first and attach what is compiled",
-        )
-    except TypeError:  # torch older than 2.7 cannot be told why
-        called = disable(function)
-    return called
-
-
 # --- hooks -------------------------------------------------------------------------------
 
 
@@ -176,12 +160,12 @@ class _Hook(Ours):
 _CALLER = 2
 
 
-@_uncompiled
-def _apart(hook: Callable[..., Any], *args: Any) -> Any:
+@uncompiled
+def _apart(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a hook does is no part of what is compiled. Where nothing is, this would cost most."""
     if isinstance(hook, Enter) and hook.pair is not None:
         hook.pair.have_leave()  # what is compiled next has it for good, or never
-    return hook(*args)
+    return hook(*args, **kwargs)
 
 
 class Enter(_Hook):
@@ -253,10 +237,12 @@ def install(module: torch.nn.Module, gate: Gate) -> tuple[Pair, Callable[[], Non
     """
     by = object()
     pair = Pair(module, Enter(gate, by), Leave(gate, by))
+    undistinguish = forwards.distinguish(module)
     object.__setattr__(module, _TO_SCRIPT, _Unscriptable(module, gate.name))
 
     def undo() -> None:
         pair.remove()
+        undistinguish()
         module.__dict__.pop(_TO_SCRIPT, None)
 
     return pair, undo
@@ -330,8 +316,9 @@ class Method(Ours):
     def __doc__(self) -> str | None:  # type: ignore[override]
         return self.__wrapped__.__doc__
 
-    @_uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _apart(self, *args, **kwargs)
         gate = self._gate
         if gate is None:
             return self.__wrapped__(*args, **kwargs)

@@ -40,8 +40,9 @@ def _is_hooks(name: str, value: object) -> bool:
 
 
 def _ours(value: object) -> Ours | None:
-    """The object of ours that this is, or is a method of."""
-    for one in (value, getattr(value, "__self__", None)):
+    """The object of ours that this is, or is a method of, or that its function is marked by."""
+    function = getattr(value, "__func__", None)
+    for one in (value, getattr(value, "__self__", None), getattr(function, "ours", None)):
         if isinstance(one, Ours):
             return one
     return None
