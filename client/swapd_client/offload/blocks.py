@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
+from torch.nn import Module, ModuleList, Sequential
 
 from swapd_client.errors import InvalidSource
+from swapd_client.offload.find import is_called
 
 #: What a class that knows its blocks calls the attribute that names the lists of them.
 ATTRIBUTE = "_layerwise_offload_blocks_attrs"
@@ -129,11 +130,11 @@ def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
 
 def _called(module: Module) -> Iterator[Module]:
     """A module; or, as a list is never called, nor are lists in it, those that are in its place."""
-    if isinstance(module, (ModuleList, ModuleDict)):
+    if is_called(module):
+        yield module
+    else:
         for child in module.children():
             yield from _called(child)
-    elif not isinstance(module, (ParameterList, ParameterDict)):
-        yield module
 
 
 def _block(path: str, names: list[str], modules: list[Module], nbytes: int) -> Block:

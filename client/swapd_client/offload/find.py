@@ -185,6 +185,12 @@ def _callable(path: str, module: Module) -> Iterator[Found]:
         yield Found(path, module)
 
 
+def is_called(module: Module) -> bool:
+    """Whether it runs by a call of it: else whoever holds it calls, or reads, what is in it."""
+    none = getattr(module.forward, "__func__", None) is Module.forward
+    return not none and not isinstance(module, CONTAINERS)
+
+
 def bare(module: Module) -> Module:
     """What a compiled module was made from."""
     inner = module._modules.get("_orig_mod")
@@ -398,10 +404,14 @@ def bytes_of(module: Module) -> Iterator[torch.Tensor]:
 
 
 def by_block(
-    piece: Piece, blocks: Sequence[Sequence[Module]], stops: Iterable[int]
+    piece: Piece, component: Module, blocks: Sequence[Sequence[Module]], stops: Iterable[int]
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """A piece's tensors: those that are in no block, or in several; and those of each block."""
+    """A piece's tensors: those that are used beside the blocks, or in several; and each block's."""
     users: dict[int, tuple[str, ...]] = {}
+    within = {id(module) for modules in blocks for module in modules}
+    for module in walk(component, within.union(stops)):
+        for tensor in bytes_of(module):
+            users[id(tensor)] = ("",)
     for number, modules in enumerate(blocks):
         inside = {id(m): m for module in modules for m in walk(module, stops)}
         for module in inside.values():
@@ -438,7 +448,7 @@ def _above(one: _Tensor, owners: _Owners) -> Iterator[Module]:
 def _called(holder: Module, owners: _Owners) -> Module:
     """The module in whose forward `holder`'s tensors are used."""
     path = owners.paths[id(holder)]
-    while isinstance(owners.modules[path], CONTAINERS) and path:
+    while path and not is_called(owners.modules[path]):
         path = path.rpartition(".")[0]
         if path not in owners.modules:
             break

@@ -150,7 +150,7 @@ class Registering:
                 "its blocks is compiled as one, and would run without their hooks. Compile the "
                 "blocks instead"
             )
-        rest, parts = find.by_block(piece, [block.modules for block in blocks], stops)
+        rest, parts = find.by_block(piece, one.module, [block.modules for block in blocks], stops)
         full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
         if not full:
             return False
@@ -189,11 +189,7 @@ def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | No
         within = {
             _part_of(client, tensor, parts) for m in module.modules() for tensor in find.bytes_of(m)
         }
-        if (
-            len(within) == 1
-            and within <= numbers.keys()
-            and not isinstance(module, find.CONTAINERS)
-        ):
+        if len(within) == 1 and within <= numbers.keys() and find.is_called(module):
             blocks[numbers[within.pop()]].append(module)
             continue
         if any(_part_of(client, tensor, parts) in numbers for tensor in find.bytes_of(module)):
