@@ -526,6 +526,7 @@ class Client:
         extra_tensors: Sequence[str] = (),
         kinds: "Mapping[str, Kind]" = _NOTHING,
         stay: Sequence[str] = (),
+        trainable: bool | str | Sequence[str] | None = None,
         **flags: Any,
     ) -> "Attachment":
         """Register a model's components, and bring each in around whatever runs it.
@@ -549,6 +550,10 @@ class Client:
         tensors that are neither parameters nor buffers, and never change. `kinds`: which are a
         "dit", an "encoder", a "vae", where that is not their name. `stay`: components that are
         never evicted once in, whatever is said of the others.
+
+        `trainable`: parameters that stay in private memory, for weights in swapd are read-only:
+        names or patterns ("*.lora_*"), True for all that require gradients, False for none. Without
+        it, in grad mode, those that require gradients of a component most of which does not.
 
         What was attached by a client whose daemon is gone keeps its addresses when the next client
         attaches it with the same arguments; close the first one before.
@@ -579,6 +584,7 @@ class Client:
             extra_tensors=_listed(extra_tensors),
             kinds=kinds,
             stay=_listed(stay),
+            trainable=trainable if isinstance(trainable, bool) else _listed(trainable),
         )
         attachment = attach(self, model, arguments)
         self._attachments.append(attachment)

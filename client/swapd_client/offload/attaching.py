@@ -21,6 +21,7 @@ from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.offload.staying import Staying, staying
 from swapd_client.offload.strategy import How, Kind
+from swapd_client.offload.training import Trainable, trained_of, watch_optimizers
 
 log = logging.getLogger("swapd_client")
 
@@ -42,6 +43,7 @@ class Arguments:
     kinds: Mapping[str, Kind]
     #: Those that are never evicted, whatever is said of the others.
     stay: Sequence[str]
+    trainable: Trainable
 
 
 def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
@@ -97,12 +99,21 @@ class _Attaching:
         extra = _extra(plain, arguments.extra_tensors)
         #: Tensors that are neither parameters nor buffers, and stay where they are.
         self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
+        walks = [find.walk(one.module, self._starts) for one in self._found]
+        modules = find.modules_of(self._roots)
+        #: What stays private, as it did when it was attached.
+        self._trained = trained_of(walks, modules, arguments.trainable)
+        before = attachment.trained
+        for parameter in (p for m in modules.values() for p in m._parameters.values()):
+            if parameter is not None and id(parameter) in before:
+                self._trained[id(parameter)] = parameter
         components = client.session.components
         self._owned = find.own(
             self._roots,
             self._found,
             extra=extra,
             registered={n: (c.address, c.address + c.nbytes) for n, c in components.items()},
+            trained=self._trained,
         )
         used = {p for parts in self._owned.made_of.values() for p in parts if isinstance(p, str)}
         #: Names of this model's that are registered: what is new beside them needs others.
@@ -188,7 +199,7 @@ class _Attaching:
         if given is not None:
             streamed = [name for name, how in hows.items() if how.streamed]
             blocks = given if isinstance(given, Mapping) else dict.fromkeys(streamed, given)
-        registering.run(self._found, blocks, self._starts)
+        registering.run(self._found, blocks, self._starts, self._trained)
         attachment.registered += registering.names
         attachment.streamed |= registering.streamed
         self._names_of = registering.names_of
@@ -201,6 +212,8 @@ class _Attaching:
     def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
         attachment = self._attachment
         attachment.uninstall()
+        attachment.trained = self._trained
+        attachment.to_undo(watch_optimizers())
         attachment.components = {one.name: self._attached(one) for one in self._found}
         installer = Installer(self._client, attachment, self._roots, self._starts)
         for module, parts in self._owned.outside.items():
@@ -235,6 +248,8 @@ class _Attaching:
         why = "none of the usual names says which parts it has, so all of it is one component: "
         found = ", ".join(_described(one, self._attachment.streamed) for one in components)
         rest = f"; {said}" if (said := stays.line()) else ""
+        if trained := self._owned.trained_bytes:
+            rest += f"; {size(trained)} of parameters that are trained stay private"
         return f"{why if self._guessed else ''}{found}{rest}"
 
     def _warn(self, stays: Staying) -> None:

@@ -16,6 +16,7 @@ from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Held, Leased, Passed, here
+from swapd_client.offload.training import Trained
 
 log = logging.getLogger("swapd_client")
 
@@ -112,6 +113,8 @@ class Attachment:
         self.registered: list[str] = []
         #: By component, those that are streamed.
         self.streamed: dict[str, Streamed] = {}
+        #: Parameters that stay private.
+        self.trained: Trained = {}
         #: What it says of itself, in a line.
         self.summary = ""
         #: Attaches the model again, as it is now, to what is registered and to what is not yet.
@@ -234,6 +237,7 @@ class Attachment:
     def let_go(self) -> None:
         """Leave the modules alone: their weights are in private memory."""
         self.registered.clear()
+        self.trained = {}
         self.again = _nothing
         self.uninstall()
         self._client.forget(self)

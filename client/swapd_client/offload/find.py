@@ -6,7 +6,7 @@ without names is in `automatic.py`.
 Nothing here touches the daemon, or changes the model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -62,6 +62,8 @@ class Ownership:
     outside: dict[Module, list[Part]] = field(default_factory=dict)
     #: Bytes of the parameters that are in no component, by path.
     left: dict[str, int] = field(default_factory=dict)
+    #: Of those that are, and stay private.
+    trained_bytes: int = 0
 
 
 # --- the model, whatever it is -----------------------------------------------------------
@@ -312,23 +314,28 @@ def own(
     *,
     extra: Mapping[str, torch.Tensor],
     registered: Mapping[str, Span],
+    trained: Collection[int] = (),
 ) -> Ownership:
     """Say whose each tensor is: an inner component's before an outer one's.
 
     Tensors whose bytes overlap stay together: if they are used by several components, or by a
     module that is in none, they are a piece of their own. `extra`: tensors that are no parameters,
-    by path. `registered`: where what is registered already lies. Raises: InvalidSource.
+    by path. `registered`: where what is registered already lies. `trained`: parameters, by id, that
+    stay where they are, with what shares bytes with them. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
     result = Ownership(made_of={one.name: [] for one in found})
-    for cluster in _clusters(_tensors(owners, extra)):
+    for cluster in _clusters(_tensors(owners, extra, trained)):
         users = list(dict.fromkeys(user for one in cluster for user in one.users))
         holders = [one.holder for one in cluster if not one.users]
         if not users:
             result.left[cluster[0].path] = _nbytes(cluster)
             continue
         part: Part | None = _place(cluster, registered)
+        if part is None and any(one.stays for one in cluster):
+            result.trained_bytes += _nbytes(cluster)
+            continue
         if part is None:
             labels = [*users, *dict.fromkeys(owners.paths[id(holder)] for holder in holders)]
             name = "+".join(labels)
@@ -361,6 +368,8 @@ class _Tensor:
     #: The components that it is in; if in none, only `holder` knows of it.
     users: tuple[str, ...]
     holder: Module
+    #: It is not to be moved.
+    stays: bool = False
 
 
 def _called_in(cluster: Sequence[_Tensor], prefix: str | None) -> dict[str, torch.Tensor]:
@@ -372,7 +381,9 @@ def _called_in(cluster: Sequence[_Tensor], prefix: str | None) -> dict[str, torc
     }
 
 
-def _tensors(owners: _Owners, extra: Mapping[str, torch.Tensor]) -> Iterator[_Tensor]:
+def _tensors(
+    owners: _Owners, extra: Mapping[str, torch.Tensor], trained: Collection[int]
+) -> Iterator[_Tensor]:
     """Every parameter and extra tensor, under each of its names."""
     for path, module in owners.modules.items():
         users = tuple(owners.of.get(id(module), ()))
@@ -380,7 +391,7 @@ def _tensors(owners: _Owners, extra: Mapping[str, torch.Tensor]) -> Iterator[_Te
             if parameter is None:
                 continue
             for name, tensor in _unwrapped(_join(path, own_name), parameter):
-                yield _Tensor(name, tensor, users, module)
+                yield _Tensor(name, tensor, users, module, id(parameter) in trained)
     for path, given in extra.items():
         holder = _holder(path, owners.modules)
         for name, tensor in _unwrapped(path, given):

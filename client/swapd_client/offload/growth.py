@@ -22,13 +22,15 @@ class Growth:
     """What a component got since it was attached."""
 
     def __init__(
-        self, name: str, modules: Callable[[], Iterable[Module]], covers: Callable[[Any], bool]
+        self, name: str, modules: Callable[[], Iterable[Module]], is_known: Callable[[Any], bool]
     ) -> None:
-        """`modules()`: those of the component as it is now. `covers(tensor)`: it is swapd's."""
+        """`modules()`: those of the component as it is now. `is_known(tensor)`: it is swapd's, or
+        stays private.
+        """
         self.changed = False
         self._name = name
         self._modules = modules
-        self._covers = covers
+        self._is_known = is_known
 
     def tell(self) -> None:
         """Say what stays private, and watch what is new as well."""
@@ -37,7 +39,7 @@ class Growth:
         for module in self._modules():
             _watched.setdefault(module, self)
             named = module._parameters.items()
-            private += [n for n, p in named if p is not None and not self._covers(p)]
+            private += [n for n, p in named if p is not None and not self._is_known(p)]
         if private:
             log.warning(
                 "%r has parameters that stay in private memory, for they came after it was "

@@ -229,20 +229,25 @@ def _is_of(entry: Entry, call: FrameType | None) -> bool:
     return entry.frame is call or entry.frame is None or call is None
 
 
-def install(module: torch.nn.Module, gate: Gate) -> tuple[Pair, Callable[[], None]]:
+def install(
+    module: torch.nn.Module, gate: Gate, *, is_compiled: bool = False
+) -> tuple[Pair, Callable[[], None]]:
     """Have `gate` entered by each call of `module`, and left; returns also what undoes it.
+
+    One that `is_compiled` as one has its hooks outside of that, and stays compiled as it was.
 
     Before every pre-hook there is, and after every forward hook there is. A hook that is
     registered later runs without the component, unless its own call comes in between.
     """
     by = object()
     pair = Pair(module, Enter(gate, by), Leave(gate, by))
-    undistinguish = forwards.distinguish(module)
+    undistinguish = None if is_compiled else forwards.distinguish(module)
     object.__setattr__(module, _TO_SCRIPT, _Unscriptable(module, gate.name))
 
     def undo() -> None:
         pair.remove()
-        undistinguish()
+        if undistinguish is not None:
+            undistinguish()
         module.__dict__.pop(_TO_SCRIPT, None)
 
     return pair, undo

@@ -62,6 +62,13 @@ class Installer:
         self._roots = roots
         self._starts = starts
         self._hooked: set[int] = set()
+        #: What compiled modules were made from, by id.
+        self._compiled = {
+            id(find.bare(module))
+            for root in roots.values()
+            for module in root.modules()
+            if find.bare(module) is not module
+        }
         self._gone = attachment.daemon_gone
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
@@ -74,7 +81,7 @@ class Installer:
     def component(self, one: Attached, methods: Sequence[str]) -> None:
         """One component, which has something to hold."""
         assert one.held is not None
-        grown = Growth(one.name, lambda: self._modules(one), self._covers)
+        grown = Growth(one.name, lambda: self._modules(one), self._is_known)
         self._attachment.to_undo(growth.watch(grown, self._modules(one)))
         parameters = tuple(
             parameter
@@ -127,7 +134,7 @@ class Installer:
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
-        pair, undo = hooks.install(module, gate)
+        pair, undo = hooks.install(module, gate, is_compiled=id(module) in self._compiled)
         self._attachment.to_undo(undo)
         if isinstance(held, Passed):
             held.hooks.add(pair)
@@ -136,6 +143,9 @@ class Installer:
 
     def _modules(self, one: Attached) -> Iterator[Module]:
         return find.walk(one.module, self._starts)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._attachment.trained or self._covers(tensor)
 
     def _covers(self, tensor: torch.Tensor) -> bool:
         parts = list(self._client.session.components.values())

@@ -12,7 +12,7 @@ from swapd import protocol
 from swapd_client import dlpack
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
-from swapd_client.offload import find
+from swapd_client.offload import find, training
 from swapd_client.offload.blocks import blocks_of
 from swapd_client.offload.find import Found, Ownership, Piece
 from swapd_client.offload.strategy import How
@@ -54,9 +54,14 @@ class Registering:
         self.streamed: dict[str, Streamed] = {}
 
     def run(
-        self, found: Sequence[Found], blocks: Mapping[str, Sequence[str]], stops: Iterable[int]
+        self,
+        found: Sequence[Found],
+        blocks: Mapping[str, Sequence[str]],
+        stops: Iterable[int],
+        trained: training.Trained,
     ) -> None:
         """`blocks`: by component, the paths of its blocks. `stops`: modules that begin another.
+        `trained`: parameters that stay private.
 
         Blocks for the copies. Raises as `Client.register` and `register_family`.
         """
@@ -88,6 +93,7 @@ class Registering:
                 ) from exc
             raise
         buffers.replace()
+        training.move(trained, target.device)
 
     def take_back(self) -> None:
         """Have in private memory again what was registered here."""
@@ -188,7 +194,7 @@ def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | No
         module = waiting.pop(0)
         within = {
             _part_of(client, tensor, parts) for m in module.modules() for tensor in find.bytes_of(m)
-        }
+        } - {""}  # what is private is there whenever it is needed
         if len(within) == 1 and within <= numbers.keys() and find.is_called(module):
             blocks[numbers[within.pop()]].append(module)
             continue

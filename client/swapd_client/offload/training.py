@@ -1,0 +1,137 @@
+"""Parameters that are trained stay private: weights in swapd are read-only.
+
+Lives here: which parameters those are, and what is said to an optimizer that has others.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeGuard
+
+import torch
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from swapd_client import ranges
+from swapd_client.errors import InvalidSource, NotWhileAttached
+from swapd_client.tensors import extent, inner_names, is_wrapper
+
+#: What `attach` is told: all that require gradients, none, or those of these names; None: see
+#: `trained_of`.
+Trainable = bool | Sequence[str] | None
+
+#: By id, since to compare tensors is to compute.
+Trained = dict[int, torch.Tensor]
+
+
+def trained_of(
+    components: Iterable[Iterable[Module]], modules: Mapping[str, Module], trainable: Trainable
+) -> Trained:
+    """The parameters that stay private. `components`: the modules of each; `modules`: by path.
+
+    If nobody says: in grad mode, those that require gradients of a component most of which does
+    not. A model that was built, and is not trained, requires them of all or nearly all it has.
+
+    Raises: InvalidSource for a name that none has.
+    """
+    if trainable is False or (trainable is None and not torch.is_grad_enabled()):
+        return {}
+    if trainable is not None and trainable is not True:
+        return _named(modules, trainable)
+    trained: Trained = {}
+    for component in components:
+        parameters: Trained = {
+            id(p): p for m in component for p in m._parameters.values() if _has_bytes(p)
+        }
+        mine = {key: p for key, p in parameters.items() if p.requires_grad}
+        if trainable or 2 * _nbytes(mine) < _nbytes(parameters):
+            trained |= mine
+    return trained
+
+
+def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
+    there = {
+        f"{path}.{name}".lstrip("."): parameter
+        for path, module in modules.items()
+        for name, parameter in module._parameters.items()
+        if _has_bytes(parameter)
+    }
+    trained: Trained = {}
+    for name in names:
+        found = {id(p): p for path, p in there.items() if path == name or fnmatchcase(path, name)}
+        if not found:
+            raise InvalidSource(
+                f"trainable: no parameter is called, or matches, {name!r}; they are called like "
+                f"{next(iter(there), 'nothing')!r}"
+            )
+        trained |= found
+    return trained
+
+
+def _has_bytes(parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return not (
+        parameter is None
+        or parameter.is_meta
+        or isinstance(parameter, torch.nn.parameter.UninitializedParameter)
+    )
+
+
+def _nbytes(parameters: Trained) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters.values())
+
+
+def move(trained: Trained, device: torch.device) -> None:
+    """Have them where the other weights are computed with, as `module.to()`."""
+    for parameter in trained.values():
+        if parameter.device != device and not is_wrapper(parameter):
+            parameter.data = parameter.data.to(device)
+
+
+# --- optimizers --------------------------------------------------------------------------
+
+
+_lock = threading.Lock()
+_attached = 0
+_handles: list[Any] = []
+
+
+def watch_optimizers() -> Callable[[], None]:
+    """Refuse steps that would write to swapd's weights; returns what ends that."""
+    global _attached
+    with _lock:
+        _attached += 1
+        if not _handles:
+            _handles.append(register_optimizer_step_pre_hook(_refuse_step))
+
+    def end() -> None:
+        global _attached
+        with _lock:
+            _attached -= 1
+            while not _attached and _handles:
+                _handles.pop().remove()
+
+    return end
+
+
+def _refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and (owner := _owner(parameter)) is not None:
+                raise NotWhileAttached(
+                    f"{type(optimizer).__name__}.step() would write to weights of {owner!r}, which "
+                    "are in swapd, and read-only. Nothing was changed. What is trained is to stay "
+                    "private: attach(..., trainable=True) for all that requires gradients, or "
+                    'names or patterns of parameters ("*.lora_*")'
+                )
+
+
+def _owner(parameter: Parameter) -> str | None:
+    """The component that it can only be read in."""
+    if is_wrapper(parameter):
+        owners = (_owner(getattr(parameter, name)) for name in inner_names(parameter))
+        return next((owner for owner in owners if owner is not None), None)
+    found = ranges.find(*extent(parameter))
+    if found is None or found.part is None or found.part.mutable:
+        return None
+    return found.name
