@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
@@ -616,6 +616,7 @@ class Client:
         processes overlap. Only a thread that holds it already takes the old bytes again, until it
         has released all of them; and so do threads of one process that would wait for each other
         for ever. So do not wait, under a lease, for another thread to acquire the same component.
+        What `attach` streams changes between two calls: this waits for those under way.
 
         Values that are in a component themselves are read under its lease. Blocks for the copies,
         and needs host memory for a second master meanwhile. Raises: InvalidSource, naming the first
@@ -623,9 +624,25 @@ class Client:
         component, which is written to under a lease; HostMemoryExhausted, ComponentInUse if
         another thread updates it; UnknownComponent, DaemonGone. After any of them nothing changed.
         """
+        with ExitStack() as stack:
+            for attachment in self._attachments:
+                stack.enter_context(attachment.between_passes(name))
+            self._update_together({name: values})
+
+    def _update_together(self, values: "Mapping[str, Mapping[str, Any]]") -> None:
+        """As `update`, of several components or families: all of them change in one step.
+
+        Who acquires them together has the new values of all, or the old ones. A pass that holds a
+        family part by part may have both.
+        """
         from swapd_client.weights import update
 
-        update.apply(self.session, self._call, update.changes(self.session, name, values))
+        asked = [
+            change
+            for name, named in values.items()
+            for change in update.changes(self.session, name, named)
+        ]
+        update.apply(self.session, self._call, asked)
         self._keeper.flush_all()
 
     def status(self, *, timeout: float | None = None) -> protocol.StatusReply:

@@ -67,15 +67,15 @@ def test_a_component_is_given_its_new_weights_once_for_each_load(client: Client)
     model = seeded(Model)
     given = []
     with client.attach(model):
-        update = client.update
+        update = client._update_together
 
-        def recorded(name: str, values: Any) -> None:
-            given.append((name, len(values)))
-            update(name, values)
+        def recorded(values: Any) -> None:
+            given.append({name: len(named) for name, named in values.items()})
+            update(values)
 
-        client.update = recorded  # type: ignore[method-assign]
+        client._update_together = recorded  # type: ignore[method-assign]
         model.load_state_dict(others(model))
-    assert sorted(given) == [("text_encoder", 7), ("transformer", 6), ("vae", 4)]
+    assert given == [{"text_encoder": 7, "transformer": 6, "vae": 4}], "all in one step"
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "torch.save"])

@@ -32,13 +32,13 @@ def others(module: nn.Module) -> dict[str, torch.Tensor]:
 def record_updates(lent: Lent) -> list[Any]:
     """What its weights are given, one entry for each update."""
     given: list[Any] = []
-    update = lent.weights.update
+    change = lent.weights.change
 
-    def recorded(values: Any) -> None:
+    def recorded(values: Any, changes: Any) -> None:
         given.append([tensor for tensor, _ in values])
-        update(values)
+        change(values, changes)
 
-    lent.weights.update = recorded  # type: ignore[method-assign]
+    lent.weights.change = recorded  # type: ignore[method-assign]
     return given
 
 
@@ -265,14 +265,14 @@ def test_a_component_in_blocks_is_given_its_values_by_one_update(client: Client)
     guard(model, Registered(client, "dit", parts))
     evict(client, *(part.name for part in parts))
     assert same(model.state_dict(), twin.state_dict())
-    given = []
-    update = client.update
+    given: list[Any] = []
+    update = client._update_together
 
-    def recorded(name: str, values: Any) -> None:
-        given.append((name, len(values)))
-        update(name, values)
+    def recorded(values: Any) -> None:
+        given.extend((name, len(named)) for name, named in values.items())
+        update(values)
 
-    client.update = recorded  # type: ignore[method-assign]
+    client._update_together = recorded  # type: ignore[method-assign]
     new = others(twin)
     model.load_state_dict(new)
     assert given == [("dit", 3 * 5)]

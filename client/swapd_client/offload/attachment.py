@@ -6,7 +6,7 @@ How it is made is in `attaching.py`; what happens around a call in `hooks.py`.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from types import TracebackType
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from swapd.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
+from swapd_client.offload.changing import quiet
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Held, Leased, Passed, here
 from swapd_client.offload.training import Trained
@@ -73,7 +74,7 @@ class Use:
         scope.reap()
         with ExitStack() as undo:
             for held in self._taken:
-                scope.enter(held, None, self)
+                scope.enter(held, None, self, is_call=False)
                 undo.callback(self._leave_last)
             undo.pop_all()
         for held in self._lent:
@@ -178,6 +179,12 @@ class Attachment:
         one = min(around, key=lambda one: len(list(one.module.modules())))  # the innermost
         blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
         return [], next(blocks, one.held)
+
+    def between_passes(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block in which no call passes through a family, in any other thread."""
+        if all(name != streamed.stream.family for streamed in self.streamed.values()):
+            return nullcontext()
+        return quiet({self._client: self._client.session.family(name)})
 
     def daemon_gone(self, error: DaemonGone) -> None:
         """A call finds the daemon gone. Raises `error` unless somebody sees to it."""

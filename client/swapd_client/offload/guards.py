@@ -8,6 +8,7 @@ One Guard for each submodule: which of them is asked, and through which parent, 
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
+from types import MethodType
 from typing import Any
 
 import torch
@@ -90,11 +91,14 @@ class Guard(Ours):
     def before(self, name: str) -> Any:
         return self._own.get(name)
 
-    def _method(self, name: str) -> Callable[..., Any]:
-        """The module's own, bound to it."""
+    def _method(self, name: str, module: Module | None = None) -> Callable[..., Any]:
+        """The module's own, bound to it, or to what stands in for it."""
+        module = self._module if module is None else module
         own: Callable[..., Any] | None = self._own[name]
         if own is None:
-            own = getattr(type(self._module), name).__get__(self._module)
+            own = getattr(type(self._module), name).__get__(module)
+        elif isinstance(own, MethodType) and own.__self__ is self._module:
+            own = MethodType(own.__func__, module)
         return own
 
     def owner(self, tensor: torch.Tensor) -> Weights | None:
@@ -149,19 +153,26 @@ class Guard(Ours):
         error_msgs: list[str],
     ) -> None:
         module: Any = self._module
+        given = (
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
 
-        def load() -> None:
-            self._method("_load_from_state_dict")(
-                state_dict,
-                prefix,
-                local_metadata,
-                strict,
-                missing_keys,
-                unexpected_keys,
-                error_msgs,
-            )
+        def load(stand_in: Module) -> None:
+            method = self._method("_load_from_state_dict", stand_in)
+            if isinstance(method, MethodType):
+                method(*given)
+                return
+            with loading.in_place(module, stand_in):  # somebody's function, that knows the module
+                method(*given)
 
-        loading.of(missing_keys, module).run(load, module, prefix, list(self.covered()))
+        calls = [weights for weights in self.weights if weights.has_inside(module)]
+        loading.of(missing_keys, module).run(load, module, prefix, self._staged(calls), calls)
 
     # --- what is there -------------------------------------------------------------------
 
@@ -170,6 +181,16 @@ class Guard(Ours):
         for table in (self._module._parameters, self._module._buffers):
             for name, tensor in table.items():
                 if tensor is not None and (weights := self.owner(tensor)) is not None:
+                    yield name, tensor, weights
+
+    def _staged(self, calls: list[Weights]) -> Iterator[tuple[str, torch.Tensor, Weights | None]]:
+        """What is not to be loaded into where it is; of a module in components all of it."""
+        for table in (self._module._parameters, self._module._buffers):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                weights = self.owner(tensor)
+                if weights is not None or (calls and loading.is_copied(tensor)):
                     yield name, tensor, weights
 
     def _fill(

@@ -15,6 +15,7 @@ import torch
 from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError
 from swapd_client.offload import forwards, generators
 from swapd_client.offload.aside import Pair
+from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.dynamo import uncompiled
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.ours import Ours
@@ -74,12 +75,17 @@ class Gate:
                 self._refuse_grad()
             if torch._C._get_tracing_state() or torch.compiler.is_exporting():
                 raise self._untraceable()
+            scope.begins = self.held  # said before it is looked who changes it
+            if changing.now is not None:
+                wait()
         try:
             scope.enter(self.held, frame, by)
         except DaemonGone as exc:
             if self._gone is None:
                 raise
             self._gone(exc)
+        finally:
+            scope.begins = None
 
     def leave(self, entry: Entry, output: Any) -> Any:
         """That call ends, and returns `output`: returns that, without what is lent no longer.
@@ -92,6 +98,8 @@ class Gate:
                 output = self.own(output)
         finally:
             scope.leave(entry)
+            if changing.now is not None:
+                tell()
         if (
             torch.is_grad_enabled()
             and not self.whole.uses

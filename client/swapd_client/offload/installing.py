@@ -123,7 +123,13 @@ class Installer:
     def guard(self, one: Attached) -> None:
         """What else people do to modules; all of the model's, for what is tied across them."""
         parts = [self._client.session.own(name) for name in one.all_of_it.names]
-        weights = Registered(self._client, one.name, parts, lambda: self._attachment.use(one.name))
+        weights = Registered(
+            self._client,
+            one.name,
+            parts,
+            lambda: self._attachment.use(one.name),
+            frozenset(one.module.modules()),
+        )
         for root in self._roots.values():
             self._attachment.to_undo(guards.guard(root, weights))
 

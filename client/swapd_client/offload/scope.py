@@ -6,9 +6,11 @@ KeyboardInterrupt or CancelledError are not, since torch then calls no hook: the
 thread's next entry, by the frame of the call, which is not on the stack any more.
 """
 
+import os
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -41,6 +43,9 @@ class Held(Protocol):
     def take(self) -> Callable[[], None]:
         """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
 
+    def has_any(self, client: Client, names: Collection[str]) -> bool:
+        """Whether it is of any of these components of a client."""
+
 
 class Kept(Protocol):
     """What a thread has of things that it does not hold by any call."""
@@ -70,6 +75,9 @@ class Leased:
         if not self.names:  # all of it is in private memory again
             return _nothing
         return self._client.acquire(*self.names).release
+
+    def has_any(self, client: Client, names: Collection[str]) -> bool:
+        return client is self._client and not set(names).isdisjoint(self.names)
 
     def lease(self) -> Lease | None:
         """As `take`; None if there is nothing to acquire."""
@@ -110,6 +118,9 @@ class Passed:
         scope.lend(self.everything)  # then its blocks are nothing to hold
         self.hooks.begin(whole=True)
         return partial(self._leave_whole, scope, lease, beside)
+
+    def has_any(self, client: Client, names: Collection[str]) -> bool:
+        return self.everything.has_any(client, names)
 
     def _leave(self, beside: Callable[[], None] | None) -> None:
         self.hooks.end(whole=False)
@@ -176,6 +187,9 @@ class Block:
 
         return give_back
 
+    def has_any(self, client: Client, names: Collection[str]) -> bool:
+        return self._whole.has_any(client, names)
+
 
 # These two are made at every forward, and by msgspec: no Python runs for it.
 
@@ -187,6 +201,8 @@ class Entry(msgspec.Struct, eq=False):
     #: The call; None if its end is sure to be heard of.
     frame: Any
     by: object
+    #: Not a `with` block.
+    is_call: bool = True
 
 
 class _Count(msgspec.Struct, eq=False):
@@ -209,6 +225,11 @@ class Scope:
         self.entries: list[Entry] = []
         #: Through it things are taken, if there is one; see `turn.py`.
         self.kept: Kept | None = None
+        #: What a call that begins is going to hold, until it is an entry; see `changing.py`.
+        self.begins: Held | None = None
+        self.thread = threading.get_ident()
+        with _registering:
+            _scopes.add(self)
 
     def __repr__(self) -> str:
         return f"<Scope {self.counts}>"
@@ -272,7 +293,7 @@ class Scope:
             if count.give_back is not None:
                 count.give_back()
 
-    def enter(self, held: Held, frame: FrameType | None, by: object) -> None:
+    def enter(self, held: Held, frame: FrameType | None, by: object, is_call: bool = True) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
         count = self.counts.get(held)  # as count_up
         if count is not None:
@@ -280,7 +301,7 @@ class Scope:
         else:
             kept = self.kept
             self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
-        self.entries.append(Entry(held, frame, by))
+        self.entries.append(Entry(held, frame, by, is_call))
 
     def find(self, by: object) -> Entry | None:
         """The last entry of `by`; None if there is none."""
@@ -344,6 +365,26 @@ def calling() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+#: Those of all threads.
+_scopes: "weakref.WeakSet[Scope]" = weakref.WeakSet()
+_registering = threading.Lock()
+
+
+def scopes() -> list[Scope]:
+    """What each thread holds that has asked for anything yet."""
+    with _registering:
+        return list(_scopes)
+
+
+def _in_child() -> None:
+    """Another thread of the parent may have held it."""
+    global _registering
+    _registering = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class _Here(threading.local):

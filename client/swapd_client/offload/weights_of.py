@@ -1,19 +1,69 @@
 """The weights of registered components: whose a tensor is, its bytes, new bytes for it."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 import torch
 
 from swapd_client.client import Client
 from swapd_client.component import Component
+from swapd_client.offload.changing import quiet
 from swapd_client.offload.copies import Copies, start_of
 from swapd_client.tensors import PlacedTensors, inner_names, is_wrapper
 
 #: Takes a lease on all of the components, in a `with` block.
 Hold = Callable[[], AbstractContextManager[object]]
+
+
+#: Tensors, and their new values.
+Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Changes:
+    """New values for weights of any number of components, all of which change at once."""
+
+    def __init__(self) -> None:
+        #: By client: what is updated, and the values by name.
+        self._clean: dict[Client, dict[str, dict[str, torch.Tensor]]] = {}
+        self._mutable: list[tuple[Hold, torch.Tensor, torch.Tensor]] = []
+        #: Components that a call may hold part by part, or that are written to where they are.
+        self._in_steps: dict[Client, set[str]] = {}
+
+    def add(self, client: Client, part: Component, name: str, value: torch.Tensor) -> None:
+        """A tensor of a clean component is to be `value`."""
+        whole, key = _updated_as(part, name)
+        self._clean.setdefault(client, {}).setdefault(whole, {})[key] = value
+        if part.part_of:
+            self.quieten(client, client.session.family(part.part_of))
+
+    def add_mutable(self, hold: Hold, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """A tensor that can be written to while it is held is to be `value`."""
+        self._mutable.append((hold, tensor, value))
+
+    def quieten(self, client: Client, names: Iterable[str]) -> None:
+        """Have them change while no call of these components is under way."""
+        self._in_steps.setdefault(client, set()).update(names)
+
+    def apply(self, also: Callable[[], None]) -> None:
+        """Change all of it; `also` what is nobody's but this process's. Of several clients one
+        after the other.
+
+        Blocks, also for calls in other threads that hold what cannot change under them. Raises what
+        an update and an acquire raise; then nothing has changed, or what is mutable in part.
+        """
+        with ExitStack() as stack:
+            for hold in dict.fromkeys(hold for hold, _, _ in self._mutable):
+                stack.enter_context(hold())
+            if self._in_steps:
+                stack.enter_context(quiet(self._in_steps))
+            for client, named in self._clean.items():
+                client._update_together(named)
+            with torch.no_grad():
+                for _, tensor, value in self._mutable:
+                    tensor.copy_(value)
+            also()
 
 
 class Weights(Protocol):
@@ -27,21 +77,31 @@ class Weights(Protocol):
     def copies(self) -> Copies:
         """Copies of these tensors, to be made one by one; see there."""
 
-    def update(self, values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Give tensors new values, all at once: (the tensor, its value).
+    def change(self, values: Values, changes: "Changes") -> None:
+        """Have `changes` give these tensors new values."""
 
-        Blocks. Raises what an acquire raises; then nothing has changed.
-        """
+    def quieten(self, changes: Changes) -> None:
+        """Have `changes` take place while no call of the component is under way."""
+
+    def has_inside(self, module: torch.nn.Module) -> bool:
+        """Whether a module is in the component: it runs when that is held."""
 
 
 class Registered:
     """The weights of components that this client registered from tensors."""
 
     def __init__(
-        self, client: Client, name: str, components: Sequence[Component], hold: Hold | None = None
+        self,
+        client: Client,
+        name: str,
+        components: Sequence[Component],
+        hold: Hold | None = None,
+        inside: Collection[torch.nn.Module] | None = None,
     ) -> None:
-        """`hold` instead of an acquire, for who counts what each thread holds."""
+        """`hold` instead of an acquire, for who counts what each thread holds. `inside`: the
+        modules that are in it; None: all that are guarded for it."""
         self.name = name
+        self._inside = inside
         self._client = client
         self._components = sorted(components, key=lambda part: part.address)
         self._addresses = [part.address for part in self._components]
@@ -58,22 +118,20 @@ class Registered:
     def copies(self) -> Copies:
         return Copies(self._client.session, self._owner, self._hold)
 
-    def update(self, values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        clean: dict[str, dict[str, torch.Tensor]] = {}
-        mutable = []
+    def change(self, values: Values, changes: Changes) -> None:
         for tensor, value in _unwrapped(values):
             part = self._owner(start_of(tensor))
             if part is None or part.mutable:
-                mutable.append((tensor, value))
+                changes.add_mutable(self._hold, tensor, value)
+                self.quieten(changes)
             else:
-                whole, key = _updated_as(part, _name_in(part, tensor))
-                clean.setdefault(whole, {})[key] = value
-        if mutable:
-            with self._hold(), torch.no_grad():
-                for tensor, value in mutable:
-                    tensor.copy_(value)
-        for name, named in clean.items():
-            self._client.update(name, named)
+                changes.add(self._client, part, _name_in(part, tensor), value)
+
+    def quieten(self, changes: Changes) -> None:
+        changes.quieten(self._client, [part.name for part in self._components])
+
+    def has_inside(self, module: torch.nn.Module) -> bool:
+        return self._inside is None or module in self._inside
 
     def _owner(self, address: int) -> Component | None:
         """Whose range an address is in, unless that component is none any more."""
@@ -96,9 +154,7 @@ def _updated_as(part: Component, name: str) -> tuple[str, str]:
     return part.part_of, f"{part.name.removeprefix(family)}.{name}"
 
 
-def _unwrapped(
-    values: Sequence[tuple[torch.Tensor, torch.Tensor]],
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _unwrapped(values: Values) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The same for the tensors that are inside wrappers."""
     flat = []
     for tensor, value in values:
