@@ -199,12 +199,12 @@ def test_more_than_a_fifth_that_stays_is_a_warning_that_names_it(
 
 def test_what_stays_is_named_by_the_outermost_modules() -> None:
     model = around(model=around(visual=layers(4), proj=layers(2)), lm_head=nn.Linear(8, 8))
-    left = {"model.proj.0.weight": 500, "lm_head.weight": 900, "lm_head.bias": 100}
+    left = {"model.proj.0.weight": 1 << 19, "lm_head.weight": 3 << 19, "lm_head.bias": 1 << 19}
     stays = staying(dict(model.named_modules()), ["model.visual"], left)
-    (said,) = stays.warnings(1000, named=False)
-    assert "1.465 KiB of parameters stay in private memory: lm_head (1000 B), model.proj" in said
-    assert not list(stays.warnings(1000, named=True))
-    assert not list(stays.warnings(10000, named=False))
+    (said,) = stays.warnings(1 << 20, named=False)
+    assert "2.5 MiB of parameters stay in private memory: lm_head (2 MiB), model.proj (5" in said
+    assert not list(stays.warnings(1 << 20, named=True))
+    assert not list(stays.warnings(1 << 24, named=False))
 
 
 @pytest.mark.filterwarnings("ignore:torch")  # deprecates what people still have

@@ -15,6 +15,7 @@ from swapd_client.errors import InvalidSource
 from swapd_client.offload import find, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
+from swapd_client.offload.fitting import refuse_what_never_fits
 from swapd_client.offload.installing import Installer, Methods, methods_of
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
@@ -135,6 +136,7 @@ class _Attaching:
             methods = methods_of(self._found, self._arguments.wrap_methods)
             self._register(hows)
             self._install(methods)
+            self._refuse_what_never_fits(hows)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(find.modules_of(self._roots), found, self._owned.left)
         self._attachment.summary = self._summary(stays)
@@ -222,6 +224,16 @@ class _Attaching:
             if one.held is not None:
                 installer.component(one, methods[one.name])
                 installer.guard(one)
+
+    def _refuse_what_never_fits(self, hows: Mapping[str, How]) -> None:
+        components = self._attachment.components
+        staying = [
+            called
+            for name, how in hows.items()
+            if how.policy == "resident" and name not in self._attachment.streamed
+            for called in components[name].all_of_it.names
+        ]
+        refuse_what_never_fits(self._client, components, staying)
 
     def _attached(self, one: Found) -> Attached:
         client = self._client

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 from torch.nn import Module, ModuleList, Sequential
 
+from swapd.units import size
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.find import is_called
 
 #: What a class that knows its blocks calls the attribute that names the lists of them.
 ATTRIBUTE = "_layerwise_offload_blocks_attrs"
 _OLD_ATTRIBUTE = "_layerwise_offload_blocks_attr"
+
+#: So many modules are named in a message.
+_NAMED = 4
 
 #: Where blocks are looked for, they must have this share of the component's bytes.
 _MOST = 0.5
@@ -57,6 +61,21 @@ def blocks_of(component: Module, named: Sequence[str] | None = None, least: int 
 
 #: A path, and the modules at it by their own paths.
 _Found = tuple[str, dict[str, Module]]
+
+
+def none_found(component: Module) -> str:
+    """What to do about a component without blocks that is larger than the device."""
+    inside = list(component.named_children())
+    while len(inside) == 1:
+        path, only = inside[0]
+        inside = [(f"{path}.{name}", child) for name, child in only.named_children()]
+    sizes = {name: _nbytes([child]) for name, child in inside}
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
+    there = ", ".join(f"{name} ({size(sizes[name])})" for name in largest)
+    return (
+        "It was to be streamed, but no list of blocks holds most of it: name in blocks= those of "
+        f"its modules that run one after the other (largest: {there or 'it has none'})"
+    )
 
 
 def _declared(component: Module) -> Sequence[str] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError
+from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError, WouldDeadlock
 from swapd_client.offload import forwards, generators
 from swapd_client.offload.aside import Pair
 from swapd_client.offload.changing import changing, tell, wait
@@ -84,6 +84,11 @@ class Gate:
             if self._gone is None:
                 raise
             self._gone(exc)
+        except WouldDeadlock as exc:
+            raise WouldDeadlock(
+                f"{exc}. If {self.name!r} was called inside of a call of what is held, both have "
+                "to be in at once: attach them as one component, or stream the larger (resident=)"
+            ) from exc
         finally:
             scope.begins = None
 

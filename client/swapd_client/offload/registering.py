@@ -13,7 +13,7 @@ from swapd_client import dlpack
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.offload import find, training
-from swapd_client.offload.blocks import blocks_of
+from swapd_client.offload.blocks import blocks_of, none_found
 from swapd_client.offload.find import Found, Ownership, Piece
 from swapd_client.offload.strategy import How
 from swapd_client.offload.stream import Stream
@@ -76,14 +76,14 @@ class Registering:
                 how = self._how(piece)
                 one = by_name.get(piece.name)
                 if not how.streamed or one is None:
-                    self._whole(piece, how)
+                    self._whole(piece, how, one)
                 elif not self._in_blocks(piece, how, one, blocks.get(one.name), stops):
                     log.warning(
                         "%r has no list of blocks that holds most of it: it is not streamed. "
                         "blocks= says which they are",
                         piece.name,
                     )
-                    self._whole(piece, how)
+                    self._whole(piece, how, one)
         except BaseException as exc:
             self.take_back()
             if isinstance(exc, DuplicateName):
@@ -122,7 +122,7 @@ class Registering:
             return How("sequential")
         return How("resident") if any(how.policy == "resident" for how in users) else How()
 
-    def _whole(self, piece: Piece, how: How) -> None:
+    def _whole(self, piece: Piece, how: How, one: Found | None) -> None:
         called = self._called(piece.name)
         try:
             self._client.register(
@@ -133,9 +133,10 @@ class Registering:
                 part_of=self._called(how.part_of) if how.part_of else "",
             )
         except TooLarge as exc:
-            raise TooLarge(
-                f"{exc}. What is streamed need not fit: attach(..., resident={{{piece.name!r}: 0}})"
-            ) from exc
+            advice = f"What is streamed need not fit: attach(..., resident={{{piece.name!r}: 0}})"
+            if how.streamed and one is not None:  # that was done
+                advice = none_found(find.bare(one.module))
+            raise TooLarge(f"{exc}. {advice}") from exc
         self.names_of[piece] = [called]
 
     def _in_blocks(
@@ -161,13 +162,16 @@ class Registering:
         if not full:
             return False
         family = self._called(piece.name)
-        made = self._client.register_family(
-            family,
-            ({"rest": rest} if rest else {}) | {block.name: part for block, part in full},
-            policy=how.policy,
-            group=self._group if how.exclusive else None,
-            resident=how.resident,
-        )
+        try:
+            made = self._client.register_family(
+                family,
+                ({"rest": rest} if rest else {}) | {block.name: part for block, part in full},
+                policy=how.policy,
+                group=self._group if how.exclusive else None,
+                resident=how.resident,
+            )
+        except TooLarge as exc:
+            raise TooLarge(f"{exc}. Each block must fit: name smaller ones in blocks=") from exc
         names = self.names_of[piece] = [component.name for component in made]
         stream = Stream(self._client, family, names[0] if rest else None, names[1 if rest else 0 :])
         self.streamed[one.name] = Streamed(stream, tuple(block.modules for block, _ in full))

@@ -11,6 +11,8 @@ from torch.nn.parameter import UninitializedBuffer
 from swapd.units import size
 from swapd_client.offload.automatic import MAY_STAY
 
+#: Less is not worth a warning, however little there is of the model.
+_LEAST_BYTES = 1 << 20
 #: So many are named, the largest first.
 _NAMED = 4
 _PARAMETERS = "Name them in components=, or give components='.': the whole model as one component"
@@ -50,7 +52,7 @@ class Staying:
             )
         parameters = Counter[str]() if named else self.parameters
         stays = sum(parameters.values()) + sum(self.buffers.values())
-        if stays <= MAY_STAY * (lent_bytes + stays):
+        if stays < _LEAST_BYTES or stays <= MAY_STAY * (lent_bytes + stays):
             return
         for what, counted, advice in (
             ("parameters", parameters, _PARAMETERS),

@@ -1,0 +1,81 @@
+"""What a component needs on the device at once, and what to do if there can never be room for it.
+
+Without this, a model would be attached, and its first call refused.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from swapd_client.client import Client
+from swapd_client.errors import SwapdError, TooLarge
+from swapd_client.offload.attachment import Attached
+from swapd_client.offload.scope import Passed
+
+log = logging.getLogger("swapd_client")
+
+
+def refuse_what_never_fits(
+    client: Client, components: Mapping[str, Attached], staying: Sequence[str]
+) -> None:
+    """Raise TooLarge for a component that no call could ever bring in; warn of one that may come to
+    be so. `staying`: what never leaves of what was registered, as the daemon knows it.
+    """
+    for one in components.values():
+        needed = _needed(client, one)
+        if len(needed) > 1 and (refused := _refused(client, needed)) is not None:
+            raise TooLarge(f"{refused}. {_advice(one, needed)}") from refused
+        beside = [name for name in staying if name not in needed]
+        if needed and beside and (refused := _refused(client, [*needed, *beside])) is not None:
+            log.warning(
+                "once what stays is in (%s), a call of %r will be refused: %s",
+                ", ".join(beside),
+                one.name,
+                refused,
+            )
+        for inner in _inside(one, components.values()):
+            both = dict.fromkeys([*needed, *_needed(client, inner)])
+            if (refused := _refused(client, list(both))) is not None:
+                log.warning(
+                    "%r is in %r, and a call that comes from there will be refused, as both are to "
+                    "be in: %s. Attach the outer one alone, or stream it",
+                    inner.name,
+                    one.name,
+                    refused,
+                )
+
+
+def _needed(client: Client, one: Attached) -> list[str]:
+    """What has to be in at once for any call of a component; of a streamed one, the largest."""
+    names = list(one.all_of_it.names)
+    if not isinstance(one.held, Passed):
+        return names
+    stream = one.held.stream
+    largest = max(stream.parts, key=lambda part: client.session.own(part).nbytes)
+    return [name for name in names if name not in stream.parts or name == largest]
+
+
+def _refused(client: Client, names: Sequence[str]) -> TooLarge | None:
+    try:
+        client.forecast(*names)
+    except TooLarge as exc:
+        return exc
+    except SwapdError:  # the acquire will say it
+        pass
+    return None
+
+
+def _inside(one: Attached, others: Iterable[Attached]) -> list[Attached]:
+    modules = set(one.module.modules()) - {one.module}
+    return [other for other in others if other.module in modules]
+
+
+def _advice(one: Attached, needed: Sequence[str]) -> str:
+    if isinstance(one.held, Passed):
+        return (
+            f"{one.name!r} is streamed, and needs what is in no block and one block at once: name "
+            "more, or smaller ones, in blocks="
+        )
+    return (
+        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: some of it others "
+        "use too. Attach these together, as one component"
+    )

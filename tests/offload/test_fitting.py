@@ -1,0 +1,95 @@
+"""What can never be in at once is said when it is attached, or by the call, with what to do."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import Client, TooLarge, WouldDeadlock
+
+X = torch.ones(1, 1024)
+
+
+def layer(mib: int) -> nn.Module:
+    with torch.device("meta"):
+        made = nn.Linear(1024, mib * 256, bias=False).requires_grad_(False)
+    return made.to_empty(device="cpu")
+
+
+class Both(nn.Module):
+    """Calls one after the other."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x).sum() + self.second(x).sum()  # type: ignore[no-any-return]
+
+
+class Layered(nn.Module):
+    """A list of blocks, and a head."""
+
+    def __init__(self, blocks: int, mib: int, head: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(mib) for _ in range(blocks))
+        self.head = layer(head)
+
+
+def attached(client: Client, model: Any, *args: Any, **options: Any) -> None:
+    """Attach it, and nothing is left of it if that is refused."""
+    try:
+        with client.attach(model, *args, **options):
+            pass
+    finally:
+        assert client.status().components == ()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+
+
+def test_who_streams_already_is_not_told_to_stream(client: Client) -> None:
+    wrapped = nn.Sequential(nn.Sequential(layer(9), nn.Sequential(layer(9))))
+    said = r"no list of blocks holds most of it: name in blocks= .*\(largest: 0.0 \(9 MiB\), 0.1"
+    with pytest.raises(TooLarge, match=said) as caught:
+        attached(client, {"dit": wrapped}, resident=0)
+    assert "resident=" not in str(caught.value)
+    with pytest.raises(TooLarge, match="Each block must fit: name smaller ones in blocks="):
+        attached(client, {"dit": Layered(2, 17, 1)}, resident=0)
+
+
+def test_what_shares_too_much_to_be_in_at_once_is_refused(client: Client) -> None:
+    shared = layer(12)
+    model = {"a": Both(layer(6), shared), "b": Both(layer(6), shared)}
+    with pytest.raises(TooLarge, match=r"'a' is made of a\+b, a, which it needs at once"):
+        attached(client, model)
+
+
+def test_blocks_that_do_not_fit_beside_what_is_in_none_are_refused(client: Client) -> None:
+    with pytest.raises(TooLarge, match=r"'dit' is streamed, and needs what is in no block and one"):
+        attached(client, {"dit": Layered(4, 4, 13)}, blocks=["layers"], resident=0)
+
+
+def test_what_will_not_fit_beside_what_stays_is_a_warning(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    attached(client, {"vae": layer(9), "dit": layer(9)}, stay=["vae"])
+    assert "once what stays is in (vae), a call of 'dit' will be refused" in warnings(caplog)
+    caplog.clear()
+    attached(client, {"vae": layer(5), "dit": layer(9)}, stay=["vae"])
+    assert not warnings(caplog)
+
+
+def test_a_call_in_a_call_for_which_there_is_no_room_says_so(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    outer = Both(layer(9), layer(9))
+    with client.attach({"t": outer}, ["t", "t.second"]), torch.inference_mode():
+        assert "'t.second' is in 't', and a call that comes from there will be" in warnings(caplog)
+        outer.second(X)
+        with pytest.raises(WouldDeadlock, match=r"'t.second' was called inside .*one component"):
+            outer(X)
