@@ -312,9 +312,9 @@ def is_wrapper(tensor: object) -> bool:
 
 
 def inner_names(tensor: torch.Tensor) -> list[str]:
-    """The attributes of a wrapper that are the tensors it wraps."""
+    """The attributes of a wrapper that are the tensors it wraps; a DTensor's mesh is none."""
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return list(names)
+    return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
 
 def _check(name: str, tensor: torch.Tensor, target: Target) -> None:

@@ -1,5 +1,6 @@
 """One call finds a model's components, registers them, and brings each in around its use."""
 
+import copy
 import gc
 import logging
 import re
@@ -286,3 +287,50 @@ def test_one_name_may_be_given_as_such(client: Client) -> None:
     with client.attach(model, wrap_methods="_decode"):
         evict(client, "vae")
         model.vae._decode(torch.ones(1, 256))
+
+
+class Reads(nn.Module):
+    """What is in lists and dicts of parameters is read, not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.randn(256), torch.randn(256, 256)])
+        self.named = nn.ParameterDict({"shift": torch.randn(256)})
+        self.deep = nn.ModuleList([nn.ParameterList([torch.randn(256)])])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x * self.scales[0]) @ self.scales[1]
+        return x + self.named["shift"] + self.deep[0][0]  # type: ignore[index, no-any-return]
+
+
+def test_lists_and_dicts_of_parameters_go_with_the_module_that_reads_them(client: Client) -> None:
+    model, x = seeded(Reads), torch.ones(1, 256)
+    expected = model(x)
+    with client.attach({"dit": model}):
+        evict(client, "dit")
+        assert torch.equal(model(x), expected)
+        evict(client, "dit")
+        state = model.state_dict()
+        assert list(state) == ["scales.0", "scales.1", "named.shift", "deep.0.0"]
+        assert torch.equal(copy.deepcopy(model)(x), expected)
+        model.load_state_dict({name: value * 0 for name, value in state.items()})
+        assert not model(x).any()
+
+
+def test_lists_that_nobody_calls_are_refused_by_name_and_those_of_modules_stand_for_them(
+    client: Client,
+) -> None:
+    for model, components, said in (
+        (seeded(Reads), ["scales"], "'scales' is a ParameterList, which nobody calls"),
+        (seeded(Reads), ["nam*"], "'named' is a ParameterDict, which nobody calls"),
+        (seeded(Reads).scales, None, "this is a ParameterList, which nobody calls"),
+    ):
+        with pytest.raises(InvalidSource, match=said):
+            client.attach(model, components)
+    layers = nn.ModuleList(seeded(nn.Linear, 256, 256) for _ in range(2))
+    x = torch.ones(1, 256)
+    expected = layers[1](layers[0](x))
+    with client.attach(layers) as attachment:
+        assert list(attachment.components) == ["0", "1"]
+        evict(client, "0", "1")
+        assert torch.equal(layers[1](layers[0](x)), expected)

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from swapd_client import Client, InvalidSource, NotWhileAttached
 from swapd_client.tensors import TensorLayout, inner_names, is_wrapper
+from tests.guarantees.harness import Daemon
+from tests.offload.nursery import Nursery
 from tests.offload.twins import Lent, same
 
 #: Has no types.
@@ -233,3 +235,68 @@ def test_an_unknown_subclass_is_refused_by_name(client: Client) -> None:
 def test_one_on_another_device_than_the_daemon_s_is_refused() -> None:
     with pytest.raises(InvalidSource, match=r"'w' is a Scaled on cpu.*\.to\('cuda:0'\) first"):
         TensorLayout({"w": scaled(2, 2)}, gpu=0)
+
+
+_MESH = """
+    import torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).requires_grad_(False)
+    from swapd_client import connect, InvalidSource
+    from tests.offload.modules import evict
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+def test_tensor_parallel_weights_are_lent_and_loaded(daemon: Daemon, nursery: Nursery) -> None:
+    """DTensors also name a mesh as a part of theirs, which is no tensor."""
+    program = f"""{_MESH}
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    x = torch.ones(1, 64)
+    parallelize_module(model, mesh, {{"0": ColwiseParallel(), "1": RowwiseParallel()}})
+    expected = model(x)
+    with connect({str(daemon.folder)!r}) as client, torch.no_grad():
+        with client.attach({{"dit": model}}) as attachment:
+            assert attachment.components["dit"].nbytes > 2 * 64 * 64 * 4, attachment
+            evict(client, "dit")
+            assert torch.equal(model(x), expected)
+            evict(client, "dit")
+            state = model.state_dict()
+            assert all(isinstance(value, DTensor) for value in state.values())
+            zeros = {{name: value * 0 for name, value in state.items()}}
+            model.load_state_dict(zeros)
+            assert not model(x).any()
+            model.load_state_dict(state)
+            evict(client, "dit")
+        assert torch.equal(model(x), expected)
+    print("held")
+    """
+    assert nursery.run(program) == (0, "held\n")
+
+
+def test_what_fsdp_shards_is_refused_by_name(daemon: Daemon, nursery: Nursery) -> None:
+    program = f"""{_MESH}
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=mesh)
+    with connect({str(daemon.folder)!r}) as client:
+        try:
+            client.attach({{"dit": model}})
+        except InvalidSource as exc:
+            print(exc)
+    """
+    status, said = nursery.run(program)
+    assert status == 0
+    assert "'dit' is sharded by FSDP, which gathers its weights" in said

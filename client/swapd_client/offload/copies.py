@@ -68,8 +68,9 @@ class Copies:
             return view(storage, place, tensor)
 
     def _of_wrapper(self, tensor: torch.Tensor) -> torch.Tensor:
-        inner = {name: self.of(getattr(tensor, name)) for name in inner_names(tensor)}
-        _, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner = {name: getattr(tensor, name) for name in names}
+        inner |= {name: self.of(inner[name]) for name in inner_names(tensor)}
         copy: torch.Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
             inner, context, tensor.size(), tensor.stride()
         )

@@ -22,6 +22,9 @@ from swapd_client.tensors import inner_names, is_wrapper
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
+#: Classes of torch.distributed.fsdp, which takes long to import.
+_SHARDS = ("FSDPModule", "FullyShardedDataParallel")
+
 #: (first byte, first byte after it)
 Span = tuple[int, int]
 
@@ -143,10 +146,21 @@ def _automatic(name: str, root: Module) -> Iterable[Found]:
 
 
 def _whole(roots: Mapping[str, Module]) -> list[Found]:
-    return [
-        Found(name or type(bare(root)).__name__, root, whole=not name)
-        for name, root in roots.items()
-    ]
+    return [found for name, root in roots.items() for found in _whole_root(name, root)]
+
+
+def _whole_root(name: str, root: Module) -> list[Found]:
+    if isinstance(root, CONTAINERS) and type(root).forward is Module.forward:
+        return list(_callable(name, root)) or [_never_called(name, root)]
+    return [Found(name or type(bare(root)).__name__, root, whole=not name)]
+
+
+def _never_called(name: str, module: Module) -> Found:
+    raise InvalidSource(
+        f"{repr(name) if name else 'this'} is a {type(module).__name__}, which nobody calls: no "
+        "hook could bring it in. Attach the module that reads it; or client.register it, and "
+        "acquire it"
+    )
 
 
 def _named(
@@ -159,7 +173,7 @@ def _named(
         matches = {p: m for p, m in modules.items() if fnmatchcase(p, f"*.{name}")}
     if not matches:
         raise InvalidSource(f"no module is called, or matches, {name!r}; {_listed(modules)}")
-    return list(_outermost(matches))
+    return list(_outermost(matches)) or [_never_called(*next(iter(matches.items())))]
 
 
 def _listed(modules: Mapping[str, Module], limit: int = 40) -> str:
@@ -220,6 +234,11 @@ def refuse_hooked(roots: Mapping[str, Module]) -> None:
             raise InvalidSource(
                 f"{where!r} is scripted or traced (torch.jit), and runs without the hooks that "
                 "would bring its weights in: attach the module that it was made from"
+            )
+        if any(kind.__name__ in _SHARDS for kind in type(module).__mro__):
+            raise InvalidSource(
+                f"{where!r} is sharded by FSDP, which gathers its weights from memory of its own: "
+                "load it without; what is tensor parallel (DTensor) can be attached"
             )
         if hook := module.__dict__.get("_hf_hook"):
             raise InvalidSource(
