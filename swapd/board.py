@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import platform
-import weakref
 from collections.abc import Iterable
 
 from swapd.device import vm
@@ -64,7 +63,7 @@ class Board:
         #: Where slot 0 is in this process.
         self.address = vm.map_shared(fd.fileno(), 0, BOARD_BYTES, writable=True)
         self._words = (ctypes.c_uint64 * (2 * SLOTS)).from_address(self.address)
-        weakref.finalize(self, vm.free, self.address, BOARD_BYTES)
+        vm.free_with(self, self.address, BOARD_BYTES)
 
     def set(self, slot: int, value: int) -> None:
         """Raise a word to `value`, and wake who waits for it."""

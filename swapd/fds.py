@@ -9,7 +9,7 @@ import resource
 import socket
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -33,10 +33,14 @@ _INT = struct.Struct("i")
 
 
 class OwnedFd:
-    """A descriptor that is closed exactly once: by `close`, or by whoever `take`s it."""
+    """A descriptor that is closed exactly once: by `close`, or by whoever `take`s it.
+
+    Dropped in a forked child it is not closed there: the number may be another file's by then.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         return f"<OwnedFd {self._fd}>" if self._fd >= 0 else "<OwnedFd closed>"
@@ -49,8 +53,8 @@ class OwnedFd:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if self._fd >= 0:
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
+        if self._fd >= 0 and self._process == getpid():
             warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=2)
             self.close()
 

@@ -36,7 +36,7 @@ class HeldLease:
         return f"<{type(self).__name__} {' + '.join(self.names)} {state}>"
 
     def __del__(self) -> None:
-        if self._held and self._session.error is None:
+        if self._held and self._session.error is None and not self._session.forked:
             warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
 
     @property

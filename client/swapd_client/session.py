@@ -101,6 +101,7 @@ class Session:
         self._listeners: list[Callable[[SwapdError], None]] = []
         self._wanted_listeners: list[Callable[[], None]] = []
         self._forked = False
+        self._process = os.getpid()
         self._closed = False
         #: Where memory of the daemon's stays mapped for writing when the session is closed.
         self._staying: list[Place] = []
@@ -156,7 +157,7 @@ class Session:
     @property
     def forked(self) -> bool:
         """Whether this is another process than the one that connected."""
-        return self._forked
+        return os.getpid() != self._process
 
     @property
     def error(self) -> SwapdError | None:

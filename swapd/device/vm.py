@@ -12,6 +12,7 @@ into it in between.
 
 import ctypes
 import os
+import weakref
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -75,6 +76,17 @@ def reserve(nbytes: int) -> int:
 def free(address: int, nbytes: int) -> None:
     """Give the range back to the process."""
     _check(_libc.munmap(address, nbytes))
+
+
+def free_with(owner: object, address: int, nbytes: int) -> None:
+    """Give a range that no child inherits back when `owner` is no more, but not in a child: what is
+    there is another's. At the end of the process it stays, for the threads that are left."""
+    weakref.finalize(owner, _free_in, os.getpid(), address, nbytes).atexit = False
+
+
+def _free_in(process: int, address: int, nbytes: int) -> None:
+    if os.getpid() == process:
+        free(address, nbytes)
 
 
 def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | None = None) -> int:

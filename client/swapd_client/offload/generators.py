@@ -4,6 +4,7 @@ Their component is held from the first step to exhaustion, close or collection; 
 ever taken, never.
 """
 
+import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -49,10 +50,11 @@ class _Span:
         self._yields = yields
         self._goes_on = goes_on
         self._give_back: Callable[[], None] | None = None
+        self._process = os.getpid()
 
-    def __del__(self) -> None:
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # whoever collects may be in the midst of anything, with locks held
-        if self._give_back is not None:
+        if self._give_back is not None and self._process == getpid():
             _collected.put(self._give_back)
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:

@@ -230,12 +230,16 @@ class Scope:
         self.thread = threading.get_ident()
         with _registering:
             _scopes.add(self)
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         return f"<Scope {self.counts}>"
 
-    def __del__(self) -> None:
-        # the thread has ended, and left something behind
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
+        # the thread has ended, and left something behind. In a forked child all but one have: what
+        # they held is the parent's
+        if self._process != getpid():
+            return
         while self.counts:  # the last first: giving it back counts down what it was taken in
             _, count = self.counts.popitem()
             if count.give_back is not None:

@@ -9,8 +9,9 @@ for each other. What was asked ahead and was not granted by the time it is neede
 with all else that was, and asked for as by anybody who waits.
 """
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -137,6 +138,7 @@ class _Pass:
     """What one thread holds of a stream, and has asked for."""
 
     def __init__(self, stream: Stream) -> None:
+        self._process = os.getpid()
         self._stream = stream
         self._client = stream.client
         #: What was asked ahead is abandoned where it was asked: on another channel, which a thread
@@ -154,10 +156,11 @@ class _Pass:
         self._ending: list[int] = []
         self._hinted = False
 
-    def __del__(self) -> None:
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the thread has ended in the middle of a pass, and nobody can give back in its place
-        with suppress(Exception):
-            self._give_back()
+        if self._process == getpid():  # not in a forked child, which began in its midst
+            with suppress(Exception):
+                self._give_back()
 
     # --- the four ------------------------------------------------------------------------
 
