@@ -158,7 +158,10 @@ class Client:
         self._dropped = weakref.finalize(self, session.leave_behind, close)
         self._dropped.atexit = False
         self._local = threading.local()
-        self._attachments: list[Attachment] = []
+        #: By id. Their models keep them: see `offload/dropped.py`.
+        self._attachments: weakref.WeakValueDictionary[int, Attachment] = (
+            weakref.WeakValueDictionary()
+        )
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -558,6 +561,9 @@ class Client:
         What was attached by a client whose daemon is gone keeps its addresses when the next client
         attaches it with the same arguments; close the first one before.
 
+        It is attached until `detach` or `close`, or until the model is garbage; the attachment need
+        not be kept, and keeps the model if it is.
+
         Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
         what cannot be attached, InvalidSettings, and as `register`.
         """
@@ -587,13 +593,12 @@ class Client:
             trainable=trainable if isinstance(trainable, bool) else _listed(trainable),
         )
         attachment = attach(self, model, arguments)
-        self._attachments.append(attachment)
+        self._attachments[id(attachment)] = attachment
         return attachment
 
     def forget(self, attachment: "Attachment") -> None:
         """It is detached."""
-        with suppress(ValueError):
-            self._attachments.remove(attachment)
+        self._attachments.pop(id(attachment), None)
 
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """What `acquire(*names)` would do now: bytes, victims, whom it waits for, seconds.
@@ -625,7 +630,7 @@ class Client:
         another thread updates it; UnknownComponent, DaemonGone. After any of them nothing changed.
         """
         with ExitStack() as stack:
-            for attachment in self._attachments:
+            for attachment in list(self._attachments.values()):
                 stack.enter_context(attachment.between_passes(name))
             self._update_together({name: values})
 
@@ -671,7 +676,7 @@ class Client:
                 with suppress(DaemonGone):  # then their last bytes are where they were
                     self._take_back_mutable()
         session.close(keep=keep)
-        for attachment in list(self._attachments):
+        for attachment in list(self._attachments.values()):
             attachment.let_go()
         if not session.forked:
             self._factory.close()

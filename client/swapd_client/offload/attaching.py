@@ -1,5 +1,6 @@
 """How a model is attached: find, say how, register, install. All of it, or nothing."""
 
+import gc
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +12,8 @@ import torch
 
 from swapd.units import size
 from swapd_client.client import Client
-from swapd_client.errors import InvalidSource
-from swapd_client.offload import find, hooks, settings, strategy
+from swapd_client.errors import DuplicateName, InvalidSource
+from swapd_client.offload import dropped, find, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.fitting import refuse_what_never_fits
@@ -49,6 +50,15 @@ class Arguments:
 
 def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
     """See `Client.attach`."""
+    try:
+        return _attach(client, model, arguments)
+    except DuplicateName:
+        gc.collect()  # it may be of a model that is garbage
+        dropped.settle()
+        return _attach(client, model, arguments)
+
+
+def _attach(client: Client, model: object, arguments: Arguments) -> Attachment:
     attachment = Attachment(client, arguments.prefix)
 
     def run() -> None:
@@ -64,6 +74,7 @@ def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
             attachment.take_back()
             raise
         attachment.again = run
+    dropped.take_back_if_dropped(client, attachment)
     return attachment
 
 

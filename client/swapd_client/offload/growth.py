@@ -72,12 +72,18 @@ def watch(growth: Growth, modules: Iterable[Module]) -> Callable[[], None]:
         with _lock:
             for module in [m for m, its in _watched.items() if its is growth]:
                 del _watched[module]
-            if not _watched:
-                for handle in _handles:
-                    handle.remove()
-                _handles.clear()
+        rest()
 
     return end
+
+
+def rest() -> None:
+    """Have torch tell of nothing any more, if nothing is watched."""
+    with _lock:
+        if not _watched:
+            for handle in _handles:
+                handle.remove()
+            _handles.clear()
 
 
 @uncompiled

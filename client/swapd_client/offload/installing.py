@@ -1,7 +1,8 @@
 """Hooks, wrapped methods and guards: where on a model's modules they are put."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module, Sequential
@@ -81,7 +82,8 @@ class Installer:
     def component(self, one: Attached, methods: Sequence[str]) -> None:
         """One component, which has something to hold."""
         assert one.held is not None
-        grown = Growth(one.name, lambda: self._modules(one), self._is_known)
+        known = _known(self._client, self._attachment.trained)
+        grown = Growth(one.name, _modules_now(one.module, self._starts), known)
         self._attachment.to_undo(growth.watch(grown, self._modules(one)))
         parameters = tuple(
             parameter
@@ -150,15 +152,34 @@ class Installer:
     def _modules(self, one: Attached) -> Iterator[Module]:
         return find.walk(one.module, self._starts)
 
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._attachment.trained or self._covers(tensor)
 
-    def _covers(self, tensor: torch.Tensor) -> bool:
-        parts = list(self._client.session.components.values())
+# What watches a model's growth is kept by a table of the whole process: it must not keep the model.
+
+
+def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
+    """What gives the modules of a component, as long as that lives."""
+    living = weakref.ref(root)
+
+    def modules() -> Iterable[Module]:
+        module = living()
+        return () if module is None else find.walk(module, starts)
+
+    return modules
+
+
+def _known(client: Client, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
+    """What says whether a tensor is in components of a client, or stays private to be `trained`."""
+
+    def known(tensor: torch.Tensor) -> bool:
+        if id(tensor) in trained:
+            return True
+        parts = list(client.session.components.values())
         return all(
             any(0 <= start - part.address < part.nbytes for part in parts)
             for start, _ in find.bytes_in(tensor)
         )
+
+    return known
 
 
 def parts_of_first(one: Attached) -> Iterator[Module]:

@@ -1,0 +1,163 @@
+"""A model that is garbage is attached no longer; one that lives is, attachment kept or not."""
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as torchs
+
+from swapd_client import Client, connect
+from swapd_client.offload import dropped
+from tests.guarantees.harness import Daemon
+from tests.offload.modules import TOKENS, Model, evict, seeded
+from tests.offload.nursery import Nursery
+from tests.offload.test_attach import names
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+def await_none(client: Client) -> None:
+    """A thread unregisters, soon."""
+    while names(client):
+        pass
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": {"transformer": 0, "text_encoder": 0}}])
+def test_the_components_of_a_model_that_is_no_more_are_unregistered(
+    client: Client, options: dict[str, Any]
+) -> None:
+    model = seeded(Model)
+    client.attach(model, blocks={"transformer": ["0", "1", "2"]} if options else None, **options)
+    model(TOKENS)
+    model.state_dict()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    await_none(client)
+    while client.status().private_bytes:
+        pass
+    assert not client.session.components
+    dropped.settle()
+    assert not torchs._global_parameter_registration_hooks
+
+
+def test_an_attachment_that_nobody_keeps_works_as_long_as_its_model(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    gone = weakref.ref(client.attach(model))
+    encoder = model.text_encoder
+    gc.collect()
+    assert gone() is not None
+    evict(client, "text_encoder", "transformer", "vae")
+    assert torch.equal(model(TOKENS), expected)
+    del model  # a part of it is left, with its hooks
+    gc.collect()
+    evict(client, "text_encoder")
+    encoder(TOKENS)
+    assert names(client) == {"text_encoder", "transformer", "vae"}
+
+
+def test_an_attachment_that_is_kept_keeps_its_model_and_detaches_it(client: Client) -> None:
+    model = seeded(Model)
+    expected = model(TOKENS)
+    attachment = client.attach(model)
+    living = weakref.ref(model)
+    del model
+    gc.collect()
+    evict(client, "text_encoder", "transformer", "vae")
+    kept = living()
+    assert kept is not None
+    assert torch.equal(kept(TOKENS), expected)
+    attachment.detach()
+    assert not names(client)
+    assert torch.equal(kept(TOKENS), expected)
+
+
+def test_a_tensor_that_somebody_kept_is_private_memory_afterwards(client: Client) -> None:
+    model = seeded(Model)
+    value = model.transformer[0].weight
+    expected = value.clone()
+    client.attach(model)
+    address = value.data_ptr()
+    del model
+    gc.collect()
+    await_none(client)
+    assert value.data_ptr() == address
+    assert torch.equal(value, expected)
+
+
+def test_the_next_model_may_have_the_same_names_at_once(client: Client) -> None:
+    gc.disable()
+    try:
+        for seed in range(2):
+            torch.manual_seed(seed)
+            model = Model().requires_grad_(False)
+            expected = model(TOKENS)
+            client.attach(model)
+            evict(client, "text_encoder", "transformer", "vae")
+            assert torch.equal(model(TOKENS), expected)
+    finally:
+        gc.enable()
+
+
+def test_what_is_in_use_elsewhere_stays_and_is_named(
+    daemon: Daemon, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    client.attach(model, ["vae"])
+    with connect(daemon.folder, label="other") as other, other.acquire("vae"):
+        del model
+        gc.collect()
+        while "stays registered, though its model is no more" not in caplog.text:
+            pass
+        assert "client.unregister('vae') takes it back" in caplog.text
+    client.unregister("vae")
+
+
+def test_a_forked_child_takes_nothing_of_its_parents_back(daemon: Daemon, nursery: Nursery) -> None:
+    program = f"""
+    import gc, os, torch
+    from swapd_client import connect
+    from tests.offload.modules import TOKENS, Model, evict, seeded
+
+    model = seeded(Model)
+    expected = model(TOKENS)
+    client = connect({str(daemon.folder)!r})
+    client.attach(model)
+    model(TOKENS)
+    child = os.fork()
+    if child == 0:
+        del model
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    evict(client, "text_encoder", "transformer", "vae")
+    assert torch.equal(model(TOKENS), expected)
+    print(len(client.status().components))
+    """
+    assert nursery.run(program) == (0, "3\n")
+
+
+def test_a_model_that_goes_with_its_client_says_nothing(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "swapd_client"):
+        client = connect(daemon.folder, label="mine")
+        session = client.session
+        model = seeded(Model)
+        client.attach(model)
+        client.close()
+        del model, client
+        gc.collect()
+    assert session.error is not None
+    assert not caplog.records
