@@ -1,5 +1,6 @@
 # Two commands are all there is to know: `make demo` and `make test`.
 # Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
+# `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too, and
 # `make test-vllm-versions`: what decides, on the other versions of vLLM that are supported.
 
@@ -10,7 +11,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: harm demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
+.PHONY: harm zoo demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -45,6 +46,10 @@ test-vllm-versions: $(OF_OTHER_VERSIONS)
 $(OF_OTHER_VERSIONS): test-vllm-%:
 	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* TESTS='$(DECISIVE)'
 test-vllm-0.32: DECISIVE += tests/vllm/test_checksums.py
+
+# make zoo ZOO='--family vision' (or names of classes); ZOO=--write puts the table into its page
+zoo: .venv/ready
+	$(BIN)/python -m tests.offload.zoo $(ZOO)
 
 bench: .venv/ready
 	$(BIN)/swapd bench

@@ -1,0 +1,36 @@
+"""What models are given: drawn when a run begins, which seeds the generators."""
+
+from typing import Any
+
+import torch
+
+VOCABULARY = 64
+
+#: For `generate`: four tokens, with what they were chosen from.
+GREEDY: dict[str, Any] = {
+    "max_new_tokens": 4,
+    "min_new_tokens": 4,
+    "do_sample": False,
+    "return_dict_in_generate": True,
+    "output_logits": True,
+}
+#: For configurations: tokens that no small vocabulary has are an error.
+SPECIAL: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+#: Of most transformers.
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    **SPECIAL,
+}
+
+
+def ids(length: int = 7, batch: int = 1) -> torch.Tensor:
+    """Tokens, none of them a special one."""
+    return torch.randint(8, VOCABULARY, (batch, length))
+
+
+def picture(size: int = 32, batch: int = 1) -> torch.Tensor:
+    return torch.randn(batch, 3, size, size)

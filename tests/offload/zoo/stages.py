@@ -1,0 +1,312 @@
+"""What is done with each class, in a process of its own: a line of JSON for each stage that ended.
+
+A class that is attached is run when all of it is out, and what came of it is read when all of it is
+out again: a tensor that still lies in swapd's memory is a fault then (isolation is strict).
+"""
+
+import faulthandler
+import json
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from swapd_client import Client, SwapdError, connect
+from swapd_client.offload import find, registering
+from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.blocks import Block, blocks_of
+from tests.offload.zoo.compare import difference, kept
+from tests.offload.zoo.entries import Entry, all_entries
+
+#: No class takes a tenth of it.
+PATIENCE_S = 60
+SEED = 2026
+#: A component that is as large as the device.
+_FILLER = "filler"
+
+
+class _Wrong(Exception):
+    """It ran, and something is not what it was."""
+
+
+class _Trial:
+    """A model that is built and run the same as any other of its class, and how often it ran."""
+
+    def __init__(self, one: Entry) -> None:
+        self.entry = one
+        _seed()
+        self.subject = one.build()
+        for module in self._roots().values():
+            module.eval()
+            _stir(module)
+        self.runs = 0
+
+    def run(self) -> Any:
+        _seed()
+        self.runs += 1
+        with torch.enable_grad() if self.subject.training else nullcontext():
+            return self.subject.run()
+
+    def state(self) -> dict[str, Any]:
+        return {name: module.state_dict() for name, module in self._roots().items()}
+
+    def weights(self) -> Iterator[torch.Tensor]:
+        for module in find.modules_of(self._roots()).values():
+            yield from find.bytes_of(module)
+
+    def places(self) -> dict[find.Span, int]:
+        """Where its parameters are, and their bytes: what is tied is in one place."""
+        return {span: t.nbytes for t in self.weights() if (span := find.span_of(t))}
+
+    @property
+    def has_parts(self) -> bool:
+        return any(True for root in self._roots().values() for _ in root.children())
+
+    def _roots(self) -> dict[str, torch.nn.Module]:
+        return find.roots_of(self.subject.model)
+
+
+class _Twin:
+    """A model that is never attached. A class may change at each call: its calls are counted."""
+
+    def __init__(self, one: Entry) -> None:
+        self._trial = _Trial(one)
+        self._outputs: list[dict[str, torch.Tensor]] = []
+        self._states: list[dict[str, torch.Tensor]] = []
+        self.ties = len(self._trial.places())
+        self.nbytes = sum(self._trial.places().values())
+
+    def outputs(self, runs: int) -> dict[str, torch.Tensor]:
+        """What the call of that number gives."""
+        while len(self._outputs) < runs:
+            self._outputs.append(kept(self._trial.run()))
+            self._states.append(kept(self._trial.state()))
+        return self._outputs[runs - 1]
+
+    def state(self, runs: int) -> dict[str, torch.Tensor]:
+        """Its state dicts after that call."""
+        self.outputs(runs)
+        return self._states[runs - 1]
+
+
+def run_entry(name: str, folder: str, tries: Sequence[str]) -> None:
+    """Print what comes of each stage; the process may die at any. `tries`: of TRIES."""
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+    warnings.simplefilter("ignore")
+    one = next(one for one in all_entries() if one.name == name)
+    with torch.no_grad():
+        twin = _plain(one)
+        if twin is not None:
+            for one_try in tries:
+                with connect(folder, label="zoo", faults="explain") as client:
+                    client.register(_FILLER, {"x": bytes(client.status().budget_bytes)})
+                    TRIES[one_try](client, one, twin)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _say(stage: str, outcome: str, **more: object) -> None:
+    sys.stdout.write(json.dumps({"stage": stage, "outcome": outcome, **more}) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _stage(stage: str) -> Iterator[dict[str, object]]:
+    """Says what came of a stage; more of it, if that is put into what this yields."""
+    _say(stage, "began")
+    more: dict[str, object] = {}
+    try:
+        yield more
+    except SwapdError as error:
+        _say(stage, f"refused: {error}")
+    except Exception as error:
+        logging.getLogger("zoo").exception("%s", stage)
+        _say(stage, f"{type(error).__name__}: {error}")
+    else:
+        _say(stage, str(more.pop("outcome", "same")), **more)
+
+
+# --- the model ---------------------------------------------------------------------------
+
+
+def _seed() -> None:
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+def _stir(module: torch.nn.Module) -> None:
+    """What is all zeros or all ones in a model that was never trained would not show if missing."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
+
+
+# --- stages ------------------------------------------------------------------------------
+
+
+def _plain(one: Entry) -> _Twin | None:
+    """What it does that was never attached, and whether another one does the same."""
+    with _stage("plain") as more:
+        twin = _Twin(one)
+        outputs = twin.outputs(1)
+        if not outputs:
+            raise _Wrong("no tensor came out")
+        if any(bool(value.isnan().any()) for value in outputs.values()):
+            raise _Wrong("what came out is no number")
+        another = _Trial(one)
+        _same(another, another.run(), twin)
+        more["nbytes"] = twin.nbytes
+        return twin
+    return None
+
+
+def _attached(client: Client, one: Entry, twin: _Twin) -> None:
+    """As a user would: what is found by itself, one call after another, and back."""
+    trial = _Trial(one)
+    attachment: Attachment | None = None
+    with _stage("attached") as more, _warned() as said:
+        attachment = client.attach(trial.subject.model)
+        more |= _found(client, trial, attachment)
+        more["warned"] = said
+        with _held(trial, attachment):
+            outputs = trial.run()
+        _same(trial, outputs, twin)
+    if attachment is None:
+        return
+    with _stage("evicted"):
+        _evicted(client, trial, attachment, twin)
+    with _stage("detached"):
+        _detached(trial, attachment, twin)
+
+
+def _whole(client: Client, one: Entry, twin: _Twin) -> None:
+    """As one component."""
+    _divided(client, one, twin, "whole", ".")
+
+
+def _parts(client: Client, one: Entry, twin: _Twin) -> None:
+    """Each child of the model is a component: what one returns is used by another."""
+    _divided(client, one, twin, "parts", "*")
+
+
+def _divided(client: Client, one: Entry, twin: _Twin, stage: str, components: str) -> None:
+    trial = _Trial(one)
+    with _stage(stage) as more:
+        if components == "*" and not trial.has_parts:
+            more["outcome"] = "no parts"
+            return
+        attachment = client.attach(trial.subject.model, components)
+        try:
+            _evicted(client, trial, attachment, twin)
+        finally:
+            _detached(trial, attachment, twin)
+
+
+def _streamed(client: Client, one: Entry, twin: _Twin) -> None:
+    """Block by block, where it has blocks; none of them stays in."""
+    trial = _Trial(one)
+    with _stage("streamed") as more:
+        with patch.object(registering, "blocks_of", _each_a_block):
+            attachment = client.attach(trial.subject.model, resident=0, blocks=one.blocks or None)
+        try:
+            if attachment.streamed:
+                more["blocks"] = sum(len(s.blocks) for s in attachment.streamed.values())
+                _evicted(client, trial, attachment, twin)
+            else:
+                more["outcome"] = "no blocks"
+        finally:
+            _detached(trial, attachment, twin)
+
+
+def _each_a_block(
+    component: torch.nn.Module, named: Sequence[str] | None = None, least: int = 0
+) -> list[Block]:
+    """None of these is as large as a chunk, and neighbours that are small would be one block."""
+    return blocks_of(component, named)
+
+
+def _evicted(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin) -> None:
+    """Run it when all of it is out, and read what came of it when all is out again."""
+    for _ in range(2):
+        _evict(client)
+        with _held(trial, attachment):
+            outputs = trial.run()
+        _evict(client)
+        _same(trial, outputs, twin)
+    _same_state(trial, twin)
+
+
+def _evict(client: Client) -> None:
+    """Have all of it leave the device."""
+    client.acquire(_FILLER).release()
+
+
+def _detached(trial: _Trial, attachment: Attachment, twin: _Twin) -> None:
+    attachment.detach()
+    _same(trial, trial.run(), twin)
+    _same_state(trial, twin)
+    if len(trial.places()) != twin.ties:
+        raise _Wrong("what was tied is tied no longer")
+
+
+def _held(trial: _Trial, attachment: Attachment) -> Any:
+    return attachment.use(*attachment.components) if trial.subject.training else nullcontext()
+
+
+def _same(trial: _Trial, outputs: Any, twin: _Twin) -> None:
+    if where := difference(outputs, twin.outputs(trial.runs)):
+        raise _Wrong(f"differs: {where}")
+
+
+def _same_state(trial: _Trial, twin: _Twin) -> None:
+    if where := difference(trial.state(), twin.state(trial.runs)):
+        raise _Wrong(f"differs: state_dict(), {where}")
+
+
+#: What is tried with a class, each from the start, and with a connection of its own.
+TRIES = {"attached": _attached, "whole": _whole, "parts": _parts, "streamed": _streamed}
+
+
+# --- what attach says --------------------------------------------------------------------
+
+
+def _found(client: Client, trial: _Trial, attachment: Attachment) -> dict[str, object]:
+    """The components, and the share of the parameters' bytes that are in none of them."""
+    spans = [(c.address, c.address + c.nbytes) for c in client.session.components.values()]
+    places = trial.places()
+    left = sum(
+        nbytes
+        for place, nbytes in places.items()
+        if not any(start <= place[0] < end for start, end in spans)
+    )
+    return {
+        "components": list(attachment.components),
+        "left": left / max(1, sum(places.values())),
+        "summary": attachment.summary,
+    }
+
+
+@contextmanager
+def _warned() -> Iterator[list[str]]:
+    """What the client warns of."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    listener = Listener(logging.WARNING)
+    logger = logging.getLogger("swapd_client")
+    logger.addHandler(listener)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(listener)

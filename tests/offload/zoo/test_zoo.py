@@ -1,0 +1,53 @@
+"""What `make test` runs of the zoo: the oddest classes. `make zoo` runs all."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.guarantees.harness import Daemon
+from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
+from tests.offload.zoo.keeper import Keeper
+from tests.offload.zoo.table import PAGE
+
+OFTEN = [one for one in all_entries() if one.often]
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[Keeper]:
+    """With the libraries of all families."""
+    with Keeper(FAMILIES) as keeper:
+        yield keeper
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A strict one of 24 MiB, for one class after the other."""
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    daemon = Daemon(folder / "d", folder / "log", budget="24MiB")
+    try:
+        yield daemon
+        daemon.close()
+    finally:
+        daemon.discard()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("entry", OFTEN, ids=lambda one: one.name.replace(" ", "_"))
+def test_it_holds_or_says_why_it_does_not(keeper: Keeper, daemon: Daemon, entry: Entry) -> None:
+    row = keeper.run(entry, daemon.folder)
+    assert row.problems() == [], row.printed
+
+
+def test_the_page_has_a_line_for_each_class() -> None:
+    lines = re.findall(r"^\| (.+?) \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
+    there = {name: oddity for name, oddity in lines if name not in ("class", "---")}
+    assert there == {one.name: one.oddity for one in all_entries()}
+
+
+def test_no_line_of_the_page_dies_without_words() -> None:
+    died = re.findall(r"^\d+\. (died: .*)$", PAGE.read_text(), re.MULTILINE)
+    assert [text for text in died if "a fault in component" not in text] == []
