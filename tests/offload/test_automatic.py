@@ -72,8 +72,9 @@ def test_a_model_is_one_where_names_leave_much_of_it() -> None:
     assert found(git) == []
     idefics = around("idefics", vision_model=layers(1, "vision"), layers=layers(20))
     assert found(idefics) == []
-    stack = around(vae=layers(2), blocks=nn.ModuleList(layers(2) for _ in range(8)))
-    assert found(stack) == []
+    blocks = nn.ModuleList(layers(2) for _ in range(8))
+    assert found(around(vae=layers(2), blocks=blocks)) == []
+    assert found(around(vae=layers(2), dit=layers(20), blocks=blocks)) == ["vae", "dit"]
 
 
 def test_the_largest_are_parts_where_neither_names_nor_configs_say_anything() -> None:
@@ -195,6 +196,15 @@ def test_more_than_a_fifth_that_stays_is_a_warning_that_names_it(
     with client.attach(seeded(Model), ["vae"]) as attachment:  # whoever names some knows the rest
         assert "other parameters stay where they are" in str(attachment)
         assert not warnings(caplog)
+
+
+def test_a_fifth_of_a_model_that_nothing_names_is_a_warning(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = around(dit=layers(1 << 18), blocks=nn.ModuleList(layers(1 << 15) for _ in range(4)))
+    with client.attach(model.requires_grad_(False)) as attachment:
+        assert list(attachment.components) == ["dit"]
+    assert "2 MiB of parameters stay in private memory: blocks (2 MiB). Name" in warnings(caplog)
 
 
 def test_what_stays_is_named_by_the_outermost_modules() -> None:

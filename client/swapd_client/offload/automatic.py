@@ -12,7 +12,8 @@ would copy them in. So these are components:
 
 Names mislead: a `transformer` may be one block of a hundred. So nothing in a component, or in a
 list of blocks, is one. A single part that only its config or a lesser name speaks for is none; and
-if more than a fifth is in no part, the model is one component.
+if more than a fifth is in no part, the model is one component. Where there are usual names and no
+config, that is half: people give settings for these names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,8 @@ CONTAINERS = (ModuleList, ModuleDict, ParameterList, ParameterDict)
 
 #: What may be in no component without more being looked for, or a warning: a share of the model.
 MAY_STAY = 0.2
+#: Usual names say something about a model without a config if they name this share of it.
+_MOST = 0.5
 #: A part that is smaller than both is not worth the chunk that it would take.
 _LEAST = 0.01
 _LEAST_BYTES = 256 << 20
@@ -60,9 +63,13 @@ def parts_of(root: Module) -> dict[str, Module]:
     found = dict(parts.named(root, "", ""))
     if len(found) < 2 and not has_usual(found):
         return {}
-    if parts.leave_much(found.values()) and not _model_type(root):
-        found |= parts.largest(root, "", {id(part) for part in found.values()})
-    return {} if parts.leave_much(found.values()) else found
+    enough = 1 - MAY_STAY
+    if not _model_type(root):
+        if parts.share(found.values()) < enough:
+            found |= parts.largest(root, "", {id(part) for part in found.values()})
+        if has_usual(found):
+            enough = _MOST  # of the rest there is a warning
+    return found if parts.share(found.values()) >= enough else {}
 
 
 def has_usual(paths: Iterable[str]) -> bool:
@@ -107,11 +114,11 @@ class _Parts:
         self._total = self._sizes.of(root)
         self._least = min(_LEAST * self._total, _LEAST_BYTES)
 
-    def leave_much(self, parts: Iterable[Module]) -> bool:
-        """Whether too much of the model is in none of these."""
+    def share(self, parts: Iterable[Module]) -> float:
+        """How much of the model is in these."""
         seen: set[int] = set()
         held = sum(_nbytes(p, seen) for part in parts for p in part.parameters())
-        return self._total - held > MAY_STAY * self._total
+        return held / self._total if self._total else 1.0
 
     def named(self, module: Module, path: str, around: str) -> Iterator[tuple[str, Module]]:
         """The outermost that a name or a config speaks for. `around`: the model type there."""
