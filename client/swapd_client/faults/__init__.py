@@ -24,8 +24,10 @@ _NAME_MAX_CHARS = TEXT_MAX_BYTES - 128
 
 _TAIL = (
     b": it was read or written outside of a lease, or written to though it is read-only. Wrap what "
-    b"touches it: `with client.acquire(...)`, or `with attachment.use(...)` if attached; what is "
-    b"written to is registered with mutable=True. `python -X faulthandler` shows the line.\n"
+    b"touches it: `with client.acquire(...)`, or `with attachment.use(...)` if attached. What "
+    b"writes to it goes into `with attachment.edit(...)`, or it is registered with mutable=True; "
+    b"what replaces weights (quantize_, share_memory_) comes before attach(), or after detach(). "
+    b"`python -X faulthandler` shows the line.\n"
 )
 _TAIL_IN_CHILD = (
     b": this process was forked from the one that has it, and sessions and weights stay with the "

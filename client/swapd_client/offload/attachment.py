@@ -15,6 +15,7 @@ from swapd.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
 from swapd_client.offload.changing import quiet
+from swapd_client.offload.guards import writable
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Held, Leased, Passed, here
 from swapd_client.offload.training import Trained
@@ -159,6 +160,26 @@ class Attachment:
             if part is not None:
                 parts[part] = None
         return Use(self._client, list(whole.values()), list(parts))
+
+    def edit(self, *what: str | torch.nn.Module) -> AbstractContextManager[None]:
+        """A `with` block in which weights may be written to: by anything, wherever they are.
+
+        `what`: as for `use`; without it, all components. Until its end the tensors are over private
+        copies, in host memory the pages that are written to, on a GPU all of it. Then what was
+        written is the weights' new value, of all components at once, also if the block raises; what
+        this thread holds it holds anew. What `load_state_dict` says of other threads holds here.
+
+        Nothing may be replaced by other shapes or types: detach for that. Blocks, and raises, as
+        `Client.update` and, for what is held, as an acquire; NotWhileAttached, naming the tensor
+        that got another shape, which is as it was.
+        """
+        modules: dict[torch.nn.Module, None] = {}
+        for item in what or self.components:
+            found, _ = self._meant_by(item)
+            modules.update(dict.fromkeys(one.module for one in found))
+            if not isinstance(item, str):
+                modules[item] = None
+        return writable(*modules)
 
     def _meant_by(self, what: str | torch.nn.Module) -> tuple[list[Attached], Held | None]:
         """Components of which all is meant; or what a call of a module in one would hold."""

@@ -66,6 +66,8 @@ class _Changing:
     def start_over(self) -> None:
         #: Read at the beginning and the end of every call.
         self.now: Change | None = None
+        #: The thread that changes it; 0: none.
+        self.by = 0
         self.one_at_a_time = threading.Lock()
         self.said = threading.Condition()
 
@@ -76,6 +78,8 @@ changing = _Changing()
 def wait() -> None:
     """A call begins in this thread, and weights are being changed: wait, if they are its own."""
     scope = here()
+    if changing.by == scope.thread:
+        return
     while (change := changing.now) is not None and change.is_for(scope):
         begins, scope.begins = scope.begins, None
         with changing.said:
@@ -96,14 +100,15 @@ def quiet(components: Components) -> Iterator[None]:
     """No call of these components is under way in another thread, and none begins.
 
     Blocks until those that are under way have ended. In a thread that is in a call itself it does
-    nothing: others may wait for that one.
+    nothing: others may wait for that one. Nor in another such block.
     """
     scope = here()
     scope.reap()
-    if any(entry.is_call for entry in scope.entries):
+    if changing.by == scope.thread or any(entry.is_call for entry in scope.entries):
         yield
         return
     with changing.one_at_a_time:
+        changing.by = scope.thread
         change = changing.now = Change(components)
         try:
             others = [one for one in scopes() if one is not scope]
@@ -113,7 +118,7 @@ def quiet(components: Components) -> Iterator[None]:
                     others = [one for one in scopes() if one is not scope]
             yield
         finally:
-            changing.now = None
+            changing.by, changing.now = 0, None
             tell()
 
 

@@ -7,13 +7,14 @@ One Guard for each submodule: which of them is asked, and through which parent, 
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from multiprocessing.context import get_spawning_popen
 from types import MethodType
 from typing import Any
 
 import torch
 
-from swapd_client.offload import copying, loading
+from swapd_client.offload import copying, editing, loading, writers
 from swapd_client.offload.copies import Copies
 from swapd_client.offload.moves import refuse_move
 from swapd_client.offload.ours import Ours
@@ -50,6 +51,24 @@ def guard_of(module: Module) -> "Guard | None":
     return vars(module).get(_GUARD)
 
 
+def writable(*modules: Module) -> AbstractContextManager[None]:
+    """A `with` block in which the weights of modules, and of what is in them, are written to.
+
+    See `editing.edits`.
+    """
+    covered: dict[int, editing.Covered] = {}
+    weights: dict[Weights, None] = {}
+    for root in modules:
+        for path, module in root.named_modules():
+            if (its := guard_of(module)) is None:
+                continue
+            weights.update(dict.fromkeys(its.weights))
+            for name, tensor, owner in its.covered():
+                for one in editing.with_bytes(tensor, f"{path}.{name}".lstrip("."), owner):
+                    covered.setdefault(id(one[0]), one)
+    return editing.edited(covered.values(), list(weights))
+
+
 class Guard(Ours):
     """Stands in for some methods of one module."""
 
@@ -69,6 +88,8 @@ class Guard(Ours):
             "_apply": self._apply,
             "_load_from_state_dict": self._load,
         }
+        for name, runs in writers.of(module).items():
+            attributes[name] = Writer(self, name, runs)
         #: What the module, and not its class, had there.
         self._own = {name: vars(module).get(name) for name in attributes}
         vars(module).update(attributes)
@@ -183,6 +204,14 @@ class Guard(Ours):
                 if tensor is not None and (weights := self.owner(tensor)) is not None:
                     yield name, tensor, weights
 
+    @property
+    def module(self) -> Module:
+        module: Module = self._module
+        return module
+
+    def writable(self, *modules: Module) -> AbstractContextManager[None]:
+        return writable(*modules)
+
     def _staged(self, calls: list[Weights]) -> Iterator[tuple[str, torch.Tensor, Weights | None]]:
         """What is not to be loaded into where it is; of a module in components all of it."""
         for table in (self._module._parameters, self._module._buffers):
@@ -207,6 +236,30 @@ class Guard(Ours):
                 if weights not in made:
                     made[weights] = weights.copies()
                 memo[id(tensor)] = copy(tensor, made[weights])
+
+
+class Writer(Ours):
+    """A method of a module that writes to weights, or would replace them."""
+
+    def __init__(self, owner: Guard, name: str, runs: writers.Runs) -> None:
+        self._guard = owner
+        self._name = name
+        self._runs = runs
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"<{self.__wrapped__!r}, for {self._guard.weights}>"
+
+    def before(self, name: str) -> Any:
+        return self._guard.before(name)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The method itself; its signature is this one's."""
+        return self._guard._method(self._name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._runs(self._guard, self.__wrapped__, args, kwargs)
 
 
 class _StateDict(Ours):

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -306,6 +306,24 @@ class Scope:
             kept = self.kept
             self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
         self.entries.append(Entry(held, frame, by, is_call))
+
+    def renew(self, components: Mapping[Client, Collection[str]]) -> None:
+        """Hold anew what is held of these, which have new bytes. Raises as `Client.acquire`; then
+        it is not held any more."""
+        if self.kept is not None:
+            self.kept.end()
+        mine = [
+            (held, count)
+            for held, count in self.counts.items()
+            if count.give_back is not None
+            and any(held.has_any(client, names) for client, names in components.items())
+        ]
+        for _, count in reversed(mine):
+            give_back, count.give_back = count.give_back, None
+            assert give_back is not None
+            give_back()
+        for held, count in mine:
+            count.give_back = held.take()
 
     def find(self, by: object) -> Entry | None:
         """The last entry of `by`; None if there is none."""

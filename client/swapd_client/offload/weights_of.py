@@ -29,7 +29,7 @@ class Changes:
         self._clean: dict[Client, dict[str, dict[str, torch.Tensor]]] = {}
         self._mutable: list[tuple[Hold, torch.Tensor, torch.Tensor]] = []
         #: Components that a call may hold part by part, or that are written to where they are.
-        self._in_steps: dict[Client, set[str]] = {}
+        self.in_steps: dict[Client, set[str]] = {}
 
     def add(self, client: Client, part: Component, name: str, value: torch.Tensor) -> None:
         """A tensor of a clean component is to be `value`."""
@@ -44,7 +44,7 @@ class Changes:
 
     def quieten(self, client: Client, names: Iterable[str]) -> None:
         """Have them change while no call of these components is under way."""
-        self._in_steps.setdefault(client, set()).update(names)
+        self.in_steps.setdefault(client, set()).update(names)
 
     def apply(self, also: Callable[[], None]) -> None:
         """Change all of it; `also` what is nobody's but this process's. Of several clients one
@@ -56,8 +56,8 @@ class Changes:
         with ExitStack() as stack:
             for hold in dict.fromkeys(hold for hold, _, _ in self._mutable):
                 stack.enter_context(hold())
-            if self._in_steps:
-                stack.enter_context(quiet(self._in_steps))
+            if self.in_steps:
+                stack.enter_context(quiet(self.in_steps))
             for client, named in self._clean.items():
                 client._update_together(named)
             with torch.no_grad():
