@@ -251,7 +251,10 @@ def fused_pipeline() -> Subject:
 
 
 @entry(
-    "LoRA, trained", "forward, backward and a step of an optimizer over frozen weights", often=True
+    "LoRA, trained",
+    "forward, backward and a step of an optimizer over frozen weights",
+    told="trained",
+    often=True,
 )
 def lora_trained() -> Subject:
     import peft

@@ -60,7 +60,11 @@ def _packed(model: Any, kind: type[nn.Module]) -> Any:
     return quantize(model, {kind}, dtype=torch.qint8)
 
 
-@entry("BERT of dynamic int8 (torch.ao)", "packed weights that are no tensors of the module")
+@entry(
+    "BERT of dynamic int8 (torch.ao)",
+    "packed weights that are no tensors of the module",
+    told="packed",
+)
 def packed_bert() -> Subject:
     from transformers import BertConfig, BertModel
 
@@ -69,7 +73,7 @@ def packed_bert() -> Subject:
     return Subject(packed, lambda: packed(ids()))
 
 
-@entry("LSTM of dynamic int8 (torch.ao)", "nothing but packed weights")
+@entry("LSTM of dynamic int8 (torch.ao)", "nothing but packed weights", told="packed")
 def packed_lstm() -> Subject:
     model = nn.Sequential(nn.LSTM(16, 16, num_layers=2)).eval()
     packed = _packed(model, nn.LSTM)

@@ -173,7 +173,7 @@ def _attached(client: Client, one: Entry, twin: _Twin) -> None:
     trial = _Trial(one)
     attachment: Attachment | None = None
     with _stage("attached") as more, _warned() as said:
-        attachment = client.attach(trial.subject.model)
+        attachment = _attach(client, trial)
         more |= _found(client, trial, attachment)
         more["warned"] = said
         with _held(trial, attachment):
@@ -203,7 +203,7 @@ def _divided(client: Client, one: Entry, twin: _Twin, stage: str, components: st
         if components == "*" and not trial.has_parts:
             more["outcome"] = "no parts"
             return
-        attachment = client.attach(trial.subject.model, components)
+        attachment = _attach(client, trial, components=components)
         try:
             _evicted(client, trial, attachment, twin)
         finally:
@@ -215,7 +215,7 @@ def _streamed(client: Client, one: Entry, twin: _Twin) -> None:
     trial = _Trial(one)
     with _stage("streamed") as more:
         with patch.object(registering, "blocks_of", _each_a_block):
-            attachment = client.attach(trial.subject.model, resident=0, blocks=one.blocks or None)
+            attachment = _attach(client, trial, resident=0, blocks=one.blocks or None)
         try:
             if attachment.streamed:
                 more["blocks"] = sum(len(s.blocks) for s in attachment.streamed.values())
@@ -224,6 +224,12 @@ def _streamed(client: Client, one: Entry, twin: _Twin) -> None:
                 more["outcome"] = "no blocks"
         finally:
             _detached(trial, attachment, twin)
+
+
+@torch.enable_grad()
+def _attach(client: Client, trial: _Trial, **how: Any) -> Attachment:
+    """In grad mode, as scripts that do not think of it have it."""
+    return client.attach(trial.subject.model, **how)
 
 
 def _each_a_block(

@@ -54,6 +54,11 @@ def problems_of(rows: Iterable[Row]) -> list[str]:
     return [f"{row.entry.name}: {problem}" for row in rows for problem in row.problems()]
 
 
+def written() -> str:
+    """The table that is on the page."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
 def write(table: str) -> None:
     """Put it into the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)

@@ -11,7 +11,7 @@ import pytest
 from tests.guarantees.harness import Daemon
 from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
 from tests.offload.zoo.keeper import Keeper
-from tests.offload.zoo.table import PAGE
+from tests.offload.zoo.table import written
 
 OFTEN = [one for one in all_entries() if one.often]
 
@@ -43,11 +43,11 @@ def test_it_holds_or_says_why_it_does_not(keeper: Keeper, daemon: Daemon, entry:
 
 
 def test_the_page_has_a_line_for_each_class() -> None:
-    lines = re.findall(r"^\| (.+?) \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
+    lines = re.findall(r"^\| (.+?) \| (.+?) \|", written(), re.MULTILINE)
     there = {name: oddity for name, oddity in lines if name not in ("class", "---")}
     assert there == {one.name: one.oddity for one in all_entries()}
 
 
 def test_no_line_of_the_page_dies_without_words() -> None:
-    died = re.findall(r"^\d+\. (died: .*)$", PAGE.read_text(), re.MULTILINE)
+    died = re.findall(r"^\d+\. (died: .*)$", written(), re.MULTILINE)
     assert [text for text in died if "a fault in component" not in text] == []
