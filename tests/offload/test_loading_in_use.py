@@ -52,6 +52,10 @@ class Net(nn.Module):
         x = torch.ones(1, self.width)
         return torch.stack([block(x).mean() for block in self.blocks])
 
+    def steps(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield self()
+
 
 class Two(nn.Module):
     def __init__(self) -> None:
@@ -80,7 +84,7 @@ class Loading:
     """A model, two state dicts, and what the model gives with each."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model.requires_grad_(False)
+        self.model: Any = model.requires_grad_(False)
         self.states = [filled(model, OLD), filled(model, NEW)]
         self.expected = [outputs_of(model, state) for state in self.states]
         model.load_state_dict(self.states[0])
@@ -147,6 +151,28 @@ def test_so_does_update_of_what_is_streamed(client: Client) -> None:
         try:
             for n in range(1, 11):
                 client.update("dit", loading.states[n % 2])
+        finally:
+            ends.set()
+        assert calls.result() <= set(loading.expected)
+
+
+def test_so_does_each_step_of_a_generator_that_is_streamed(client: Client) -> None:
+    with attached(client, "streamed") as (loading, _), ThreadPoolExecutor(1) as pool:
+        ends = threading.Event()
+
+        def call() -> set[tuple[float, ...]]:
+            seen = set()
+            with torch.inference_mode():
+                for output in loading.model.steps():
+                    seen.add(tuple(output.tolist()))
+                    if ends.is_set():
+                        break
+            return seen
+
+        calls = pool.submit(call)
+        try:
+            for n in range(1, 11):
+                loading.model.load_state_dict(loading.states[n % 2])
         finally:
             ends.set()
         assert calls.result() <= set(loading.expected)

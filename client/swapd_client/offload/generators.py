@@ -13,6 +13,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackTyp
 from typing import Any
 
 from swapd_client.errors import SwapdError
+from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.scope import Held, here
 
 #: What somebody is given who does not hold what it may be a view of.
@@ -61,15 +62,22 @@ class _Span:
         """Take a step. Raises what it raises, and as `Client.acquire`."""
         scope = here()
         scope.reap()
-        if not self._held.is_lease:
-            scope.count_up(self._held)
-        else:
-            if self._give_back is None:
-                _collected.start()
-                if scope.kept is not None:  # it may be given back by another thread
-                    scope.kept.end()
-                self._give_back = self._held.take()
-            scope.lend(self._held)
+        scope.begins = self._held  # said before it is looked who changes it
+        if changing.now is not None:
+            wait()
+        try:
+            if not self._held.is_lease:
+                scope.count_up(self._held)
+            else:
+                if self._give_back is None:
+                    _collected.start()
+                    if scope.kept is not None:  # it may be given back by another thread
+                        scope.kept.end()
+                    self._give_back = self._held.take()
+                scope.lend(self._held)
+            entry = scope.add(self._held, self)
+        finally:
+            scope.begins = None
         try:
             return self._take(take, *args)
         except self._goes_on:
@@ -79,7 +87,9 @@ class _Span:
                 self.end()
             raise
         finally:
-            scope.count_down(self._held)
+            scope.leave(entry)
+            if changing.now is not None:
+                tell()
 
     def _take(self, take: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -307,6 +307,11 @@ class Scope:
             self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
         self.entries.append(Entry(held, frame, by, is_call))
 
+    def add(self, held: Held, by: object) -> Entry:
+        """Something that is held, and counted, is now by a call of `by`; to `leave`."""
+        self.entries.append(Entry(held, None, by))
+        return self.entries[-1]
+
     def renew(self, components: Mapping[Client, Collection[str]]) -> None:
         """Hold anew what is held of these, which have new bytes. Raises as `Client.acquire`; then
         it is not held any more."""
