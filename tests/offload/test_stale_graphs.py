@@ -143,6 +143,39 @@ PROGRAMS = {
 }
 
 
+TWINS = """
+    model = seeded(Encoder)
+    expected = model(TOKENS)
+    call = torch.compile(model, backend=backend, fullgraph=True)
+    with client.attach({"text": call}):
+        swaps(model, expected)  # not compiled
+        assert not compilations
+        swaps(call, expected)
+        swaps(model, expected)
+        swaps(torch.compile(model, backend=backend, fullgraph=True), expected)
+        assert len(compilations) == 1
+
+
+        def around(x):
+            return model(x) + 1
+
+
+        swaps(torch.compile(around, backend=backend), expected + 1)
+    assert torch.equal(call(TOKENS), expected)
+    assert torch.equal(model(TOKENS), expected)
+    assert "_call_impl" not in vars(model)
+
+    layer = torch.nn.Sequential(*seeded(Encoder).layers)
+    x = torch.ones(2, 256)
+    expected = layer(x)
+    call = torch.compile(layer, backend=backend, fullgraph=True)  # torch takes its call apart
+    with client.attach({"text": call}):
+        evict(client, "text")
+        assert torch.equal(call(x), expected)
+    client.close()
+"""
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery("torch._dynamo", "tests.offload.modules")
@@ -158,6 +191,15 @@ def test_code_compiled_without_its_hooks_never_runs(
     status, said = nursery.run(prepare + indent(dedent(program), "    ") + "client.close()\n")
     assert status == 0, said
     assert said.count("a way") == 3
+
+
+def test_a_module_whose_compiled_twin_is_attached_can_be_called_itself(
+    nursery: Nursery, daemon: Daemon
+) -> None:
+    prepare = dedent(PREPARE.format(folder=str(daemon.folder)))
+    prepare = prepare[: prepare.index("#: What is attached")]
+    status, said = nursery.run(prepare + dedent(TWINS))
+    assert status == 0, said
 
 
 def test_its_forward_is_that_of_the_class_whatever_becomes_of_that(

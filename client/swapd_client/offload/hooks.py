@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError, WouldDeadlock
-from swapd_client.offload import forwards, generators
+from swapd_client.offload import find, forwards, generators
 from swapd_client.offload.aside import Pair
 from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.dynamo import uncompiled
@@ -337,23 +337,31 @@ class Method(Ours):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return _apart(self, *args, **kwargs)
+        return self._held(args, kwargs)
+
+    def _held(self, args: Any, kwargs: Any) -> Any:
         gate = self._gate
         if gate is None:
             return self.__wrapped__(*args, **kwargs)
         by = object()
         if not here().has(gate.held, gate.all_of_it, 1):
-            gate.enter(by)
+            self._enter(gate, by)
         try:
             output = self.__wrapped__(*args, **kwargs)
         except BaseException:
-            if entry := here().find(by):
-                with suppress(SwapdError):  # what went wrong first is what to say
-                    gate.leave(entry, None)
+            with suppress(SwapdError):  # what went wrong first is what to say
+                self._leave(gate, by, None)
             raise
         later = isinstance(output, _LATER)
-        if entry := here().find(by):
-            output = gate.leave(entry, output)
+        output = self._leave(gate, by, output)
         return generators.lease(output, gate.held, gate.own) if later else output
+
+    def _enter(self, gate: Gate, by: object) -> None:
+        gate.enter(by)
+
+    def _leave(self, gate: Gate, by: object, output: Any) -> Any:
+        entry = here().find(by)
+        return output if entry is None else gate.leave(entry, output)
 
 
 def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
@@ -366,6 +374,42 @@ def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
             setattr(module, name, method._before)
         else:
             module.__dict__.pop(name, None)
+
+    return undo
+
+
+class _Twin(Method):
+    """The call of what a compiled module was made from: by itself, or by the compiled one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._held(args, kwargs)
+
+    def _enter(self, gate: Gate, by: object) -> None:
+        _apart(super()._enter, gate, by)
+
+    def _leave(self, gate: Gate, by: object, output: Any) -> Any:
+        return _apart(super()._leave, gate, by, output)
+
+
+def wrap_twin(compiled: torch.nn.Module, gate: Gate) -> Callable[[], None]:
+    """Have also what `compiled` was made from hold `gate` when it is called; returns what undoes
+    it. What is compiled of it is as it was.
+
+    Of one whose call torch compiles as well, as it does of torch's own classes, nothing is done.
+    """
+    twin = find.bare(compiled)
+    calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
+    if getattr(calls, "__self__", None) is not twin or "_call_impl" in vars(twin):
+        return lambda: None
+    from torch._dynamo.decorators import skip
+
+    for function in (_Twin.__call__, _Twin._held, _Twin._enter, _Twin._leave):
+        skip(function)  # what they call is compiled, they are not
+    held = vars(twin)["_call_impl"] = _Twin(twin, "_call_impl", gate)
+
+    def undo() -> None:
+        if vars(twin).get("_call_impl") is held:
+            del vars(twin)["_call_impl"]
 
     return undo
 

@@ -115,6 +115,8 @@ class Installer:
                 self._hook(module, inside.get(id(module), beside), one.held, layer=True)
             else:
                 self._hook(module, inside.get(id(module), whole))
+        if find.bare(one.module) is not one.module:
+            self._attachment.to_undo(hooks.wrap_twin(one.module, whole))
         for method in methods:
             self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
 
