@@ -309,7 +309,11 @@ def mimi() -> Subject:
     return Subject(model, run)
 
 
-@entry("Wav2Vec2ForPreTraining", "weight norm as a parametrization; a codebook that is sampled")
+@entry(
+    "Wav2Vec2ForPreTraining",
+    "weight norm as a parametrization; a codebook that is sampled",
+    often=True,
+)
 def wav2vec2() -> Subject:
     from transformers import Wav2Vec2Config, Wav2Vec2ForPreTraining
 

@@ -390,7 +390,9 @@ def layoutlm() -> Subject:
 
 
 @entry(
-    "UdopForConditionalGeneration", "biases that layers share, in a list; an embedding three times"
+    "UdopForConditionalGeneration",
+    "biases that layers share, in a list; an embedding three times",
+    often=True,
 )
 def udop() -> Subject:
     from transformers import UdopConfig, UdopForConditionalGeneration
@@ -420,7 +422,9 @@ def udop() -> Subject:
     )
 
 
-@entry("ChameleonForConditionalGeneration", "a codec of pictures whose codes become tokens")
+@entry(
+    "ChameleonForConditionalGeneration", "a codec of pictures whose codes become tokens", often=True
+)
 def chameleon() -> Subject:
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
@@ -468,7 +472,14 @@ def vision_encoder_decoder() -> Subject:
     )
 
 
-@entry("BridgeTowerModel", "layers of two models that run in turn; a module for each bridge")
+@entry(
+    "BridgeTowerModel",
+    "calls the layers of its two models by itself, one by one",
+    said={
+        "attached": "a fault in component 'vision_model.visual'",  # which has a usual name
+        "parts": "a fault in component 'text_model'",
+    },
+)
 def bridge_tower() -> Subject:
     from transformers import BridgeTowerConfig, BridgeTowerModel
 

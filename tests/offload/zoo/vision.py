@@ -56,7 +56,12 @@ def sam() -> Subject:
     return Subject(model, run)
 
 
-@entry("SamPromptEncoder", "returns an embedding's weight, expanded", often=True)
+@entry(
+    "SamPromptEncoder",
+    "returns an embedding's weight, expanded",
+    said={"parts": "a fault in component 'point_embed.2'"},  # whose weight the model itself adds
+    often=True,
+)
 def sam_prompts() -> Subject:
     from transformers import SamPromptEncoderConfig
     from transformers.models.sam.modeling_sam import SamConfig, SamPromptEncoder
@@ -292,7 +297,11 @@ def vit_mae() -> Subject:
     return Subject(model, lambda: model(picture()))
 
 
-@entry("PerceiverForMaskedLM", "latents that are a parameter, expanded; the decoder reads weights")
+@entry(
+    "PerceiverForMaskedLM",
+    "latents that are a parameter, expanded; a child's embedding goes to another child",
+    said={"parts": "a fault in component 'perceiver'"},
+)
 def perceiver() -> Subject:
     from transformers import PerceiverConfig, PerceiverForMaskedLM
 
