@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 
 from swapd_client import Client, NotWhileAttached
 from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.editing import edits
+from swapd_client.offload.scope import here
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, Encoder, evict, seeded
 from tests.offload.twins import same
@@ -131,8 +134,10 @@ def test_what_was_written_before_it_raises_is_there(
         write(module)
         raise KeyError
 
-    with pytest.raises(KeyError), attachment.edit("dit"):
-        breaks()
+    with attachment.use("dit"), torch.inference_mode():
+        with pytest.raises(KeyError), attachment.edit("dit"):
+            breaks()
+        assert same(module(X), twin(X)), "also for who holds it"
 
 
 def test_what_changes_shapes_is_refused_by_name(twins: tuple[Bakes, Bakes, Attachment]) -> None:
@@ -149,6 +154,20 @@ def test_what_changes_shapes_is_refused_by_name(twins: tuple[Bakes, Bakes, Attac
     write(twin)
     with torch.no_grad():
         twin.inner.norm.weight.copy_(kept)
+
+
+def test_edits_one_after_the_other_go_on_from_each_other(
+    twins: tuple[Bakes, Bakes, Attachment],
+) -> None:
+    """As layers do that are merged into one weight: it changes at the end of the outermost."""
+    module, twin, attachment = twins
+    weights = list(vars(module)["_swapd_guard"].weights)
+    with edits(weights), torch.no_grad():
+        for one in (module.tied, module.inner.embed):
+            with attachment.edit(one):
+                one.weight.add_(1)
+    with torch.no_grad():
+        twin.tied.weight.add_(1).add_(1)
 
 
 def test_nothing_written_is_no_update(client: Client, twins: tuple[Any, Any, Attachment]) -> None:
@@ -178,6 +197,46 @@ def test_calls_of_other_threads_wait_for_the_end_of_it(
             output = pool.submit(call)
             began.wait()
         assert same(output.result(), twin(X).detach())
+
+
+class Layered(nn.Module):
+    """6 blocks of 4 MiB; each doubles its weight when it is told to."""
+
+    class Block(nn.Linear):
+        edit: Callable[[], AbstractContextManager[None]] | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.edit is not None:
+                with self.edit(), torch.no_grad():
+                    self.weight.mul_(2)
+            return super().forward(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block(1024, 1024, bias=False) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_in_the_midst_of_what_is_streamed(client: Client) -> None:
+    """In a block, called by the whole or by itself, the block goes on with what was written."""
+    module, twin = seeded(Layered), seeded(Layered)
+    x = torch.ones(1, 1024)
+    with (
+        client.attach({"dit": module}, resident=0, blocks=["blocks"]) as attachment,
+        torch.inference_mode(),
+    ):
+        for path in ("blocks.2", ""):
+            module.blocks[2].edit = lambda: attachment.edit(module.blocks[2])
+            twin.blocks[2].edit = nullcontext
+            mine, its = module.get_submodule(path)(x), twin.get_submodule(path)(x)
+            assert same(mine, its)
+            module.blocks[2].edit = twin.blocks[2].edit = None
+            assert same(module(x), twin(x))
+        assert not here().counts
 
 
 # --- adapters ----------------------------------------------------------------------------

@@ -29,15 +29,14 @@ Covered = tuple[torch.Tensor, str, Weights]
 class _Edited:
     """One tensor that has bytes, over a copy of them."""
 
-    def __init__(self, tensor: torch.Tensor, name: str, weights: Weights, copies: Copies) -> None:
-        self.tensor = tensor
-        self.weights = weights
-        self._name = name
-        self._copies = copies
-        self._there = tensor.data
-        copy = copies.of(tensor).to(tensor.device)
+    def __init__(self, covered: Covered, copies: Copies, written: torch.Tensor | None) -> None:
+        """`written`: what an edit before it, that has not taken place yet, has made of it."""
+        self.tensor, self._name, self.weights = covered
+        self._there = self.tensor.data
+        copy = copies.of(self.tensor).to(self.tensor.device) if written is None else written
         self._put(copy)
-        self._memory = copy.data_ptr()
+        #: Where it is now, unless that may differ from what it was at first.
+        self._memory = copy.data_ptr() if written is None else 0
 
     def _put(self, data: torch.Tensor) -> None:
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
@@ -69,8 +68,9 @@ def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        #: What the edits of this thread give new values; None: there are none.
-        self.values: dict[Weights, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
+        #: The new values that the edits of this thread have for tensors, by their ids; None: there
+        #: are no edits.
+        self.values: dict[Weights, dict[int, tuple[torch.Tensor, torch.Tensor]]] | None = None
 
 
 _here = _Here()
@@ -89,19 +89,23 @@ def edits(weights: Sequence[Weights]) -> Iterator[None]:
     changes = Changes()
     for one in weights:
         one.quieten(changes)
-    with quiet(changes.in_steps):
-        values = _here.values = {}
-        try:
-            yield
-        finally:
-            _here.values = None
-            for one, new in values.items():
-                one.change(new, changes)
-                one.quieten(changes)
-            if values:
-                changes.apply(_nothing)
-    if values:
-        here().renew(changes.in_steps)
+    changed = False
+    try:
+        with quiet(changes.in_steps):
+            values = _here.values = {}
+            try:
+                yield
+            finally:
+                _here.values = None
+                for one, new in values.items():
+                    one.change(list(new.values()), changes)
+                    one.quieten(changes)
+                if values:
+                    changes.apply(_nothing)
+                    changed = True
+    finally:
+        if changed:
+            here().renew(changes.in_steps)
 
 
 @contextmanager
@@ -113,22 +117,22 @@ def edited(covered: Iterable[Covered], weights: Sequence[Weights]) -> Iterator[N
         copies: dict[Weights, Copies] = {}
         staged: list[_Edited] = []
         try:
-            for tensor, name, its in covered:
-                if its not in copies:
-                    copies[its] = its.copies()
-                staged.append(_Edited(tensor, name, its, copies[its]))
+            for one in covered:
+                tensor, _, its = one
+                _, written = values.get(its, {}).get(id(tensor), (tensor, None))
+                staged.append(_Edited(one, _copies(copies, its), written))
             yield
         finally:
             fresh: dict[Weights, Copies] = {}
             problems = []
-            for one in staged:
+            for each in staged:
                 try:
-                    value = one.end(functools.partial(_copies, fresh))
+                    value = each.end(functools.partial(_copies, fresh))
                 except NotWhileAttached as exc:
                     problems.append(exc)
                     continue
                 if value is not None:
-                    values.setdefault(one.weights, []).append((one.tensor, value))
+                    values.setdefault(each.weights, {})[id(each.tensor)] = each.tensor, value
             if problems:
                 raise problems[0]
 

@@ -323,12 +323,14 @@ class Scope:
             if count.give_back is not None
             and any(held.has_any(client, names) for client, names in components.items())
         ]
-        for _, count in reversed(mine):
-            give_back, count.give_back = count.give_back, None
-            assert give_back is not None
-            give_back()
+        for held, count in reversed(mine):
+            # what was taken for another of them goes, and comes, with that one
+            if self.counts.get(held) is count and (give_back := count.give_back) is not None:
+                count.give_back = None
+                give_back()
         for held, count in mine:
-            count.give_back = held.take()
+            if self.counts.get(held) is count:
+                count.give_back = held.take()
 
     def find(self, by: object) -> Entry | None:
         """The last entry of `by`; None if there is none."""
