@@ -26,7 +26,7 @@ from tests.offload.zoo.compare import difference, kept
 from tests.offload.zoo.entries import Entry, all_entries
 
 #: No class takes a tenth of it.
-PATIENCE_S = 60
+PATIENCE_S = 100
 SEED = 2026
 #: A component that is as large as the device.
 _FILLER = "filler"

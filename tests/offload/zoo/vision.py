@@ -74,49 +74,100 @@ def sam_prompts() -> Subject:
     return Subject(model, lambda: model(None, None, torch.tensor([[[1.0, 2.0, 9.0, 8.0]]]), None))
 
 
+def _sam2(width: int) -> dict[str, Any]:
+    return {
+        "vision_config": {
+            "backbone_config": {
+                "model_type": "sam2_hiera_det_model",
+                "hidden_size": 8,
+                "num_attention_heads": 1,
+                "image_size": [64, 64],
+                "blocks_per_stage": [1, 1, 2, 1],
+                "embed_dim_per_stage": [8, 16, 32, 64],
+                "num_attention_heads_per_stage": [1, 2, 4, 4],
+                "window_size_per_stage": [8, 4, 8, 4],
+                "window_positional_embedding_background_size": [4, 4],
+                "global_attention_blocks": [3],
+            },
+            "backbone_channel_list": [64, 32, 16, 8],
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+            "fpn_hidden_size": width,
+        },
+        "prompt_encoder_config": {
+            "hidden_size": width,
+            "image_size": 64,
+            "patch_size": 16,
+            "mask_input_channels": 4,
+        },
+        "mask_decoder_config": {
+            "hidden_size": width,
+            "mlp_dim": 32,
+            "num_attention_heads": 4,
+            "iou_head_hidden_dim": 16,
+        },
+    }
+
+
 @entry("Sam2Model", "pyramids of features; weights are added to what is returned")
 def sam2() -> Subject:
     from transformers import Sam2Config, Sam2Model
 
-    model = Sam2Model(
-        Sam2Config(
-            vision_config={
-                "backbone_config": {
-                    "model_type": "sam2_hiera_det_model",
-                    "hidden_size": 8,
-                    "num_attention_heads": 1,
-                    "image_size": [64, 64],
-                    "blocks_per_stage": [1, 1, 2, 1],
-                    "embed_dim_per_stage": [8, 16, 32, 64],
-                    "num_attention_heads_per_stage": [1, 2, 4, 4],
-                    "window_size_per_stage": [8, 4, 8, 4],
-                    "window_positional_embedding_background_size": [4, 4],
-                    "global_attention_blocks": [3],
-                },
-                "backbone_channel_list": [64, 32, 16, 8],
-                "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
-                "fpn_hidden_size": 16,
-            },
-            prompt_encoder_config={
-                "hidden_size": 16,
-                "image_size": 64,
-                "patch_size": 16,
-                "mask_input_channels": 4,
-            },
-            mask_decoder_config={
-                "hidden_size": 16,
-                "mlp_dim": 32,
-                "num_attention_heads": 4,
-                "iou_head_hidden_dim": 16,
-            },
-        )
-    )
+    model = Sam2Model(Sam2Config(**_sam2(16)))
 
     def run() -> object:
         points = torch.tensor([[[[8.0, 8.0]]]])
         labels = torch.ones(1, 1, 1, dtype=torch.int32)
         seen = model.get_image_embeddings(picture(64))
         return seen, model(input_points=points, input_labels=labels, image_embeddings=seen)
+
+    return Subject(model, run)
+
+
+@entry(
+    "Sam2VideoModel",
+    "a generator of frames; what it keeps from one to the next may be a weight",
+    often=True,
+)
+def sam2_video() -> Subject:
+    from transformers import Sam2VideoConfig, Sam2VideoModel
+    from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
+
+    model = Sam2VideoModel(
+        Sam2VideoConfig(
+            **_sam2(128),
+            image_size=64,
+            num_maskmem=3,
+            memory_attention_hidden_size=128,
+            memory_attention_num_layers=2,
+            memory_attention_feed_forward_hidden_size=32,
+            memory_attention_rope_feat_sizes=[4, 4],
+            memory_encoder_hidden_size=128,
+            memory_encoder_output_channels=64,
+            mask_downsampler_embed_dim=128,
+            memory_fuser_embed_dim=128,
+            memory_fuser_intermediate_dim=32,
+        )
+    )
+
+    def run() -> object:
+        session = Sam2VideoInferenceSession(
+            video=torch.randn(3, 3, 64, 64),
+            video_height=64,
+            video_width=64,
+            dtype=torch.float32,
+        )
+        one = session.obj_id_to_idx(1)
+        points = {
+            "point_coords": torch.tensor([[[[8.0, 8.0]]]]),
+            "point_labels": torch.ones(1, 1, 1, dtype=torch.int32),
+        }
+        session.add_point_inputs(one, 0, points)
+        session.obj_with_new_inputs.append(1)
+        seen = [
+            (frame.frame_idx, frame.pred_masks)
+            for frame in model.propagate_in_video_iterator(session, start_frame_idx=0)
+        ]
+        return seen, session.output_dict_per_obj
 
     return Subject(model, run)
 
