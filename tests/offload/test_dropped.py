@@ -3,7 +3,6 @@
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,7 @@ from swapd_client import Client, connect
 from swapd_client.offload import dropped
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import TOKENS, Model, evict, seeded
-from tests.offload.nursery import Nursery
 from tests.offload.test_attach import names
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 def await_none(client: Client) -> None:
@@ -122,30 +113,6 @@ def test_what_is_in_use_elsewhere_stays_and_is_named(
             pass
         assert "client.unregister('vae') takes it back" in caplog.text
     client.unregister("vae")
-
-
-def test_a_forked_child_takes_nothing_of_its_parents_back(daemon: Daemon, nursery: Nursery) -> None:
-    program = f"""
-    import gc, os, torch
-    from swapd_client import connect
-    from tests.offload.modules import TOKENS, Model, evict, seeded
-
-    model = seeded(Model)
-    expected = model(TOKENS)
-    client = connect({str(daemon.folder)!r})
-    client.attach(model)
-    model(TOKENS)
-    child = os.fork()
-    if child == 0:
-        del model
-        gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    evict(client, "text_encoder", "transformer", "vae")
-    assert torch.equal(model(TOKENS), expected)
-    print(len(client.status().components))
-    """
-    assert nursery.run(program) == (0, "3\n")
 
 
 def test_a_model_that_goes_with_its_client_says_nothing(

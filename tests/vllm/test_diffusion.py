@@ -412,6 +412,10 @@ def test_what_does_not_fit_is_refused_with_what_to_say(stages: Scene, tmp_path: 
     said = refused(begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy")))
     assert "TooLarge" in said
     assert "additional_config: {swapd: {enable_layerwise_offload: true}}" in said
+    layerwise = on_swapd(stages.daemon(budget="2MiB"), "toy", enable_layerwise_offload=True)
+    said = refused(begin(stages, "streamed", tmp_path, **layerwise))
+    assert "TooLarge" in said
+    assert "enable_layerwise_offload is set already" in said
 
 
 def test_sleep_is_refused_and_costs_nothing(stages: Scene, toy: Toy, expected: Expected) -> None:

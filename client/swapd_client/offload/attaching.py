@@ -238,13 +238,13 @@ class _Attaching:
 
     def _refuse_what_never_fits(self, hows: Mapping[str, How]) -> None:
         components = self._attachment.components
-        staying = [
+        never_leave = [
             called
             for name, how in hows.items()
             if how.policy == "resident" and name not in self._attachment.streamed
             for called in components[name].all_of_it.names
         ]
-        refuse_what_never_fits(self._client, components, staying)
+        refuse_what_never_fits(self._client, components, never_leave)
 
     def _attached(self, one: Found) -> Attached:
         client = self._client

@@ -266,10 +266,16 @@ def _attach(
             "{swapd: {component: ...}}"
         ) from exc
     except TooLarge as exc:
-        raise TooLarge(
-            f"{exc.__cause__ or exc}. What comes in block by block need not fit: "
-            "additional_config: {swapd: {enable_layerwise_offload: true}}"
-        ) from exc
+        advice = (
+            "What comes in block by block need not fit: additional_config: {swapd: "
+            "{enable_layerwise_offload: true}}"
+        )
+        if options.offload.enable_layerwise_offload:
+            advice = (
+                "enable_layerwise_offload is set already, and streams DiTs of which a list of "
+                "blocks holds most"
+            )
+        raise TooLarge(f"{exc.__cause__ or exc}. {advice}") from exc
 
 
 def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:
