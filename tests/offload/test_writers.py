@@ -294,18 +294,56 @@ def dit() -> Any:
     ).eval()
 
 
+PICTURE = {
+    "hidden_states": torch.ones(1, 4, 8, 8),
+    "encoder_hidden_states": torch.ones(1, 3, 16),
+    "pooled_projections": torch.ones(1, 16),
+    "timestep": torch.tensor([3]),
+}
+
+
+def flux() -> Any:
+    from diffusers import FluxTransformer2DModel
+
+    return FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        pooled_projection_dim=16,
+        axes_dims_rope=(4, 4, 8),
+    ).eval()
+
+
+def test_projections_are_fused(client: Client) -> None:
+    """What is made of weights is private until it is taken in."""
+    module, twin = built(flux), built(flux)
+    inputs = {
+        "hidden_states": torch.ones(1, 4, 4),
+        "encoder_hidden_states": torch.ones(1, 3, 16),
+        "pooled_projections": torch.ones(1, 16),
+        "timestep": torch.tensor([3]),
+        "img_ids": torch.zeros(4, 3),
+        "txt_ids": torch.zeros(3, 3),
+    }
+    with client.attach({"transformer": module}) as attachment:
+        evict(client, *attachment.registered)
+        for one in (module, twin):
+            one.fuse_qkv_projections()
+            one.requires_grad_(False)
+        assert module.transformer_blocks[0].attn.to_qkv.weight.numel()
+        evict(client, *attachment.registered)
+        assert same(module(**inputs).sample, twin(**inputs).sample)
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["before", "after"])
 def test_lora_is_fused_and_unfused(client: Client, later: bool) -> None:
     """Of diffusers; added before the model is attached, and after."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
     module, twin = built(dit), built(dit)
-    inputs = {
-        "hidden_states": torch.randn(1, 4, 8, 8),
-        "encoder_hidden_states": torch.randn(1, 3, 16),
-        "pooled_projections": torch.randn(1, 16),
-        "timestep": torch.tensor([3]),
-    }
 
     def add_adapter() -> None:
         for one in (module, twin):
@@ -324,7 +362,7 @@ def test_lora_is_fused_and_unfused(client: Client, later: bool) -> None:
             for one in (module, twin):
                 getattr(one, method)()
             evict(client, *attachment.registered)
-            assert same(module(**inputs).sample, twin(**inputs).sample)
+            assert same(module(**PICTURE).sample, twin(**PICTURE).sample)
 
 
 # --- refused -----------------------------------------------------------------------------

@@ -113,6 +113,8 @@ _RUNS: Mapping[str, Runs] = {
     **dict.fromkeys(
         ("merge_adapter", "unmerge_adapter", "merge_and_unload"), _write_layers
     ),  # PEFT
+    # these make private weights of those that there are, and read them outside of any call
+    **dict.fromkeys(("fuse_qkv_projections", "add_weighted_adapter"), _write),  # diffusers, PEFT
     "_rescale_layers": _write,  # RWKV, in its first forward in each mode
     "resize_token_embeddings": _refuse_resize,  # transformers
 }
