@@ -115,6 +115,21 @@ def test_what_is_in_use_elsewhere_stays_and_is_named(
     client.unregister("vae")
 
 
+def test_on_a_gpu_they_stay_and_that_is_said(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = seeded(Model)
+    client.attach(model, ["vae"])
+    with monkeypatch.context() as patched:
+        patched.setattr(client.session, "gpu", object())
+        del model
+        gc.collect()
+        while "'vae' stays registered, though its model is no more" not in caplog.text:
+            pass
+    assert names(client) == {"vae"}
+    client.unregister("vae")
+
+
 def test_a_model_that_goes_with_its_client_says_nothing(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:

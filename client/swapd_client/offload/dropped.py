@@ -1,5 +1,9 @@
 """Models that become garbage while they are attached: their components are unregistered.
 
+Not so on a GPU: there private memory stays for as long as the process lives, in which work that was
+put on a stream may still read it. A component that stays registered costs less: it is evicted when
+others need the memory. So that is said, and it stays.
+
 An attachment is kept by the hooks that it put on its model, and by nothing of the client's. So it
 goes with the model, and not before. It is the garbage collector that says so, in any thread, under
 any lock, perhaps in a forked child: whoever hears it takes none, and leaves the rest to a thread.
@@ -54,6 +58,13 @@ def settle() -> None:
 
 
 def _take_back(client: Client, name: str) -> None:
+    if client.session.gpu is not None and client.session.error is None:
+        log.warning(
+            "%r stays registered, though its model is no more: it leaves the GPU when others need "
+            "the memory, and the host when the client is closed. Before a model goes, detach() it",
+            name,
+        )
+        return
     try:
         client.unregister(name)
     except UnknownComponent:  # somebody did
