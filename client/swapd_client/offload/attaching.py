@@ -12,7 +12,7 @@ import torch
 
 from swapd.units import size
 from swapd_client.client import Client
-from swapd_client.errors import DuplicateName, InvalidSource
+from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.offload import dropped, find, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
@@ -145,9 +145,10 @@ class _Attaching:
         hows = self._hows()
         if hows:
             methods = methods_of(self._found, self._arguments.wrap_methods)
+            again = bool(self._attachment.registered)
             self._register(hows)
             self._install(methods)
-            self._refuse_what_never_fits(hows)
+            self._refuse_what_never_fits(hows, again=again)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(find.modules_of(self._roots), found, self._owned.left)
         self._attachment.summary = self._summary(stays)
@@ -236,7 +237,7 @@ class _Attaching:
                 installer.component(one, methods[one.name])
                 installer.guard(one)
 
-    def _refuse_what_never_fits(self, hows: Mapping[str, How]) -> None:
+    def _refuse_what_never_fits(self, hows: Mapping[str, How], *, again: bool) -> None:
         components = self._attachment.components
         never_leave = [
             called
@@ -244,7 +245,12 @@ class _Attaching:
             if how.policy == "resident" and name not in self._attachment.streamed
             for called in components[name].all_of_it.names
         ]
-        refuse_what_never_fits(self._client, components, never_leave)
+        try:
+            refuse_what_never_fits(self._client, components, never_leave)
+        except TooLarge as exc:
+            if not again:  # else the old ones are in use, and the new ones registered beside them
+                raise
+            log.warning("%s", exc)
 
     def _attached(self, one: Found) -> Attached:
         client = self._client

@@ -76,6 +76,7 @@ def _advice(one: Attached, needed: Sequence[str]) -> str:
             "more, or smaller ones, in blocks="
         )
     return (
-        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: some of it others "
-        "use too. Attach these together, as one component"
+        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: what others use "
+        "too, and what came later, is registered by itself. Attach anew what came later, and "
+        "together what shares"
     )
