@@ -187,6 +187,16 @@ def test_a_model_that_requires_gradients_of_nearly_all_is_taken_for_one_that_run
         assert "private" not in str(attachment)
 
 
+def test_quantised_weights_do_not_make_a_model_one_that_is_trained(client: Client) -> None:
+    """They can have no gradients; what else there is requires them, as it was built."""
+    model = seeded(Encoder).requires_grad_(True)
+    for layer in model.layers:
+        codes = torch.randint(-9, 9, (16 * WIDTH, WIDTH), dtype=torch.int8)
+        layer.weight = nn.Parameter(codes, requires_grad=False)
+    with client.attach({"text": model}):
+        assert registered(client) == everything(model)
+
+
 def test_where_no_gradients_are_made_nothing_is_trained(client: Client) -> None:
     model = adapted()
     with torch.inference_mode(), client.attach({"text": model}):

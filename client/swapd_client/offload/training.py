@@ -31,7 +31,8 @@ def trained_of(
     """The parameters that stay private. `components`: the modules of each; `modules`: by path.
 
     If nobody says: in grad mode, those that require gradients of a component most of which does
-    not. A model that was built, and is not trained, requires them of all or nearly all it has.
+    not, of what could. A model that was built, and is not trained, requires them of all or nearly
+    all that can have them: not of quantised weights.
 
     Raises: InvalidSource for a name that none has.
     """
@@ -45,7 +46,8 @@ def trained_of(
             id(p): p for m in component for p in m._parameters.values() if _has_bytes(p)
         }
         mine = {key: p for key, p in parameters.items() if p.requires_grad}
-        if trainable or 2 * _nbytes(mine) < _nbytes(parameters):
+        could = {key: p for key, p in parameters.items() if p.requires_grad or _could_require(p)}
+        if trainable or 2 * _nbytes(mine) < _nbytes(could):
             trained |= mine
     return trained
 
@@ -75,6 +77,10 @@ def _has_bytes(parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         or parameter.is_meta
         or isinstance(parameter, torch.nn.parameter.UninitializedParameter)
     )
+
+
+def _could_require(parameter: torch.Tensor) -> bool:
+    return (parameter.is_floating_point() or parameter.is_complex()) and not is_wrapper(parameter)
 
 
 def _nbytes(parameters: Trained) -> int:

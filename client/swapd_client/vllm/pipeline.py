@@ -259,6 +259,7 @@ def _attach(
             wrap_methods=_methods(found),
             kinds={name: one.kind for name, one in found.items()},
             stay=[] if all_stay else stay,
+            trainable=False,
         )
     except DuplicateName as exc:
         raise DuplicateName(
