@@ -54,7 +54,7 @@ def whisper() -> Subject:
 
 @entry(
     "SpeechT5ForTextToSpeech",
-    "a method that makes sound; dropout that is always on; its vocoder is an argument",
+    "a method that makes a spectrogram; dropout that is always on",
     often=True,
 )
 def speech_t5() -> Subject:
@@ -484,11 +484,12 @@ def moshi() -> Subject:
     )
 
     def run() -> object:
-        return model(
-            input_ids=ids(),
-            moshi_audio_codes=torch.randint(0, 16, (1, 2, 7)),
-            user_audio_codes=torch.randint(0, 16, (1, 2, 7)),
+        codes = torch.randint(0, 16, (1, 2, 7))
+        said = model(input_ids=ids(), moshi_audio_codes=codes, user_audio_codes=codes)
+        deep = model.depth_decoder(
+            input_ids=torch.randint(0, 16, (1, 4)), last_hidden_state=torch.randn(1, 1, 32)
         )
+        return said, deep
 
     return Subject(model, run)
 

@@ -192,7 +192,9 @@ def gemma3() -> Subject:
     return Subject(model, run)
 
 
-@entry("Qwen2VLForConditionalGeneration", "positions in three dimensions; a tower without names")
+@entry(
+    "Qwen2VLForConditionalGeneration", "positions in three dimensions; pictures as lists of patches"
+)
 def qwen2_vl() -> Subject:
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 

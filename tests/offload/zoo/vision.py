@@ -440,9 +440,7 @@ def efficient_net() -> Subject:
     return Subject(model, lambda: model(picture()))
 
 
-@entry(
-    "ImageGPTForCausalImageModeling", "Conv1D, and a norm whose weight is used beside its forward"
-)
+@entry("ImageGPTForCausalImageModeling", "Conv1D; norms that have a weight and no bias")
 def image_gpt() -> Subject:
     from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
