@@ -526,6 +526,7 @@ def _sd(name: str, **parts: Any) -> Any:
         "unet": _made("UNet2DConditionModel", **UNET, up_block_types=UP),
         "safety_checker": None,
         "feature_extractor": None,
+        "requires_safety_checker": False,
         **parts,
     }
     pipeline = getattr(diffusers, name)(**whole)
