@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from swapd.core import explain
+from swapd.core import coming, explain, leases, leaving, workspaces
 from swapd.core.actions import Grant, Waiting
 from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.events import Acquire
@@ -209,7 +209,7 @@ class Admission:
             c.promised[w.key] = None
             ledger.idle.drop(c)
             if c.state is State.ABSENT:
-                ledger.load(c)
+                coming.load(ledger, c)
             if c.state is State.LOADING:
                 w.loaded = not c.workspace
                 if not self._may_watch(w, c):
@@ -245,7 +245,7 @@ class Admission:
         ledger = self._ledger
         self.queue.forget(w)
         ledger.sessions[w.session].waiters.discard(w.request)
-        placements = ledger.lend(w)
+        placements = leases.lend(ledger, w)
         names = () if w.asked == w.names else w.names
         ledger.out.append(Grant(*w.key, placements, ledger.now - w.arrived, w.loaded, names))
 
@@ -276,9 +276,9 @@ class Admission:
             c = ledger.components.get(name)
             if c is not None and w.key in c.promised:
                 c.promised.pop(w.key, None)
-                ledger.settle(c)
+                leaving.settle(ledger, c)
             if c is not None and c.workspace:
-                ledger.close_workspace(c)
+                workspaces.close(ledger, c)
         self._drop_done_with(w)
         ledger.replan = True
 
@@ -321,10 +321,11 @@ class Admission:
 
     def _drop_done_with(self, w: Waiter) -> None:
         """`w` left the queue: a sequential component that stayed only for it goes."""
+        ledger = self._ledger
         for name in w.names:
-            c = self._ledger.components.get(name)
-            if c is not None and name in self._ledger.idle and self._ledger.is_done_with(c):
-                self._ledger.evict(c, "sequential", None)
+            c = ledger.components.get(name)
+            if c is not None and name in ledger.idle and leaving.is_done_with(ledger, c):
+                leaving.evict(ledger, c, "sequential", None)
 
     # --- who can never be let in ---------------------------------------------------------
 

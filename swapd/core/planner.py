@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
-from swapd.core import policy
+from swapd.core import coming, leaving, policy, telling
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, State, Waiter
@@ -161,9 +161,9 @@ class Planner:
             admission.tell_waiting(w)
         self._tell_wanted(wanted)  # 4
         if self._held_up:
-            ledger.hurry()
+            telling.hurry(ledger)
         elif ledger.hurried:
-            ledger.take_time()
+            telling.take_time(ledger)
 
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
         """Evict what `w` needs evicted; return whether its chunks may be taken now.
@@ -200,9 +200,9 @@ class Planner:
             return False
         key = w.key if w else None
         for c in room.rivals:
-            ledger.evict(c, "alternating", key)
+            leaving.evict(ledger, c, "alternating", key)
         for c in room.victims:
-            ledger.evict(c, "room", key)
+            leaving.evict(ledger, c, "room", key)
         return not any(r.evicting for r in rivals) and missing <= at_hand(ledger, asked)
 
     # --- how long a component stays ------------------------------------------------------
@@ -247,10 +247,10 @@ class Planner:
         """Tell holders what changed since they were last told."""
         ledger = self._ledger
         for name in [n for n in ledger.wanted if n not in wanted]:
-            ledger.unwant(name)
+            telling.unwant(ledger, name)
             self._admission.share(ledger.components[name])
         for name in sorted((wanted - ledger.wanted.keys()) | (wanted & ledger.joined.keys())):
-            ledger.want(name)
+            telling.want(ledger, name)
 
     # --- prefetches ----------------------------------------------------------------------
 
@@ -272,5 +272,5 @@ class Planner:
         if not self.make_room(None, set(), only=c):
             return False
         del ledger.prefetches[c.name]
-        ledger.load(c)
+        coming.load(ledger, c)
         return True

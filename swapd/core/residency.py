@@ -13,7 +13,18 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, ClassVar
 
-from swapd.core import explain, policy
+from swapd.core import (
+    coming,
+    explain,
+    gone,
+    inheriting,
+    leases,
+    leaving,
+    policy,
+    registry,
+    updates,
+    workspaces,
+)
 from swapd.core.actions import AnyAction, Fence, Lost
 from swapd.core.admission import Admission
 from swapd.core.events import (
@@ -120,7 +131,7 @@ class Residency:
         if problem := self._unregisterable(event, chunks):
             self.ledger.refuse((event.session, event.request), *problem)
         else:
-            self.ledger.register(event, chunks)
+            registry.register(self.ledger, event, chunks)
 
     def _unregisterable(self, event: Register, chunks: int) -> tuple[Code, str] | None:
         """Why a component may not be registered, or None if it may."""
@@ -167,9 +178,9 @@ class Residency:
         if c is None:
             return
         if c.renewal is not None:
-            ledger.answer_update(c, c.renewal)
+            updates.answer(ledger, c, c.renewal)
         else:
-            ledger.answer(c)
+            registry.answer(ledger, c)
 
     def _on_commit(self, event: Commit) -> None:
         ledger, key = self.ledger, (event.session, event.request)
@@ -180,21 +191,21 @@ class Residency:
                 return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
             parts.append(c)
         if all(c.renewal is not None and c.renewal.request is None for c in parts):
-            return ledger.seal_together(tuple(parts), event.request)
+            return updates.seal_together(ledger, tuple(parts), event.request)
         c = parts[0]
         if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
             return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
         c.answer = event.request
-        ledger.seal(c, c.uid)
+        registry.seal(ledger, c, c.uid)
 
     def _on_master_sealed(self, event: MasterSealed) -> None:
         ledger, c = self.ledger, self._made_or_sealed(event.uid)
         if c is None:
             return
         if c.renewal is not None:
-            ledger.sealed(c, c.renewal)
+            updates.sealed(ledger, c, c.renewal)
         else:
-            ledger.commit(c)
+            registry.commit(ledger, c)
             self.admission.unpark(c)
 
     def _on_master_failed(self, event: MasterFailed) -> None:
@@ -205,11 +216,11 @@ class Residency:
         if c.renewal is not None:
             assert c.renewal.request is not None
             ledger.refuse((c.session, c.renewal.request), event.code, event.why)
-            return ledger.give_up_together(c, c.renewal)
+            return updates.give_up(ledger, c, c.renewal)
         assert c.answer is not None
         ledger.refuse((c.session, c.answer), event.code, event.why)
-        ledger.remove(c)
-        ledger.drop_master(c.uid)
+        registry.remove(ledger, c)
+        registry.drop_master(ledger, c.uid)
 
     def _made_or_sealed(self, uid: int) -> Component | None:
         """A master was made or sealed, or failed; None if nobody wants it any more."""
@@ -218,7 +229,7 @@ class Residency:
         wanted = c.renewal.uid if c.renewal is not None else c.uid
         if ledger.is_current(c) and uid == wanted:
             return c
-        ledger.drop_master(uid)
+        registry.drop_master(ledger, uid)
         return None
 
     # --- new bytes for a component -------------------------------------------------------
@@ -236,7 +247,7 @@ class Residency:
             return ledger.refuse(key, "stopping", explain.STOPPING)
         if c.renewal is not None:
             return ledger.refuse(key, "in_use", explain.being_updated(c))
-        ledger.begin_update(c, event.request)
+        updates.begin(ledger, c, event.request)
 
     def _on_give_up(self, event: GiveUp) -> None:
         ledger, key = self.ledger, (event.session, event.request)
@@ -248,7 +259,7 @@ class Residency:
             if renewal.request is not None:
                 asked = (c.session, renewal.request)
                 ledger.refuse(asked, "bad_request", explain.given_up(c))
-            ledger.give_up_together(c, renewal)
+            updates.give_up(ledger, c, renewal)
         ledger.accept(key)
 
     def _on_unregister(self, event: Unregister) -> None:
@@ -263,14 +274,14 @@ class Residency:
         if c.damaged and c.dirty:  # its worker can put it together, and nobody else
             return ledger.refuse(key, "device_failed", explain.damaged(c))
         c.answer = event.request
-        ledger.set_unregistering(c, True)
+        registry.set_unregistering(ledger, c, True)
         self.admission.turn_away(c, explain.unregistered(c))
         if not ledger.is_current(c):
             return  # the last promise on it fell, and with it the component
         if c.state is State.RESIDENT:
-            ledger.evict(c, "unregister", None)
+            leaving.evict(ledger, c, "unregister", None)
         elif c.state in (State.ABSENT, State.FILLING):
-            ledger.finish_unregister(c)
+            registry.finish_unregister(ledger, c)
 
     # --- leases --------------------------------------------------------------------------
 
@@ -293,7 +304,7 @@ class Residency:
             return ledger.refuse(key, "bad_request", explain.REPLAYED)  # it is on its way back
         if event.nbytes <= 0:
             return ledger.refuse(key, "bad_request", explain.WORKSPACE_SIZE)
-        name = ledger.open_workspace(key, event.nbytes, ledger.chunks_for(event.nbytes))
+        name = workspaces.open_one(ledger, key, event.nbytes, ledger.chunks_for(event.nbytes))
         asked = Acquire(event.now, *key, event.agent, (name,), event.priority, event.deadline)
         self.admission.ask(self.admission.waiter(asked), [])
 
@@ -306,7 +317,7 @@ class Residency:
 
     def _on_release(self, event: Release) -> None:
         # Released before, or its session is gone: nothing to do.
-        if self.ledger.take_back((event.session, event.lease), again=event.again):
+        if leases.take_back(self.ledger, (event.session, event.lease), again=event.again):
             self.ledger.replan |= self.admission.somebody_waits
 
     def _on_cancel(self, event: Cancel) -> None:
@@ -376,9 +387,9 @@ class Residency:
             most = policy.room_to_keep(sizes, room, beside=1)
             kept = kept if sum(sizes[i] for i in kept) <= most else policy.spread(sizes, most)
         for c in first:
-            ledger.set_kept(c, True)
+            leaving.set_kept(ledger, c, True)
         for i, c in enumerate(others):
-            ledger.set_kept(c, i in kept)
+            leaving.set_kept(ledger, c, i in kept)
 
     # --- what was slow has ended ---------------------------------------------------------
 
@@ -387,7 +398,7 @@ class Residency:
         if pending is None or pending[1].session != event.session:
             return  # stale, or a lie: it changes nothing
         del self.ledger.acks[event.generation]
-        self.ledger.take_out(pending[1])
+        leaving.take_out(self.ledger, pending[1])
 
     def _on_copied_in(self, event: CopiedIn) -> None:
         ledger = self.ledger
@@ -395,24 +406,24 @@ class Residency:
         c = move.component
         ledger.bytes_in += c.nbytes
         if not ledger.is_current(c):
-            return ledger.abandon(move)
-        ledger.end_copy_of(move)
-        ledger.loaded(c)
+            return gone.abandon(ledger, move)
+        updates.end_copy_of(ledger, move)
+        coming.loaded(ledger, c)
         self.admission.let_in(c)
-        ledger.settle(c)
+        leaving.settle(ledger, c)
         self.admission.share(c)
         ledger.replan = True
 
     def _on_copied_out(self, event: CopiedOut) -> None:
         ledger = self.ledger
-        move, heirs = ledger.end_move(event.generation)
+        move, heirs = inheriting.end_move(ledger, event.generation)
         c = move.component
         ledger.bytes_out += c.nbytes
         if ledger.is_current(c):
             c.dirty = False
-            ledger.vacate(c, move.runs, bytes_back=c.nbytes)
+            leaving.vacate(ledger, c, move.runs, bytes_back=c.nbytes)
         else:
-            ledger.abandon(move)
+            gone.abandon(ledger, move)
         for heir in heirs:
             self.admission.let_in(heir)
 
@@ -423,13 +434,13 @@ class Residency:
         copy is refused, and who was let in before it ended is told.
         """
         ledger = self.ledger
-        move, _ = ledger.end_move(event.generation)
+        move, _ = inheriting.end_move(ledger, event.generation)
         c = move.component
         if c.workspace:
             return self._lend_failed(c, event.why)
         if not ledger.is_current(c):
-            return ledger.abandon(move)
-        ledger.end_copy_of(move)
+            return gone.abandon(ledger, move)
+        updates.end_copy_of(ledger, move)
         if c.state is State.LOADING:
             self._load_failed(c, move, explain.copy_failed(ledger, c, event.why))
         else:
@@ -437,8 +448,8 @@ class Residency:
         ledger.replan = True
 
     def _load_failed(self, c: Component, move: Move, why: str) -> None:
-        self.ledger.break_leases(c, why)
-        self.ledger.load_failed(c, move)
+        leases.break_all(self.ledger, c, why)
+        coming.load_failed(self.ledger, c, move)
         for key in list(c.promised):
             self.admission.refuse(key, "device_failed", why)
 
@@ -450,26 +461,26 @@ class Residency:
         waiter = c.evicting_for and admission.queue.get(c.evicting_for)
         why = explain.copy_failed(ledger, c, event.why, damaged=event.damaged)
         if event.damaged:
-            ledger.lose(c, move, why)
+            leaving.lose(ledger, c, move, why)
         else:
-            ledger.write_back_failed(c, move)
+            leaving.write_back_failed(ledger, c, move)
         if waiter and waiter.queued:  # else it found room without this
             admission.refuse(waiter.key, "device_failed", why)
         if c.unregistering:
             assert c.answer is not None
             ledger.refuse((c.session, c.answer), "device_failed", why)
             c.answer = None
-            ledger.set_unregistering(c, False)
+            registry.set_unregistering(ledger, c, False)
         if event.damaged:
             for key in list(c.waiting):
                 admission.refuse(key, "device_failed", explain.damaged(c))
         else:
-            ledger.make_idle(c)
+            leaving.make_idle(ledger, c)
             admission.share(c)
         admission.unpark(c)
 
     def _lend_failed(self, c: Component, why: str) -> None:
-        self.ledger.came_back(c)
+        workspaces.came_back(self.ledger, c)
         for key in list(c.promised):
             self.admission.refuse(key, "device_failed", explain.lend_failed(self.ledger, c, why))
 
@@ -477,13 +488,13 @@ class Residency:
         ledger = self.ledger
         c = ledger.moves.pop(event.generation).component
         if c.state is State.RECLAIMING:
-            return ledger.reclaim(c)
-        ledger.loaded(c)
+            return workspaces.reclaim(ledger, c)
+        coming.loaded(ledger, c)
         self.admission.let_in(c)
         ledger.replan = True
 
     def _on_reclaimed(self, event: Reclaimed) -> None:
-        self.ledger.came_back(self.ledger.moves.pop(event.generation).component)
+        workspaces.came_back(self.ledger, self.ledger.moves.pop(event.generation).component)
 
     def _on_device_down(self, event: DeviceDown) -> None:
         """Nobody hears of it but who waits for what is not on the device, now or later.
@@ -540,7 +551,7 @@ class Residency:
             if left > 0:
                 left -= self._end(ledger.components[name], event.alive, left)
         for request in list(islice(session.leases, max(left, 0))):
-            ledger.take_back((event.session, request))
+            leases.take_back(ledger, (event.session, request))
         ledger.replan = True
 
     def _end(self, c: Component, alive: bool, most: int) -> int:
@@ -553,7 +564,7 @@ class Residency:
             return most
         if c.mutable and c.dirty:
             self.ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
-        self.ledger.strand(c, alive)
+        gone.strand(self.ledger, c, alive)
         return waiters + 1
 
     def _on_session_gone(self, event: SessionGone) -> None:
@@ -571,18 +582,18 @@ class Residency:
         for c in owned:
             if c.mutable and c.dirty:
                 ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
-            ledger.strand(c, event.alive)
+            gone.strand(ledger, c, event.alive)
         for request in list(session.waiters):
             if w := admission.queue.get((event.session, request)):
                 admission.forget(w)
         for request in list(session.leases):
-            ledger.take_back((event.session, request))
+            leases.take_back(ledger, (event.session, request))
         for c in owned:
             admission.turn_away(c, explain.owner_gone(c, session.label))
         ledger.replan = True
 
     def _on_let_go(self, event: ProcessExited | LetGo) -> None:
-        self.ledger.end_quarantine(event.session)
+        gone.end_quarantine(self.ledger, event.session)
         self.ledger.replan = True
 
     _on: ClassVar[dict[type, Callable[[Any, Any], None]]] = {

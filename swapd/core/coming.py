@@ -1,0 +1,54 @@
+"""How a component comes in."""
+
+from swapd.core import inheriting, leaving, registry
+from swapd.core.actions import CopyIn, Lend
+from swapd.core.chunks import join
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Move, State
+
+
+def load(ledger: Ledger, c: Component) -> None:
+    c.generation = ledger.next_generation()
+    c.state = State.LOADING
+    c.load_started = ledger.now
+    c.used = False
+    move = ledger.moves[c.generation] = inheriting.take_chunks(ledger, c)
+    c.runs = join(move.runs, *move.inherited.values()) if move.inherited else move.runs
+    ledger.recount(c)
+    ledger.peak_chunks = max(ledger.peak_chunks, ledger.pool.total - ledger.pool.free)
+    ledger.prefetches.pop(c.name, None)
+    if c.policy == "resident":
+        ledger.room_shrank = ledger.replan = True
+    if c.workspace:
+        ledger.out.append(Lend(c.session, c.name, c.generation, c.runs))
+    else:
+        behind = tuple(move.inherited)
+        ledger.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, behind))
+
+
+def loaded(ledger: Ledger, c: Component) -> None:
+    c.state = State.RESIDENT
+    c.resident_since = ledger.now
+    c.swap_in_s = ledger.now - c.load_started
+    ledger.holders.rank(c)
+    if not c.workspace:
+        c.copy_s = ledger.now - max(c.load_started, ledger.copied_at)
+        ledger.copied_at = ledger.now
+        c.loads += 1
+        ledger.loads += 1
+
+
+def load_failed(ledger: Ledger, c: Component, move: Move) -> None:
+    """It is absent again; once its worker has let go of it, if that knew the chunks."""
+    if move.inherited:
+        inheriting.hand_back(ledger, move)
+        c.runs = move.runs
+    c.dirty = False  # what was written beside the copy is not worth keeping
+    if c.mapped:
+        return leaving.evict(ledger, c, "failed", None)
+    ledger.pool.give(c.runs)
+    ledger.drop_superseded(c)
+    c.state = State.ABSENT
+    ledger.recount(c)
+    if c.unregistering:
+        registry.finish_unregister(ledger, c)

@@ -1,0 +1,72 @@
+"""Leases, from the grant to the release."""
+
+from swapd.core import leaving
+from swapd.core.actions import Broken
+from swapd.core.ledger import HITS_MAX, Ledger
+from swapd.core.records import Component, Key, Lease, Waiter
+from swapd.protocol import Placement
+
+
+def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
+    """Give `w` its lease; return where the components are that its session owns."""
+    ledger.sessions[w.session].leases.add(w.request)
+    if w.session not in ledger.hurried:
+        ledger.unhurried[w.session] = None
+    ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names))
+    ledger.holders.open(w.key, ledger.leases[w.key])
+    placements = []
+    for name in w.names:
+        c = ledger.components[name]
+        c.promised.pop(w.key, None)
+        ledger.holders.take_up(c, w.key, w.owner)
+        if name in ledger.wanted:
+            ledger.joined[name] = None
+        c.used = True
+        if c.session == w.session and not c.workspace:
+            c.mapped = True
+            c.dirty = c.mutable
+            passing = c.policy == "sequential"
+            placements.append(Placement(name, c.generation, c.runs, passing))
+    return tuple(placements)
+
+
+def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
+    """End a lease that was used `again` times more; return whether there was one."""
+    lease = ledger.leases.pop(key, None)
+    if lease is None:
+        return False
+    session = ledger.sessions.get(lease.session)
+    for name in lease.names:
+        c = ledger.components[name]
+        ledger.holders.lay_down(c, key, lease.owner)
+        if again:
+            c.hits = min(c.hits + again, HITS_MAX)
+            ledger.hits = min(ledger.hits + again, HITS_MAX)
+        if not c.leases:
+            c.last_used = ledger.now
+            if session is not None:
+                c.released_at = ledger.now  # it may come back
+            leaving.settle(ledger, c)
+    ledger.holders.close(key, lease)
+    if session is not None:
+        session.leases.discard(key[1])
+        if not session.leases:
+            ledger.unhurried.pop(lease.session, None)
+    return True
+
+
+def break_all(ledger: Ledger, c: Component, why: str) -> None:
+    """Its load failed: tell the holders that were let in early."""
+    for session in sorted(c.holders):
+        ledger.out.append(Broken(session, c.name, c.generation, why))
+    if c.leases:
+        take_from_all(ledger, c)
+        c.last_used = ledger.now
+
+
+def take_from_all(ledger: Ledger, c: Component) -> None:
+    """Those that hold it hold it no longer; what else they hold they keep."""
+    for key in list(c.leases):
+        lease = ledger.leases[key]
+        del lease.names[c.name]
+        ledger.holders.lay_down(c, key, lease.owner)

@@ -1,0 +1,138 @@
+"""How a component leaves the device, and when it does so without being asked.
+
+What goes to make room for others is the planner's to say.
+"""
+
+from swapd.core import registry, telling, workspaces
+from swapd.core.actions import CopyOut, Evict, Evicted, Lost, Reason, Revoke
+from swapd.core.chunks import count
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Key, Move, State
+from swapd.protocol import Runs
+
+
+def settle(ledger: Ledger, c: Component) -> None:
+    """After a lease or a promise ended, or a load: idle if nobody needs it now."""
+    if c.state is not State.RESIDENT or c.leases or c.promised:
+        return
+    if c.workspace:
+        workspaces.close(ledger, c)
+    elif c.unregistering:
+        evict(ledger, c, "unregister", None)
+    elif c.superseded:
+        evict(ledger, c, "update", None)
+    elif is_done_with(ledger, c):
+        evict(ledger, c, "sequential", None)
+    else:
+        make_idle(ledger, c)
+    ledger.replan = True
+
+
+def is_done_with(ledger: Ledger, c: Component) -> bool:
+    """Whether a component with no lease and no promise is to be dropped at once."""
+    return c.policy == "sequential" and c.used and not c.waiting and not ledger.down
+
+
+def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
+    """A part has its own policy from now on, or passes through the device."""
+    policy = c.own_policy if kept else "sequential"
+    if policy == c.policy:
+        return
+    ledger.room_differs |= "resident" in (c.policy, policy)
+    ledger.room_shrank |= policy == "resident"
+    ledger.staying += c.chunks if policy == "resident" else 0
+    ledger.staying -= c.chunks if c.policy == "resident" else 0
+    c.policy = policy
+    ledger.recount(c)
+    ledger.holders.rank(c)
+    ledger.replan = True
+    if c.state is State.RESIDENT and not (c.leases or c.promised):
+        if not kept and not c.waiting and not ledger.down:
+            evict(ledger, c, "resized", None)
+        else:
+            ledger.idle.drop(c)
+            make_idle(ledger, c)
+
+
+def make_idle(ledger: Ledger, c: Component) -> None:
+    c.idle_since = ledger.now
+    if c.policy != "resident":
+        ledger.idle.add(c)
+
+
+def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
+    """Decided: `c` leaves. It does so at once, or when its worker has let go of it."""
+    ledger.idle.drop(c)
+    telling.unwant(ledger, c.name)
+    ledger.drop_superseded(c)
+    c.reason, c.evicting_for = reason, key
+    if key is not None:
+        ledger.sessions[key[0]].makes_way[c.generation] = c
+    ledger.leaving += count(c.runs)
+    ledger.replan = True
+    c.state = State.REVOKING
+    ledger.out.append(Evict(c.name, c.generation, reason, key))
+    ack = c.mapped and (ledger.rules.strict or c.mutable)
+    if c.mapped:
+        ledger.out.append(Revoke(c.session, c.name, c.generation, ack))
+    if ack:
+        ledger.acks[c.generation] = (ledger.now + ledger.rules.ack_timeout_s, c)
+    else:
+        take_out(ledger, c)
+
+
+def take_out(ledger: Ledger, c: Component) -> None:
+    """The worker can no longer write: save what it wrote, or just drop it."""
+    c.mapped = False
+    if c.dirty:
+        c.state = State.WRITING_BACK
+        save = ledger.moves[c.generation] = Move(c, c.uid, c.runs, heritable=True)
+        ledger.saves[c.generation] = save
+        ledger.inheritable += c.chunks
+        ledger.replan = True
+        ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs))
+    else:
+        vacate(ledger, c, c.runs, bytes_back=0)
+
+
+def vacate(ledger: Ledger, c: Component, runs: Runs, bytes_back: int) -> None:
+    """It has left, and `runs` are free: all it had, but what was inherited."""
+    ledger.leaving -= count(runs)
+    ledger.pool.give(runs)
+    c.state = State.ABSENT
+    ledger.recount(c)
+    leave_room(ledger, c)
+    c.evictions += 1
+    ledger.evictions += 1
+    ledger.out.append(Evicted(c.name, c.generation, c.nbytes, bytes_back))
+    if c.unregistering:
+        registry.finish_unregister(ledger, c)
+    ledger.replan = True
+
+
+def write_back_failed(ledger: Ledger, c: Component, move: Move) -> None:
+    """It stays, with what its worker wrote."""
+    assert count(move.runs) == c.chunks, f"{c} has heirs that were not told before"
+    ledger.leaving -= c.chunks
+    c.state = State.RESIDENT
+    leave_room(ledger, c)
+
+
+def lose(ledger: Ledger, c: Component, move: Move, why: str) -> None:
+    """Its bytes are nowhere whole: part of them were overwritten, part not saved."""
+    ledger.leaving -= count(move.runs)
+    ledger.pool.give(move.runs)
+    c.state = State.ABSENT
+    ledger.recount(c)
+    leave_room(ledger, c)
+    c.dirty = bool(ledger.down)  # then the part that was not saved stays where it is
+    c.damaged = why
+    ledger.prefetches.pop(c.name, None)
+    ledger.out.append(Lost(c.name, c.generation, why))
+
+
+def leave_room(ledger: Ledger, c: Component) -> None:
+    """It is evicted for nobody any more."""
+    if c.evicting_for is not None and (session := ledger.sessions.get(c.evicting_for[0])):
+        session.makes_way.pop(c.generation, None)
+    c.evicting_for = None

@@ -1,0 +1,119 @@
+"""A component from its registration to its end, and the masters that are made for it."""
+
+from bisect import bisect_left, insort
+
+from swapd.core import telling
+from swapd.core.actions import DropMaster, MakeMaster, SealMaster
+from swapd.core.events import Register
+from swapd.core.ledger import Ledger, drop_member
+from swapd.core.records import Component, State
+
+
+def register(ledger: Ledger, asked: Register, chunks: int) -> None:
+    c = Component(
+        ledger.next_uid(),
+        asked.name,
+        asked.session,
+        asked.nbytes,
+        chunks,
+        "sequential" if asked.passing else asked.policy,
+        asked.group,
+        asked.mutable,
+        part_of=asked.part_of,
+        own_policy=asked.policy,
+    )
+    ledger.components[c.name] = c
+    ledger.staying += c.chunks if c.policy == "resident" else 0
+    ledger.room_differs |= c.policy == "resident"
+    insort(ledger.names, c.name)
+    if c.part_of:
+        if c.part_of not in ledger.families:
+            insort(ledger.names, c.part_of)
+        ledger.families.setdefault(c.part_of, {})[c.name] = c
+    ledger.sessions[c.session].owns[c.name] = None
+    c.answer = asked.request
+    make_master(ledger, c, c.uid, asked.request, asked.segments, asked.content)
+
+
+def make_master(
+    ledger: Ledger,
+    c: Component,
+    uid: int,
+    request: int,
+    segments: tuple[int, ...] = (),
+    content: str = "",
+) -> None:
+    ledger.masters[uid] = c
+    ledger.making.add(uid)
+    replaces = c.uid if c.uid != uid else 0
+    ledger.out.append(
+        MakeMaster(
+            c.session, uid, c.name, c.nbytes, c.mutable, segments, request, content, replaces
+        )
+    )
+
+
+def seal(ledger: Ledger, c: Component, uid: int) -> None:
+    ledger.making.add(uid)
+    ledger.out.append(SealMaster(uid, c.name))
+
+
+def commit(ledger: Ledger, c: Component) -> None:
+    """Its master is sealed: it may be acquired."""
+    answer(ledger, c)
+    c.state = State.ABSENT
+    if c.group is not None:
+        ledger.groups.setdefault(c.group, {})[c.name] = c
+
+
+def answer(ledger: Ledger, c: Component) -> None:
+    """Accept the register, commit or unregister that waited for this."""
+    assert c.answer is not None
+    ledger.accept((c.session, c.answer))
+    c.answer = None
+
+
+def set_unregistering(ledger: Ledger, c: Component, going: bool) -> None:
+    """It goes as soon as it can; or stays after all."""
+    c.unregistering = going
+    ledger.recount(c)
+
+
+def finish_unregister(ledger: Ledger, c: Component) -> None:
+    answer(ledger, c)
+    remove(ledger, c)
+    drop_master(ledger, c.uid)
+
+
+def remove(ledger: Ledger, c: Component) -> None:
+    """The name is free again. Chunks and master are the caller's to settle."""
+    del ledger.components[c.name]
+    if session := ledger.sessions.get(c.session):
+        session.owns.pop(c.name, None)
+    ledger.staying -= c.chunks if c.policy == "resident" else 0
+    ledger.idle.drop(c)
+    ledger.recount(c)
+    if c.name in ledger.prefetches:
+        del ledger.prefetches[c.name]
+        ledger.replan = True  # others may have been held back for it
+    ledger.superseded.pop(c.name, None)
+    telling.unwant(ledger, c.name)
+    drop_member(ledger.groups, c.group, c)
+    if not c.workspace:
+        _forget_name(ledger, c.name)
+    drop_member(ledger.families, c.part_of, c)
+    if c.part_of and c.part_of not in ledger.families:
+        _forget_name(ledger, c.part_of)
+        ledger.automatic.pop(c.part_of, None)
+    ledger.room_differs |= c.policy == "resident"
+
+
+def _forget_name(ledger: Ledger, name: str) -> None:
+    del ledger.names[bisect_left(ledger.names, name)]
+
+
+def drop_master(ledger: Ledger, uid: int) -> None:
+    """Nobody wants it any more: it goes, or will when it is made or sealed."""
+    if uid not in ledger.making:
+        c = ledger.masters.pop(uid)
+        ledger.out.append(DropMaster(uid, c.name))

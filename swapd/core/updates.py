@@ -1,0 +1,74 @@
+"""New bytes for components: a second master beside the first, which takes its place."""
+
+from swapd.core import leaving, registry
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Move, Renewal, State
+
+
+def begin(ledger: Ledger, c: Component, request: int) -> None:
+    """Have a second master made. What is on the device, and in the first, stays."""
+    c.renewal = Renewal(ledger.next_uid(), request, request)
+    registry.make_master(ledger, c, c.renewal.uid, request)
+
+
+def answer(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    assert renewal.request is not None
+    ledger.accept((c.session, renewal.request))
+    renewal.request = None
+
+
+def _give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    c.renewal = None
+    registry.drop_master(ledger, renewal.uid)
+
+
+def give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    """Drop this new master, and those that were to take place with it."""
+    for one in renewal.together or (c,):
+        assert one.renewal is not None
+        _give_up(ledger, one, one.renewal)
+
+
+def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) -> None:
+    """Their new masters are filled: have them sealed, and answer when all are."""
+    for c in parts:
+        assert c.renewal is not None
+        c.renewal.request, c.renewal.together = request, parts
+        registry.seal(ledger, c, c.renewal.uid)
+
+
+def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    """If all that take place together are sealed, they do, in this one step."""
+    renewal.sealed = True
+    renewals = [one.renewal for one in renewal.together]
+    if all(r is not None and r.sealed for r in renewals):
+        assert renewal.request is not None
+        ledger.accept((c.session, renewal.request))
+        for one in renewal.together:
+            assert one.renewal is not None
+            _renew(ledger, one, one.renewal)
+
+
+def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    """The new master takes the place of the old one.
+
+    What is on the device, or on its way there, is superseded: it goes when nobody holds it.
+    """
+    old, c.uid, c.renewal = c.uid, renewal.uid, None
+    c.updated_by = renewal.begun_by
+    move = ledger.moves.get(c.generation)
+    if not (move and move.uid == old):
+        registry.drop_master(ledger, old)
+    if c.state in (State.LOADING, State.RESIDENT):
+        with ledger.holders.reclassified(c):
+            c.superseded = True
+        ledger.superseded[c.name] = c
+        leaving.settle(ledger, c)
+        ledger.room_shrank = True  # who holds it is in the way of who waits for it
+    ledger.replan = True
+
+
+def end_copy_of(ledger: Ledger, move: Move) -> None:
+    """Its master was kept for it if the component has another by now."""
+    if move.uid != move.component.uid:
+        registry.drop_master(ledger, move.uid)

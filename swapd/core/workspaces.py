@@ -1,0 +1,49 @@
+"""Workspaces: chunks that are lent to an allocator, for one lease."""
+
+from swapd.core import registry, telling
+from swapd.core.actions import Reclaim
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Key, Move, State, workspace_name
+
+
+def open_one(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
+    """Somebody waits for a workspace: return its name."""
+    session, name = key[0], workspace_name(*key)
+    c = Component(0, name, session, nbytes, chunks, "sequential", None, False, workspace=True)
+    c.state = State.ABSENT
+    ledger.components[name] = c
+    ledger.sessions[session].owns[name] = None
+    return name
+
+
+def close(ledger: Ledger, c: Component) -> None:
+    """Nobody needs it any more: nothing is left of it, or it goes back first."""
+    if c.state is State.ABSENT:
+        registry.remove(ledger, c)
+    elif c.state in (State.LOADING, State.RESIDENT):
+        is_lent = c.state is State.RESIDENT
+        c.state = State.RECLAIMING
+        ledger.leaving += c.chunks
+        ledger.reclaiming += c.chunks
+        telling.unwant(ledger, c.name)
+        ledger.replan = True
+        if is_lent:
+            reclaim(ledger, c)
+
+
+def reclaim(ledger: Ledger, c: Component) -> None:
+    """Have its memory back. Not while it is being lent."""
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs)
+    ledger.out.append(Reclaim(c.name, c.generation, c.runs))
+
+
+def came_back(ledger: Ledger, c: Component) -> None:
+    """The chunks of a workspace are the arena's: taken back, or never given away."""
+    ledger.pool.give(c.runs)
+    if c.state is State.RECLAIMING:
+        ledger.leaving -= c.chunks
+        ledger.reclaiming -= c.chunks
+    c.state = State.ABSENT
+    ledger.replan = True
+    if ledger.is_current(c) and not c.promised:
+        registry.remove(ledger, c)
