@@ -2,15 +2,15 @@
 
 It is parked (a name it waits for is not there), queued (for memory), admitted (all it asked
 for is in or coming in, and promised to it), and granted; or refused, from anywhere. A
-promise is made in the step that orders the copy. May not live here: whose turn it is and
-what must go to let it in (`planner.py`).
+promise is made in the step that orders the copy. May not live here: whether it can be let in
+(`verdict.py`), whose turn it is (`planner.py`).
 """
 
 from collections.abc import Iterable
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from swapd.core import coming, explain, leases, leaving, workspaces
+from swapd.core import coming, explain, leases, leaving, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
 from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.events import Acquire
@@ -19,6 +19,7 @@ from swapd.core.ledger import Ledger
 from swapd.core.queue import WaitQueue
 from swapd.core.records import Agent, Component, Key, State, Waiter
 from swapd.core.turns import Ranked
+from swapd.core.verdict import Refused, Shared
 from swapd.protocol import Code
 
 _seq = attrgetter("seq")
@@ -73,7 +74,7 @@ class Admission:
         """Let `w` in or have it wait: parked, if names are `missing`."""
         self.queue.add(w)
         self._ledger.sessions[w.session].waiters.add(w.request)
-        if missing and self._is_late(w):
+        if missing and verdict.is_late(self._ledger, w):
             self._refuse_late(w)
         elif missing:
             self._park(w)
@@ -107,22 +108,19 @@ class Admission:
     def _enter(self, w: Waiter) -> None:
         """All names are there: grant at once, share a load, queue, or refuse for good."""
         ledger = self._ledger
-        asked = [ledger.components[n] for n in w.names]
+        asked = ledger.named(w.names)
+        found = verdict.at_once(ledger, w, asked)
+        if isinstance(found, Refused):
+            return self.refuse_as(w, found)
         for c in asked:
-            if c.damaged:
-                return self.refuse(w.key, "device_failed", explain.damaged(c))
             if c.released_at is not None:
                 c.gap_s = ledger.now - c.released_at
                 c.released_at = None
                 ledger.replan |= self.somebody_waits  # it may be protected no longer
-        if ledger.down and (problem := self.cannot_come_in(asked, w)):
-            return self.refuse(w.key, *problem)
-        if self.may_share(w, asked):
+        if isinstance(found, Shared):
             ledger.replan |= self.somebody_waits  # and may have counted on one of them
             return self.admit(w)
-        if problem := self.never_fits(asked):
-            return self.refuse(w.key, *problem)
-        if self._is_late(w):
+        if verdict.is_late(ledger, w):
             return self._refuse_late(w)
         self._join_queue(w, asked)
         if w.owner in ledger.holders.by_agent:
@@ -168,30 +166,12 @@ class Admission:
         need = self._ledger.pool.total + 1 if grouped else sum(w.chunks for w in waiters)
         self.needs.put(agent, (-need, next(iter(waiters)).seq))
 
-    def may_share(self, w: Waiter, asked: list[Component]) -> bool:
-        """Whether `w` needs no memory, and delays nobody who was promised some.
-
-        A component that is wanted for somebody else takes no new holders, or overlapping
-        leases would keep it forever; a session that holds it already may take it again,
-        since it could not release otherwise. Nor does one that was updated meanwhile: who comes
-        now is to see the new bytes. Who is late joins no load.
-        """
-        enough = (State.RESIDENT,) if self._is_late(w) else (State.RESIDENT, State.LOADING)
-        for c in asked:
-            if c.state not in enough or c.unregistering:
-                return False
-            if c.superseded and self._ledger.must_leave_first(c, w):
-                return False
-            if c.name in self._ledger.wanted and w.session not in c.holders:
-                return False
-        return True
-
     def share(self, c: Component) -> None:
         """`c` came in, or is wanted no more: waiters that need no memory wait no longer."""
         ledger = self._ledger
         for key in list(c.waiting):
             w = self.queue.get(key)
-            if w is not None and self.may_share(w, [ledger.components[n] for n in w.names]):
+            if w is not None and verdict.may_share(ledger, w, ledger.named(w.names)):
                 self.admit(w)
                 ledger.replan = True
 
@@ -265,6 +245,10 @@ class Admission:
             self.forget(w)
             self._ledger.refuse(key, code, message)
 
+    def refuse_as(self, w: Waiter, found: Refused) -> None:
+        """Refuse a waiter that can never be granted."""
+        self.refuse(w.key, verdict.CODES[found.why], explain.refused(self._ledger, found))
+
     def forget(self, w: Waiter) -> None:
         """Leave nothing of a waiter; what was promised to it is idle again."""
         ledger = self._ledger
@@ -286,10 +270,6 @@ class Admission:
         """Refuse all whose deadline has passed."""
         for w in self.queue.expired(self._ledger.now):
             self._refuse_late(w)
-
-    def _is_late(self, w: Waiter) -> bool:
-        """Whether it may only have what is in: its deadline has passed, or it came to try."""
-        return w.deadline is not None and w.deadline <= self._ledger.now
 
     def _refuse_late(self, w: Waiter) -> None:
         self.refuse(w.key, "timeout", explain.timeout(self._ledger, w, self._ledger.now))
@@ -320,12 +300,12 @@ class Admission:
                 c.waiting.pop(w.key, None)
 
     def _drop_done_with(self, w: Waiter) -> None:
-        """`w` left the queue: a sequential component that stayed only for it goes."""
+        """`w` left the queue: what stayed only for it goes."""
         ledger = self._ledger
         for name in w.names:
             c = ledger.components.get(name)
-            if c is not None and name in ledger.idle and leaving.is_done_with(ledger, c):
-                leaving.evict(ledger, c, "sequential", None)
+            if c is not None and name in ledger.idle:
+                leaving.go(ledger, c)
 
     # --- who can never be let in ---------------------------------------------------------
 
@@ -333,40 +313,17 @@ class Admission:
         room = self._ledger.pool.total - self._ledger.fixed
         large = [key for _, key in takewhile(lambda r: -r[0][0] > room, self.largest.ranked())]
         for w in sorted((w for key in large if (w := self.queue.get(key))), key=_order):
-            if problem := self.never_fits([self._ledger.components[n] for n in w.names]):
-                self.refuse(w.key, *problem)
+            asked = self._ledger.named(w.names)
+            if problem := verdict.never_fits(self._ledger, asked):
+                self.refuse_as(w, problem)
         self._refuse_deadlocked()
 
     def refuse_what_cannot_come_in(self) -> None:
         """The device is down: who waits for what is not on it waits in vain."""
         for w in list(self.queue.queued):
-            asked = [self._ledger.components[n] for n in w.names]
-            if problem := self.cannot_come_in(asked, w):
-                self.refuse(w.key, *problem)
-
-    def cannot_come_in(self, asked: list[Component], w: Waiter | None) -> tuple[Code, str] | None:
-        """With the device down: why who asks for these is refused, or None if they are on it.
-
-        What is being saved is: it will have to stay. What was updated is not.
-        """
-        absent = [
-            c
-            for c in asked
-            if (c.state is not State.RESIDENT and not (c.evicting and c.dirty))
-            or self._ledger.must_leave_first(c, w)
-        ]
-        return ("device_failed", explain.cannot_come_in(self._ledger, absent)) if absent else None
-
-    def never_fits(self, asked: list[Component]) -> tuple[Code, str] | None:
-        """Why who asks for these together could wait forever, or None if it could not."""
-        sides = {(c.group, c.part_of or c.name) for c in asked if c.group is not None}
-        if len({group for group, _ in sides}) < len(sides):
-            return "conflict", explain.conflict(asked)
-        chunks = sum(c.chunks for c in asked)
-        fixed = self._ledger.fixed_chunks(asked)
-        if chunks + fixed > self._ledger.pool.total:
-            return "too_large", explain.too_large_together(self._ledger, asked, fixed)
-        return None
+            asked = self._ledger.named(w.names)
+            if problem := verdict.cannot_come_in(self._ledger, asked, w):
+                self.refuse_as(w, problem)
 
     def _refuse_deadlocked(self) -> None:
         """Refuse, newest first, until those that hold and wait can all finish.
@@ -374,15 +331,16 @@ class Admission:
         But who waits for new bytes, while its session holds the old ones, has these instead:
         without the update it would not wait.
         """
+        ledger = self._ledger
         while stuck := self._deadlocked():
             if w := self._waits_for_an_update(stuck):
                 w.takes_old = True
-                if self.may_share(w, [self._ledger.components[n] for n in w.names]):
+                if verdict.may_share(ledger, w, ledger.named(w.names)):
                     self.admit(w)
-                self._ledger.replan = True
+                ledger.replan = True
                 continue
             newest = max(stuck, key=_seq)
-            message = explain.deadlock(self._ledger, newest, stuck)
+            message = explain.deadlock(ledger, newest, stuck)
             self.refuse(newest.key, "deadlock", message)
 
     def _waits_for_an_update(self, stuck: list[Waiter]) -> Waiter | None:
@@ -391,8 +349,8 @@ class Admission:
         could = (
             w
             for w in stuck
-            for c in map(ledger.components.__getitem__, w.names)
-            if ledger.must_leave_first(c, w) and ledger.is_held_beside(c, w)
+            for c in ledger.named(w.names)
+            if verdict.must_leave_first(c, w) and w.session in c.holders
         )
         return max(could, key=_seq, default=None)
 
@@ -460,7 +418,7 @@ class Admission:
         for w in waiters:
             for name in w.names:
                 c = ledger.components[name]
-                wishes[name] = c, ledger.must_leave_first(c, w)
+                wishes[name] = c, verdict.must_leave_first(c, w)
         return list(wishes.values())
 
 

@@ -11,7 +11,7 @@ def load(ledger: Ledger, c: Component) -> None:
     c.generation = ledger.next_generation()
     c.state = State.LOADING
     c.load_started = ledger.now
-    c.used = False
+    c.used = c.kept_no_more = False
     move = ledger.moves[c.generation] = inheriting.take_chunks(ledger, c)
     c.runs = join(move.runs, *move.inherited.values()) if move.inherited else move.runs
     ledger.recount(c)

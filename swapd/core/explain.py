@@ -11,6 +11,7 @@ from itertools import islice
 from swapd.core.ledger import Ledger
 from swapd.core.policy import Rules
 from swapd.core.records import WORKSPACE, Component, State, Waiter
+from swapd.core.verdict import Refused, missing_chunks, must_leave_first
 from swapd.protocol import UNANSWERED_MAX, ComponentStatus, SessionStatus
 from swapd.units import size
 
@@ -117,6 +118,19 @@ def part_of_itself(name: str) -> str:
     return f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
 
 
+def refused(ledger: Ledger, found: Refused) -> str:
+    """Why a request can never be granted."""
+    match found.why:
+        case "damaged":
+            return damaged(found.of[0])
+        case "down":
+            return cannot_come_in(ledger, found.of)
+        case "conflict":
+            return conflict(found.of)
+        case "too_large":
+            return too_large_together(ledger, found.of, ledger.fixed_chunks(found.of))
+
+
 def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> str:
     names = together(ledger, asked)
     instead = "ask for less" if any(c.workspace for c in asked) else _SMALLER
@@ -215,9 +229,9 @@ def parked(names: Iterable[str]) -> str:
 
 def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
     """Why a waiter cannot be granted now; names at most so many of those in the way."""
-    asked = [ledger.components[n] for n in w.names]
-    missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
-    old = [c.name for c in asked if ledger.must_leave_first(c, w)]
+    asked = ledger.named(w.names)
+    missing = missing_chunks(asked)
+    old = [c.name for c in asked if must_leave_first(c, w)]
     if old:
         return (
             f"{' + '.join(old)}: updated, so whoever holds the old bytes must release them; "

@@ -1,18 +1,17 @@
 """What an acquire would do if it came now. Changes nothing.
 
-The choices are those of `planner.py` and `admission.py`, asked by a waiter that is in no queue;
-so what is said here is what they then do, unless something happens in between.
+What is said is `verdict.py`'s, asked by a waiter that is in no queue; so it is what admission and
+planner then do, unless something happens in between.
 """
 
 from collections.abc import Iterable
 from itertools import islice
 
-from swapd.core import explain
+from swapd.core import explain, verdict
 from swapd.core.ledger import Ledger
-from swapd.core.planner import choose, in_the_way, stays_until
 from swapd.core.records import Component, State, Waiter
 from swapd.core.residency import Residency
-from swapd.protocol import Code, Forecast, ForecastReply, InTheWay, Refused, Victim
+from swapd.protocol import Forecast, ForecastReply, InTheWay, Refused, Victim
 from swapd.units import seconds
 
 #: No thread or task has this number, so what it would hold is nothing.
@@ -25,35 +24,23 @@ _NAMED = 3
 
 def forecast(core: Residency, asked: Forecast, session: int, now: float) -> ForecastReply | Refused:
     """What `session` would see if it acquired these at `now`: the same refusal, or this."""
-    ledger, admission = core.ledger, core.admission
+    ledger = core.ledger
     if core.stopping:
         return Refused(asked.id, "stopping", explain.STOPPING)
     names = ledger.expand(asked.names)
     for name in names:
         if not ledger.may_be_acquired(name):
             return Refused(asked.id, "unknown_component", explain.unknown(ledger, name))
-    components = [ledger.components[n] for n in names]
+    components = ledger.named(names)
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
-    shared = admission.may_share(w, components)
-    if problem := _refusal(core, components, w, shared=shared):
-        return Refused(asked.id, *problem)
+    found = verdict.at_once(ledger, w, components)
+    if isinstance(found, verdict.Refused):
+        return Refused(asked.id, verdict.CODES[found.why], explain.refused(ledger, found))
     victims: list[Victim] = []
     waits: list[InTheWay] = []
-    if not shared:
+    if found is None:
         victims, waits = _room(core, w, components, now)
     return _reply(ledger, w, components, victims, waits, now)
-
-
-def _refusal(
-    core: Residency, asked: list[Component], w: Waiter, *, shared: bool
-) -> tuple[Code, str] | None:
-    """Why they would be refused at once, or None."""
-    for c in asked:
-        if c.damaged:
-            return "device_failed", explain.damaged(c)
-    if core.ledger.down and (problem := core.admission.cannot_come_in(asked, w)):
-        return problem
-    return None if shared else core.admission.never_fits(asked)
 
 
 def _room(
@@ -64,25 +51,22 @@ def _room(
     first = [o for o in core.admission.queue.queued if o.order < w.order]
     if first:
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
-    if leaving := [c for c in asked if _must_leave(ledger, c, w)]:
-        why = "leaving; it comes back when it has left"
-        return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in leaving))
-    rivals = ledger.rivals(asked)
-    missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
-    room = choose(ledger, asked, missing, rivals, lambda c: stays_until(ledger, c) <= now)
-    if room is None:
-        going = in_the_way(ledger, asked, missing, rivals, w.owner)
-        return [], list(dict.fromkeys(_blocking(ledger, asked, going, now)))
-    victims = [_victim(c, "alternating") for c in room.rivals]
-    return victims + [_victim(c, "room") for c in room.victims], []
-
-
-def _must_leave(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    return c.evicting or ledger.must_leave_first(c, w)
+    found = verdict.room(ledger, w, asked, lambda c: verdict.stays_until(ledger, c) <= now)
+    if isinstance(found, verdict.Blocked):
+        if found.leaving:
+            why = "leaving; it comes back when it has left"
+            return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in found.leaving))
+        return [], list(dict.fromkeys(_blocking(ledger, asked, found.by, now)))
+    victims = [_victim(c, "alternating") for c in found.rivals]
+    return victims + [_victim(c, "room") for c in found.victims], []
 
 
 def _victim(c: Component, reason: str) -> Victim:
     return Victim(c.name, c.nbytes, c.nbytes if c.dirty else 0, reason, c.part_of)
+
+
+def _leaves_first(c: Component, w: Waiter) -> bool:
+    return c.evicting or verdict.must_leave_first(c, w)
 
 
 def _known_as(c: Component) -> str:
@@ -102,7 +86,7 @@ def _blocking(
     for c in going:
         if c.leases:
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
-        elif (until := stays_until(ledger, c)) > now:
+        elif (until := verdict.stays_until(ledger, c)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
             yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():
@@ -122,7 +106,7 @@ def _reply(
     waits: list[InTheWay],
     now: float,
 ) -> ForecastReply:
-    loads = [c for c in asked if c.state is State.ABSENT or _must_leave(ledger, c, w)]
+    loads = [c for c in asked if c.state is State.ABSENT or _leaves_first(c, w)]
     rate = measured_rate(ledger.components.values())
     return ForecastReply(
         id=w.request,

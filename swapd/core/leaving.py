@@ -3,7 +3,7 @@
 What goes to make room for others is the planner's to say.
 """
 
-from swapd.core import registry, telling, workspaces
+from swapd.core import policy, registry, telling, workspaces
 from swapd.core.actions import CopyOut, Evict, Evicted, Lost, Reason, Revoke
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
@@ -12,46 +12,41 @@ from swapd.protocol import Runs
 
 
 def settle(ledger: Ledger, c: Component) -> None:
-    """After a lease or a promise ended, or a load: idle if nobody needs it now."""
+    """After a lease or a promise ended, or a load: idle if nobody needs it now, or gone."""
     if c.state is not State.RESIDENT or c.leases or c.promised:
         return
     if c.workspace:
         workspaces.close(ledger, c)
-    elif c.unregistering:
-        evict(ledger, c, "unregister", None)
-    elif c.superseded:
-        evict(ledger, c, "update", None)
-    elif is_done_with(ledger, c):
-        evict(ledger, c, "sequential", None)
-    else:
+    elif not go(ledger, c):
         make_idle(ledger, c)
     ledger.replan = True
 
 
-def is_done_with(ledger: Ledger, c: Component) -> bool:
-    """Whether a component with no lease and no promise is to be dropped at once."""
-    return c.policy == "sequential" and c.used and not c.waiting and not ledger.down
+def go(ledger: Ledger, c: Component) -> bool:
+    """Have `c`, which nobody holds, leave if `policy.goes_now`; return whether it does."""
+    reason = policy.goes_now(c, down=bool(ledger.down))
+    if reason is not None:
+        evict(ledger, c, reason, None)
+    return reason is not None
 
 
 def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
     """A part has its own policy from now on, or passes through the device."""
-    policy = c.own_policy if kept else "sequential"
-    if policy == c.policy:
+    before, c.policy = c.policy, c.own_policy if kept else "sequential"
+    if c.policy == before:
         return
-    ledger.room_differs |= "resident" in (c.policy, policy)
-    ledger.room_shrank |= policy == "resident"
-    ledger.staying += c.chunks if policy == "resident" else 0
-    ledger.staying -= c.chunks if c.policy == "resident" else 0
-    c.policy = policy
+    ledger.room_differs |= "resident" in (before, c.policy)
+    ledger.room_shrank |= c.policy == "resident"
+    ledger.staying += c.chunks if c.policy == "resident" else 0
+    ledger.staying -= c.chunks if before == "resident" else 0
     ledger.recount(c)
     ledger.holders.rank(c)
     ledger.replan = True
-    if c.state is State.RESIDENT and not (c.leases or c.promised):
-        if not kept and not c.waiting and not ledger.down:
-            evict(ledger, c, "resized", None)
-        else:
-            ledger.idle.drop(c)
-            make_idle(ledger, c)
+    is_idle = c.state is State.RESIDENT and not (c.leases or c.promised)
+    c.kept_no_more = is_idle and not kept
+    if is_idle and not go(ledger, c):
+        ledger.idle.drop(c)
+        make_idle(ledger, c)
 
 
 def make_idle(ledger: Ledger, c: Component) -> None:

@@ -32,7 +32,6 @@ from swapd.core.records import (
     Move,
     Session,
     State,
-    Waiter,
 )
 from swapd.core.turns import Turns
 from swapd.protocol import Code, Runs
@@ -136,27 +135,15 @@ class Ledger:
     def is_current(self, c: Component) -> bool:
         return self.components.get(c.name) is c
 
+    def named(self, names: Iterable[str]) -> list[Component]:
+        return [self.components[name] for name in names]
+
     def may_be_acquired(self, name: str) -> bool:
         """Whether it is registered, committed, and not going away."""
         c = self.components.get(name)
         if c is None or c.workspace:
             return False
         return c.state is not State.FILLING and not c.unregistering and not c.ending
-
-    def must_leave_first(self, c: Component, w: Waiter | None) -> bool:
-        """Whether `c` is on the device with bytes that are no longer its own, and not for `w`.
-
-        An agent that holds it may take it again: it could not release otherwise.
-        """
-        if not c.superseded or w is None:
-            return c.superseded
-        if w.takes_old and self.is_held_beside(c, w):
-            return False
-        return w.owner not in c.agents
-
-    def is_held_beside(self, c: Component, w: Waiter) -> bool:
-        """Whether the session of `w` holds `c`, if not `w` itself."""
-        return w.session in c.holders
 
     def expand(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """`names`, each once, and instead of a family's name those of its parts."""

@@ -2,107 +2,18 @@
 
 Lives here: whose turn it is, what must go to let it in, who is told to give way, what is
 brought in ahead. `plan` makes all these decisions, after any event that could change one.
-The exceptions are made by the ledger: a `sequential` component goes when it is released, an
-unregistered one and a part that is not kept any more at once, one that was updated when nobody
-holds it.
+What goes though nobody needs its room is said by `policy.goes_now`, and goes when its last lease or
+promise ends (`leaving.settle`).
 
 A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
-What would go is said by functions that change nothing, `choose` and `in_the_way`, so that
-`forecast.py` can ask them too.
+What would go is said by `verdict.py`, which changes nothing, so that `forecast.py` can ask it too.
 """
 
-from collections.abc import Callable
-from itertools import chain
-from typing import NamedTuple
-
-from swapd.core import coming, leaving, policy, telling
+from swapd.core import coming, leaving, policy, telling, verdict
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
-from swapd.core.records import Agent, Component, State, Waiter
-
-
-class Room(NamedTuple):
-    """What goes so that something else can come in."""
-
-    rivals: list[Component]
-    victims: list[Component]
-
-
-def at_hand(ledger: Ledger, asked: list[Component]) -> int:
-    """Chunks that may be taken now. Those being saved are, but by a copy that follows."""
-    if asked and asked[0].workspace:  # then it is asked for alone
-        return ledger.pool.free
-    return ledger.pool.free + ledger.inheritable
-
-
-def choose(
-    ledger: Ledger,
-    asked: list[Component],
-    missing: int,
-    rivals: list[Component],
-    may_evict: Callable[[Component], bool],
-) -> Room | None:
-    """What goes so that `asked` can take `missing` chunks, or None if not all of it can go."""
-    idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
-    if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2
-        return None
-    short = missing - ledger.pool.free - ledger.leaving  # 3
-    short -= sum(r.chunks for r in idle_rivals)
-    if short <= 0:
-        return Room(idle_rivals, [])
-    if short > ledger.idle.chunks:
-        return None
-    spare = {c.name for c in (*asked, *rivals)}
-    idle = (c for c in ledger.idle if c.name not in spare)
-    chosen = policy.victims(short, ((c.name, c.chunks) for c in idle if may_evict(c)))
-    if chosen is None:
-        return None
-    return Room(idle_rivals, [ledger.components[name] for name in chosen])
-
-
-def in_the_way(
-    ledger: Ledger,
-    asked: list[Component],
-    missing: int,
-    rivals: list[Component],
-    owner: Agent,
-) -> list[Component]:
-    """What must go to let `owner` have `asked`, and cannot now: idle ones, leased ones, rivals.
-
-    An idle one that is wanted is kept for who waits: were it lent again meanwhile, two that
-    take turns could keep out forever who needs both.
-    """
-    spare = {c.name for c in asked} | {r.name for r in rivals}
-    short = missing - ledger.pool.free - ledger.leaving
-    short -= sum(r.chunks for r in rivals if not r.evicting)
-    leased = ledger.holders.to_give_way()
-    others = (c for c in leased if not _only_holder(c, owner))
-    may_go = (c for c in chain(ledger.idle, others) if c.name not in spare)
-    names = policy.victims(short, ((c.name, c.chunks) for c in may_go))
-    if names is not None:
-        going = [ledger.components[name] for name in names]
-    else:
-        leased = ledger.holders.to_give_way()
-        others = (c for c in leased if not _only_holder(c, owner))
-        going = [c for c in chain(ledger.idle, others) if c.chunks and c.name not in spare]
-    return going + [r for r in rivals if r.leases or r.name in ledger.idle]
-
-
-def _only_holder(c: Component, agent: Agent) -> bool:
-    return len(c.agents) == 1 and agent in c.agents
-
-
-def stays_until(ledger: Ledger, c: Component) -> float:
-    """Until when the minimum-residency rule keeps `c` though it is idle; past if it does not."""
-    rules = ledger.rules
-    return policy.protected_until(
-        resident_since=c.resident_since,
-        idle_since=c.idle_since,
-        swap_in_s=c.swap_in_s or 0.0,
-        gap_s=c.gap_s,
-        factor=rules.residency_factor,
-        bound_s=rules.residency_bound_s,
-    )
+from swapd.core.records import Component, State, Waiter
+from swapd.core.verdict import Blocked
 
 
 class Planner:
@@ -168,48 +79,38 @@ class Planner:
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
         """Evict what `w` needs evicted; return whether its chunks may be taken now.
 
-        Evicts nothing unless all that is needed can go: 1. what it asks for has finished
-        leaving, if it was leaving or was updated meanwhile; 2. its rivals (other members of an
-        alternating group) are idle or leaving; 3. the free chunks, those about to be free, its
-        rivals' and the victims that `policy.victims` picks are enough together. Otherwise adds
-        to `wanted` who should give way. `only` stands for the component of a prefetch, which
-        has no waiter; nothing goes for one that would leave after its use.
+        Otherwise adds to `wanted` what should be given back. `only` stands for the component of a
+        prefetch, which has no waiter.
         """
         ledger = self._ledger
-        asked = [ledger.components[n] for n in w.names] if w else [only] if only else []
-        if ledger.superseded and any(ledger.must_leave_first(c, w) for c in asked):  # 1
+        asked = ledger.named(w.names) if w else [only] if only else []
+        found = verdict.room(ledger, w, asked, self._may_evict)
+        if isinstance(found, Blocked):
             if w is not None:
-                self._admission.tell_waiting(w)
-            return False
-        if any(c.evicting for c in asked):
-            return False
-        rivals = ledger.rivals(asked)
-        missing = sum(c.chunks for c in asked if c.state is State.ABSENT)
-        if missing <= at_hand(ledger, asked) and not rivals:
-            return True
-        if only is not None and only.policy == "sequential":
-            return False
-        room = choose(ledger, asked, missing, rivals, self._may_evict)
-        if room is None:
-            if w is not None:
-                self._held_up = True
-                for c in in_the_way(ledger, asked, missing, rivals, w.owner):
-                    if self._is_quantum_over(c):
-                        wanted.add(c.name)
-                self._admission.tell_waiting(w)
+                self._is_blocked(w, found, wanted)
             return False
         key = w.key if w else None
-        for c in room.rivals:
+        for c in found.rivals:
             leaving.evict(ledger, c, "alternating", key)
-        for c in room.victims:
+        for c in found.victims:
             leaving.evict(ledger, c, "room", key)
-        return not any(r.evicting for r in rivals) and missing <= at_hand(ledger, asked)
+        if any(r.evicting for r in found.excluded):
+            return False
+        return found.missing <= verdict.at_hand(ledger, asked)
+
+    def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
+        """`w` waits: for what leaves already, or for others to give way."""
+        if not found.leaving:
+            self._held_up = True
+            wanted.update(c.name for c in found.by if self._is_quantum_over(c))
+        if not found.leaving or any(c.superseded for c in found.leaving):
+            self._admission.tell_waiting(w)
 
     # --- how long a component stays ------------------------------------------------------
 
     def _may_evict(self, c: Component) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        until = stays_until(self._ledger, c)
+        until = verdict.stays_until(self._ledger, c)
         if until <= self._ledger.now:
             return True
         self._look_again(until)

@@ -1,11 +1,14 @@
-"""Which components to evict, and when one may be. Pure choices; no state, no records.
+"""Which components to evict, and when one may be. Pure choices; no state.
 
-Eviction is decided here and in `Planner.make_room`, and nowhere else.
+Eviction is decided here and in `verdict.room`, and nowhere else.
 """
 
 from collections.abc import Iterable, Sequence, Set
 
 import msgspec
+
+from swapd.core.actions import Reason
+from swapd.core.records import Component
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -21,6 +24,24 @@ class Rules(msgspec.Struct, frozen=True):
 #: A component whose owner comes back within this share of its swap-in time is busy:
 #: evicting it between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
+
+
+def goes_now(c: Component, *, down: bool) -> Reason | None:
+    """Why a component that nobody holds leaves without being asked, or None if it stays.
+
+    One that is unregistered, or was updated, in any case. One that passes through once it was used,
+    and one that is kept no more, unless somebody waits for it, or the device is `down`: then it
+    could not come back.
+    """
+    if c.unregistering:
+        return "unregister"
+    if c.superseded:
+        return "update"
+    if c.waiting or down or c.policy != "sequential":
+        return None
+    if c.kept_no_more:
+        return "resized"
+    return "sequential" if c.used else None
 
 
 def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:

@@ -101,6 +101,8 @@ class Component:
     ending: bool = False
     #: Granted at least once in this residency.
     used: bool = False
+    #: A part that was idle when its family was made smaller.
+    kept_no_more: bool = False
 
     #: Seconds on the events' clock; None before the first time.
     load_started: float = 0.0

@@ -23,6 +23,7 @@ from swapd.core import (
     policy,
     registry,
     updates,
+    verdict,
     workspaces,
 )
 from swapd.core.actions import AnyAction, Fence, Lost
@@ -279,7 +280,7 @@ class Residency:
         if not ledger.is_current(c):
             return  # the last promise on it fell, and with it the component
         if c.state is State.RESIDENT:
-            leaving.evict(ledger, c, "unregister", None)
+            leaving.go(ledger, c)
         elif c.state in (State.ABSENT, State.FILLING):
             registry.finish_unregister(ledger, c)
 
@@ -336,8 +337,8 @@ class Residency:
                 return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
             if (c := ledger.components[name]).damaged:
                 return ledger.refuse(key, "device_failed", explain.damaged(c))
-            if ledger.down and (problem := self.admission.cannot_come_in([c], None)):
-                return ledger.refuse(key, *problem)
+            if ledger.down and (problem := verdict.cannot_come_in(ledger, [c], None)):
+                return ledger.refuse(key, "device_failed", explain.refused(ledger, problem))
         ledger.prefetches.update(dict.fromkeys(names))
         ledger.accept(key)
         ledger.replan = True

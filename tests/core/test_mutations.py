@@ -33,6 +33,7 @@ from swapd.core import (
     telling,
     turns,
     updates,
+    verdict,
     workspaces,
 )
 from tests.core import test_families, test_residency, test_update
@@ -161,19 +162,19 @@ BUGS = [
     ),
     Bug(
         "rivals of a group are on the device together",
-        planner,
+        verdict,
         "    if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2\n",
         "    if False:\n",
     ),
     Bug(
         "rivals asked at once wait forever",
-        admission,
-        "        if len({group for group, _ in sides}) < len(sides):\n",
-        "        if False:\n",
+        verdict,
+        "    if len({group for group, _ in sides}) < len(sides):\n",
+        "    if False:\n",
     ),
     Bug(
         "what is leaving already is not counted, and more is evicted",
-        planner,
+        verdict,
         "    short = missing - ledger.pool.free - ledger.leaving  # 3\n",
         "    short = missing - ledger.pool.free\n",
     ),
@@ -203,9 +204,9 @@ BUGS = [
     ),
     Bug(
         "a sequential component goes though a waiter names it",
-        leaving,
-        'c.policy == "sequential" and c.used and not c.waiting',
-        'c.policy == "sequential" and c.used',
+        policy,
+        "if c.waiting or down or c.policy",
+        "if down or c.policy",
     ),
     Bug(
         "resident components are evicted",
@@ -215,15 +216,15 @@ BUGS = [
     ),
     Bug(
         "new holders join what is wanted",
-        admission,
-        "if c.name in self._ledger.wanted and w.session not in c.holders:",
+        verdict,
+        "if c.name in ledger.wanted and w.session not in c.holders:",
         "if False:",
     ),
     Bug(
         "what was given way to a waiter is lent again",
-        planner,
-        "going = [ledger.components[name] for name in names]",
-        "going = [ledger.components[name] for name in names if name not in ledger.idle]",
+        verdict,
+        "else ledger.named(names)",
+        "else [c for c in ledger.named(names) if c.name not in ledger.idle]",
     ),
     Bug(
         "holders are not told that nobody waits any more",
@@ -234,7 +235,7 @@ BUGS = [
     Bug(
         "nobody is told at once that somebody waits",
         planner,
-        "                self._held_up = True\n",
+        "            self._held_up = True\n",
         "",
     ),
     Bug(
@@ -258,7 +259,9 @@ BUGS = [
     Bug(
         "nobody looks who waits when a copy ends",
         residency,
-        "        leaving.settle(ledger, c)\n        self.admission.share(c)\n        ledger.replan = True\n",
+        "        leaving.settle(ledger, c)\n"
+        "        self.admission.share(c)\n"
+        "        ledger.replan = True\n",
         "        leaving.settle(ledger, c)\n        self.admission.share(c)\n",
     ),
     Bug(
@@ -301,13 +304,13 @@ BUGS = [
     Bug(
         "who only tries waits until the next tick",
         admission,
-        "        if self._is_late(w):\n            return",
+        "        if verdict.is_late(ledger, w):\n            return",
         "        if False:\n            return",
     ),
     Bug(
         "who only tries joins a load",
-        admission,
-        "enough = (State.RESIDENT,) if self._is_late(w) else",
+        verdict,
+        "enough = (State.RESIDENT,) if is_late(ledger, w) else",
         "enough =",
     ),
     Bug(
@@ -381,7 +384,9 @@ BUGS = [
         "the chunks of a workspace are reused before they are back",
         workspaces,
         "    ledger.moves[c.generation] = Move(c, c.uid, c.runs)\n    ledger.out.append(Reclaim(",
-        "    ledger.moves[c.generation] = Move(c, c.uid, c.runs)\n    ledger.pool.give(c.runs)\n    ledger.out.append(Reclaim(",
+        "    ledger.moves[c.generation] = Move(c, c.uid, c.runs)\n"
+        "    ledger.pool.give(c.runs)\n"
+        "    ledger.out.append(Reclaim(",
     ),
     Bug(
         "what is on its way back is not counted, and more is evicted",
@@ -398,7 +403,8 @@ BUGS = [
     Bug(
         "a workspace that nobody waits for any more is not taken back",
         residency,
-        "        if c.state is State.RECLAIMING:\n            return workspaces.reclaim(ledger, c)\n",
+        "        if c.state is State.RECLAIMING:\n"
+        "            return workspaces.reclaim(ledger, c)\n",
         "",
     ),
     Bug(
@@ -440,18 +446,18 @@ BUGS = [
     Bug(
         "a mate is loaded while its rival is still being saved",
         planner,
-        "return not any(r.evicting for r in rivals) and missing",
-        "return missing",
+        "if any(r.evicting for r in found.excluded):",
+        "if False:",
     ),
     Bug(
         "a workspace takes what is not saved yet",
-        planner,
+        verdict,
         "if asked and asked[0].workspace:",
         "if False:",
     ),
     Bug(
         "who needs what is being saved waits until it is",
-        planner,
+        verdict,
         "return ledger.pool.free + ledger.inheritable",
         "return ledger.pool.free",
     ),
@@ -517,9 +523,9 @@ BUGS = [
     ),
     Bug(
         "what is damaged is lent",
-        admission,
-        "            if c.damaged:\n                return self.refuse",
-        "            if False:\n                return self.refuse",
+        verdict,
+        "if damaged := [c for c in asked if c.damaged]:",
+        "if damaged := []:",
     ),
     Bug(
         "who waits for what was damaged gets it",
@@ -584,7 +590,7 @@ BUGS = [
     ),
     Bug(
         "parts of one family cannot be asked for at once",
-        admission,
+        verdict,
         "(c.group, c.part_of or c.name)",
         "(c.group, c.name)",
     ),
@@ -681,7 +687,8 @@ BUGS = [
     Bug(
         "the room of what stayed is not given to those that keep what there is room for",
         registry,
-        '        ledger.automatic.pop(c.part_of, None)\n    ledger.room_differs |= c.policy == "resident"\n',
+        "        ledger.automatic.pop(c.part_of, None)\n"
+        '    ledger.room_differs |= c.policy == "resident"\n',
         "        ledger.automatic.pop(c.part_of, None)\n",
     ),
     Bug(
@@ -698,27 +705,27 @@ BUGS = [
     ),
     Bug(
         "what is not kept any more stays while it is idle",
-        leaving,
-        '            evict(ledger, c, "resized", None)\n',
-        "            pass\n",
+        policy,
+        '        return "resized"\n',
+        "        return None\n",
     ),
     Bug(
-        "what is not kept any more leaves before it was used",
+        "what is not kept any more leaves only once it was used",
         leaving,
-        "if not kept and not c.waiting and not ledger.down:",
-        "if not kept and not ledger.down:",
+        "c.kept_no_more = is_idle and not kept",
+        "c.kept_no_more = False",
     ),
     Bug(
         "what is not kept any more leaves though it cannot come back",
-        leaving,
-        "if not kept and not c.waiting and not ledger.down:",
-        "if not kept and not c.waiting:",
+        policy,
+        "if c.waiting or down or c.policy",
+        "if c.waiting or c.policy",
     ),
     Bug(
         "what never leaves is evicted",
         leaving,
-        "            ledger.idle.drop(c)\n            make_idle(ledger, c)\n",
-        "            pass\n",
+        "        ledger.idle.drop(c)\n        make_idle(ledger, c)\n",
+        "        pass\n",
     ),
     Bug(
         "what was read ahead in vain outlasts what is kept",
@@ -728,14 +735,14 @@ BUGS = [
     ),
     Bug(
         "what is kept goes for what is read ahead",
-        planner,
-        '        if only is not None and only.policy == "sequential":\n',
-        "        if False:\n",
+        verdict,
+        'if w is None and any(c.policy == "sequential" for c in asked):',
+        "if False:",
     ),
     Bug(
         "nobody looks who fits beside what never leaves from now on",
         leaving,
-        '    ledger.room_shrank |= policy == "resident"\n',
+        '    ledger.room_shrank |= c.policy == "resident"\n',
         "",
     ),
     Bug(
@@ -770,21 +777,21 @@ BUGS = [
     ),
     Bug(
         "who comes after an update is given the old bytes",
-        ledger,
+        verdict,
         "return w.owner not in c.agents",
         "return False",
     ),
     Bug(
         "who holds the old bytes may not take them again",
-        ledger,
+        verdict,
         "return w.owner not in c.agents",
         "return True",
     ),
     Bug(
         "old bytes stay when they are released",
-        leaving,
-        "    elif c.superseded:\n",
-        "    elif False:\n",
+        policy,
+        "    if c.superseded:\n",
+        "    if False:\n",
     ),
     Bug(
         "the old master is dropped while a copy reads it",
@@ -837,14 +844,14 @@ BUGS = [
     Bug(
         "an update does not look for waits that it makes hopeless",
         admission,
-        "wishes[name] = c, ledger.must_leave_first(c, w)",
+        "wishes[name] = c, verdict.must_leave_first(c, w)",
         "wishes[name] = c, False",
     ),
     Bug(
         "threads of a session that holds old bytes are given them",
-        ledger,
+        verdict,
         "return w.owner not in c.agents",
-        "return not self.is_held_beside(c, w)",
+        "return w.session not in c.holders",
     ),
     Bug(
         "holders of old bytes are not told",
@@ -921,7 +928,7 @@ SCENARIOS: list[Callable[[Make], None]] = [
 CHAIN = (
     *(policy, chunks, turns, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
-    *(admission, planner, recount, residency),
+    *(verdict, admission, planner, recount, residency),
 )
 
 
