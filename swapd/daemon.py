@@ -236,7 +236,7 @@ class Daemon:
             self._failed.set_exception(error)
 
     def _note_quiet(self) -> None:
-        if self._core.stopping and self._core.quiet:
+        if self._core.ledger.stopping and self._core.quiet:
             self._quiet.set()
 
     # --- events in, actions out ----------------------------------------------------------

@@ -6,18 +6,16 @@ promise is made in the step that orders the copy. May not live here: whether it 
 (`verdict.py`), whose turn it is (`planner.py`).
 """
 
-from collections.abc import Iterable
 from itertools import islice, takewhile
 from operator import attrgetter
 
 from swapd.core import coming, explain, leases, leaving, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
-from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.events import Acquire
-from swapd.core.holdings import Beside, Holdings, Wish
+from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
 from swapd.core.queue import WaitQueue
-from swapd.core.records import Agent, Component, Key, State, Waiter
+from swapd.core.records import Component, Key, State, Waiter
 from swapd.core.turns import Ranked
 from swapd.core.verdict import Refused, Shared
 from swapd.protocol import Code
@@ -38,10 +36,7 @@ class Admission:
         #: The same by each name they asked for, a component's or a family's.
         self.parked_for: dict[str, dict[Key, Waiter]] = {}
         #: Queued waiters whose agent held a lease when they were queued.
-        self.holding: dict[Key, Waiter] = {}
-        #: The same by agent; and the agents, those that need most first.
-        self.agents: dict[Agent, dict[Key, Waiter]] = {}
-        self.needs: Ranked[Agent] = Ranked()
+        self.entangled = HoldAndWait(ledger)
         #: Those of them that are to be told that they wait.
         self.untold: dict[Key, Waiter] = {}
         #: Queued waiters, those that need most first.
@@ -126,7 +121,7 @@ class Admission:
         if w.owner in ledger.holders.by_agent:
             self._hold_on(w)
             self._refuse_deadlocked()
-        if w.key in self.holding or self.queue.head(ledger.now) is w:
+        if w.key in self.entangled.waiters or self.queue.head(ledger.now) is w:
             ledger.replan = True
         elif w.queued:
             self.tell_waiting(w)
@@ -141,30 +136,8 @@ class Admission:
 
     def _hold_on(self, w: Waiter) -> None:
         """Its agent holds something, and may be in the way of others that wait."""
-        self.holding[w.key] = self.untold[w.key] = w
-        self.agents.setdefault(w.owner, {})[w.key] = w
-        self._ledger.holders.wait(w.owner)
-        self._rank(w.owner)
-
-    def _let_go(self, w: Waiter) -> None:
-        """It is queued no more, if it was."""
-        self.untold.pop(w.key, None)
-        if self.holding.pop(w.key, None) is None:
-            return
-        del self.agents[w.owner][w.key]
-        if not self.agents[w.owner]:
-            del self.agents[w.owner]
-            self._ledger.holders.wait_no_more(w.owner)
-        self._rank(w.owner)
-
-    def _rank(self, agent: Agent) -> None:
-        """By what it needs at most; what is in a group needs more than chunks."""
-        waiters = self.agents.get(agent, {}).values()
-        if not waiters:
-            return self.needs.drop(agent)
-        grouped = any(w.grouped for w in waiters)
-        need = self._ledger.pool.total + 1 if grouped else sum(w.chunks for w in waiters)
-        self.needs.put(agent, (-need, next(iter(waiters)).seq))
+        self.entangled.add(w)
+        self.untold[w.key] = w
 
     def share(self, c: Component) -> None:
         """`c` came in, or is wanted no more: waiters that need no memory wait no longer."""
@@ -293,7 +266,8 @@ class Admission:
     def _leave_queue(self, w: Waiter) -> None:
         self.queue.unqueue(w)
         self.largest.drop(w.key)
-        self._let_go(w)
+        self.untold.pop(w.key, None)
+        self.entangled.drop(w)
         self._unpark(w)
         for name in w.names:
             if c := self._ledger.components.get(name):
@@ -332,8 +306,8 @@ class Admission:
         without the update it would not wait.
         """
         ledger = self._ledger
-        while stuck := self._deadlocked():
-            if w := self._waits_for_an_update(stuck):
+        while stuck := self.entangled.deadlocked():
+            if w := self.entangled.that_could_take_old(stuck):
                 w.takes_old = True
                 if verdict.may_share(ledger, w, ledger.named(w.names)):
                     self.admit(w)
@@ -342,109 +316,3 @@ class Admission:
             newest = max(stuck, key=_seq)
             message = explain.deadlock(ledger, newest, stuck)
             self.refuse(newest.key, "deadlock", message)
-
-    def _waits_for_an_update(self, stuck: list[Waiter]) -> Waiter | None:
-        """The newest that could have old bytes, and is not to."""
-        ledger = self._ledger
-        could = (
-            w
-            for w in stuck
-            for c in ledger.named(w.names)
-            if verdict.must_leave_first(c, w) and w.session in c.holders
-        )
-        return max(could, key=_seq, default=None)
-
-    def _deadlocked(self) -> list[Waiter]:
-        agents = self._in_doubt()
-        if not agents:
-            return []
-        stuck = deadlocked(agents, self._pool(Beside(), agents))
-        return self._waiters_of(stuck)
-
-    def _in_doubt(self) -> list[Agent]:
-        """The agents that hold and wait, but for those that can run whatever the others do."""
-        ledger, holders = self._ledger, self._ledger.holders
-        room = ledger.pool.total - ledger.fixed - holders.waiting.chunks
-        large = takewhile(lambda r: -r[0][0] > room, self.needs.ranked())
-        agents = dict.fromkeys(agent for _, agent in large)
-        for c in ledger.superseded.values():
-            agents.update((w.owner, None) for key in c.waiting if (w := self.holding.get(key)))
-        return [agent for agent in agents if agent in holders.by_agent]
-
-    def overtakers(self, head: Waiter) -> list[Waiter]:
-        """Who must be let in before `head` can be: holders of what it needs, that wait."""
-        if not self.holding or self._fits_beside_all(head):
-            return []
-        holders = self._ledger.holders
-        agents = list(dict.fromkeys(w.owner for w in self.holding.values()))
-        others = [a for a in agents if a != head.owner and a in holders.by_agent]
-        beside = Beside()
-        beside.add(head.owner, holders.by_agent.get(head.owner, Holdings()))
-        wishes = self._wishes([head])
-        fits = lambda pool: pool.fits(wishes)  # noqa: E731
-        return self._waiters_of(must_run_first(others, self._pool(beside, others), fits))
-
-    def _fits_beside_all(self, head: Waiter) -> bool:
-        """Whether there is room for `head` though no other that holds and waits ever ran.
-
-        At a glance: "no" may be wrong.
-        """
-        ledger, holders = self._ledger, self._ledger.holders
-        if head.grouped or ledger.superseded:
-            return False
-        own = holders.by_agent.get(head.owner)
-        chunks = head.chunks + holders.waiting.chunks
-        if own is not None and head.owner not in holders.waiting:
-            chunks += own.plain_chunks + sum(c.chunks for c in own.special.values())
-        return chunks <= ledger.pool.total - ledger.fixed
-
-    def _waiters_of(self, agents: set[Agent]) -> list[Waiter]:
-        """Those of `agents` that hold and wait, by arrival."""
-        return sorted((w for a in agents for w in self.agents[a].values()), key=_seq)
-
-    def _pool(self, beside: Beside, agents: list[Agent]) -> "_Pool":
-        """What `agents` hold, and what is `beside` it."""
-        ledger = self._ledger
-        held = {agent: ledger.holders.by_agent[agent] for agent in agents}
-        for agent in agents:
-            beside.add(agent, held[agent])
-        wishes = {agent: self._wishes(self.agents[agent].values()) for agent in agents}
-        return _Pool(beside, ledger.pool.total - ledger.fixed, held, wishes)
-
-    def _wishes(self, waiters: Iterable[Waiter]) -> list[Wish]:
-        """What they wait for, and whether it is to be loaded anew for them."""
-        ledger = self._ledger
-        wishes: dict[str, Wish] = {}
-        for w in waiters:
-            for name in w.names:
-                c = ledger.components[name]
-                wishes[name] = c, verdict.must_leave_first(c, w)
-        return list(wishes.values())
-
-
-class _Pool:
-    """What agents hold that wait: see `deadlock.Pool`."""
-
-    def __init__(
-        self,
-        beside: Beside,
-        room: int,
-        held: dict[Agent, Holdings],
-        wishes: dict[Agent, list[Wish]],
-    ) -> None:
-        self._beside = beside
-        self._room = room
-        self._held = held
-        self._wishes = wishes
-
-    def copy(self) -> "_Pool":
-        return _Pool(self._beside.copy(), self._room, self._held, self._wishes)
-
-    def fits(self, wishes: list[Wish]) -> bool:
-        return self._beside.fits(wishes, self._room)
-
-    def can_run(self, agent: Agent) -> bool:
-        return self.fits(self._wishes[agent])
-
-    def run(self, agent: Agent) -> None:
-        self._beside.remove(agent, self._held[agent])

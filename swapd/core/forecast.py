@@ -25,7 +25,7 @@ _NAMED = 3
 def forecast(core: Residency, asked: Forecast, session: int, now: float) -> ForecastReply | Refused:
     """What `session` would see if it acquired these at `now`: the same refusal, or this."""
     ledger = core.ledger
-    if core.stopping:
+    if ledger.stopping:
         return Refused(asked.id, "stopping", explain.STOPPING)
     names = ledger.expand(asked.names)
     for name in names:

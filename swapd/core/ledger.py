@@ -100,6 +100,8 @@ class Ledger:
         self.unhurried: dict[int, None] = {}
         #: Names to bring in when nobody waits for memory.
         self.prefetches: dict[str, None] = {}
+        #: The daemon ends: nothing is granted any more.
+        self.stopping = False
         #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor
         #: evicted to make room, since it could not come back.
         self.down = ""

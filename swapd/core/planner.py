@@ -56,7 +56,7 @@ class Planner:
             if not self.make_room(head, wanted):
                 break
             admission.admit(head)
-        for w in admission.overtakers(head) if head else ():  # 2
+        for w in admission.entangled.overtakers(head) if head else ():  # 2
             if self.make_room(w, wanted):
                 admission.admit(w)
                 ledger.replan = True

@@ -138,11 +138,11 @@ def _recount_waiting(ledger: Ledger, admission: Admission) -> None:
 
 def _recount_those_that_hold(ledger: Ledger, admission: Admission) -> None:
     agents: dict[Agent, set[tuple[int, int]]] = {}
-    for key, w in admission.holding.items():
+    for key, w in admission.entangled.waiters.items():
         assert w.queued, f"{w} is not queued"
         agents.setdefault(w.owner, set()).add(key)
-    assert {a: set(found) for a, found in admission.agents.items()} == agents
-    assert set(admission.needs) == agents.keys(), "whose needs are known is wrong"
+    assert {a: set(found) for a, found in admission.entangled.by_agent.items()} == agents
+    assert set(admission.entangled.needs) == agents.keys(), "whose needs are known is wrong"
     beside = Beside()
     for agent in agents:
         beside.add(agent, ledger.holders.by_agent.get(agent, Holdings()))

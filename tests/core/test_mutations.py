@@ -19,6 +19,7 @@ from swapd.core import (
     coming,
     deadlock,
     gone,
+    hold_and_wait,
     holdings,
     inheriting,
     leases,
@@ -36,6 +37,7 @@ from swapd.core import (
     verdict,
     workspaces,
 )
+from swapd.core.handlers import copying, ending, families, leasing, registration
 from tests.core import test_families, test_residency, test_update
 from tests.core.driver import BOTH_WAYS, drive
 from tests.core.test_residency import Make
@@ -108,15 +110,15 @@ BUGS = [
     ),
     Bug(
         "anybody may acknowledge",
-        residency,
+        copying,
         "if pending is None or pending[1].session != event.session:",
         "if pending is None:",
     ),
     Bug(
         "a worker that does not acknowledge is waited for forever",
-        residency,
-        "            if deadline > event.now:\n                break\n",
-        "            break\n",
+        ending,
+        "        if deadline > event.now:\n            break\n",
+        "        break\n",
     ),
     Bug(
         "the chunks of a copy that nobody wants any more are lost",
@@ -150,15 +152,15 @@ BUGS = [
     ),
     Bug(
         "a session that goes keeps its leases",
-        residency,
-        "        for request in list(session.leases):\n            leases.take_back",
-        "        for request in ():\n            leases.take_back",
+        ending,
+        "    for request in list(session.leases):\n        leases.take_back",
+        "    for request in ():\n        leases.take_back",
     ),
     Bug(
         "a session that goes is remembered by what was evicted for it",
-        residency,
-        "        for c in session.makes_way.values():\n",
-        "        for c in ():\n",
+        ending,
+        "    for c in session.makes_way.values():\n",
+        "    for c in ():\n",
     ),
     Bug(
         "rivals of a group are on the device together",
@@ -252,30 +254,28 @@ BUGS = [
     ),
     Bug(
         "a session that is gone hurries",
-        residency,
-        "        ledger.hurried.discard(event.session)\n",
+        ending,
+        "    ledger.hurried.discard(event.session)\n",
         "",
     ),
     Bug(
         "nobody looks who waits when a copy ends",
-        residency,
-        "        leaving.settle(ledger, c)\n"
-        "        self.admission.share(c)\n"
-        "        ledger.replan = True\n",
-        "        leaving.settle(ledger, c)\n        self.admission.share(c)\n",
+        copying,
+        "    leaving.settle(ledger, c)\n    admission.share(c)\n    ledger.replan = True\n",
+        "    leaving.settle(ledger, c)\n    admission.share(c)\n",
     ),
     Bug(
         "a holder does not overtake who waits for it",
         planner,
-        "in admission.overtakers(head) if head else ():",
+        "in admission.entangled.overtakers(head) if head else ():",
         "in ():",
     ),
     Bug(
         "a holder overtakes though nobody needs what it holds",
-        admission,
-        "if not self.holding or self._fits_beside_all(head):\n            return []\n",
-        "if not self.holding or self._fits_beside_all(head):\n"
-        "            return list(self.holding.values())\n",
+        hold_and_wait,
+        "if not self.waiters or self._fits_beside_all(head):\n            return []\n",
+        "if not self.waiters or self._fits_beside_all(head):\n"
+        "            return list(self.waiters.values())\n",
     ),
     Bug(
         "more overtake than need to",
@@ -402,9 +402,8 @@ BUGS = [
     ),
     Bug(
         "a workspace that nobody waits for any more is not taken back",
-        residency,
-        "        if c.state is State.RECLAIMING:\n"
-        "            return workspaces.reclaim(ledger, c)\n",
+        copying,
+        "    if c.state is State.RECLAIMING:\n        return workspaces.reclaim(ledger, c)\n",
         "",
     ),
     Bug(
@@ -421,7 +420,7 @@ BUGS = [
     ),
     Bug(
         "a component may be named like a workspace",
-        residency,
+        registration,
         "if event.name.startswith(WORKSPACE):",
         "if False:",
     ),
@@ -529,10 +528,10 @@ BUGS = [
     ),
     Bug(
         "who waits for what was damaged gets it",
-        residency,
-        "            for key in list(c.waiting):\n"
-        '                admission.refuse(key, "device_failed", explain.damaged(c))\n',
-        "            pass\n",
+        copying,
+        "        for key in list(c.waiting):\n"
+        '            admission.refuse(key, "device_failed", explain.damaged(c))\n',
+        "        pass\n",
     ),
     Bug(
         "what was damaged is prefetched",
@@ -548,26 +547,26 @@ BUGS = [
     ),
     Bug(
         "who could be let in early when all is saved waits for the copy",
-        residency,
-        "        for heir in heirs:\n            self.admission.let_in(heir)\n",
+        copying,
+        "    for heir in heirs:\n        admission.let_in(heir)\n",
         "",
     ),
     Bug(
         "who found room elsewhere is refused when a write-back fails",
-        residency,
-        "        if waiter and waiter.queued:",
-        "        if waiter:",
+        copying,
+        "    if waiter and waiter.queued:",
+        "    if waiter:",
     ),
     Bug(
         "who was parked is not woken when the write-back fails",
-        residency,
-        "        admission.unpark(c)\n",
+        copying,
+        "    admission.unpark(c)\n",
         "",
     ),
     Bug(
         "who waits for a name is not woken",
-        residency,
-        "        self.admission.unpark(c)\n",
+        registration,
+        "    admission.unpark(c)\n",
         "",
     ),
     Bug(
@@ -578,9 +577,9 @@ BUGS = [
     ),
     Bug(
         "a family has several owners",
-        residency,
-        "        if any(c.session != event.session for c in parts.values()):",
-        "        if False:",
+        registration,
+        "    if any(c.session != event.session for c in parts.values()):",
+        "    if False:",
     ),
     Bug(
         "parts of one family exclude each other",
@@ -608,9 +607,9 @@ BUGS = [
     ),
     Bug(
         "a family is not prefetched by its name",
-        residency,
-        "        names = ledger.expand(event.names)\n",
-        "        names = event.names\n",
+        leasing,
+        "    names = ledger.expand(event.names)\n",
+        "    names = event.names\n",
     ),
     Bug(
         "the grant of a family does not name its parts",
@@ -626,13 +625,13 @@ BUGS = [
     ),
     Bug(
         "what is in no block is not kept",
-        residency,
-        "            leaving.set_kept(ledger, c, True)\n",
-        "            leaving.set_kept(ledger, c, False)\n",
+        families,
+        "        leaving.set_kept(ledger, c, True)\n",
+        "        leaving.set_kept(ledger, c, False)\n",
     ),
     Bug(
         "what is in no block takes no room",
-        residency,
+        families,
         "asked = resident_bytes - sum(c.nbytes for c in first)",
         "asked = resident_bytes",
     ),
@@ -644,13 +643,13 @@ BUGS = [
     ),
     Bug(
         "who never leaves is not counted when a family is given its room",
-        residency,
+        families,
         "room = ledger.pool.total - ledger.never_leaving(family.values())",
         "room = ledger.pool.total",
     ),
     Bug(
         "more is kept than leaves room for what passes through",
-        residency,
+        families,
         "kept if sum(sizes[i] for i in kept) <= most else policy.spread(sizes, most)",
         "kept",
     ),
@@ -662,7 +661,7 @@ BUGS = [
     ),
     Bug(
         "what is in no block and does not fit is kept for good",
-        residency,
+        families,
         "if least + fixed <= ledger.pool.total:",
         "if True:",
     ),
@@ -693,7 +692,7 @@ BUGS = [
     ),
     Bug(
         "a family that was told how much to keep is spread anew",
-        residency,
+        families,
         "ledger.automatic.pop(event.name, None)",
         "pass",
     ),
@@ -831,7 +830,7 @@ BUGS = [
     ),
     Bug(
         "an update that was given up takes place",
-        residency,
+        registration,
         "if ledger.is_current(c) and uid == wanted:",
         "if ledger.is_current(c):",
     ),
@@ -843,7 +842,7 @@ BUGS = [
     ),
     Bug(
         "an update does not look for waits that it makes hopeless",
-        admission,
+        hold_and_wait,
         "wishes[name] = c, verdict.must_leave_first(c, w)",
         "wishes[name] = c, False",
     ),
@@ -867,7 +866,7 @@ BUGS = [
     ),
     Bug(
         "what is being updated is unregistered",
-        residency,
+        registration,
         "if c.leases or c.answer is not None or c.renewal is not None:",
         "if c.leases or c.answer is not None:",
     ),
@@ -898,7 +897,7 @@ BUGS = [
     ),
     Bug(
         "who would not fit beside what never leaves is taken for one that can run",
-        admission,
+        hold_and_wait,
         "room = ledger.pool.total - ledger.fixed - holders.waiting.chunks",
         "room = ledger.pool.total - holders.waiting.chunks",
     ),
@@ -910,9 +909,9 @@ BUGS = [
     ),
     Bug(
         "a mutable component is updated beside its worker's writes",
-        residency,
-        "        if c.mutable:\n            return ledger.refuse(key",
-        "        if False:\n            return ledger.refuse(key",
+        registration,
+        "    if c.mutable:\n        return ledger.refuse(key",
+        "    if False:\n        return ledger.refuse(key",
     ),
 ]
 
@@ -928,7 +927,8 @@ SCENARIOS: list[Callable[[Make], None]] = [
 CHAIN = (
     *(policy, chunks, turns, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
-    *(verdict, admission, planner, recount, residency),
+    *(verdict, hold_and_wait, admission, planner, recount),
+    *(copying, ending, families, leasing, registration, residency),
 )
 
 

@@ -1,0 +1,1 @@
+"""What each event means: one function for each, which `Residency.handle` calls."""

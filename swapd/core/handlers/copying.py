@@ -1,0 +1,136 @@
+"""What it means that something slow has ended, a copy, a loan; or that the device is lost."""
+
+from swapd.core import (
+    coming,
+    explain,
+    gone,
+    inheriting,
+    leases,
+    leaving,
+    registry,
+    updates,
+    workspaces,
+)
+from swapd.core.admission import Admission
+from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown, Lent, Reclaimed, Revoked
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Move, State
+
+
+def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
+    pending = ledger.acks.get(event.generation)
+    if pending is None or pending[1].session != event.session:
+        return  # stale, or a lie: it changes nothing
+    del ledger.acks[event.generation]
+    leaving.take_out(ledger, pending[1])
+
+
+def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
+    move = ledger.moves.pop(event.generation)
+    c = move.component
+    ledger.bytes_in += c.nbytes
+    if not ledger.is_current(c):
+        return gone.abandon(ledger, move)
+    updates.end_copy_of(ledger, move)
+    coming.loaded(ledger, c)
+    admission.let_in(c)
+    leaving.settle(ledger, c)
+    admission.share(c)
+    ledger.replan = True
+
+
+def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> None:
+    move, heirs = inheriting.end_move(ledger, event.generation)
+    c = move.component
+    ledger.bytes_out += c.nbytes
+    if ledger.is_current(c):
+        c.dirty = False
+        leaving.vacate(ledger, c, move.runs, bytes_back=c.nbytes)
+    else:
+        gone.abandon(ledger, move)
+    for heir in heirs:
+        admission.let_in(heir)
+
+
+def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> None:
+    """A load that failed leaves the component absent, a write-back leaves it resident.
+
+    Nothing is lost either way, unless the write-back is `damaged`; who waited for the
+    copy is refused, and who was let in before it ended is told.
+    """
+    move, _ = inheriting.end_move(ledger, event.generation)
+    c = move.component
+    if c.workspace:
+        return _lend_failed(ledger, admission, c, event.why)
+    if not ledger.is_current(c):
+        return gone.abandon(ledger, move)
+    updates.end_copy_of(ledger, move)
+    if c.state is State.LOADING:
+        _load_failed(ledger, admission, c, move, explain.copy_failed(ledger, c, event.why))
+    else:
+        _write_back_failed(ledger, admission, c, move, event)
+    ledger.replan = True
+
+
+def _load_failed(ledger: Ledger, admission: Admission, c: Component, move: Move, why: str) -> None:
+    leases.break_all(ledger, c, why)
+    coming.load_failed(ledger, c, move)
+    for key in list(c.promised):
+        admission.refuse(key, "device_failed", why)
+
+
+def _write_back_failed(
+    ledger: Ledger, admission: Admission, c: Component, move: Move, event: CopyFailed
+) -> None:
+    """Loads that inherited from it have failed before."""
+    if c.evicting_for is None:
+        ledger.prefetches.clear()  # it may have been for one: do not try forever
+    waiter = c.evicting_for and admission.queue.get(c.evicting_for)
+    why = explain.copy_failed(ledger, c, event.why, damaged=event.damaged)
+    if event.damaged:
+        leaving.lose(ledger, c, move, why)
+    else:
+        leaving.write_back_failed(ledger, c, move)
+    if waiter and waiter.queued:  # else it found room without this
+        admission.refuse(waiter.key, "device_failed", why)
+    if c.unregistering:
+        assert c.answer is not None
+        ledger.refuse((c.session, c.answer), "device_failed", why)
+        c.answer = None
+        registry.set_unregistering(ledger, c, False)
+    if event.damaged:
+        for key in list(c.waiting):
+            admission.refuse(key, "device_failed", explain.damaged(c))
+    else:
+        leaving.make_idle(ledger, c)
+        admission.share(c)
+    admission.unpark(c)
+
+
+def _lend_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
+    workspaces.came_back(ledger, c)
+    for key in list(c.promised):
+        admission.refuse(key, "device_failed", explain.lend_failed(ledger, c, why))
+
+
+def on_lent(ledger: Ledger, admission: Admission, event: Lent) -> None:
+    c = ledger.moves.pop(event.generation).component
+    if c.state is State.RECLAIMING:
+        return workspaces.reclaim(ledger, c)
+    coming.loaded(ledger, c)
+    admission.let_in(c)
+    ledger.replan = True
+
+
+def on_reclaimed(ledger: Ledger, admission: Admission, event: Reclaimed) -> None:
+    workspaces.came_back(ledger, ledger.moves.pop(event.generation).component)
+
+
+def on_device_down(ledger: Ledger, admission: Admission, event: DeviceDown) -> None:
+    """Nobody hears of it but who waits for what is not on the device, now or later.
+
+    Copies in flight still end, in events of their own. The first reason is kept.
+    """
+    ledger.down = ledger.down or event.why
+    ledger.prefetches.clear()
+    ledger.replan = True

@@ -1,0 +1,104 @@
+"""Sessions, time, and the end of both."""
+
+from itertools import islice
+
+from swapd.core import explain, gone, leases
+from swapd.core.actions import Fence, Lost
+from swapd.core.admission import Admission
+from swapd.core.events import (
+    LetGo,
+    ProcessExited,
+    SessionEnds,
+    SessionGone,
+    SessionOpened,
+    Stopping,
+    Tick,
+)
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Session
+
+
+def on_session_opened(ledger: Ledger, admission: Admission, event: SessionOpened) -> None:
+    ledger.sessions[event.session] = Session(event.label)
+
+
+def on_tick(ledger: Ledger, admission: Admission, event: Tick) -> None:
+    while ledger.acks:
+        deadline, c = next(iter(ledger.acks.values()))
+        if deadline > event.now:
+            break
+        del ledger.acks[c.generation]
+        session = ledger.sessions[c.session]
+        if not session.fenced:
+            session.fenced = True
+            ledger.out.append(Fence(c.session, explain.fenced(c, ledger.rules.ack_timeout_s)))
+    ledger.replan = True
+
+
+def on_stopping(ledger: Ledger, admission: Admission, event: Stopping) -> None:
+    ledger.stopping = True
+    ledger.prefetches.clear()
+    for w in list(admission.queue):
+        admission.refuse(w.key, "stopping", explain.STOPPING)
+
+
+def on_session_ends(ledger: Ledger, admission: Admission, event: SessionEnds) -> None:
+    """First who waits for it, so that it is granted nothing; then what it owns and holds."""
+    left = event.most
+    session = ledger.sessions.get(event.session)
+    if session is None:
+        return
+    for request in list(islice(session.waiters, left)):
+        left -= 1
+        if w := admission.queue.get((event.session, request)):
+            admission.forget(w)
+    for name in list(islice(session.owns, left)):
+        if left > 0:
+            left -= _end(ledger, admission, ledger.components[name], event.alive, left)
+    for request in list(islice(session.leases, max(left, 0))):
+        leases.take_back(ledger, (event.session, request))
+    ledger.replan = True
+
+
+def _end(ledger: Ledger, admission: Admission, c: Component, alive: bool, most: int) -> int:
+    """End a component, or the waits of so many that wait for it; return how many steps."""
+    c.ending = True
+    waiters = len(c.waiting) + len(c.promised)
+    why = explain.owner_gone(c, ledger.sessions[c.session].label)
+    admission.turn_away(c, why, most)
+    if waiters > most or not ledger.is_current(c):
+        return most
+    if c.mutable and c.dirty:
+        ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
+    gone.strand(ledger, c, alive)
+    return waiters + 1
+
+
+def on_session_gone(ledger: Ledger, admission: Admission, event: SessionGone) -> None:
+    session = ledger.sessions.pop(event.session, None)
+    if session is None:
+        return
+    for name in session.told:
+        ledger.wanted[name].discard(event.session)
+    ledger.hurried.discard(event.session)
+    ledger.unhurried.pop(event.session, None)
+    for c in session.makes_way.values():
+        c.evicting_for = None
+    owned = [ledger.components[name] for name in session.owns]
+    for c in owned:
+        if c.mutable and c.dirty:
+            ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
+        gone.strand(ledger, c, event.alive)
+    for request in list(session.waiters):
+        if w := admission.queue.get((event.session, request)):
+            admission.forget(w)
+    for request in list(session.leases):
+        leases.take_back(ledger, (event.session, request))
+    for c in owned:
+        admission.turn_away(c, explain.owner_gone(c, session.label))
+    ledger.replan = True
+
+
+def on_let_go(ledger: Ledger, admission: Admission, event: ProcessExited | LetGo) -> None:
+    gone.end_quarantine(ledger, event.session)
+    ledger.replan = True

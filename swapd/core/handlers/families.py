@@ -1,0 +1,59 @@
+"""How much of a family is kept: what its owner asked for, or what there is room for."""
+
+from swapd.core import explain, leaving, policy
+from swapd.core.admission import Admission
+from swapd.core.events import Resize
+from swapd.core.ledger import Ledger
+from swapd.protocol import REST, Code, part_name
+
+
+def on_resize(ledger: Ledger, admission: Admission, event: Resize) -> None:
+    key = (event.session, event.request)
+    if event.name not in ledger.families:
+        return ledger.refuse(key, "unknown_component", explain.no_family(ledger, event.name))
+    if event.resident_bytes is not None and event.resident_bytes < 0:
+        return ledger.refuse(key, "bad_request", explain.SIZE)
+    if problem := _never_stays(ledger, event.name):
+        return ledger.refuse(key, *problem)
+    if event.resident_bytes is None:
+        ledger.automatic[event.name] = None
+    else:
+        ledger.automatic.pop(event.name, None)
+    spread(ledger, event.name, event.resident_bytes)
+    ledger.accept(key)
+
+
+def _never_stays(ledger: Ledger, name: str) -> tuple[Code, str] | None:
+    """Why what is in no block of a family cannot stay for good, or None if it can, or need
+    not: some other part must fit beside it."""
+    family = ledger.families[name]
+    rest = family.get(part_name(name, REST))
+    if rest is None or rest.own_policy != "resident":
+        return None
+    others = (c.chunks for c in family.values() if c is not rest)
+    least = rest.chunks + max(others, default=0)
+    fixed = ledger.never_leaving(family.values())
+    if least + fixed <= ledger.pool.total:
+        return None
+    return "too_large", explain.too_large(ledger, name, least, fixed, explain.LESS_RESIDENT)
+
+
+def spread(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
+    """Keep so much of a family; None: as much as there is room for beside what never leaves."""
+    family = ledger.families[name]
+    first = [c for c in family.values() if c.name == part_name(name, REST)]
+    others = [c for c in family.values() if c not in first]
+    sizes = [c.chunks for c in others]
+    room = ledger.pool.total - ledger.never_leaving(family.values())
+    room -= sum(c.chunks for c in first)
+    if resident_bytes is None:
+        kept = policy.spread(sizes, policy.room_to_keep(sizes, room, beside=2))
+    else:
+        asked = resident_bytes - sum(c.nbytes for c in first)
+        kept = policy.spread([c.nbytes for c in others], asked)
+        most = policy.room_to_keep(sizes, room, beside=1)
+        kept = kept if sum(sizes[i] for i in kept) <= most else policy.spread(sizes, most)
+    for c in first:
+        leaving.set_kept(ledger, c, True)
+    for i, c in enumerate(others):
+        leaving.set_kept(ledger, c, i in kept)
