@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swapd.device import DeviceError, HostDevice
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 class FailingDevice(HostDevice):

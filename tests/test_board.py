@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from swapd.board import SLOTS, ArrivalFailed, Board, Boards, Progress, place, word
-from swapd.fds import OwnedFd
+from swapd.shared.board import SLOTS, ArrivalFailed, Board, Boards, Progress, place, word
+from swapd.shared.fds import OwnedFd
 from tests.processes import output_of
 
 
@@ -71,8 +71,8 @@ def test_a_wait_ends_when_the_word_is_there(boards: Boards) -> None:
 def test_a_wait_in_another_process_ends_too(boards: Boards) -> None:
     program = """
         import sys
-        from swapd.board import Board, word
-        from swapd.fds import OwnedFd
+        from swapd.shared.board import Board, word
+        from swapd.shared.fds import OwnedFd
         with OwnedFd(int(sys.argv[1])) as fd:
             board = Board(fd)
         board.set(1, word(1, 1))

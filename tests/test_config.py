@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from swapd import config as module
 from swapd.cli import serve as serve_module
 from swapd.cli.app import app
-from swapd.config import Config, ConfigError, default_folder, load
+from swapd.shared import config as module
+from swapd.shared.config import Config, ConfigError, default_folder, load
 
 #: For each setting: a text that is not its default, and the value it stands for.
 SAMPLES: dict[str, tuple[str, Any]] = {
@@ -146,7 +146,7 @@ def warning(caplog: pytest.LogCaptureFixture, environ: dict[str, str]) -> str:
     caplog.clear()
     assert load(None, {}, environ) == Config()
     (record,) = caplog.records
-    assert (record.levelname, record.name) == ("WARNING", "swapd.config")
+    assert (record.levelname, record.name) == ("WARNING", "swapd.shared.config")
     return record.getMessage()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swapd.contents import Contents
+from swapd.daemon.contents import Contents
 
 
 class Timer:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import swapd_client
-from swapd import protocol, runtime_dir, spawn
+from swapd import spawn
+from swapd.shared import protocol, runtime_dir
 from tests.guarantees.harness import RawSession
 from tests.processes import PYTHONPATH
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.config import Config, load
 from swapd.plan.deploy import WORKERS
+from swapd.shared.config import Config, load
 from swapd_client.vllm import versions
 from swapd_client.vllm.options import NAMES, options_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from swapd import __version__, spawn
 from swapd.cli.app import COMMANDS
-from swapd.extras import EXTRA_OF
+from swapd.shared.extras import EXTRA_OF
 
 #: Runs the rest of the command line as a program in which these modules cannot be imported.
 WITHOUT = """

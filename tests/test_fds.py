@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swapd.fds import FDS_MAX, OwnedFd, recv_packet, reopen_read_only, send_packet
+from swapd.shared.fds import FDS_MAX, OwnedFd, recv_packet, reopen_read_only, send_packet
 
 Pair = tuple[socket.socket, socket.socket]
 

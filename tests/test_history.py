@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from swapd.core import Rules, actions, events
-from swapd.history import LABELS_MAX, Seen, last_run, names_in, parsed, read
-from swapd.journal import Record, Start, render
+from swapd.log.history import LABELS_MAX, Seen, last_run, names_in, parsed, read
+from swapd.log.journal import Record, Start, render
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 

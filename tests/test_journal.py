@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from swapd import history
-from swapd import journal as journal_module
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction, DropMaster
 from swapd.core.events import AnyEvent, Tick
 from swapd.core.policy import Rules
-from swapd.journal import Journal, JournalFile, Record, Start, parse, render
+from swapd.log import history
+from swapd.log import journal as journal_module
+from swapd.log.journal import Journal, JournalFile, Record, Start, parse, render
 from tests.processes import output_of
 from tests.samples import sample
 
@@ -251,7 +251,7 @@ def test_a_disk_with_room_for_half_a_batch_gets_none_of_it() -> None:
         import resource, tempfile, threading
         from pathlib import Path
         from swapd.core.actions import DropMaster
-        from swapd.journal import JournalFile, Record, parse, render
+        from swapd.log.journal import JournalFile, Record, parse, render
         def line(seq):
             return render(Record(seq, 0, 1.5, action=DropMaster(seq, "x" * 100)))
         with tempfile.TemporaryDirectory() as folder:

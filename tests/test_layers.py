@@ -17,12 +17,12 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_importing_swapd_loads_nothing_else() -> None:
-    """The client imports `swapd.protocol`, and through it this."""
+    """The client imports `swapd.shared.protocol`, and through it this."""
     assert not loaded_by("import swapd") & {"zmq", "uvloop", "ctypes", "msgspec", "asyncio"}
 
 
 def test_the_protocol_needs_msgspec_only() -> None:
-    loaded = loaded_by("import swapd.protocol")
+    loaded = loaded_by("import swapd.shared.protocol")
     assert "msgspec" in loaded
     assert not loaded & {"zmq", "uvloop", "ctypes", "torch", "typer"}
 

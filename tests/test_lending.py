@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from swapd import lending, protocol
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
+from swapd.daemon import lending
+from swapd.daemon.lending import Lender
 from swapd.device import DeviceError, DeviceLost
-from swapd.lending import Lender
-from swapd.protocol import Runs
+from swapd.shared import protocol
+from swapd.shared.protocol import Runs
 
 NOW = 3.5
 #: Files 2 and 3: on this device a chunk is a file.

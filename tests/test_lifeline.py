@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from swapd import fds, lifeline, protocol
+from swapd.daemon import lifeline
+from swapd.daemon.lifeline import Lifeline, LifelineServer
 from swapd.device import DeviceError
-from swapd.fds import OwnedFd, recv_packet
-from swapd.lifeline import Lifeline, LifelineServer
+from swapd.shared import fds, protocol
+from swapd.shared.fds import OwnedFd, recv_packet
 
 
 class Ends(NamedTuple):

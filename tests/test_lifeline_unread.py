@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from swapd import lifeline, protocol
-from swapd.fds import recv_packet
-from swapd.lifeline import Lifeline, LifelineServer
+from swapd.daemon import lifeline
+from swapd.daemon.lifeline import Lifeline, LifelineServer
+from swapd.shared import protocol
+from swapd.shared.fds import recv_packet
 
 #: More than a socket takes.
 MANY = 5000

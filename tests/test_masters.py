@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from swapd import masters as module
-from swapd.device import DeviceError, vm
-from swapd.masters import MasterError, Masters
-from swapd.slices import whole
+from swapd.daemon import masters as module
+from swapd.daemon.masters import MasterError, Masters
+from swapd.daemon.slices import whole
+from swapd.device import DeviceError
+from swapd.shared import vm
 from tests.processes import output_of
 
 MIB = 1 << 20
@@ -212,7 +213,7 @@ def test_a_worker_that_seals_its_master_itself_gets_bad_request(
 def test_a_worker_that_shuts_its_master_gets_bad_request() -> None:
     output_of("""
         import os
-        from swapd.masters import MasterError, Masters
+        from swapd.daemon.masters import MasterError, Masters
         from tests.test_masters import Unpinnable
         if os.getuid() == 0:
             os.setresuid(65534, 65534, 65534)  # root opens whatever it likes

@@ -10,9 +10,10 @@ import pytest
 
 from swapd.core.actions import CopyIn, CopyOut
 from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed
-from swapd.device import Device, DeviceError, HostDevice, vm
-from swapd.mover import Mover
-from swapd.protocol import Runs
+from swapd.daemon.mover import Mover
+from swapd.device import Device, DeviceError, HostDevice
+from swapd.shared import vm
+from swapd.shared.protocol import Runs
 from tests.faults import FailingDevice
 
 CHUNK = 2 << 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import errors
 from tests.samples import bare, sample
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swapd import publisher, zmtp
-from swapd.publisher import Publisher
-from swapd.zmtp import Decoder
+from swapd.daemon import publisher, zmtp
+from swapd.daemon.publisher import Publisher
+from swapd.daemon.zmtp import Decoder
 
 LAST = b"aaa"
 

@@ -7,9 +7,9 @@ import pytest
 
 from swapd import spawn
 from swapd.core import Rules, actions, events
-from swapd.history import last_run, read
-from swapd.journal import Record, Start, render
-from swapd.replay import ReplayError, replay
+from swapd.log.history import last_run, read
+from swapd.log.journal import Record, Start, render
+from swapd.log.replay import ReplayError, replay
 from swapd_client import AcquireTimeout, Client, UnknownComponent, connect
 
 MIB = 1 << 20

@@ -13,10 +13,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from swapd import protocol
-from swapd.peers import Peer
-from swapd.protocol import AnyReply, AnyRequest, Done, Refused, StatusReply
-from swapd.router import Router
+from swapd.daemon.peers import Peer
+from swapd.daemon.router import Router
+from swapd.shared import protocol
+from swapd.shared.protocol import AnyReply, AnyRequest, Done, Refused, StatusReply
 from swapd_client.errors import InternalError, from_refusal
 from tests.samples import sample
 
@@ -78,7 +78,7 @@ async def test_an_answer_that_cannot_be_sent_is_a_refusal_and_costs_nobody_else(
         return Done(request.id)
 
     async with served(tmp_path, answer) as ask:
-        with caplog.at_level(logging.ERROR, "swapd.router"):
+        with caplog.at_level(logging.ERROR, "swapd.daemon.router"):
             refused = await ask(1, protocol.Status(7))
         assert isinstance(refused, Refused)
         assert (refused.id, refused.code) == (7, "internal")

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 import zmq
 
-from swapd import protocol, router
-from swapd.peers import Peer
-from swapd.router import Router
+from swapd.daemon import router
+from swapd.daemon.peers import Peer
+from swapd.daemon.router import Router
+from swapd.shared import protocol
 
 TOKEN = b"t" * protocol.TOKEN_BYTES
 #: More replies than two sockets and what is between them take.

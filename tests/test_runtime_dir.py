@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd import runtime_dir
-from swapd.runtime_dir import EVENTS, LIFELINE, LOCK, RPC, RuntimeDirError, claim
+from swapd.shared import runtime_dir
+from swapd.shared.runtime_dir import EVENTS, LIFELINE, LOCK, RPC, RuntimeDirError, claim
 from tests.processes import output_of, start_python
 
 
@@ -214,7 +214,7 @@ def test_another_process_is_refused_too_and_two_folders_are_two(
     program = """
         import sys
         from pathlib import Path
-        from swapd.runtime_dir import RuntimeDirError, claim
+        from swapd.shared.runtime_dir import RuntimeDirError, claim
         try:
             claim(Path(sys.argv[1])).close()
         except RuntimeDirError as exc:
@@ -230,7 +230,7 @@ def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Pa
     program = """
         import socket, sys
         from pathlib import Path
-        from swapd.runtime_dir import EVENTS, LIFELINE, RPC, claim
+        from swapd.shared.runtime_dir import EVENTS, LIFELINE, RPC, claim
         folder = Path(sys.argv[1])
         claimed = claim(folder)
         for name in (EVENTS, LIFELINE, RPC):

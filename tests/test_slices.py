@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swapd.slices import Slices, Work, whole
+from swapd.daemon.slices import Slices, Work, whole
 
 PATIENCE_S = 60.0
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from swapd.system import is_alive, open_pidfd
+from swapd.shared.system import is_alive, open_pidfd
 
 
 def refuse(*_: object) -> NoReturn:

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from swapd.text import TEXT_MAX_CHARS, plain, plain_json, plain_lines, problem_with_text, reason
+from swapd.shared.text import (
+    TEXT_MAX_CHARS,
+    plain,
+    plain_json,
+    plain_lines,
+    problem_with_text,
+    reason,
+)
 
 #: Clears a screen; forges a line; the same in one byte; turns text around; is no character.
 EVIL = ["\x1b[2J", "a\nb", "\r", "\x00", "\x7f", "\x9b2J", "\u202egnp.exe", "\u2028", "\udcff"]

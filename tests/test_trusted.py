@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd import trusted
-from swapd.trusted import Untrusted, open_folder, open_named
+from swapd.shared import trusted
+from swapd.shared.trusted import Untrusted, open_folder, open_named
 from tests.processes import output_of
 
 NOBODY = 65534
@@ -166,7 +166,7 @@ def test_the_owner_of_the_root_folder_is_trusted_as_root_is(tmp_path: Path) -> N
         """
         import os, sys
         from pathlib import Path
-        from swapd.trusted import Untrusted, open_folder
+        from swapd.shared.trusted import Untrusted, open_folder
         here = Path(sys.argv[1])
         (here / "run" / "mine").mkdir(parents=True)
         for path in (here, here / "run"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swapd.units import parse_rate, parse_size, seconds, size
+from swapd.shared.units import parse_rate, parse_size, seconds, size
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.units import seconds, size
+from swapd.shared.units import seconds, size
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from swapd import zmtp
-from swapd.zmtp import Decoder, WireError
+from swapd.daemon import zmtp
+from swapd.daemon.zmtp import Decoder, WireError
 
 LONGEST = 5000
 READY = zmtp.ready(b"DEALER")

@@ -17,8 +17,8 @@ import msgspec
 import zmq
 
 from benchmarks.fuzz.frames import Frames
-from swapd import protocol, runtime_dir
-from swapd.fds import OwnedFd, recv_packet, send_packet
+from swapd.shared import protocol, runtime_dir
+from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 
 PATIENCE_S = 60.0
 #: Frames of one session, so that what it was granted by chance is soon given back.

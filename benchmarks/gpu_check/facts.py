@@ -9,7 +9,7 @@ from benchmarks.gpu_check.raw import Gpu
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings, host_available
 from swapd.device.nvml import Nvml
-from swapd.units import size
+from swapd.shared.units import size
 
 #: Name of the attribute, and what it is called in the table.
 _ATTRIBUTES = (

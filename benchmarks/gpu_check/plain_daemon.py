@@ -8,10 +8,10 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from swapd import runtime_dir
-from swapd.config import load
-from swapd.daemon import Daemon
+from swapd.daemon.daemon import Daemon
 from swapd.device import open_device
+from swapd.shared import runtime_dir
+from swapd.shared.config import load
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from benchmarks.gpu_check.settings import GIB, MIB, ROOT, Settings
-from swapd.device import vm
 from swapd.device.driver import Access, Driver
+from swapd.shared import vm
 
 
 class Gpu(Driver):

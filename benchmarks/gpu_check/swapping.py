@@ -9,9 +9,9 @@ import swapd_client
 from benchmarks.gpu_check.rig import PROGRAM, chunks_of, comes_true, room_for, serving
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, MIB, Settings
-from swapd import history
 from swapd.bench import swap_in
 from swapd.core.actions import Evict, Evicted
+from swapd.log import history
 from swapd_client import Client
 
 SWAP_IN_AT_LEAST = 0.95

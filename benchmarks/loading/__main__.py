@@ -11,7 +11,7 @@ from typing import Any
 
 from swapd import spawn
 from swapd.bench.load import read
-from swapd.units import seconds, size
+from swapd.shared.units import seconds, size
 
 WIDTH = 1024
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.offload.measure import Plan, run, table
-from swapd.units import parse_rate, size
+from swapd.shared.units import parse_rate, size
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from benchmarks.offload import ours, rivals
 from benchmarks.offload.counts import Counts
 from benchmarks.offload.model import build, modules, nbytes, paint
 from benchmarks.offload.stand_in import StandIn
-from swapd.units import size
+from swapd.shared.units import size
 
 #: Offloads until the block ends; yields what counts.
 Side: TypeAlias = Callable[[Any], AbstractContextManager[Callable[[], Counts]]]

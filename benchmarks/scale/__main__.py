@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.scale import core, daemon
-from swapd.units import seconds
+from swapd.shared.units import seconds
 
 CASES = [(1_000, 0), (1_000, 2_000), (10_000, 0), (10_000, 2_000)]
 #: What is held to: times of the core's events, as multiples; and waits for others, in seconds.

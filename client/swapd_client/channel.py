@@ -19,7 +19,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from swapd.protocol import (
+from swapd.shared.protocol import (
     NOT_A_MESSAGE,
     NOT_ENCODABLE,
     REQUEST_MAX_BYTES,
@@ -31,8 +31,8 @@ from swapd.protocol import (
     decode_reply,
     encode,
 )
-from swapd.runtime_dir import RPC
-from swapd.units import size
+from swapd.shared.runtime_dir import RPC
+from swapd.shared.units import size
 from swapd_client.endpoint import need_descriptors
 from swapd_client.errors import (
     AcquireTimeout,

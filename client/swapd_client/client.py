@@ -9,9 +9,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
-from swapd import protocol
-from swapd.extras import needed
-from swapd.units import parse_size
+from swapd.shared import protocol
+from swapd.shared.extras import needed
+from swapd.shared.units import parse_size
 from swapd_client.agents import Agent
 from swapd_client.channel import Channel, ChannelFactory
 from swapd_client.component import Component

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from swapd.device import vm
-from swapd.fds import OwnedFd
-from swapd.protocol import Runs
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import BufferLayout, Layout
 

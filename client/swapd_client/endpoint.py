@@ -8,11 +8,11 @@ import struct
 import sys
 from pathlib import Path
 
-from swapd import config, fds, runtime_dir
-from swapd.runtime_dir import Folder
-from swapd.system import is_stopped
-from swapd.text import TEXT_MAX_CHARS, plain
-from swapd.trusted import Untrusted
+from swapd.shared import config, fds, runtime_dir
+from swapd.shared.runtime_dir import Folder
+from swapd.shared.system import is_stopped
+from swapd.shared.text import TEXT_MAX_CHARS, plain
+from swapd.shared.trusted import Untrusted
 from swapd_client.errors import LimitReached, NotAnswering, NotRunning
 
 #: Beside its process id in a label.

@@ -3,8 +3,8 @@
 Every message says what is wrong and what to do. `SwapdError` catches them all.
 """
 
-from swapd.protocol import Code, Goodbye, Refused
-from swapd.text import plain
+from swapd.shared.protocol import Code, Goodbye, Refused
+from swapd.shared.text import plain
 
 
 class SwapdError(Exception):

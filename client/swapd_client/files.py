@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterable, Sequence
 
-from swapd.fds import OwnedFd
-from swapd.protocol import Files as Message
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Files as Message
 from swapd_client.errors import DaemonGone
 
 #: How long a file may take that the daemon has sent before the grant that needs it.

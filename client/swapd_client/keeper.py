@@ -17,8 +17,8 @@ from typing import Protocol
 
 import msgspec
 
-from swapd.protocol import Granted
-from swapd.system import Alarm
+from swapd.shared.protocol import Granted
+from swapd.shared.system import Alarm
 from swapd_client.errors import SwapdError
 from swapd_client.linger import LINGER_S, SWEEP_S, Held, Key, Linger
 

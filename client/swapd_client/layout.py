@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client.errors import BadRequest, InvalidSource
 
 #: Where storages lie: address and bytes of each.

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from swapd.protocol import Granted, Placement
+from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import SwapdError
 from swapd_client.gpu import empty_cache, handle_of
 from swapd_client.linger import Held

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from swapd import protocol
-from swapd.fds import OwnedFd, recv_packet, send_packet
-from swapd.system import is_alive
-from swapd.text import problem_with_text
+from swapd.shared import protocol
+from swapd.shared.fds import OwnedFd, recv_packet, send_packet
+from swapd.shared.system import is_alive
+from swapd.shared.text import problem_with_text
 from swapd_client.endpoint import find, not_answering, open_lifeline
 from swapd_client.errors import (
     BadRequest,

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from math import inf
 from typing import NamedTuple, Protocol
 
-from swapd.protocol import Granted
+from swapd.shared.protocol import Granted
 
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002

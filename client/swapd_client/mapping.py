@@ -9,9 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from swapd.device import vm
-from swapd.fds import OwnedFd
-from swapd.protocol import Runs
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
 from swapd_client import former
 from swapd_client.files import Files
 from swapd_client.uses import Uses

@@ -2,8 +2,8 @@
 
 import threading
 
-from swapd.fds import OwnedFd
-from swapd.protocol import Master
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Master
 
 #: How long a daemon may take to send a master it has promised.
 MASTER_S = 30.0

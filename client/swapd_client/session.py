@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from swapd import protocol
-from swapd.board import ArrivalFailed, Board, word
-from swapd.device import vm
-from swapd.fds import OwnedFd
-from swapd.runtime_dir import Folder
-from swapd.units import size
+from swapd.shared import protocol, vm
+from swapd.shared.board import ArrivalFailed, Board, word
+from swapd.shared.fds import OwnedFd
+from swapd.shared.runtime_dir import Folder
+from swapd.shared.units import size
 from swapd_client import former, ranges
 from swapd_client.agents import Agent
 from swapd_client.component import Component, Place

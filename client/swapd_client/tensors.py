@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import dlpack
 from swapd_client.dlpack import Target
 from swapd_client.errors import InvalidSource

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
-from swapd.units import size
+from swapd.shared.units import size
 
 
 class Raw(msgspec.Struct, frozen=True):

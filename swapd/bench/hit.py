@@ -17,7 +17,8 @@ import msgspec
 import zmq
 
 import swapd_client
-from swapd import protocol, spawn
+from swapd import spawn
+from swapd.shared import protocol
 
 BLOCKS = 40
 CALLS = 50

@@ -18,7 +18,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
-from swapd.device import vm
+from swapd.shared import vm
 
 NBYTES = 512 << 20
 #: Tensors of different sizes, of which few are whole pages: as in a checkpoint.

@@ -3,7 +3,7 @@
 import sys
 
 from swapd import __version__
-from swapd.extras import extra_of
+from swapd.shared.extras import extra_of
 
 HELP = """\
 usage: swapd [--version] [--help] COMMAND ...

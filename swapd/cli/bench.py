@@ -9,7 +9,7 @@ from rich.table import Table
 from swapd import bench as suite
 from swapd.bench import Raw, Report
 from swapd.cli.common import Json, console, errors, print_json, say_error
-from swapd.units import seconds, size
+from swapd.shared.units import seconds, size
 
 Device = Annotated[str, typer.Option(help="What to swap onto: host, or a GPU, as in cuda:0")]
 

@@ -22,14 +22,14 @@ from rich.segment import Segment
 from rich.text import Text
 
 import swapd_client
-from swapd.config import ConfigError
 from swapd.device import DeviceError
-from swapd.extras import MissingExtra
-from swapd.limits import LimitError
 from swapd.plan.advise import PlanError
-from swapd.runtime_dir import RuntimeDirError
+from swapd.shared.config import ConfigError
+from swapd.shared.extras import MissingExtra
+from swapd.shared.limits import LimitError
+from swapd.shared.runtime_dir import RuntimeDirError
+from swapd.shared.text import plain, plain_json, plain_lines
 from swapd.spawn import SpawnError
-from swapd.text import plain, plain_json, plain_lines
 from swapd_client.errors import SwapdError
 
 #: Where to find the daemon, for every command that asks one.

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 import zmq
 
-from swapd import runtime_dir
 from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.cli.render import line
-from swapd.history import Seen
-from swapd.journal import parse
-from swapd.units import seconds, size
+from swapd.log.history import Seen
+from swapd.log.journal import parse
+from swapd.shared import runtime_dir
+from swapd.shared.units import seconds, size
 
 
 def demo(

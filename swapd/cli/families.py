@@ -7,8 +7,8 @@ anybody would look for.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from swapd.protocol import ComponentStatus, part_name
-from swapd.units import size
+from swapd.shared.protocol import ComponentStatus, part_name
+from swapd.shared.units import size
 
 #: Parts in these states take no memory of the device.
 _OUT = ("absent", "filling", "damaged")

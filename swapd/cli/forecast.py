@@ -4,9 +4,9 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import ask, console, print_json
-from swapd.protocol import ForecastReply
-from swapd.text import plain
-from swapd.units import rate, seconds, size
+from swapd.shared.protocol import ForecastReply
+from swapd.shared.text import plain
+from swapd.shared.units import rate, seconds, size
 
 
 def forecast(names: list[str], endpoint: str | None, json: bool, timeout: float) -> None:

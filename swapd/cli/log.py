@@ -16,7 +16,6 @@ import typer
 import zmq
 from rich.text import Text
 
-from swapd import runtime_dir
 from swapd.cli.common import (
     TIMEOUT_S,
     Endpoint,
@@ -28,8 +27,9 @@ from swapd.cli.common import (
     shown_json,
 )
 from swapd.cli.render import line
-from swapd.history import Line, Seen, last_run, parsed, read
-from swapd.runtime_dir import Folder
+from swapd.log.history import Line, Seen, last_run, parsed, read
+from swapd.shared import runtime_dir
+from swapd.shared.runtime_dir import Folder
 from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
 from swapd_client.endpoint import find, resolve
 

@@ -24,8 +24,8 @@ from swapd.cli.plan_of import (
 from swapd.cli.plan_vllm import plan_vllm
 from swapd.plan import paste
 from swapd.plan.advise import Advice, Memory, Placement, PlanError, advise
-from swapd.text import plain
-from swapd.units import rate, seconds, size
+from swapd.shared.text import plain
+from swapd.shared.units import rate, seconds, size
 
 
 class Report(msgspec.Struct, frozen=True):

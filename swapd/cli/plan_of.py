@@ -14,8 +14,8 @@ from swapd.cli.common import ask, errors, say_error
 from swapd.device.driver import checked, load
 from swapd.plan import sizes
 from swapd.plan.advise import CHUNK_BYTES, Component, Memory, PlanError
-from swapd.protocol import StatusReply
-from swapd.units import parse_rate, parse_size
+from swapd.shared.protocol import StatusReply
+from swapd.shared.units import parse_rate, parse_size
 from swapd_client.errors import NotAnswering, NotRunning
 
 T = TypeVar("T", int, float)

@@ -15,8 +15,8 @@ from swapd.plan import claims, deploy, paste, shares, sizes
 from swapd.plan.advise import Component, PlanError
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan, Share
-from swapd.text import plain
-from swapd.units import parse_size, rate, seconds, size
+from swapd.shared.text import plain
+from swapd.shared.units import parse_size, rate, seconds, size
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from swapd.cli.common import OWN_LABEL
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.history import Seen
-from swapd.journal import Record
-from swapd.text import plain
-from swapd.units import rate, seconds, size
+from swapd.log.history import Seen
+from swapd.log.journal import Record
+from swapd.shared.text import plain
+from swapd.shared.units import rate, seconds, size
 
 _VERB_CELLS = 11
 #: The column of names is as wide as the longest, within reason.

@@ -6,8 +6,8 @@ import typer
 
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console
 from swapd.cli.families import Family, fold
-from swapd.text import plain
-from swapd.units import parse_size
+from swapd.shared.text import plain
+from swapd.shared.units import parse_size
 
 AUTO = "auto"
 

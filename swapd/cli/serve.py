@@ -10,14 +10,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from swapd import limits, runtime_dir
-from swapd.config import Config, load
-from swapd.daemon import Daemon
+from swapd.daemon.daemon import Daemon
+from swapd.daemon.logs import Writer
 from swapd.device import open_device
-from swapd.extras import needed
-from swapd.logs import Writer
-from swapd.text import plain, plain_lines
-from swapd.units import size
+from swapd.shared import limits, runtime_dir
+from swapd.shared.config import Config, load
+from swapd.shared.extras import needed
+from swapd.shared.text import plain, plain_lines
+from swapd.shared.units import size
 
 log = logging.getLogger("swapd")
 

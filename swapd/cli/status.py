@@ -11,9 +11,9 @@ from rich.text import Text
 
 from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
 from swapd.cli.families import Family, fold
-from swapd.protocol import ComponentStatus, StatusReply
-from swapd.text import plain
-from swapd.units import seconds, size
+from swapd.shared.protocol import ComponentStatus, StatusReply
+from swapd.shared.text import plain
+from swapd.shared.units import seconds, size
 
 _BAR_CELLS = 24
 #: With fewer columns the table counts leases, and leaves their holders out.

@@ -9,14 +9,14 @@ import msgspec
 import typer
 from rich.text import Text
 
-from swapd import history
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, shown_json
 from swapd.cli.log import File, journal
 from swapd.cli.render import clock, sentence
 from swapd.core import actions, events
-from swapd.history import Line, Seen, Step
-from swapd.journal import Record
-from swapd.text import plain
+from swapd.log import history
+from swapd.log.history import Line, Seen, Step
+from swapd.log.journal import Record
+from swapd.shared.text import plain
 from swapd_client import UnknownComponent
 
 #: Uses without a copy, one after the other, that are told as one from this many on.

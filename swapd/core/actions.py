@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from swapd.protocol import Code, Placement, Runs
+from swapd.shared.protocol import Code, Placement, Runs
 
 #: Why a component leaves the device.
 Reason = Literal["room", "sequential", "alternating", "resized", "unregister", "failed", "update"]

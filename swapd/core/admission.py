@@ -18,7 +18,7 @@ from swapd.core.queue import WaitQueue
 from swapd.core.records import Component, Key, State, Waiter
 from swapd.core.turns import Ranked
 from swapd.core.verdict import Refused, Shared
-from swapd.protocol import Code
+from swapd.shared.protocol import Code
 
 _seq = attrgetter("seq")
 _order = attrgetter("order")

@@ -7,7 +7,7 @@ from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Lease, State
 from swapd.core.recount import recount
 from swapd.core.residency import Residency
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 def check(core: Residency) -> None:

@@ -6,7 +6,7 @@ work: one copy and one mapping for each run instead of one for each chunk.
 
 from bisect import bisect_left, bisect_right, insort
 
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 def count(runs: Runs) -> int:

@@ -6,7 +6,7 @@ Requests are named by (session, request); copies by the generation they make or 
 
 import msgspec
 
-from swapd.protocol import Code, Policy
+from swapd.shared.protocol import Code, Policy
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event"):

@@ -12,8 +12,8 @@ from swapd.core.ledger import Ledger
 from swapd.core.policy import Rules
 from swapd.core.records import WORKSPACE, Component, State, Waiter
 from swapd.core.verdict import Refused, missing_chunks, must_leave_first
-from swapd.protocol import UNANSWERED_MAX, ComponentStatus, SessionStatus
-from swapd.units import size
+from swapd.shared.protocol import UNANSWERED_MAX, ComponentStatus, SessionStatus
+from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
 SIZE = "a component cannot have fewer than 0 bytes"

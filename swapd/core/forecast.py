@@ -11,8 +11,8 @@ from swapd.core import explain, verdict
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
 from swapd.core.residency import Residency
-from swapd.protocol import Forecast, ForecastReply, InTheWay, Refused, Victim
-from swapd.units import seconds
+from swapd.shared.protocol import Forecast, ForecastReply, InTheWay, Refused, Victim
+from swapd.shared.units import seconds
 
 #: No thread or task has this number, so what it would hold is nothing.
 _NOBODY = -1

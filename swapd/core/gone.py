@@ -6,7 +6,7 @@ from swapd.core import inheriting, leases, leaving, registry, workspaces
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Move, State
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 def strand(ledger: Ledger, c: Component, alive: bool) -> None:

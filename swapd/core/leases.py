@@ -4,7 +4,7 @@ from swapd.core import leaving
 from swapd.core.actions import Broken
 from swapd.core.ledger import HITS_MAX, Ledger
 from swapd.core.records import Component, Key, Lease, Waiter
-from swapd.protocol import Placement
+from swapd.shared.protocol import Placement
 
 
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:

@@ -8,7 +8,7 @@ from swapd.core.actions import CopyOut, Evict, Evicted, Lost, Reason, Revoke
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move, State
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 def settle(ledger: Ledger, c: Component) -> None:

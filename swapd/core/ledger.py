@@ -34,7 +34,7 @@ from swapd.core.records import (
     State,
 )
 from swapd.core.turns import Turns
-from swapd.protocol import Code, Runs
+from swapd.shared.protocol import Code, Runs
 
 #: So far uses are counted that clients tell of: as many again, one by one, fit into 64 bits.
 HITS_MAX = (1 << 63) - 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swapd.core.actions import Reason
-from swapd.protocol import Policy, Runs
+from swapd.shared.protocol import Policy, Runs
 
 #: (session, request): names a waiter, and after its grant the lease.
 Key = tuple[int, int]

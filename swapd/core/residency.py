@@ -20,7 +20,7 @@ from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
 from swapd.core.records import State
-from swapd.units import size
+from swapd.shared.units import size
 
 _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.Acquire: leasing.on_acquire,

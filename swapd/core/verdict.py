@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from swapd.core import policy
 from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, State, Waiter
-from swapd.protocol import Code
+from swapd.shared.protocol import Code
 
 Why = Literal["damaged", "down", "conflict", "too_large"]
 

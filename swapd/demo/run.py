@@ -13,7 +13,7 @@ import swapd_client
 from swapd import spawn
 from swapd.demo import stages, worker
 from swapd.demo.wire import unpack
-from swapd.units import size
+from swapd.shared.units import size
 
 #: Above the largest stage by 15 %, and under half of the three together.
 BUDGET_BYTES = 168 << 20

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.driver import Access, Driver
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 
 
 class _Chunk(NamedTuple):

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from swapd.fds import OwnedFd
-from swapd.protocol import Runs
-from swapd.units import size
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
+from swapd.shared.units import size
 
 #: may_write(chunk) blocks until the chunk may be written to; DeviceError: it never will be.
 MayWrite = Callable[[int], None]

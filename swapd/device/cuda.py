@@ -8,7 +8,6 @@ the driver (driver.py), decisions (the core).
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
-from swapd import fds
 from swapd.device import pieces
 from swapd.device.arena import Arena
 from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse, ProcessUse
@@ -17,9 +16,10 @@ from swapd.device.nvml import Nvml
 from swapd.device.pins import Pins
 from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward
 from swapd.device.tails import Tails
-from swapd.fds import OwnedFd
-from swapd.protocol import Runs
-from swapd.units import size
+from swapd.shared import fds
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
+from swapd.shared.units import size
 
 #: Descriptors for everything but chunks: sockets, masters, what the driver itself opens.
 SPARE_DESCRIPTORS = 256

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 from swapd.device.base import DeviceError, DeviceLost
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 
 #: What all calls made here and in the client need: CUDA 12.0, as `cuDriverGetVersion` says it.
 NEEDED_VERSION = 12000

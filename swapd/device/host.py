@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from swapd.device import pieces, vm
+from swapd.device import pieces
 from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse
 from swapd.device.pieces import Piece
 from swapd.device.tails import Tails
-from swapd.fds import OwnedFd, reopen_read_only
-from swapd.limits import Pool
-from swapd.protocol import Runs
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd, reopen_read_only
+from swapd.shared.limits import Pool
+from swapd.shared.protocol import Runs
 
 #: Copied by one thread at a time: large enough for memcpy to stream, small enough to share.
 PIECE_BYTES = 8 << 20

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from swapd.device.base import ProcessUse
-from swapd.text import TEXT_MAX_CHARS, plain
+from swapd.shared.text import TEXT_MAX_CHARS, plain
 
 _MPS_SERVER = "nvidia-cuda-mps-server"
 

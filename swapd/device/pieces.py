@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from swapd.device.base import DeviceError
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 class Piece(NamedTuple):

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from swapd.device import vm
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.driver import CudaError, Driver
-from swapd.units import size
+from swapd.shared import vm
+from swapd.shared.units import size
 
 #: Page-locked by one call. Single calls of hundreds of GiB fail on current drivers, calls
 #: over 2 GiB on some kernels, and copies go on between two calls.

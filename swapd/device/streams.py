@@ -13,11 +13,11 @@ from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from swapd.device import vm
 from swapd.device.base import DeviceError, DeviceLost, Landed, MayWrite
 from swapd.device.driver import CudaError, Driver
-from swapd.limits import Pool
-from swapd.units import size
+from swapd.shared import vm
+from swapd.shared.limits import Pool
+from swapd.shared.units import size
 
 #: Copied by one call from pinned memory: large enough for the full rate, small enough for
 #: `landed` to come often, and for others' small copies to get in between.

@@ -5,7 +5,7 @@ as far as there is something: small components in large chunks come and go, and 
 """
 
 from swapd.device.pieces import Piece, numbers
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 class Tails:

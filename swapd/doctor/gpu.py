@@ -10,7 +10,7 @@ from swapd.device.driver import checked, device_names, load, uuid_of
 from swapd.device.nvml import Nvml
 from swapd.doctor.check import Check
 from swapd.doctor.host import package
-from swapd.units import size
+from swapd.shared.units import size
 
 #: Of `--device cuda:0`, and what else a daemon has open.
 CHUNK_BYTES = 64 << 20

@@ -20,12 +20,11 @@ from typing import Literal
 
 import msgspec
 
-from swapd import runtime_dir, trusted
-from swapd.device import vm
 from swapd.doctor.check import Check
-from swapd.fds import OwnedFd
-from swapd.runtime_dir import Folder
-from swapd.units import size
+from swapd.shared import runtime_dir, trusted, vm
+from swapd.shared.fds import OwnedFd
+from swapd.shared.runtime_dir import Folder
+from swapd.shared.units import size
 from swapd_client import NotAnswering, NotRunning, SwapdError, connect
 
 #: MADV_POPULATE_READ and _WRITE came with it.

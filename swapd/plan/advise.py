@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from swapd.plan import stall
-from swapd.units import size
+from swapd.shared.units import size
 
 How = Literal["keep", "alternate", "stream"]
 _WAYS: tuple[How, ...] = ("keep", "alternate", "stream")

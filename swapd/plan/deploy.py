@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from swapd.documents import BadDocument, read_yaml
 from swapd.plan import pipelines
 from swapd.plan.advise import PlanError
 from swapd.plan.pipelines import Kind
-from swapd.text import problem_with_text
+from swapd.shared.documents import BadDocument, read_yaml
+from swapd.shared.text import problem_with_text
 from swapd_client.offload.settings import InvalidSettings, OffloadSettings
 from swapd_client.vllm.options import options_of
 

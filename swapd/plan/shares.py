@@ -16,7 +16,7 @@ import msgspec
 from swapd.plan import stall
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit, in_chunks
 from swapd.plan.pipelines import Kind
-from swapd.units import size
+from swapd.shared.units import size
 
 _GIB = 1 << 30
 

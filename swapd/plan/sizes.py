@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-from swapd.documents import parsed_json, read_json, regular
 from swapd.plan.advise import Component, PlanError
-from swapd.protocol import REST, ComponentStatus, part_name
-from swapd.text import problem_with_text
-from swapd.units import parse_size
+from swapd.shared.documents import parsed_json, read_json, regular
+from swapd.shared.protocol import REST, ComponentStatus, part_name
+from swapd.shared.text import problem_with_text
+from swapd.shared.units import parse_size
 
 #: What a part of a model is called that runs as a component of its own.
 STAGES = ("thinker", "talker", "code2wav", "token2wav")

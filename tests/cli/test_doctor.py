@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from swapd.device import vm
 from swapd.doctor import Check
 from swapd.doctor import host as doctor
+from swapd.shared import vm
 
 from .conftest import Running, on_terminal, swapd
 

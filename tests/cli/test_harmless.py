@@ -12,7 +12,7 @@ from swapd.cli import serve as serving
 from swapd.cli.common import console, say_error
 from swapd.core import actions, events
 from swapd.core.policy import Rules
-from swapd.journal import Record, Start, render
+from swapd.log.journal import Record, Start, render
 
 from .conftest import Running, on_terminal, swapd
 

@@ -10,8 +10,8 @@ import pytest
 
 from swapd.cli import log as log_module
 from swapd.core import events
-from swapd.history import Line, read
-from swapd.journal import Record, render
+from swapd.log.history import Line, read
+from swapd.log.journal import Record, render
 
 from .conftest import Running, json_lines, on_terminal, serve, start, swapd
 

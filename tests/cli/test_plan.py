@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from swapd.cli.forecast import page
-from swapd.protocol import ForecastReply, InTheWay, Victim
+from swapd.shared.protocol import ForecastReply, InTheWay, Victim
 from tests import fakecuda
 from tests.plan.test_sizes import layers, save
 from tests.processes import output_of

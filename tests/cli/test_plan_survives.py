@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from swapd.cli.app import app
-from swapd.documents import PEOPLE_MAX_BYTES
+from swapd.shared.documents import PEOPLE_MAX_BYTES
 from tests.plan.test_sizes import MIB, layers, save
 
 from .conftest import swapd

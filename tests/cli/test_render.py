@@ -9,8 +9,8 @@ from swapd.cli.render import line, say, sentence
 from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.history import Seen
-from swapd.journal import Record, Start
+from swapd.log.history import Seen
+from swapd.log.journal import Record, Start
 
 MIB = 1 << 20
 NOON = 1_700_000_000.25

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from swapd.cli.status import page
-from swapd.protocol import ComponentStatus, ProcessStatus, SessionStatus, StatusReply
+from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, StatusReply
 
 from .conftest import Running, on_terminal, start, swapd
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import swapd_client
-from swapd import protocol, runtime_dir
-from swapd.fds import send_packet
+from swapd.shared import protocol, runtime_dir
+from swapd.shared.fds import send_packet
 from swapd_client import NotAnswering, connect_async
 from tests.guarantees.harness import stop_process
 

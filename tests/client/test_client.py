@@ -11,7 +11,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.protocol import AnyReply, AnyRequest
+from swapd.shared.protocol import AnyReply, AnyRequest
 from swapd_client import Client, ClientClosed, ForkedClient
 from swapd_client.channel import Channel
 from swapd_client.gpu import streams

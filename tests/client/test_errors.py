@@ -5,7 +5,7 @@ import typing
 import pytest
 
 import swapd_client
-from swapd.protocol import Code, Goodbye, Refused
+from swapd.shared.protocol import Code, Goodbye, Refused
 from swapd_client import errors
 from swapd_client.errors import SwapdError
 

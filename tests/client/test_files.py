@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from swapd.fds import OwnedFd
-from swapd.protocol import Files as Message
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Files as Message
 from swapd_client.errors import DaemonGone
 from swapd_client.files import Files
 

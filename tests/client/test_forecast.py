@@ -4,7 +4,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.protocol import Victim
+from swapd.shared.protocol import Victim
 from swapd_client import BadRequest, TooLarge, UnknownComponent
 
 MIB = 1 << 20

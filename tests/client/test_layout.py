@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client.errors import InvalidSource, SwapdError
 from swapd_client.layout import ALIGN_BYTES, Buffer, BufferLayout, Packer
 

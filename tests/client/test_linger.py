@@ -8,8 +8,8 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.protocol import Granted
-from swapd.system import Alarm
+from swapd.shared.protocol import Granted
+from swapd.shared.system import Alarm
 from swapd_client.errors import SessionFenced
 from swapd_client.keeper import Keeper
 from swapd_client.linger import LINGER_S, SWEEP_S, UNTOLD_S, Held, Linger

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swapd import protocol
-from swapd.device import vm
-from swapd.fds import OwnedFd, reopen_read_only
-from swapd.protocol import Runs
+from swapd.shared import protocol, vm
+from swapd.shared.fds import OwnedFd, reopen_read_only
+from swapd.shared.protocol import Runs
 from swapd_client.files import Files
 from swapd_client.mapping import Range
 from tests.processes import output_of, run_python
@@ -253,9 +252,9 @@ def test_writes_through_a_mutable_range_reach_the_arena(world: World) -> None:
 
 PRELUDE = f"""
 import os
-from swapd import protocol
-from swapd.device import vm
-from swapd.fds import OwnedFd, reopen_read_only
+from swapd.shared import protocol
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd_client.files import Files
 from swapd_client.mapping import Range
 CHUNK, NBYTES = {CHUNK}, {NBYTES}

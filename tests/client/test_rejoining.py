@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import swapd_client
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import (
     Client,
     ClientClosed,

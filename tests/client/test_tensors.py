@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import ALIGN_BYTES

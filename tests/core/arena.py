@@ -8,7 +8,7 @@ a copy in waits for those it is `behind`, and for no other.
 from dataclasses import dataclass, field
 
 from swapd.core.actions import CopyIn, CopyOut
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 #: (uid, place in the component, how often it was written)
 Byte = tuple[int, int, int]

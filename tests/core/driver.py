@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from swapd.core import Residency
 from swapd.core.records import Key, workspace_name
-from swapd.protocol import Policy
+from swapd.shared.protocol import Policy
 from tests.core.world import World
 
 T = TypeVar("T")

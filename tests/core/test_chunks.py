@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swapd.core.chunks import ChunkPool, count, join, split
-from swapd.protocol import Runs
+from swapd.shared.protocol import Runs
 
 
 def numbers(runs: Runs) -> list[int]:

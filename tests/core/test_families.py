@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from swapd import protocol
 from swapd.core.actions import Accept, Evict, Grant
 from swapd.core.events import DeviceDown
 from swapd.core.forecast import forecast
+from swapd.shared import protocol
 from tests.core.test_residency import Make, outcome
 from tests.core.world import World
 

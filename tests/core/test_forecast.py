@@ -4,11 +4,11 @@ import pickle
 
 import pytest
 
-from swapd import protocol
 from swapd.core import Residency
 from swapd.core.actions import AnyAction, CopyIn, CopyOut, Evict, Refuse
 from swapd.core.forecast import forecast
 from swapd.core.records import Key
+from swapd.shared import protocol
 from tests.core import driver
 from tests.core.driver import Choices
 from tests.core.world import World

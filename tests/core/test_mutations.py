@@ -5,6 +5,7 @@ fails: mend the list with the code.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -936,24 +937,23 @@ def mutated(bug: Bug) -> Callable[..., Residency]:
     """The class Residency, made anew from sources in which `bug` is."""
     source = inspect.getsource(bug.module)
     assert source.count(bug.text) == 1, f"found {source.count(bug.text)} times: {bug.text!r}"
-    made: dict[str, ModuleType] = {}
-    for module in CHAIN:
-        source = inspect.getsource(module)
-        if module is bug.module:
-            source = source.replace(bug.text, bug.instead)
-        made[module.__name__] = new = load(module, source)
-        for name, value in list(vars(new).items()):
-            if isinstance(value, ModuleType):
-                vars(new)[name] = made.get(value.__name__, value)
-            elif (home := getattr(value, "__module__", None)) in made:
-                vars(new)[name] = vars(made[home]).get(name, value)
-    core: Callable[..., Residency] = vars(made[residency.__name__])["Residency"]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in CHAIN:
+            source = inspect.getsource(module)
+            if module is bug.module:
+                source = source.replace(bug.text, bug.instead)
+            made = load(module.__name__, source, patch)
+    core: Callable[..., Residency] = vars(made)["Residency"]
     return core
 
 
-def load(module: ModuleType, source: str) -> ModuleType:
-    made = ModuleType(module.__name__)
-    exec(compile(source, f"<{module.__name__}, changed>", "exec"), vars(made))
+def load(name: str, source: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    """Put in the place of the module of that name one of this source."""
+    made = ModuleType(name)
+    package, _, last = name.rpartition(".")
+    patch.setitem(sys.modules, name, made)
+    patch.setattr(sys.modules[package], last, made)
+    exec(compile(source, f"<{name}, changed>", "exec"), vars(made))
     return made
 
 

@@ -35,7 +35,7 @@ from swapd.core.events import (
 )
 from swapd.core.ledger import HITS_MAX
 from swapd.core.records import Key, State
-from swapd.protocol import Placement
+from swapd.shared.protocol import Placement
 from tests.core.world import World, remains
 
 Make = Callable[..., World]

@@ -65,7 +65,7 @@ from swapd.core.events import (
     Update,
 )
 from swapd.core.records import Key, State, workspace_name
-from swapd.protocol import Code, Policy, Runs
+from swapd.shared.protocol import Code, Policy, Runs
 from tests.core.arena import Arena, numbers
 
 #: Sessions are numbered from here, so that a number found in a snapshot is one of them.

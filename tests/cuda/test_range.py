@@ -10,10 +10,10 @@ from tests.processes import output_of
 
 PRELUDE = """
 import ctypes, os, sys, threading
-from swapd import protocol
+from swapd.shared import protocol
 from swapd.device.base import DeviceError
 from swapd.device.driver import Access, Driver
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
 from swapd_client import files as files_module
 from swapd_client.files import Files

@@ -17,7 +17,7 @@ fd, chunk, CHUNK, writable = map(int, sys.argv[1:5])
 """
 
 _ON_HOST = """
-from swapd.device import vm
+from swapd.shared import vm
 at = vm.map_shared(fd, chunk * CHUNK, CHUNK, writable=writable)
 def read(nbytes):
     return bytes(vm.view(at, nbytes))

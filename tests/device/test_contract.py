@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from swapd.device import Device, DeviceError, vm
-from swapd.protocol import Runs
+from swapd.device import Device, DeviceError
+from swapd.shared import vm
+from swapd.shared.protocol import Runs
 from tests.device.backends import CHUNK, Backend, HostBytes
 from tests.processes import output_of, start_python
 

@@ -13,9 +13,10 @@ from textwrap import dedent
 
 import pytest
 
-from swapd.device import DeviceError, cuda, open_device, streams, vm
+from swapd.device import DeviceError, cuda, open_device, streams
 from swapd.device.cuda import CudaDevice
 from swapd.device.driver import Driver
+from swapd.shared import vm
 from tests import fakecuda
 from tests.device import backends
 from tests.device.backends import CHUNK, HostBytes
@@ -424,7 +425,8 @@ except Exception as exc:
 def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str) -> None:
     program = """
         import os, sys, threading
-        from swapd.device import DeviceLost, open_device, vm
+        from swapd.device import DeviceLost, open_device
+        from swapd.shared import vm
         from swapd.device import streams
         MIB = 1 << 20
         memory = vm.map_anonymous(32 * MIB)

@@ -11,7 +11,7 @@ import pytest
 
 from swapd.device.base import DeviceError
 from swapd.device.driver import Access, CudaError, Driver
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 from tests import fakecuda
 from tests.device import backends
 from tests.processes import output_of

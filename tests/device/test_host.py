@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd.device import DeviceError, HostDevice, host, open_device, vm
+from swapd.device import DeviceError, HostDevice, host, open_device
+from swapd.shared import vm
 from tests.processes import output_of
 
 CHUNK = 2 << 20
@@ -112,7 +113,7 @@ def test_a_read_only_export_can_never_be_mapped_writable() -> None:
         said = output_of(
             """
             import ctypes, os, sys
-            from swapd.device import vm
+            from swapd.shared import vm
             fd, nbytes = map(int, sys.argv[1:])
             try:
                 vm.map_shared(fd, 0, nbytes, writable=True)

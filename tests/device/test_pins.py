@@ -6,10 +6,11 @@ from contextlib import closing
 
 import pytest
 
-from swapd.device import DeviceError, pins, vm
+from swapd.device import DeviceError, pins
 from swapd.device.cuda import CudaDevice
 from swapd.device.driver import Driver
 from swapd.device.pins import Part, Pins
+from swapd.shared import vm
 from tests import fakecuda
 
 CHUNK = 2 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.device import vm
+from swapd.shared import vm
 from tests.processes import output_of, run_python
 
 NBYTES = 4 << 20
@@ -18,7 +18,7 @@ NBYTES = 4 << 20
 #: Runs before each child's program: shared memory of NBYTES bytes, with a pattern in it.
 PRELUDE = """
 import os, signal
-from swapd.device import vm
+from swapd.shared import vm
 NBYTES = 4 << 20
 PATTERN = bytes(range(256)) * (NBYTES // 256)
 fd = os.memfd_create("arena")

@@ -23,11 +23,12 @@ from typing import Any, Self
 
 import zmq
 
-from swapd import journal, protocol, runtime_dir
 from swapd.core.events import SessionGone, SessionOpened
-from swapd.fds import OwnedFd, recv_packet, send_packet
-from swapd.journal import Record
-from swapd.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
+from swapd.log import journal
+from swapd.log.journal import Record
+from swapd.shared import protocol, runtime_dir
+from swapd.shared.fds import OwnedFd, recv_packet, send_packet
+from swapd.shared.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
 from swapd_client import Client, connect
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,8 @@ A worker that is stopped, or holds the GIL for minutes, takes none of what the d
 others. That is state, and the newest of it is told when it reads again.
 """
 
-from swapd import lifeline, protocol
+from swapd.daemon import lifeline
+from swapd.shared import protocol
 from tests.guarantees.harness import MIB, Daemon, Pending, RawSession, Worker, World
 
 #: More than a socket takes and the daemon ever kept, two of which each round sends.

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from swapd import protocol
-from swapd.config import Config
+from swapd.shared import protocol
+from swapd.shared.config import Config
 from tests.guarantees.harness import (
     MIB,
     Daemon,

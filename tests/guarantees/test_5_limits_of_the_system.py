@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from swapd import protocol, zmtp
-from swapd.fds import recv_packet
-from swapd.router import PEERS_MAX
+from swapd.daemon import zmtp
+from swapd.daemon.router import PEERS_MAX
+from swapd.shared import protocol
+from swapd.shared.fds import recv_packet
 from tests.guarantees.harness import (
     MIB,
     PATIENCE_S,
@@ -76,7 +77,7 @@ def flood(daemon: Daemon, name: str, count: int = MANY) -> Iterator[None]:
 #: Says hello as often as it can, and as FLOOD.
 GREET = """
 import socket, sys
-from swapd import protocol
+from swapd.shared import protocol
 held = []
 for _ in range(int(sys.argv[2])):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -17,8 +17,8 @@ from textwrap import dedent
 
 import pytest
 
-from swapd import protocol
-from swapd.runtime_dir import EVENTS, LIFELINE, RPC, RuntimeDirError, claim
+from swapd.shared import protocol
+from swapd.shared.runtime_dir import EVENTS, LIFELINE, RPC, RuntimeDirError, claim
 from swapd_client import NotRunning, connect
 from tests.guarantees.harness import MIB, PATIENCE_S, World, environment
 from tests.processes import output_of, start_python
@@ -35,7 +35,7 @@ import os, sys, time
 from pathlib import Path
 import swapd_client
 from swapd.cli import serve
-from swapd.config import Config
+from swapd.shared.config import Config
 os.setgroups([])
 os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
 os.setresuid({NOBODY}, {NOBODY}, {NOBODY})

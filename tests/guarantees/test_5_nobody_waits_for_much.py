@@ -1,7 +1,7 @@
 """Guarantee 5: that one session has much, or does much, costs the others no more than a turn."""
 
-from swapd import protocol
-from swapd.daemon import END_STEP, STATUS_STEP
+from swapd.daemon.daemon import END_STEP, STATUS_STEP
+from swapd.shared import protocol
 from tests.guarantees.harness import MIB, RawSession, World
 
 #: Enough for several steps of an end, and several turns of a status.

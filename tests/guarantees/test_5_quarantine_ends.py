@@ -6,7 +6,7 @@ It is everybody's again as soon as the process says that it has let go, which `c
 
 import pytest
 
-from swapd import protocol
+from swapd.shared import protocol
 from tests.guarantees.harness import MIB, Daemon, RawSession, Worker, WorkerError, World
 
 

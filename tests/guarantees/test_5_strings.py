@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import BadRequest, Client, connect, connect_async
 from tests.guarantees.harness import MIB, Daemon, RawSession
 from tests.guarantees.harness import world as a_world

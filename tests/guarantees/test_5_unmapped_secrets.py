@@ -19,7 +19,7 @@ import torch
 
 import swapd_client
 from swapd import spawn
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 from swapd_client import Client, Component
 
 MIB = 1 << 20

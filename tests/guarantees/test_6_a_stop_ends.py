@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import connect
 from tests.guarantees.harness import MIB, Daemon, RawSession, World
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import (
     AcquireTimeout,
     AsyncClient,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import Client, connect
 from tests.guarantees.harness import MIB, Daemon, RawSession, World
 from tests.guarantees.harness import world as a_world

@@ -5,7 +5,7 @@ import select
 
 import pytest
 
-from swapd.protocol import AnyReply, AnyRequest
+from swapd.shared.protocol import AnyReply, AnyRequest
 from swapd_client import DaemonGone, connect
 from swapd_client.channel import Channel
 from tests.guarantees.harness import MIB, WorkerError, World

@@ -23,9 +23,9 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
-from swapd.device import vm
-from swapd.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
-from swapd.runtime_dir import LIFELINE
+from swapd.shared import vm
+from swapd.shared.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
+from swapd.shared.runtime_dir import LIFELINE
 from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
 
 BLOCK_BYTES = 64 << 10

@@ -21,7 +21,7 @@ import threading
 import traceback
 import torch
 from torch import nn
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import connect
 from tests.offload.modules import TOKENS, Encoder, evict, seeded
 
@@ -82,7 +82,7 @@ def run(nursery: Nursery, daemon: Daemon) -> Run:
 
 def test_a_client_dropped_in_a_child_unmaps_nothing_there(run: Run) -> None:
     run("""
-        from swapd.board import BOARD_BYTES, Boards
+        from swapd.shared.board import BOARD_BYTES, Boards
 
         component = client.register("a", {"x": bytes(1 << 20)})
         boards = Boards()
@@ -148,7 +148,7 @@ def test_copies_of_weights_are_a_childs_own(run: Run) -> None:
 def test_a_descriptor_dropped_in_a_child_closes_none_of_the_childs(run: Run) -> None:
     """Who becomes a service closes all descriptors, and has others then of the same numbers."""
     run("""
-        from swapd.fds import OwnedFd
+        from swapd.shared.fds import OwnedFd
 
         fd = OwnedFd(os.open("/dev/null", os.O_RDONLY))
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import Client
 from tests.offload.modules import evict
 from tests.offload.twins import Lent, same

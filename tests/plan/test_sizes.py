@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swapd.plan.sizes import NoSizes, named, of_daemon, of_path
-from swapd.protocol import ComponentStatus
+from swapd.shared.protocol import ComponentStatus
 
 MIB = 1 << 20
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.config import default_folder
+from swapd.shared.config import default_folder
 from swapd_client.vllm.gpus import NoEndpoint, folder_of, number_of
 
 

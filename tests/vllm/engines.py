@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swapd.config import Config
+from swapd.shared.config import Config
 from tests.guarantees import harness
 from tests.vllm.environment import environment
 

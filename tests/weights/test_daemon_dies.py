@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import swapd_client
-from swapd import protocol, spawn
+from swapd import spawn
+from swapd.shared import protocol
 from swapd_client import Client, DaemonGone
 from swapd_client.session import Session
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import swapd_client
-from swapd import protocol, spawn
+from swapd import spawn
+from swapd.shared import protocol
 from swapd_client import (
     BadRequest,
     Client,
@@ -424,7 +425,7 @@ def test_one_update_at_a_time(client: Client) -> None:
 
 DIES = """
 import sys, swapd_client
-from swapd import protocol
+from swapd.shared import protocol
 client = swapd_client.connect(sys.argv[1])
 client.register("raw", {"a": bytes(1 << 20)})
 request = client.session.next_id()

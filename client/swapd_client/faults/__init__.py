@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import ranges
 from swapd_client.errors import BadRequest
 from swapd_client.faults.handler import ROW_BYTES, TEXT_MAX_BYTES, Handler, runs_here

@@ -16,7 +16,7 @@ import ctypes
 import platform
 import signal
 
-from swapd.device import vm
+from swapd.shared import vm
 
 _CODE = {
     "x86_64": (

@@ -4,8 +4,8 @@ Nothing here touches CUDA before a component of this process is registered: a pr
 first, and fork then. No torch but what the process has loaded itself.
 """
 
-from swapd.board import Board
-from swapd.protocol import Welcome
+from swapd.shared.board import Board
+from swapd.shared.protocol import Welcome
 from swapd_client.agents import Agents
 from swapd_client.files import Files
 from swapd_client.gpu.card import Card

@@ -9,13 +9,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from swapd import fds
-from swapd.device import vm
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.driver import Access, CudaError, Driver
-from swapd.fds import OwnedFd
-from swapd.protocol import Welcome
-from swapd.units import size
+from swapd.shared import fds, vm
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Welcome
+from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
 from swapd_client.files import Files
 

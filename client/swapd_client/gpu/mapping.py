@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from swapd.device import vm
 from swapd.device.driver import Access
 from swapd.device.pieces import numbers
-from swapd.fds import OwnedFd
-from swapd.protocol import Runs
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
 from swapd_client.errors import DeviceFailed
 from swapd_client.gpu.card import Card
 

@@ -5,8 +5,8 @@ import threading
 import time
 from typing import Any
 
-from swapd.board import BOARD_BYTES, Board, place
 from swapd.device.driver import CudaError
+from swapd.shared.board import BOARD_BYTES, Board, place
 from swapd_client.errors import DeviceFailed
 from swapd_client.gpu.card import SETTLE_S, Card
 

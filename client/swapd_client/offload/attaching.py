@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from swapd.units import size
+from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.offload import dropped, find, hooks, settings, strategy

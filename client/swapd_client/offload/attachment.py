@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from swapd.units import size
+from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
 from swapd_client.offload.changing import quiet

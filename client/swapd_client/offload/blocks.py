@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch.nn import Module, ModuleList, Sequential
 
-from swapd.units import size
+from swapd.shared.units import size
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.find import is_called
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client.component import Component
 from swapd_client.session import Session
 from swapd_client.tensors import inner_names, is_wrapper, view

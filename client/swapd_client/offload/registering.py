@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import Module, ModuleList
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import dlpack
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from swapd.documents import BadDocument, read_yaml
+from swapd.shared.documents import BadDocument, read_yaml
 from swapd_client.errors import SwapdError
 
 Strategy = Literal["alternating", "sequential"]

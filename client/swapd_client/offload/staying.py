@@ -8,7 +8,7 @@ import torch
 from torch.nn import Module
 from torch.nn.parameter import UninitializedBuffer
 
-from swapd.units import size
+from swapd.shared.units import size
 from swapd_client.offload.automatic import MAY_STAY
 
 #: Less is not worth a warning, however little there is of the model.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from swapd.protocol import Policy
-from swapd.units import parse_size
+from swapd.shared.protocol import Policy
+from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.automatic import BESIDE_DITS, DITS, ENCODERS, VAES
 from swapd_client.offload.settings import OffloadSettings

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swapd.protocol import Placement
+from swapd.shared.protocol import Placement
 from swapd_client.client import Client, Lease
 from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
 from swapd_client.offload.order import Expected, Order

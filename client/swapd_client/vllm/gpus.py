@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from swapd import config
+from swapd.shared import config
 from swapd_client.errors import SwapdError
 
 #: What stands for the number of the rank's GPU in an endpoint, as in "/run/swapd/gpu{gpu}".

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn import Module
 
-from swapd.units import size
+from swapd.shared.units import size
 from swapd_client.vllm import outside
 from swapd_client.vllm.outside import Candidates
 from swapd_client.vllm.selfcheck import Around, Calls, Context, Hold, Place, nothing

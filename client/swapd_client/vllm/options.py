@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from swapd.units import parse_size
+from swapd.shared.units import parse_size
 from swapd_client.offload import settings
 from swapd_client.offload.settings import InvalidSettings, OffloadSettings
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 from torch.nn import Module
 
-from swapd.protocol import Policy
+from swapd.shared.protocol import Policy
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
 from swapd_client.offload.settings import InvalidSettings

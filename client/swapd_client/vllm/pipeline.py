@@ -17,7 +17,7 @@ import msgspec
 from torch import Tensor
 from torch.nn import Module
 
-from swapd.units import size
+from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DaemonGone, DuplicateName, SessionFenced, SwapdError, TooLarge
 from swapd_client.offload import find

@@ -43,7 +43,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 from swapd_client.errors import SwapdError
 
 #: How long a rank waits for the next one to connect; all of them are there by then.

@@ -28,10 +28,10 @@ import torch
 from torch.nn import Module
 
 import swapd_client
-from swapd.device import vm
-from swapd.protocol import StatusReply
-from swapd.runtime_dir import LIFELINE
-from swapd.units import seconds, size
+from swapd.shared import vm
+from swapd.shared.protocol import StatusReply
+from swapd.shared.runtime_dir import LIFELINE
+from swapd.shared.units import seconds, size
 from swapd_client.client import Client, Lease
 from swapd_client.errors import (
     AcquireTimeout,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from swapd.device import vm
+from swapd.shared import vm
 from swapd_client import dlpack, ranges
 from swapd_client.errors import InvalidSource
 from swapd_client.layout import Packer, Ready, Segments, Spans, by_segment

@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from swapd.documents import PROGRAMS_MAX_BYTES, read
-from swapd.fds import OwnedFd
+from swapd.shared.documents import PROGRAMS_MAX_BYTES, read
+from swapd.shared.fds import OwnedFd
 from swapd_client.errors import InvalidSource
 
 #: A path, several, a folder, or an index.

@@ -9,9 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from swapd import protocol
-from swapd.device import vm
-from swapd.fds import OwnedFd
+from swapd.shared import protocol, vm
+from swapd.shared.fds import OwnedFd
 from swapd_client import ranges
 from swapd_client.component import Component
 from swapd_client.errors import BadRequest, InvalidSource, SwapdError

@@ -4,7 +4,7 @@ from swapd.core import explain, leaving, policy
 from swapd.core.admission import Admission
 from swapd.core.events import Resize
 from swapd.core.ledger import Ledger
-from swapd.protocol import REST, Code, part_name
+from swapd.shared.protocol import REST, Code, part_name
 
 
 def on_resize(ledger: Ledger, admission: Admission, event: Resize) -> None:

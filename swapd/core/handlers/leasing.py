@@ -5,7 +5,7 @@ from swapd.core.admission import Admission
 from swapd.core.events import Acquire, AcquireWorkspace, Cancel, Prefetch, Release
 from swapd.core.ledger import Ledger
 from swapd.core.records import WORKSPACE, Key, workspace_name
-from swapd.protocol import Code
+from swapd.shared.protocol import Code
 
 
 def on_acquire(ledger: Ledger, admission: Admission, event: Acquire) -> None:

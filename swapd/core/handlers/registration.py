@@ -14,7 +14,7 @@ from swapd.core.events import (
 )
 from swapd.core.ledger import Ledger
 from swapd.core.records import WORKSPACE, Component, State
-from swapd.protocol import Code
+from swapd.shared.protocol import Code
 
 
 def on_register(ledger: Ledger, admission: Admission, event: Register) -> None:

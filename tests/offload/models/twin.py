@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from swapd import protocol
+from swapd.shared import protocol
 from swapd_client import connect
 from tests.guarantees.harness import Daemon
 from tests.offload.models.weights import nbytes

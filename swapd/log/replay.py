@@ -10,7 +10,7 @@ from typing import NamedTuple
 from swapd.core import Residency
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.journal import parse
+from swapd.log.journal import parse
 
 
 class Step(NamedTuple):

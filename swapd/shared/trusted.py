@@ -14,7 +14,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from swapd.fds import OwnedFd
+from swapd.shared.fds import OwnedFd
 
 #: Links in one path; the kernel follows as many.
 LINKS_MAX = 40

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable
 from functools import partial
 
-from swapd import protocol
-from swapd.board import Boards
+from swapd.daemon.lifeline import Lifeline
 from swapd.device import Device
 from swapd.device.pieces import numbers
-from swapd.fds import OwnedFd, keep
-from swapd.lifeline import Lifeline
-from swapd.protocol import Runs
+from swapd.shared import protocol
+from swapd.shared.board import Boards
+from swapd.shared.fds import OwnedFd, keep
+from swapd.shared.protocol import Runs
 
 #: Files of one packet: all are open for a moment, out of those descriptors that nobody keeps.
 FILES_MAX = 16

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from swapd import documents
-from swapd.runtime_dir import JOURNAL
-from swapd.units import parse_rate, parse_size
+from swapd.shared import documents
+from swapd.shared.runtime_dir import JOURNAL
+from swapd.shared.units import parse_rate, parse_size
 
-log = logging.getLogger("swapd.config")
+log = logging.getLogger("swapd.shared.config")
 
 #: Where a client looks for the daemon, and where the daemon looks for its file.
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"

@@ -19,9 +19,9 @@ from swapd.core.actions import CopyIn, CopyOut
 from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed, DeviceDown
 from swapd.device import Device, DeviceError, DeviceLost
 from swapd.device.pieces import numbers
-from swapd.limits import Pool
+from swapd.shared.limits import Pool
 
-log = logging.getLogger("swapd.mover")
+log = logging.getLogger("swapd.daemon.mover")
 
 
 class Mover:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from swapd import zmtp
-from swapd.door import GUEST_S, Door, Guests
+from swapd.daemon import zmtp
+from swapd.daemon.door import GUEST_S, Door, Guests
 
-log = logging.getLogger("swapd.peers")
+log = logging.getLogger("swapd.daemon.peers")
 
 #: So many messages of one peer are served before anybody else has its turn.
 TURN = 64

@@ -1,7 +1,7 @@
 """The runtime folder: how it is reached, its lock, and the names of what is in it.
 
 Shared by daemon and client, so that both spell the names alike, and trust the same. It is opened
-once, each part of its path checked (`swapd.trusted`); from then on everything in it is reached by
+once, each part of its path checked (`trusted.py`); from then on everything in it is reached by
 that descriptor, so nobody can put another folder in its place, and no path is too long for a
 socket.
 """
@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from swapd import trusted
-from swapd.fds import OwnedFd
+from swapd.shared import trusted
+from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
 JOURNAL = "swap.jsonl"

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swapd.fds import OwnedFd
-from swapd.units import size
+from swapd.shared.fds import OwnedFd
+from swapd.shared.units import size
 
 #: More than any file for people has; and any for programs, of which an index is the longest.
 PEOPLE_MAX_BYTES = 256 << 10

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from swapd import limits
+from swapd.shared import limits
 
 Result = TypeVar("Result")
 

@@ -2,7 +2,7 @@
 
 Lives here: peer credentials, the handshake, descriptors out, packets in, and EOF, which
 means the worker is gone. May not live here: decisions. Nothing here blocks the loop. A connection
-is a session from its hello on; before, it is a guest (`swapd.door`).
+is a session from its hello on; before, it is a guest (`swapd.daemon.door`).
 
 What a worker is told of others (`Hurry`, `Wanted`) is state and no queue of edges: one that does
 not read is kept the newest of each, and nothing that it knows already. So contention costs no
@@ -22,10 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from swapd.daemon.door import Door, Guests
 from swapd.device import DeviceError
-from swapd.door import Door, Guests
-from swapd.fds import EXHAUSTED, OwnedFd, send_packet
-from swapd.protocol import (
+from swapd.shared.fds import EXHAUSTED, OwnedFd, send_packet
+from swapd.shared.protocol import (
     LIFELINE_MAX_BYTES,
     NOT_A_MESSAGE,
     TOKEN_BYTES,
@@ -45,9 +45,9 @@ from swapd.protocol import (
     decode_from_client,
     encode,
 )
-from swapd.text import problem_with_text, reason
+from swapd.shared.text import problem_with_text, reason
 
-log = logging.getLogger("swapd.lifeline")
+log = logging.getLogger("swapd.daemon.lifeline")
 
 #: How long a connection may take to say hello.
 HELLO_S = 5.0

@@ -16,30 +16,31 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from swapd import __version__, fds, protocol, runtime_dir
-from swapd.board import SLOTS, Progress
-from swapd.config import Config
-from swapd.contents import Contents
+from swapd import __version__
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.forecast import forecast
+from swapd.daemon.contents import Contents
+from swapd.daemon.lending import Lender
+from swapd.daemon.lifeline import UNREAD_MAX, Lifeline, LifelineServer
+from swapd.daemon.masters import NAME, MasterError, Masters
+from swapd.daemon.mover import Mover
+from swapd.daemon.peers import Peer
+from swapd.daemon.publisher import Publisher
+from swapd.daemon.requests import event_of, problem_with
+from swapd.daemon.router import Router
+from swapd.daemon.slices import Slices
+from swapd.daemon.worker import Worker
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
-from swapd.fds import OwnedFd
-from swapd.journal import Journal, Start
-from swapd.lending import Lender
-from swapd.lifeline import UNREAD_MAX, Lifeline, LifelineServer
-from swapd.limits import Pool
-from swapd.masters import NAME, MasterError, Masters
-from swapd.mover import Mover
-from swapd.peers import Peer
-from swapd.publisher import Publisher
-from swapd.requests import event_of, problem_with
-from swapd.router import Router
-from swapd.runtime_dir import Folder
-from swapd.slices import Slices
-from swapd.system import is_alive, notify_systemd, open_pidfd, private_bytes
-from swapd.worker import Worker
+from swapd.log.journal import Journal, Start
+from swapd.shared import fds, protocol, runtime_dir
+from swapd.shared.board import SLOTS, Progress
+from swapd.shared.config import Config
+from swapd.shared.fds import OwnedFd
+from swapd.shared.limits import Pool
+from swapd.shared.runtime_dir import Folder
+from swapd.shared.system import is_alive, notify_systemd, open_pidfd, private_bytes
 
 log = logging.getLogger("swapd")
 

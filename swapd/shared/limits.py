@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
-from swapd import fds
+from swapd.shared import fds
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from swapd.device import DeviceError, DeviceLost, vm
+from swapd.daemon.slices import Work, whole
+from swapd.device import DeviceError, DeviceLost
 from swapd.device.host import available_bytes
-from swapd.fds import OwnedFd, exhausted, keep, reopen_read_only
-from swapd.limits import Pool
-from swapd.protocol import Code
-from swapd.slices import Work, whole
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd, exhausted, keep, reopen_read_only
+from swapd.shared.limits import Pool
+from swapd.shared.protocol import Code
 
-log = logging.getLogger("swapd.masters")
+log = logging.getLogger("swapd.daemon.masters")
 
 #: What the kernel calls them, in the maps of those that have them mapped.
 NAME = "swapd-master"

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import msgspec
 
-from swapd import limits, trusted
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.policy import Rules
-from swapd.fds import OwnedFd
-from swapd.protocol import NOT_ENCODABLE
-from swapd.runtime_dir import Folder
+from swapd.shared import limits, trusted
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import NOT_ENCODABLE
+from swapd.shared.runtime_dir import Folder
 
-log = logging.getLogger("swapd.journal")
+log = logging.getLogger("swapd.log.journal")
 
 #: How long records may wait to be rendered and written together.
 BATCH_S = 0.02

@@ -5,11 +5,11 @@ Checks here what a type cannot say; whether it may be granted is the core's to d
 
 from itertools import pairwise
 
-from swapd import protocol
-from swapd.board import SEGMENTS_MAX
 from swapd.core import events
 from swapd.core.events import AnyEvent
-from swapd.text import problem_with_text
+from swapd.shared import protocol
+from swapd.shared.board import SEGMENTS_MAX
+from swapd.shared.text import problem_with_text
 
 #: More than any machine has: a size above it is a mistake.
 _BYTES_MAX = 1 << 50

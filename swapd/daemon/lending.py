@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from swapd import protocol
 from swapd.core import explain
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
+from swapd.daemon.worker import Worker, whole_files
 from swapd.device import Device, DeviceError, DeviceLost
-from swapd.limits import Pool
-from swapd.worker import Worker, whole_files
+from swapd.shared import protocol
+from swapd.shared.limits import Pool
 
-log = logging.getLogger("swapd.lending")
+log = logging.getLogger("swapd.daemon.lending")
 
 #: How long to wait before asking again for memory that is not there yet: doubles up to the last.
 RETRY_FIRST_S = 0.05

@@ -16,8 +16,8 @@ import os
 import platform
 from collections.abc import Iterable
 
-from swapd.device import vm
-from swapd.fds import OwnedFd
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
 
 BOARD_BYTES = 64 << 10
 SLOT_BYTES = 16

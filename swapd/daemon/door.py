@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from swapd import fds
-from swapd.protocol import Code
+from swapd.shared import fds
+from swapd.shared.protocol import Code
 
-log = logging.getLogger("swapd.door")
+log = logging.getLogger("swapd.daemon.door")
 
 #: Connections that the kernel keeps until they are let in.
 WAITING_MAX = 128

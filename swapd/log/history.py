@@ -13,7 +13,7 @@ import msgspec
 
 from swapd.core import actions, events
 from swapd.core.records import workspace_name
-from swapd.journal import Record, parse
+from swapd.log.journal import Record, parse
 
 #: Sessions whose label is remembered; a record may name one that is long gone.
 LABELS_MAX = 10_000

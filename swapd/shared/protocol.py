@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from swapd.text import TEXT_MAX_CHARS
+from swapd.shared.text import TEXT_MAX_CHARS
 
 VERSION = 4
 
@@ -40,7 +40,7 @@ NUMBER_MAX = 1 << 62
 Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 #: Names a request, a lease, a ticket.
 Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
-#: Bytes as people give them: what is no size is refused in words (`swapd.requests`).
+#: Bytes as people give them: what is no size is refused in words (`swapd.daemon.requests`).
 Size = Number
 #: Uses of one lease that were not told: a client tells of them about once a second.
 USES_MAX = 1 << 32
@@ -400,7 +400,7 @@ FromClient = Hello | Revoked | Dropped | LetGo
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Comes with one descriptor: the session's board (`swapd.board`)."""
+    """Comes with one descriptor: the session's board (`swapd.shared.board`)."""
 
     version: int
     session: int

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swapd import zmtp
-from swapd.peers import Peer, Peers, Terms
+from swapd.daemon import zmtp
+from swapd.daemon.peers import Peer, Peers, Terms
 
 #: Records, and bytes of them, kept for a subscriber that reads slower than they come.
 BACKLOG_MAX = 100_000

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 
-from swapd import limits
+from swapd.shared import limits
 
 #: Lines that wait to be written. Past that the newest are dropped, and counted.
 WAITING_MAX = 1000

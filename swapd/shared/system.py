@@ -8,10 +8,10 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from swapd.config import notify_socket
-from swapd.fds import EXHAUSTED, OwnedFd
+from swapd.shared.config import notify_socket
+from swapd.shared.fds import EXHAUSTED, OwnedFd
 
-log = logging.getLogger("swapd.system")
+log = logging.getLogger("swapd.shared.system")
 
 
 class _Timespec(ctypes.Structure):

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from swapd import zmtp
-from swapd.fds import share
-from swapd.peers import Peer, Peers, Terms
-from swapd.protocol import (
+from swapd.daemon import zmtp
+from swapd.daemon.peers import Peer, Peers, Terms
+from swapd.shared.fds import share
+from swapd.shared.protocol import (
     NOT_A_MESSAGE,
     NOT_ENCODABLE,
     REQUEST_MAX_BYTES,
@@ -34,9 +34,9 @@ from swapd.protocol import (
     decode_request,
     encode,
 )
-from swapd.text import reason
+from swapd.shared.text import reason
 
-log = logging.getLogger("swapd.router")
+log = logging.getLogger("swapd.daemon.router")
 
 #: Replies kept for a session that does not read, beside those that the kernel keeps: one that
 #: asks no more than it may never has so many. Past either bound it ends.

@@ -1,0 +1,1 @@
+"""The daemon: requests become events of the core, and its actions become I/O."""

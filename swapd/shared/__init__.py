@@ -1,0 +1,1 @@
+"""What daemon and clients both use: the wire, descriptors, the board, settings, where they meet."""
