@@ -29,7 +29,7 @@ class MakeMaster(Action, frozen=True, tag="make_master"):
     mutable: bool
     segments: tuple[int, ...] = ()
     request: int = 0  # whose answer waits for it
-    content: str = ""  # what its bytes will be, if its maker is to know
+    original: int = 0  # uid of the sealed master that it shares; 0: it is to be filled
     replaces: int = 0  # uid of the master that this one is made beside
 
 

@@ -96,6 +96,9 @@ def _check_masters(ledger: Ledger) -> None:
             idle = c.state is State.RESIDENT and not c.leases and not c.promised
             assert not idle, f"{c} was updated, and stays though nobody holds it"
     assert needed <= ledger.masters.keys() <= needed | read, "masters are wrong"
+    for uid in ledger.unordered:
+        assert uid in ledger.contents, f"master {uid} is never ordered"
+        assert uid not in ledger.making
 
 
 def _numbers(*parts: Runs) -> set[int]:

@@ -59,7 +59,7 @@ class Register(Event, frozen=True, tag="register"):
     mutable: bool = False
     segments: tuple[int, ...] = ()  # not looked at: for who tells the worker what has arrived
     part_of: str = ""  # the family that it is a part of
-    content: str = ""  # nor this: for who makes masters
+    content: str = ""  # what its bytes will be: masters of the same content share them
     passing: bool = False  # a part that is kept only once a Resize says so
 
 

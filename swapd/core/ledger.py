@@ -20,9 +20,11 @@ from collections.abc import Collection, Iterable
 from swapd.core.actions import (
     Accept,
     AnyAction,
+    MakeMaster,
     Refuse,
 )
 from swapd.core.chunks import ChunkPool
+from swapd.core.contents import Contents
 from swapd.core.holdings import Holders
 from swapd.core.policy import Rules
 from swapd.core.records import (
@@ -80,6 +82,9 @@ class Ledger:
         self.masters: dict[int, Component] = {}
         #: Those of them that are being made or sealed.
         self.making: set[int] = set()
+        #: Those that have their bytes in common; and the orders of those that wait for others'.
+        self.contents = Contents()
+        self.unordered: dict[int, MakeMaster] = {}
         #: The parts of each family, in order of registration: its name is no component's.
         self.families: dict[str, dict[str, Component]] = {}
         #: Families that keep as much as there is room for beside what never leaves.

@@ -25,6 +25,10 @@ class Rules(msgspec.Struct, frozen=True):
 #: evicting it between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
 
+#: One that fills what others are to share may take so long, and as much longer as a slow disk does.
+SHARE_PATIENCE_S = 30.0
+SLOWEST_BYTES_PER_S = 100e6
+
 
 def goes_now(c: Component, *, down: bool) -> Reason | None:
     """Why a component that nobody holds leaves without being asked, or None if it stays.
@@ -42,6 +46,11 @@ def goes_now(c: Component, *, down: bool) -> Reason | None:
     if c.kept_no_more:
         return "resized"
     return "sequential" if c.used else None
+
+
+def share_patience_s(nbytes: int) -> float:
+    """How long a component waits for another that fills the same bytes before it fills its own."""
+    return SHARE_PATIENCE_S + nbytes / SLOWEST_BYTES_PER_S
 
 
 def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:

@@ -2,8 +2,11 @@
 
 from bisect import bisect_left, insort
 
-from swapd.core import telling
+import msgspec
+
+from swapd.core import policy, telling
 from swapd.core.actions import DropMaster, MakeMaster, SealMaster
+from swapd.core.contents import Turn
 from swapd.core.events import Register
 from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component, State
@@ -43,14 +46,25 @@ def make_master(
     segments: tuple[int, ...] = (),
     content: str = "",
 ) -> None:
+    """Have a master made; at once, or when it is known whose bytes it may share."""
     ledger.masters[uid] = c
-    ledger.making.add(uid)
     replaces = c.uid if c.uid != uid else 0
-    ledger.out.append(
-        MakeMaster(
-            c.session, uid, c.name, c.nbytes, c.mutable, segments, request, content, replaces
-        )
+    ledger.unordered[uid] = MakeMaster(
+        c.session, uid, c.name, c.nbytes, c.mutable, segments, request, 0, replaces
     )
+    if not content:
+        return order(ledger, Turn(uid))
+    until = ledger.now + policy.share_patience_s(c.nbytes)
+    turn = ledger.contents.ask(uid, c.session, (content, c.nbytes), until)
+    if turn is not None:
+        order(ledger, turn)
+
+
+def order(ledger: Ledger, turn: Turn) -> None:
+    """Order the master that waited for this."""
+    ledger.making.add(turn.uid)
+    action = ledger.unordered.pop(turn.uid)
+    ledger.out.append(msgspec.structs.replace(action, original=turn.original))
 
 
 def seal(ledger: Ledger, c: Component, uid: int) -> None:
@@ -116,4 +130,7 @@ def drop_master(ledger: Ledger, uid: int) -> None:
     """Nobody wants it any more: it goes, or will when it is made or sealed."""
     if uid not in ledger.making:
         c = ledger.masters.pop(uid)
-        ledger.out.append(DropMaster(uid, c.name))
+        if ledger.unordered.pop(uid, None) is None:
+            ledger.out.append(DropMaster(uid, c.name))
+    for turn in ledger.contents.gone(uid):
+        order(ledger, turn)

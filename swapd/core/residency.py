@@ -94,11 +94,13 @@ class Residency:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest, on the events' clock; None if none is."""
-        plan_at = self._planner.next_deadline()
-        if not self.ledger.acks:
-            return plan_at
-        ack_at = next(iter(self.ledger.acks.values()))[0]
-        return ack_at if plan_at is None else min(plan_at, ack_at)
+        acks = self.ledger.acks
+        times = (
+            self._planner.next_deadline(),
+            next(iter(acks.values()))[0] if acks else None,
+            self.ledger.contents.next_deadline(),
+        )
+        return min((at for at in times if at is not None), default=None)
 
     @property
     def quiet(self) -> bool:

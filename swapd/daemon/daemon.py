@@ -21,7 +21,6 @@ from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.forecast import forecast
-from swapd.daemon.contents import Contents
 from swapd.daemon.lending import Lender
 from swapd.daemon.lifeline import UNREAD_MAX, Lifeline, LifelineServer
 from swapd.daemon.masters import NAME, MasterError, Masters
@@ -45,11 +44,6 @@ from swapd.shared.system import is_alive, notify_systemd, open_pidfd, private_by
 log = logging.getLogger("swapd")
 
 T = TypeVar("T")
-
-#: How long one worker's load may keep another waiting that needs the same bytes: so long, and
-#: as long as so slow a disk takes.
-SHARE_PATIENCE_S = 30.0
-SLOWEST_BYTES_PER_S = 100e6
 
 #: So much of a session's end is done before anything else has its turn.
 END_STEP = 32
@@ -118,7 +112,6 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._started = self._clock()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._contents = Contents(self._loop.call_later)
         self._open()
         statuses = self._loop.create_task(self._answer_statuses(), name="status")
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
@@ -200,7 +193,6 @@ class Daemon:
         self._server.close("stopping", explain.STOPPING)
         if self._timer is not None:
             self._timer.cancel()
-        self._contents.close()
         finished = await self._finish()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)  # from now on they end the process
@@ -512,21 +504,13 @@ class Daemon:
 
     def _do_make_master(self, a: actions.MakeMaster, seq: int) -> None:
         self._causes["master", a.uid] = seq
-        if a.content:
-            patience_s = SHARE_PATIENCE_S + a.nbytes / SLOWEST_BYTES_PER_S
-            then = partial(self._make_or_share, a)
-            self._contents.ask(a.uid, a.session, (a.content, a.nbytes), patience_s, then)
-        else:
-            self._make_or_share(a, None)
-
-    def _make_or_share(self, a: actions.MakeMaster, original: int | None) -> None:
-        if a.session not in self._workers:  # it ended while this waited
+        if a.session not in self._workers:  # it ended meanwhile
             self._post(events.MasterMade(self._clock(), a.uid))
-        elif original is None:
+        elif not a.original:
             work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
             self._when_done(self._host.submit(a.session, work), self._master_made, a)
         else:
-            fd = self._masters.share(a.uid, original)
+            fd = self._masters.share(a.uid, a.original)
             self._post(self._master_made(a, fd, filled=True))
 
     def _master_made(self, a: actions.MakeMaster, fd: int, *, filled: bool = False) -> AnyEvent:
@@ -562,7 +546,6 @@ class Daemon:
         self._when_done(future, self._master_sealed, a)
 
     def _master_sealed(self, a: actions.SealMaster, _: None) -> AnyEvent:
-        self._contents.sealed(a.uid)
         return events.MasterSealed(self._clock(), a.uid)
 
     def _when_done(
@@ -591,7 +574,6 @@ class Daemon:
         progress = self._progress.pop(a.uid, None)
         if progress is not None:
             progress.close()
-        self._contents.gone(a.uid)
         self._masters.dropping()
         self._drops.submit(self._masters.dropped, a.uid)  # unmapping gigabytes takes a while
 

@@ -84,12 +84,14 @@ def register(w: World, choose: Choices) -> bool:
     session, name = choose.pick(sorted(w.sessions)), choose.pick(list(KINDS))
     nbytes, policy, group, part_of = KINDS[name]
     mutable = choose.chance(w.mutable_one_in)
-    made = w.ask_register(session, name, nbytes, policy, group, mutable, part_of)
-    if made not in w.answers and not choose.chance(5):
-        w.make_master(max(w.making))
+    content = "the same" if not mutable and choose.chance(2) else ""
+    kind = (policy, group, mutable, part_of)
+    made = w.ask_register(session, name, nbytes, *kind, content=content)
+    if made not in w.answers and w.newest.get(name) in w.making and not choose.chance(5):
+        w.make_master(w.newest[name])
         w.commit(session, name)
-        if not choose.chance(5):
-            w.make_master(max(w.making))
+        if w.newest[name] in w.making and not choose.chance(5):
+            w.make_master(w.newest[name])
     return True
 
 
@@ -369,7 +371,7 @@ def wind_up(w: World) -> None:
         for key in sorted(w.leases):
             w.release(key)
         if not (w.moves or w.acks or w.making or w.leases):
-            if not (set(w.waiting) - set(w.core.admission.parked)):
+            if not (set(w.waiting) - set(w.core.admission.parked) or w.ledger.unordered):
                 break
             w.sleep(60.0)
     waiting = set(w.waiting) - set(w.core.admission.parked)
@@ -382,5 +384,7 @@ def wind_up(w: World) -> None:
     assert w.ledger.components == {}
     assert w.ledger.pool.free == w.ledger.pool.total, "chunks are lost"
     assert w.dropped == w.masters, "a master is never dropped"
+    assert not w.ledger.masters
+    assert not w.ledger.contents
     assert w.core.next_deadline() is None
     assert len(w.core.admission.queue) == 0

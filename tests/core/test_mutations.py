@@ -18,6 +18,7 @@ from swapd.core import (
     admission,
     chunks,
     coming,
+    contents,
     deadlock,
     gone,
     hold_and_wait,
@@ -39,7 +40,7 @@ from swapd.core import (
     workspaces,
 )
 from swapd.core.handlers import copying, ending, families, leasing, registration
-from tests.core import test_families, test_residency, test_update
+from tests.core import test_families, test_residency, test_shared_masters, test_update
 from tests.core.driver import BOTH_WAYS, drive
 from tests.core.test_residency import Make
 from tests.core.world import World
@@ -148,8 +149,8 @@ BUGS = [
     Bug(
         "a master is dropped before it is made, and again when it is",
         registry,
-        "    ledger.masters[uid] = c\n    ledger.making.add(uid)\n",
-        "    ledger.masters[uid] = c\n",
+        "    ledger.making.add(turn.uid)\n",
+        "",
     ),
     Bug(
         "a session that goes keeps its leases",
@@ -914,11 +915,49 @@ BUGS = [
         "    if c.mutable:\n        return ledger.refuse(key",
         "    if False:\n        return ledger.refuse(key",
     ),
+    Bug(
+        "a master that is gone is shared",
+        contents,
+        "        content.filled.pop(uid, None)\n",
+        "",
+    ),
+    Bug(
+        "whoever waits for one that is gone waits on",
+        registry,
+        "    for turn in ledger.contents.gone(uid):\n        order(ledger, turn)\n",
+        "    ledger.contents.gone(uid)\n",
+    ),
+    Bug(
+        "whoever waits for a seal is not told of it",
+        registration,
+        "    for turn in ledger.contents.sealed(event.uid):\n"
+        "        registry.order(ledger, turn)\n",
+        "",
+    ),
+    Bug(
+        "one that is never filled is waited for without end",
+        ending,
+        "    for turn in ledger.contents.expired(event.now):\n"
+        "        registry.order(ledger, turn)\n",
+        "",
+    ),
+    Bug(
+        "a master that waits is dropped as if it was made",
+        registry,
+        "        if ledger.unordered.pop(uid, None) is None:\n",
+        "        if True:\n",
+    ),
+    Bug(
+        "two sessions wait for each other's contents",
+        contents,
+        "            return Turn(uid)\n        if self._waits_for(content.filler, session):",
+        "            return Turn(uid)\n        if False:",
+    ),
 ]
 
 SCENARIOS: list[Callable[[Make], None]] = [
     function
-    for tests in (test_residency, test_families, test_update)
+    for tests in (test_residency, test_families, test_update, test_shared_masters)
     for name, function in vars(tests).items()
     if name.startswith("test_") and list(inspect.signature(function).parameters) == ["make"]
 ]
@@ -926,7 +965,7 @@ SCENARIOS: list[Callable[[Make], None]] = [
 
 #: The modules a bug may be in, each after those that it imports.
 CHAIN = (
-    *(policy, chunks, turns, queue, deadlock, holdings),
+    *(policy, chunks, contents, turns, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
     *(verdict, hold_and_wait, admission, planner, recount),
     *(copying, ending, families, leasing, registration, residency),

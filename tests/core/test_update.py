@@ -28,7 +28,7 @@ def there(make: Make, nbytes: int = 6, **rules: object) -> tuple[World, int]:
 def test_a_second_master_is_made_beside_the_first(make: Make) -> None:
     w, s = there(make)
     began = w.update(s, "a")
-    assert w.out == [MakeMaster(s, 2, "a", 6, False, (), began[1], "", 1)]
+    assert w.out == [MakeMaster(s, 2, "a", 6, False, (), began[1], 0, 1)]
     w.make_master(2)
     assert w.out == [Accept(*began)]
     w.commit(s, "a")

@@ -124,6 +124,8 @@ class World:
         #: Masters ordered, and masters dropped.
         self.masters: set[int] = set()
         self.dropped: set[int] = set()
+        #: Sealed at least once.
+        self.filled: set[int] = set()
         self.sessions: set[int] = set()
         self.gone: set[int] = set()
         self.still_running: set[int] = set()
@@ -198,6 +200,7 @@ class World:
         mutable: bool = False,
         part_of: str = "",
         passing: bool = False,
+        content: str = "",
     ) -> Key:
         key = self._key(session)
         if name not in self.owner:
@@ -206,10 +209,8 @@ class World:
                 self.mutable.add(name)
             if name not in self.part_of.values():
                 self.part_of[name] = part_of
-        where = (*key, name, nbytes)
-        self.send(
-            Register(self.now, *where, policy, group, mutable, part_of=part_of, passing=passing)
-        )
+        where = (*key, name, nbytes, policy, group, mutable, ())
+        self.send(Register(self.now, *where, part_of, content, passing))
         return key
 
     def commit(self, session: int, name: str, *also: str) -> Key:
@@ -364,6 +365,7 @@ class World:
         elif isinstance(order, MakeMaster):
             self.send(MasterMade(self.now, uid))
         else:
+            self.filled.add(uid)
             self.send(MasterSealed(self.now, uid))
 
     def move(self, name: str, fail: str | None = None, damaged: bool = False) -> None:
@@ -557,6 +559,8 @@ class World:
                 self.newest[action.name] = action.uid
                 self.making[action.uid] = action
                 self.masters.add(action.uid)
+                if action.original:
+                    assert action.original in self.filled - self.dropped, f"{action}: not filled"
                 self.arena.make_master(action.uid, action.nbytes)
             case SealMaster():
                 assert action.uid in self.masters - self.dropped

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from swapd.core import explain, gone, leases
+from swapd.core import explain, gone, leases, registry
 from swapd.core.actions import Fence, Lost
 from swapd.core.admission import Admission
 from swapd.core.events import (
@@ -32,6 +32,8 @@ def on_tick(ledger: Ledger, admission: Admission, event: Tick) -> None:
         if not session.fenced:
             session.fenced = True
             ledger.out.append(Fence(c.session, explain.fenced(c, ledger.rules.ack_timeout_s)))
+    for turn in ledger.contents.expired(event.now):
+        registry.order(ledger, turn)
     ledger.replan = True
 
 

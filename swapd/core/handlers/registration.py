@@ -93,6 +93,8 @@ def on_commit(ledger: Ledger, admission: Admission, event: Commit) -> None:
 
 
 def on_master_sealed(ledger: Ledger, admission: Admission, event: MasterSealed) -> None:
+    for turn in ledger.contents.sealed(event.uid):
+        registry.order(ledger, turn)
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return

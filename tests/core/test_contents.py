@@ -1,36 +1,31 @@
 """Who fills, who waits, who shares: every `ask` is answered once, unless it is gone."""
 
-from collections.abc import Callable
-
 import pytest
 
-from swapd.daemon.contents import Contents
-
-
-class Timer:
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
+from swapd.core.contents import Contents, Turn
 
 
 class Desk:
-    """A Contents, and what each uid was told."""
+    """A Contents, and what each uid was told: the master to share, or None to fill its own."""
 
     def __init__(self) -> None:
-        self.timers: list[tuple[float, Timer]] = []
-        self.contents = Contents(self._call_later)
+        self.contents = Contents()
         self.told: dict[int, list[int | None]] = {}
 
-    def _call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        self.timers.append((seconds, Timer(call)))
-        return self.timers[-1][1]
-
-    def ask(self, uid: int, session: int | None = None, key: str = "x") -> None:
+    def ask(self, uid: int, session: int | None = None, key: str = "x", until: float = 30) -> None:
         self.told[uid] = []
-        self.contents.ask(uid, session or 100 + uid, key, 30.0, self.told[uid].append)
+        turn = self.contents.ask(uid, session or 100 + uid, key, until)
+        self.tell([turn] if turn else [])
+
+    def seal(self, uid: int) -> None:
+        self.tell(self.contents.sealed(uid))
+
+    def drop(self, uid: int) -> None:
+        self.tell(self.contents.gone(uid))
+
+    def tell(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            self.told[turn.uid].append(turn.original or None)
 
 
 @pytest.fixture
@@ -40,7 +35,7 @@ def desk() -> Desk:
 
 def test_the_first_fills_and_who_comes_after_the_seal_shares(desk: Desk) -> None:
     desk.ask(1)
-    desk.contents.sealed(1)
+    desk.seal(1)
     desk.ask(2)
     desk.ask(3, key="y")
     assert desk.told == {1: [None], 2: [1], 3: [None]}
@@ -50,29 +45,29 @@ def test_who_comes_meanwhile_waits_for_the_seal(desk: Desk) -> None:
     for uid in (1, 2, 3):
         desk.ask(uid)
     assert desk.told == {1: [None], 2: [], 3: []}
-    desk.contents.sealed(1)
+    desk.seal(1)
     assert desk.told == {1: [None], 2: [1], 3: [1]}
-    assert all(timer.cancelled for _, timer in desk.timers)
+    assert desk.contents.next_deadline() is None
 
 
 def test_if_the_first_goes_the_next_fills_and_the_others_wait_for_that(desk: Desk) -> None:
     for uid in (1, 2, 3):
         desk.ask(uid)
-    desk.contents.gone(1)
+    desk.drop(1)
     assert desk.told == {1: [None], 2: [None], 3: []}
-    desk.contents.sealed(2)
+    desk.seal(2)
     assert desk.told[3] == [2]
 
 
 def test_the_bytes_are_there_as_long_as_anybody_has_them(desk: Desk) -> None:
     desk.ask(1)
-    desk.contents.sealed(1)
+    desk.seal(1)
     desk.ask(2)
-    desk.contents.gone(1)
+    desk.drop(1)
     desk.ask(3)
     assert desk.told[3] == [2]
-    desk.contents.gone(2)
-    desk.contents.gone(3)
+    desk.drop(2)
+    desk.drop(3)
     desk.ask(4)
     assert desk.told[4] == [None]
 
@@ -80,21 +75,22 @@ def test_the_bytes_are_there_as_long_as_anybody_has_them(desk: Desk) -> None:
 def test_who_goes_while_it_waits_is_told_nothing(desk: Desk) -> None:
     desk.ask(1)
     desk.ask(2)
-    desk.contents.gone(2)
-    desk.contents.sealed(1)
+    desk.drop(2)
+    desk.seal(1)
     assert desk.told[2] == []
 
 
 def test_who_has_waited_too_long_fills_its_own_and_others_may_share_that(desk: Desk) -> None:
-    for uid in (1, 2, 3):
-        desk.ask(uid)
-    seconds, timer = desk.timers[0]
-    assert seconds == 30.0
-    timer.call()
+    for uid, until in ((1, 10.0), (2, 20.0), (3, 30.0)):
+        desk.ask(uid, until=until)
+    assert desk.contents.next_deadline() == 20.0
+    desk.tell(desk.contents.expired(19.9))
+    assert desk.told[2] == []
+    desk.tell(desk.contents.expired(20.0))
     assert desk.told == {1: [None], 2: [None], 3: []}
-    desk.contents.sealed(2)
+    desk.seal(2)
     assert desk.told[3] == [2]
-    desk.contents.sealed(1)
+    desk.seal(1)
     assert desk.told == {1: [None], 2: [None], 3: [2]}
 
 
@@ -121,7 +117,7 @@ def test_nor_when_the_turn_of_another_comes(desk: Desk) -> None:
     desk.ask(3, session=2, key="y")
     desk.ask(4, session=2, key="x")
     desk.ask(5, session=3, key="x")
-    desk.contents.gone(1)
+    desk.drop(1)
     assert [desk.told[uid] for uid in (3, 4, 5)] == [[], [None], [None]]
 
 
@@ -134,8 +130,8 @@ def test_a_session_does_not_wait_for_itself(desk: Desk) -> None:
 def test_who_fills_its_own_shares_it_though_the_first_is_gone(desk: Desk) -> None:
     desk.ask(1, session=7)
     desk.ask(2, session=7)
-    desk.contents.gone(1)
-    desk.contents.sealed(2)
+    desk.drop(1)
+    desk.seal(2)
     desk.ask(3)
     assert desk.told[3] == [2]
 
@@ -143,18 +139,9 @@ def test_who_fills_its_own_shares_it_though_the_first_is_gone(desk: Desk) -> Non
 def test_nothing_is_left_when_all_are_gone(desk: Desk) -> None:
     for uid in (1, 2, 3):
         desk.ask(uid)
-    desk.contents.sealed(1)
+    desk.seal(1)
     for uid in (1, 2, 3, 4):
-        desk.contents.gone(uid)
-        desk.contents.sealed(uid)
+        desk.drop(uid)
+        desk.seal(uid)
+    assert not desk.contents
     assert not desk.contents._contents
-    assert not desk.contents._of
-
-
-def test_after_close_nobody_is_told(desk: Desk) -> None:
-    desk.ask(1)
-    desk.ask(2)
-    desk.contents.close()
-    assert desk.timers[0][1].cancelled
-    desk.contents.sealed(1)
-    assert desk.told[2] == []
