@@ -8,6 +8,8 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -40,10 +42,8 @@ from swapd.core import (
     workspaces,
 )
 from swapd.core.handlers import copying, ending, families, leasing, registration
-from tests.core import test_families, test_residency, test_shared_masters, test_update
 from tests.core.driver import BOTH_WAYS, drive
-from tests.core.test_residency import Make
-from tests.core.world import World
+from tests.core.world import Make, World
 
 pytestmark = pytest.mark.slow
 
@@ -957,8 +957,8 @@ BUGS = [
 
 SCENARIOS: list[Callable[[Make], None]] = [
     function
-    for tests in (test_residency, test_families, test_update, test_shared_masters)
-    for name, function in vars(tests).items()
+    for found in sorted(path.stem for path in (Path(__file__).parent / "rules").glob("test_*.py"))
+    for name, function in vars(import_module(f"tests.core.rules.{found}")).items()
     if name.startswith("test_") and list(inspect.signature(function).parameters) == ["make"]
 ]
 

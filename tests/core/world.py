@@ -842,3 +842,13 @@ def _search(value: object, number: int, path: str, found: list[str], seen: set[i
         slots = getattr(type(value), "__slots__", None) or vars(value)
         for attribute in slots:
             _search(getattr(value, attribute), number, f"{path}.{attribute}", found, seen)
+
+
+#: Makes a World, of the core as it is or of one with a seeded bug.
+Make = Callable[..., World]
+
+
+def outcome(w: World) -> list[str]:
+    """What the last event did, less what is only there to be read."""
+    to_be_read = ("waiting", "evicted", "want", "unwant")
+    return [line for line in w.told() if not line.startswith(to_be_read)]

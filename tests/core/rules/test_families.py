@@ -1,24 +1,12 @@
-"""The rules of families, one test each: parts of one component, by a name that stands for all.
-
-Tests take `make`, as those of `test_residency.py`.
-"""
+"""The rules of families, one test each: parts of one component, by a name that stands for all."""
 
 from typing import Any
-
-import pytest
 
 from swapd.core.actions import Accept, Evict, Grant
 from swapd.core.events import DeviceDown
 from swapd.core.forecast import forecast
 from swapd.shared import protocol
-from tests.core.test_residency import Make, outcome
-from tests.core.world import World
-
-
-@pytest.fixture
-def make() -> Make:
-    return World
-
+from tests.core.world import Make, World, outcome
 
 # --- who may be a part of what -----------------------------------------------------------
 

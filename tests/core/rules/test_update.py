@@ -1,20 +1,11 @@
-"""New bytes for a clean component: one test for each rule, as in `test_residency.py`."""
-
-from collections.abc import Callable
+"""New bytes for a clean component."""
 
 import pytest
 
 from swapd.core.actions import Accept, CopyIn, DropMaster, Evict, MakeMaster, SealMaster
 from swapd.core.events import DeviceDown
 from swapd.core.records import State
-from tests.core.world import World
-
-Make = Callable[..., World]
-
-
-@pytest.fixture
-def make() -> Make:
-    return World
+from tests.core.world import Make, World
 
 
 def there(make: Make, nbytes: int = 6, **rules: object) -> tuple[World, int]:

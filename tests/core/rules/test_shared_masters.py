@@ -1,19 +1,8 @@
-"""Components of one content share one master: one test for each rule, as in `test_residency.py`."""
-
-from collections.abc import Callable
-
-import pytest
+"""Components of one content share one master."""
 
 from swapd.core.actions import Accept, DropMaster, MakeMaster
 from swapd.core.policy import SHARE_PATIENCE_S
-from tests.core.world import World
-
-Make = Callable[..., World]
-
-
-@pytest.fixture
-def make() -> Make:
-    return World
+from tests.core.world import Make, World
 
 
 def made(w: World) -> list[tuple[str, int]]:

@@ -1,0 +1,13 @@
+"""`make` builds a World, which checks the guarantees whatever happens in it.
+
+`test_mutations.py` runs the same functions over a core that has a bug.
+"""
+
+import pytest
+
+from tests.core.world import Make, World
+
+
+@pytest.fixture
+def make() -> Make:
+    return World

@@ -1,0 +1,294 @@
+"""How long a component stays, and who is told that it is wanted."""
+
+from itertools import cycle
+
+import pytest
+
+from swapd.core.actions import Waiting
+from swapd.core.records import Key, State
+from tests.core.rules.common import blocked
+from tests.core.world import Make, World
+
+
+def decode_loops(make: Make, steps: int, **rules: float) -> int:
+    """Two agents that acquire and release each step, with room for one: count evictions."""
+    w = make(10, **rules)
+    s, t = w.open(), w.open()
+    step_s, swap_s = 0.01, 0.1
+    waits: dict[int, Key] = {}
+    names = {s: "a", t: "b"}
+    for session, name in names.items():
+        w.register(session, name, 8)
+        waits[session] = w.acquire(session, name)
+    done = {s: 0, t: 0}
+    for session in cycle(names):
+        if min(done.values()) >= steps:
+            return len(w.evictions())
+        assert w.now < 1000.0, "somebody starves"
+        if w.moves:
+            w.sleep(swap_s)
+            w.settle()
+        elif not w.granted(waits[session]):
+            w.sleep(step_s / 10)
+        else:
+            w.sleep(step_s)
+            w.release(waits[session])
+            done[session] += 1
+            waits[session] = w.acquire(session, names[session])
+    raise AssertionError
+
+
+def test_two_busy_agents_do_not_swap_at_every_step(make: Make) -> None:
+    """108 evictions for 12 requests were seen without the rule."""
+    without = decode_loops(make, 200, residency_factor=0.0)
+    with_rule = decode_loops(make, 200)
+    assert without >= 350
+    assert with_rule <= without / 20
+
+
+def pipeline(make: Make, **rules: float) -> float:
+    """a, b, a, b, ... one after the other, with room for one: return how long it takes."""
+    w = make(10, **rules)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    for session, name in [(s, "a"), (t, "b")] * 20:
+        key = w.acquire(session, name)
+        while not w.granted(key):
+            if w.moves:
+                w.sleep(0.1)
+                w.settle()
+            else:
+                w.sleep(0.001)
+        w.sleep(0.01)
+        w.release(key)
+    return w.now
+
+
+def test_a_plain_pipeline_is_not_delayed(make: Make) -> None:
+    assert pipeline(make) == pytest.approx(pipeline(make, residency_factor=0.0))
+
+
+def busy(w: World, session: int, name: str) -> None:
+    """Load in 1 s, then return at once, so that the component is seen to be in use."""
+    key = w.acquire(session, name)
+    w.sleep(1.0)
+    w.settle()
+    w.release(key)
+    w.touch(session, name)
+
+
+def test_a_busy_component_stays_until_its_owner_fails_to_come_back(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    busy(w, s, "a")
+    w.acquire(t, "b")
+    assert w.evictions() == []
+    (waiting,) = [a for a in w.log if isinstance(a, Waiting)]
+    assert "kept for the minimum residency: a" in waiting.why
+    assert w.core.next_deadline() == pytest.approx(1.5)
+    w.sleep(0.5)
+    assert w.evictions() == ["a"]
+
+
+def test_a_busy_component_stays_no_longer_than_the_bound(make: Make) -> None:
+    w = make(10, residency_bound_s=0.2)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    busy(w, s, "a")
+    w.acquire(t, "b")
+    w.sleep(0.19)
+    assert w.evictions() == []
+    w.sleep(0.02)
+    assert w.evictions() == ["a"]
+
+
+def test_a_holder_is_told_it_is_wanted_once_its_quantum_is_over(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    key = w.acquire(s, "a")
+    w.sleep(0.1)
+    w.move("a")
+    w.acquire(t, "b")
+    assert not w.wanted
+    w.sleep(0.79)
+    assert not w.wanted
+    w.sleep(0.02)
+    assert w.wanted == {(s, "a")}
+    w.release(key)
+    assert not w.wanted
+    assert w.state("b") is State.LOADING
+
+
+def test_a_waiter_that_came_before_the_copy_ended_is_heard_too(make: Make) -> None:
+    """It could name nobody to give way then: nobody held a lease yet."""
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    w.acquire(s, "a")
+    w.acquire(t, "b")
+    w.sleep(0.1)
+    w.move("a")
+    w.sleep(0.8)
+    assert w.wanted == {(s, "a")}
+
+
+def test_wanted_is_unsaid_when_the_waiter_goes(make: Make) -> None:
+    w, _, others = blocked(make)
+    key = w.acquire(others[0], "c0")
+    assert w.wanted == {(7001, "held")}
+    w.cancel(key)
+    assert w.told() == ["unwant held"]
+
+
+def test_who_holds_is_told_at_once_that_somebody_waits(make: Make) -> None:
+    """Whatever the quantum: it may keep what it does not use."""
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    key = w.acquire(s, "a")
+    w.sleep(0.1)
+    w.move("a")
+    assert not w.hurried
+    waiter = w.acquire(t, "b")
+    assert w.hurried == {s}
+    assert not w.wanted
+    w.release(key)
+    assert not w.hurried
+    w.settle()
+    assert w.granted(waiter)
+
+
+def test_all_that_hold_are_told_not_only_who_is_in_the_way(make: Make) -> None:
+    """It may be the other that nobody uses."""
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 2), (t, "b", 8), (u, "c", 8)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    w.use(t, "b")
+    key = w.acquire(u, "c")
+    assert w.hurried == {s, t}
+    w.cancel(key)
+    assert not w.hurried
+
+
+def test_who_comes_to_hold_while_somebody_waits_is_told_too(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 2), (t, "b", 8), (u, "c", 8)):
+        w.register(session, name, size)
+    w.use(t, "b")
+    waiter = w.acquire(u, "c")
+    assert w.hurried == {t}
+    w.acquire(s, "a", priority=1)
+    w.move("a")
+    assert w.hurried == {s, t}
+    w.leave(t)
+    w.settle()
+    assert w.granted(waiter)
+    assert not w.hurried
+
+
+def test_nobody_need_hurry_for_what_comes_in_anyway(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    for session, name, size in ((s, "a", 4), (s, "b", 4), (t, "c", 6)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    w.release(w.use(s, "b"))
+    w.acquire(t, "c")
+    assert not w.hurried
+    w.prefetch(s, "b")
+    assert not w.hurried
+
+
+def test_only_those_are_wanted_whose_memory_is_needed(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 2), (t, "b", 8), (u, "c", 8)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    w.use(t, "b")
+    w.acquire(u, "c")
+    assert w.wanted == {(t, "b")}
+
+
+def test_a_rival_that_gives_way_counts_as_room(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    w.register(s, "x", 5)
+    w.register(t, "a", 5, policy="alternating", group="g")
+    w.register(u, "b", 5, policy="alternating", group="g")
+    w.use(s, "x")
+    w.use(t, "a")
+    w.acquire(u, "b")
+    assert w.wanted == {(t, "a")}
+
+
+def test_a_wanted_component_takes_no_new_holders_but_its_holder(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    first = w.use(s, "a")
+    waiter = w.acquire(t, "b")
+    again = w.acquire(s, "a", agent=1)
+    assert w.granted(again)
+    other = w.acquire(u, "a")
+    assert not w.granted(other)
+    w.release(first)
+    assert w.evictions() == []
+    w.release(again)
+    w.settle()
+    assert w.granted(waiter)
+    assert not w.granted(other)
+
+
+def test_who_was_held_off_a_wanted_component_joins_when_it_is_wanted_no_more(
+    make: Make,
+) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 4), (t, "b", 6), (u, "c", 5), (u, "d", 8)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    key_b = w.use(t, "b")
+    both = w.acquire(u, "d")
+    assert w.wanted == {(s, "a"), (t, "b")}
+    w.acquire(u, "c", agent=1)
+    behind = w.acquire(u, "a", agent=2)
+    assert not w.granted(behind)
+    w.cancel(both)
+    assert w.wanted == {(t, "b")}
+    assert w.granted(behind, key_b)
+
+
+def test_two_that_take_turns_do_not_starve_one_that_needs_both(make: Make) -> None:
+    """One comes back while the other is away: what was given way stays given."""
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 5), (t, "b", 5), (u, "big", 10)):
+        w.register(session, name, size)
+    leases = {}
+    for session, name in ((s, "a"), (t, "b")):
+        leases[session, name] = w.acquire(session, name)
+        w.sleep(0.1)
+        w.settle()
+    big = w.acquire(u, "big")
+    for session, name in list(leases) * 30:
+        w.sleep(0.1)
+        if w.granted(leases[session, name]):
+            w.release(leases[session, name])
+            leases[session, name] = w.acquire(session, name)
+        w.settle()
+        if big in w.answers:
+            return
+    raise AssertionError("starved")
