@@ -23,6 +23,8 @@ class HeldLease:
     _streams_wait = False
     #: It is memory for the process's own allocator.
     is_workspace = False
+    #: Should it become garbage, somebody gives it back, and nobody need be told.
+    is_answered_for = False
 
     # each client's own sets these
     names: tuple[str, ...]
@@ -36,7 +38,9 @@ class HeldLease:
         return f"<{type(self).__name__} {' + '.join(self.names)} {state}>"
 
     def __del__(self) -> None:
-        if self._held and self._session.error is None and not self._session.forked:
+        if not self._held or self.is_answered_for:
+            return
+        if self._session.error is None and not self._session.forked:
             warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
 
     @property

@@ -5,8 +5,6 @@ ever taken, never.
 """
 
 import os
-import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
@@ -14,6 +12,7 @@ from typing import Any
 
 from swapd_client.errors import SwapdError
 from swapd_client.offload.changing import changing, tell, wait
+from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.scope import Held, here
 
 #: What somebody is given who does not hold what it may be a view of.
@@ -56,7 +55,7 @@ class _Span:
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # whoever collects may be in the midst of anything, with locks held
         if self._give_back is not None and self._process == getpid():
-            _collected.put(self._give_back)
+            give_back_later(self._give_back)
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
         """Take a step. Raises what it raises, and as `Client.acquire`."""
@@ -70,7 +69,6 @@ class _Span:
                 scope.count_up(self._held)
             else:
                 if self._give_back is None:
-                    _collected.start()
                     if scope.kept is not None:  # it may be given back by another thread
                         scope.kept.end()
                     self._give_back = self._held.take()
@@ -117,34 +115,6 @@ class _Span:
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
-
-
-class _Collected:
-    """Gives back what was collected while it was held, in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def put(self, give_back: Callable[[], None]) -> None:
-        self._queue.put(give_back)
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a child's is not
-                self._thread = threading.Thread(
-                    target=self._run, name="swapd-collected", daemon=True
-                )
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with suppress(SwapdError):
-                self._queue.get()()
-
-
-_collected = _Collected()
 
 
 class LeasedGenerator(Generator[Any, Any, Any]):

@@ -22,6 +22,7 @@ import torch
 from swapd_client.client import Client, Lease
 from swapd_client.errors import SwapdError
 from swapd_client.offload.aside import Aside
+from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
@@ -72,16 +73,20 @@ class Leased:
         return f"<Leased {' + '.join(self.names)}>"
 
     def take(self) -> Callable[[], None]:
-        if not self.names:  # all of it is in private memory again
-            return _nothing
-        return self._client.acquire(*self.names).release
+        lease = self.lease()
+        return _nothing if lease is None else lease.release
 
     def has_any(self, client: Client, names: Collection[str]) -> bool:
         return client is self._client and not set(names).isdisjoint(self.names)
 
     def lease(self) -> Lease | None:
-        """As `take`; None if there is nothing to acquire."""
-        return self._client.acquire(*self.names) if self.names else None
+        """As `take`, for something that gives it back even when it is garbage; None if there is
+        nothing to acquire, as all of it is in private memory again."""
+        if not self.names:
+            return None
+        lease = self._client.acquire(*self.names)
+        lease.is_answered_for = True
+        return lease
 
 
 class Passed:
@@ -238,13 +243,8 @@ class Scope:
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the thread has ended, and left something behind. In a forked child all but one have: what
         # they held is the parent's
-        if self._process != getpid():
-            return
-        while self.counts:  # the last first: giving it back counts down what it was taken in
-            _, count = self.counts.popitem()
-            if count.give_back is not None:
-                with suppress(Exception):
-                    count.give_back()
+        if self._process == getpid() and self.counts:
+            give_back_later(partial(_give_back, self.counts))
 
     def __contains__(self, held: Held) -> bool:
         return held in self.counts
@@ -369,6 +369,14 @@ class Scope:
 
 def _nothing() -> None:
     pass
+
+
+def _give_back(counts: "dict[Held, _Count]") -> None:
+    while counts:  # the last first: giving it back counts down what it was taken in
+        _, count = counts.popitem()
+        if count.give_back is not None:
+            with suppress(Exception):
+                count.give_back()
 
 
 def _is_running(call: FrameType) -> int:

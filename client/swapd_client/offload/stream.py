@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from swapd.shared.protocol import Placement
 from swapd_client.client import Client, Lease
 from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
+from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.order import Expected, Order
 
 #: How long to wait for the grant of what was asked ahead, before it is asked for anew: longer than
@@ -112,7 +113,10 @@ class Stream:
         return self._passing.get(self.parts[part], True)
 
     def note(self, lease: Lease) -> Lease:
-        """Learn from a grant which parts are kept: that may change at any time."""
+        """Learn from a grant which parts are kept: that may change at any time. The lease is given
+        back by what notes it, also if that becomes garbage.
+        """
+        lease.is_answered_for = True
         places = lease.placements
         if places is not self._noted:  # what is kept from one pass to the next has the same
             self._passing.update((place.name, place.passing) for place in places)
@@ -158,9 +162,9 @@ class _Pass:
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the thread has ended in the middle of a pass, and nobody can give back in its place
-        if self._process == getpid():  # not in a forked child, which began in its midst
-            with suppress(Exception):
-                self._give_back()
+        held = self._rest is not None or self._used or self._ahead or self._ending
+        if held and self._process == getpid():  # not in a forked child, which began in its midst
+            give_back_later(self._give_back)
 
     # --- the four ------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""What becomes garbage while it is held is given back, whatever the collecting thread is in."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from swapd_client import Client
+from swapd_client.offload.scope import here
+from tests.offload.modules import TOKENS, Encoder, await_none_leased, seeded
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("resident", [None, 0], ids=["whole", "streamed"])
+def test_whoever_collects_what_a_call_left_may_hold_any_lock(
+    client: Client, resident: int | None
+) -> None:
+    model = seeded(Encoder, 4)
+
+    def run() -> None:
+        """Is interrupted; what it holds is in a cycle with what holds it, as errors make them."""
+        with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+            model(TOKENS)
+        cycle: list[object] = [here()]
+        cycle.append(cycle)
+
+    collected = threading.Event()
+
+    def collect() -> None:
+        with client.session._lock:
+            gc.collect()
+        collected.set()
+
+    with client.attach({"dit": model}, resident=resident):
+        hook = model.layers[1].register_forward_hook(interrupted)
+        gc.disable()
+        try:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            threading.Thread(target=collect, daemon=True).start()
+            assert collected.wait(60)
+        finally:
+            gc.enable()
+        hook.remove()
+        await_none_leased(client)
