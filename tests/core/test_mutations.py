@@ -7,10 +7,10 @@ fails: mend the list with the code.
 import inspect
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -978,21 +978,26 @@ def mutated(bug: Bug) -> Callable[..., Residency]:
     assert source.count(bug.text) == 1, f"found {source.count(bug.text)} times: {bug.text!r}"
     with pytest.MonkeyPatch.context() as patch:
         for module in CHAIN:
-            source = inspect.getsource(module)
+            code = compiled(module)
             if module is bug.module:
-                source = source.replace(bug.text, bug.instead)
-            made = load(module.__name__, source, patch)
+                code = compile(source.replace(bug.text, bug.instead), module.__name__, "exec")
+            made = load(module.__name__, code, patch)
     core: Callable[..., Residency] = vars(made)["Residency"]
     return core
 
 
-def load(name: str, source: str, patch: pytest.MonkeyPatch) -> ModuleType:
-    """Put in the place of the module of that name one of this source."""
+@cache
+def compiled(module: ModuleType) -> CodeType:
+    return compile(inspect.getsource(module), module.__name__, "exec")
+
+
+def load(name: str, code: CodeType, patch: pytest.MonkeyPatch) -> ModuleType:
+    """Put in the place of the module of that name one of this code."""
     made = ModuleType(name)
     package, _, last = name.rpartition(".")
     patch.setitem(sys.modules, name, made)
     patch.setattr(sys.modules[package], last, made)
-    exec(compile(source, f"<{name}, changed>", "exec"), vars(made))
+    exec(code, vars(made))
     return made
 
 
