@@ -262,7 +262,7 @@ def test_what_a_thread_holds_when_another_forks_stays_its_own(
 def test_a_lease_and_a_generator_dropped_in_a_child_say_nothing_there(run: Run) -> None:
     run("""
         import warnings
-        from swapd_client.offload import generators
+        from swapd_client.offload import collected
 
 
         class Steps(Encoder):
@@ -288,7 +288,7 @@ def test_a_lease_and_a_generator_dropped_in_a_child_say_nothing_there(run: Run) 
                 del lease, steps
                 gc.collect()
             assert not said, said
-            assert generators._collected._queue.empty()
+            assert collected._collected._queue.empty()
 
 
         in_a_child(drop)
