@@ -220,7 +220,7 @@ class Admission:
 
     def refuse_as(self, w: Waiter, found: Refused) -> None:
         """Refuse a waiter that can never be granted."""
-        self.refuse(w.key, verdict.CODES[found.why], explain.refused(self._ledger, found))
+        self.refuse(w.key, *explain.refused(self._ledger, found))
 
     def forget(self, w: Waiter) -> None:
         """Leave nothing of a waiter; what was promised to it is idle again."""

@@ -11,7 +11,10 @@ for all; and it costs less than filling would (0.6 to 0.75 of that, of files in 
 """
 
 from collections.abc import Hashable
+from itertools import takewhile
 from typing import NamedTuple
+
+from swapd.core.turns import Ranked
 
 
 class Turn(NamedTuple):
@@ -19,11 +22,6 @@ class Turn(NamedTuple):
 
     uid: int
     original: int = 0
-
-
-class _Waiting(NamedTuple):
-    session: int
-    until: float
 
 
 class _Content:
@@ -35,7 +33,8 @@ class _Content:
         self.filler = 0
         #: Whose masters have it, sealed or shared from one that was.
         self.filled: dict[int, None] = {}
-        self.waiting: dict[int, _Waiting] = {}
+        #: Those that wait for it, with their sessions.
+        self.waiting: dict[int, int] = {}
         #: All of these, and those that fill their own: nobody waits for them, but they may be
         #: the first to be filled.
         self.asked: set[int] = set()
@@ -47,8 +46,8 @@ class Contents:
     def __init__(self) -> None:
         self._contents: dict[Hashable, _Content] = {}
         self._of: dict[int, Hashable] = {}
-        #: Until when each of those that wait does.
-        self._until: dict[int, float] = {}
+        #: All that wait, by until when.
+        self._until: Ranked[int] = Ranked()
 
     def __len__(self) -> int:
         """How many are told of."""
@@ -60,7 +59,7 @@ class Contents:
 
     def next_deadline(self) -> float | None:
         """When the first has waited long enough; None if none waits."""
-        return min(self._until.values(), default=None)
+        return next((until for (until,), _ in self._until.ranked()), None)
 
     def ask(self, uid: int, session: int, key: Hashable, until: float) -> Turn | None:
         """`uid` needs the bytes that `key` stands for; None: it waits, `until` then at most.
@@ -78,8 +77,8 @@ class Contents:
             return Turn(uid)
         if self._waits_for(content.filler, session):
             return Turn(uid)
-        content.waiting[uid] = _Waiting(session, until)
-        self._until[uid] = until
+        content.waiting[uid] = session
+        self._until.put(uid, (until,))
         return None
 
     def sealed(self, uid: int) -> list[Turn]:
@@ -103,10 +102,10 @@ class Contents:
         if content.filling == uid:
             content.filling, content.filler = next(iter(content.waiting), None), 0
             if content.filling is not None:
-                content.filler = content.waiting[content.filling].session
+                content.filler = content.waiting[content.filling]
                 turns.append(self._fill(content, content.filling))
-                for other, waiting in list(content.waiting.items()):
-                    if self._waits_for(content.filler, waiting.session):
+                for other, session in list(content.waiting.items()):
+                    if self._waits_for(content.filler, session):
                         turns.append(self._fill(content, other))
         content.asked.discard(uid)
         key = self._of.pop(uid)
@@ -116,8 +115,8 @@ class Contents:
 
     def expired(self, now: float) -> list[Turn]:
         """Those that have waited long enough fill their own."""
-        late = [uid for uid, until in self._until.items() if until <= now]
-        return [self._fill(self._contents[self._of[uid]], uid) for uid in late]
+        late = list(takewhile(lambda ranked: ranked[0][0] <= now, self._until.ranked()))
+        return [self._fill(self._contents[self._of[uid]], uid) for _, uid in late]
 
     def _waits_for(self, one: int, other: int) -> bool:
         """Whether the session `one` is `other`, or waits for what that one fills, however long
@@ -133,7 +132,7 @@ class Contents:
                 todo += [
                     content.filler
                     for content in self._contents.values()
-                    if any(waiting.session == session for waiting in content.waiting.values())
+                    if session in content.waiting.values()
                 ]
         return False
 
@@ -152,4 +151,4 @@ class Contents:
 
     def _wait_no_more(self, content: _Content, uid: int) -> None:
         content.waiting.pop(uid, None)
-        self._until.pop(uid, None)
+        self._until.drop(uid)

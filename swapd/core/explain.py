@@ -11,8 +11,8 @@ from itertools import islice
 from swapd.core.ledger import Ledger
 from swapd.core.policy import Rules
 from swapd.core.records import WORKSPACE, Component, State, Waiter
-from swapd.core.verdict import Refused, missing_chunks, must_leave_first
-from swapd.shared.protocol import UNANSWERED_MAX, ComponentStatus, SessionStatus
+from swapd.core.verdict import CODES, Refused, missing_chunks, must_leave_first
+from swapd.shared.protocol import UNANSWERED_MAX, Code, ComponentStatus, SessionStatus
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
@@ -118,8 +118,12 @@ def part_of_itself(name: str) -> str:
     return f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
 
 
-def refused(ledger: Ledger, found: Refused) -> str:
-    """Why a request can never be granted."""
+def refused(ledger: Ledger, found: Refused) -> tuple[Code, str]:
+    """What the client is told whose request can never be granted."""
+    return CODES[found.why], _refused(ledger, found)
+
+
+def _refused(ledger: Ledger, found: Refused) -> str:
     match found.why:
         case "damaged":
             return damaged(found.of[0])

@@ -35,7 +35,7 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
     found = verdict.at_once(ledger, w, components)
     if isinstance(found, verdict.Refused):
-        return Refused(asked.id, verdict.CODES[found.why], explain.refused(ledger, found))
+        return Refused(asked.id, *explain.refused(ledger, found))
     victims: list[Victim] = []
     waits: list[InTheWay] = []
     if found is None:
@@ -63,10 +63,6 @@ def _room(
 
 def _victim(c: Component, reason: str) -> Victim:
     return Victim(c.name, c.nbytes, c.nbytes if c.dirty else 0, reason, c.part_of)
-
-
-def _leaves_first(c: Component, w: Waiter) -> bool:
-    return c.evicting or verdict.must_leave_first(c, w)
 
 
 def _known_as(c: Component) -> str:
@@ -106,7 +102,7 @@ def _reply(
     waits: list[InTheWay],
     now: float,
 ) -> ForecastReply:
-    loads = [c for c in asked if c.state is State.ABSENT or _leaves_first(c, w)]
+    loads = [c for c in asked if c.state is State.ABSENT or verdict.leaves_first(c, w)]
     rate = measured_rate(ledger.components.values())
     return ForecastReply(
         id=w.request,

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from swapd.core.records import Component
 
-Thing = TypeVar("Thing", str, tuple[int, int])
+Thing = TypeVar("Thing", str, int, tuple[int, int])
 
 #: Compared member by member; no two things of one order have the same.
 Rank = tuple[float, ...]

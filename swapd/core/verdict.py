@@ -69,11 +69,16 @@ Verdict = Refused | Shared | Room | Blocked
 
 def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refused | Shared | None:
     """What can be said of a request whatever others do; None: it needs memory."""
-    if damaged := [c for c in asked if c.damaged]:
-        return Refused("damaged", damaged)
-    if ledger.down and (problem := cannot_come_in(ledger, asked, w)):
+    if problem := hopeless(ledger, w, asked):
         return problem
     return Shared() if may_share(ledger, w, asked) else never_fits(ledger, asked)
+
+
+def hopeless(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Refused | None:
+    """Refused if some of it can never be had, by a prefetch (`w` is None) either."""
+    if damaged := [c for c in asked if c.damaged]:
+        return Refused("damaged", damaged)
+    return cannot_come_in(ledger, asked, w) if ledger.down else None
 
 
 def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
@@ -140,7 +145,7 @@ def room(
     `w` is None for a prefetch, which nobody gives way to, and which nothing goes for if what it
     brings in would leave after its use.
     """
-    if leaving := [c for c in asked if c.evicting or must_leave_first(c, w)]:  # 1
+    if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
         return Blocked(leaving, [])
     rivals = ledger.rivals(asked)
     missing = missing_chunks(asked)
@@ -153,6 +158,11 @@ def room(
         by = [] if w is None else _in_the_way(ledger, asked, missing, rivals, w.owner)
         return Blocked([], by)
     return found
+
+
+def leaves_first(c: Component, w: Waiter | None) -> bool:
+    """Whether `c` has to leave, or is leaving, before it comes in anew for `w`."""
+    return c.evicting or must_leave_first(c, w)
 
 
 def must_leave_first(c: Component, w: Waiter | None) -> bool:

@@ -965,7 +965,7 @@ SCENARIOS: list[Callable[[Make], None]] = [
 
 #: The modules a bug may be in, each after those that it imports.
 CHAIN = (
-    *(policy, chunks, contents, turns, queue, deadlock, holdings),
+    *(policy, chunks, turns, contents, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
     *(verdict, hold_and_wait, admission, planner, recount),
     *(copying, ending, families, leasing, registration, residency),

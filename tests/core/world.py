@@ -759,7 +759,10 @@ class World:
         leaving += sum(count(p.runs) for p in orphans)
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
-        names = self.expand(self.asked[last.waiter].names) & components.keys()
+        waiter = self.core.admission.queue.get(last.waiter)
+        # a family stands for the parts it had when the waiter was let into the queue
+        asked = set(waiter.names) if waiter else self.expand(self.asked[last.waiter].names)
+        names = asked & components.keys()
         need = sum(
             components[n].chunks
             for n in names

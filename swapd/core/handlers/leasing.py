@@ -62,10 +62,8 @@ def on_prefetch(ledger: Ledger, admission: Admission, event: Prefetch) -> None:
     for name in names:
         if not ledger.may_be_acquired(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
-        if (c := ledger.components[name]).damaged:
-            return ledger.refuse(key, "device_failed", explain.damaged(c))
-        if ledger.down and (problem := verdict.cannot_come_in(ledger, [c], None)):
-            return ledger.refuse(key, "device_failed", explain.refused(ledger, problem))
+        if problem := verdict.hopeless(ledger, None, [ledger.components[name]]):
+            return ledger.refuse(key, *explain.refused(ledger, problem))
     ledger.prefetches.update(dict.fromkeys(names))
     ledger.accept(key)
     ledger.replan = True
