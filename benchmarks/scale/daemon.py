@@ -33,6 +33,8 @@ class Wait(msgspec.Struct, frozen=True):
     alone_s: tuple[float, float, float]
     beside_s: tuple[float, float, float]
     count: int
+    #: Beside a process that does the like on its own: what the machine alone is the reason for.
+    machine_s: tuple[float, float, float] | None = None
 
 
 class Worker:
@@ -121,9 +123,11 @@ def _beside_large(client: swapd_client.Client, worker: Worker, large: int) -> Wa
         return took
 
     alone = [register() for _ in range(200)]
+    worker.ask(f"plain {large}")
+    machine = _until(worker, register)
     worker.ask(f"big {large}")
     beside = _until(worker, register)
-    return _wait("register 4 KiB, while another registers much", alone, beside)
+    return _wait("register 4 KiB, while another registers much", alone, beside, machine)
 
 
 def _asking(client: swapd_client.Client) -> Callable[[], float]:
@@ -152,8 +156,10 @@ def _until(worker: Worker, act: Callable[[], float]) -> list[float]:
     return found
 
 
-def _wait(what: str, alone: list[float], beside: list[float]) -> Wait:
-    return Wait(what, _of(alone), _of(beside), len(beside))
+def _wait(
+    what: str, alone: list[float], beside: list[float], machine: list[float] | None = None
+) -> Wait:
+    return Wait(what, _of(alone), _of(beside), len(beside), _of(machine) if machine else None)
 
 
 def _of(times: list[float]) -> tuple[float, float, float]:

@@ -1,7 +1,8 @@
 """A process that has much, or asks much. `worker.py FOLDER`, then commands on standard input.
 
 Each is a line: `own N` registers N components of 4 KiB, `big BYTES` one of so many bytes,
-`status N` asks as often. Says `ok` after each.
+`plain BYTES` lets the kernel do the same without swapd, `status N` asks as often. Says `ok` after
+each.
 """
 
 import mmap
@@ -9,6 +10,9 @@ import os
 import sys
 
 import swapd_client
+from swapd.daemon.masters import SLICE_BYTES
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
 
 
 def main(folder: str) -> None:
@@ -27,9 +31,30 @@ def _run(client: swapd_client.Client, command: str, argument: int, number: int) 
     elif command == "big":
         memory = memoryview(mmap.mmap(-1, argument))
         client.register(f"big-{os.getpid()}-{number}", {"data": memory})
+    elif command == "plain":
+        _allocate_fill_map(argument)
     elif command == "status":
         for _ in range(argument):
             client.status()
+
+
+def _allocate_fill_map(nbytes: int) -> None:
+    """What registering asks of the kernel, in a file of this process's own."""
+    with (
+        OwnedFd(os.memfd_create("plain", os.MFD_CLOEXEC)) as fd,
+        mmap.mmap(-1, nbytes) as source,
+        memoryview(source) as what,
+    ):
+        os.ftruncate(fd.fileno(), nbytes)
+        for at in range(0, nbytes, SLICE_BYTES):
+            os.posix_fallocate(fd.fileno(), at, min(SLICE_BYTES, nbytes - at))
+        with mmap.mmap(fd.fileno(), nbytes) as written:
+            for at in range(0, nbytes, SLICE_BYTES):
+                written[at : at + SLICE_BYTES] = what[at : at + SLICE_BYTES]
+        address = vm.map_shared(fd.fileno(), 0, nbytes, writable=False)
+        for at in range(0, nbytes, SLICE_BYTES):
+            vm.populate(address + at, min(SLICE_BYTES, nbytes - at), writable=False)
+        vm.free(address, nbytes)
 
 
 if __name__ == "__main__":
