@@ -2,7 +2,6 @@
 
 from swapd_client.aio import AsyncClient, AsyncLease, connect_async
 from swapd_client.client import Client, Lease, connect
-from swapd_client.component import Component
 from swapd_client.errors import (
     AcquireTimeout,
     BadRequest,
@@ -33,6 +32,7 @@ from swapd_client.errors import (
     WouldDeadlock,
 )
 from swapd_client.faults import explain_faults
+from swapd_client.memory.component import Component
 
 __all__ = [
     "AcquireTimeout",

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
-from swapd_client.channel import AsyncChannel, ChannelFactory
 from swapd_client.client import Source
-from swapd_client.component import Component
-from swapd_client.endpoint import default_label, resolve
 from swapd_client.errors import (
     ComponentInUse,
     DaemonGone,
@@ -24,11 +21,14 @@ from swapd_client.errors import (
     SwapdError,
 )
 from swapd_client.faults import explain_if
-from swapd_client.layout import OtherBytes, Segments
 from swapd_client.lease import HeldLease
-from swapd_client.lifeline import ANSWER_S
-from swapd_client.linger import Held, Work
-from swapd_client.session import Session
+from swapd_client.leases.linger import Held, Work
+from swapd_client.memory.component import Component
+from swapd_client.memory.layout import OtherBytes, Segments
+from swapd_client.session.channel import AsyncChannel, ChannelFactory
+from swapd_client.session.endpoint import default_label, resolve
+from swapd_client.session.lifeline import ANSWER_S
+from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
     import torch

@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
-from swapd_client.agents import Agent
-from swapd_client.channel import Channel, ChannelFactory
-from swapd_client.component import Component
-from swapd_client.endpoint import default_label, resolve
 from swapd_client.errors import (
     AcquireTimeout,
     ComponentInUse,
@@ -26,12 +22,16 @@ from swapd_client.errors import (
     SwapdError,
 )
 from swapd_client.faults import explain_if
-from swapd_client.keeper import Keeper
-from swapd_client.layout import Buffer, OtherBytes, Ready, Segments
 from swapd_client.lease import HeldLease
-from swapd_client.lifeline import ANSWER_S
-from swapd_client.linger import Held, Key
-from swapd_client.session import Session
+from swapd_client.leases.agents import Agent
+from swapd_client.leases.keeper import Keeper
+from swapd_client.leases.linger import Held, Key
+from swapd_client.memory.component import Component
+from swapd_client.memory.layout import Buffer, OtherBytes, Ready, Segments
+from swapd_client.session.channel import Channel, ChannelFactory
+from swapd_client.session.endpoint import default_label, resolve
+from swapd_client.session.lifeline import ANSWER_S
+from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
     import torch

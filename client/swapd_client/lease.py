@@ -5,9 +5,9 @@ from typing import Any
 
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import SwapdError
-from swapd_client.gpu import empty_cache, handle_of
-from swapd_client.linger import Held
-from swapd_client.session import Session
+from swapd_client.leases.linger import Held
+from swapd_client.session.gpu import empty_cache, handle_of
+from swapd_client.session.session import Session
 
 
 class HeldLease:

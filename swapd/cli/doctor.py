@@ -8,7 +8,7 @@ from rich.text import Text
 from swapd import doctor as checks
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
 from swapd.doctor import Check
-from swapd_client.endpoint import resolve
+from swapd_client.session.endpoint import resolve
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 

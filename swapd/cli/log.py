@@ -31,7 +31,7 @@ from swapd.log.history import Line, Seen, last_run, parsed, read
 from swapd.shared import runtime_dir
 from swapd.shared.runtime_dir import Folder
 from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
-from swapd_client.endpoint import find, resolve
+from swapd_client.session.endpoint import find, resolve
 
 #: How long the last records of a daemon that ends may take.
 _WIRE_MS = 5000

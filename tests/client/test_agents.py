@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from swapd_client.agents import Agent, Agents
 from swapd_client.errors import AcquireTimeout
+from swapd_client.leases.agents import Agent, Agents
 
 ME, YOU = 100, 200
 

@@ -13,8 +13,8 @@ import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import AnyReply, AnyRequest
 from swapd_client import Client, ClientClosed, ForkedClient
-from swapd_client.channel import Channel
-from swapd_client.gpu import streams
+from swapd_client.session.channel import Channel
+from swapd_client.session.gpu import streams
 
 
 def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:

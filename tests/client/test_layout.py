@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swapd.shared import vm
 from swapd_client.errors import InvalidSource, SwapdError
-from swapd_client.layout import ALIGN_BYTES, Buffer, BufferLayout, Packer
+from swapd_client.memory.layout import ALIGN_BYTES, Buffer, BufferLayout, Packer
 
 SPAN = 1 << 20
 

@@ -11,8 +11,8 @@ from swapd import spawn
 from swapd.shared.protocol import Granted
 from swapd.shared.system import Alarm
 from swapd_client.errors import SessionFenced
-from swapd_client.keeper import Keeper
-from swapd_client.linger import LINGER_S, SWEEP_S, UNTOLD_S, Held, Linger
+from swapd_client.leases.keeper import Keeper
+from swapd_client.leases.linger import LINGER_S, SWEEP_S, UNTOLD_S, Held, Linger
 
 KEY = (1, ("a",))
 OTHER = (2, ("b",))
@@ -217,7 +217,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("swapd_client.keeper.time", clock)
+    monkeypatch.setattr("swapd_client.leases.keeper.time", clock)
     return clock
 
 
@@ -326,7 +326,7 @@ def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is not looked through while nobody waits, or so late that it is never seen."""
-    monkeypatch.setattr("swapd_client.keeper.SWEEP_S", NEVER_S)
+    monkeypatch.setattr("swapd_client.leases.keeper.SWEEP_S", NEVER_S)
 
 
 class Work:

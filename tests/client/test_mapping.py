@@ -14,8 +14,8 @@ import pytest
 from swapd.shared import protocol, vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.protocol import Runs
-from swapd_client.files import Files
-from swapd_client.mapping import Range
+from swapd_client.memory.mapping import Range
+from swapd_client.session.files import Files
 from tests.processes import output_of, run_python
 
 CHUNK = 2 << 20
@@ -255,8 +255,8 @@ import os
 from swapd.shared import protocol
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
-from swapd_client.files import Files
-from swapd_client.mapping import Range
+from swapd_client.session.files import Files
+from swapd_client.memory.mapping import Range
 CHUNK, NBYTES = {CHUNK}, {NBYTES}
 arena = OwnedFd(os.memfd_create("arena"))
 os.write(arena.fileno(), b"x" * 8 * CHUNK)

@@ -14,10 +14,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swapd.shared import vm
-from swapd_client import dlpack
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import ALIGN_BYTES
-from swapd_client.tensors import Buffers, Source, TensorLayout
+from swapd_client.memory import dlpack
+from swapd_client.memory.layout import ALIGN_BYTES
+from swapd_client.memory.tensors import Buffers, Source, TensorLayout
 
 DTYPES = [
     torch.float32,

@@ -15,11 +15,11 @@ from swapd.device.base import DeviceError
 from swapd.device.driver import Access, Driver
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
-from swapd_client import files as files_module
-from swapd_client.files import Files
-from swapd_client.gpu import card as cards
-from swapd_client.gpu import GpuRange
-from swapd_client.gpu.card import Card
+from swapd_client.session import files as files_module
+from swapd_client.session.files import Files
+from swapd_client.session.gpu import card as cards
+from swapd_client.session.gpu import GpuRange
+from swapd_client.session.gpu.card import Card
 
 CHUNK, NBYTES = 2 << 20, (4 << 20) + 5000
 daemon = Driver(0)

@@ -41,7 +41,7 @@ class GpuWorker(worker.Worker):
 
     def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
         """As the base; its tensor is the CPU's, which can reach the memory of the fake GPU."""
-        from swapd_client import dlpack
+        from swapd_client.memory import dlpack
 
         dlpack.gpu = lambda index: dlpack.HOST
         return super().register_tensor(name, nbytes, seed=seed, **options)

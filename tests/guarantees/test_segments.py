@@ -7,7 +7,7 @@ import pytest
 
 from swapd.shared.protocol import AnyReply, AnyRequest
 from swapd_client import DaemonGone, connect
-from swapd_client.channel import Channel
+from swapd_client.session.channel import Channel
 from tests.guarantees.harness import MIB, WorkerError, World
 
 #: Slow enough that a test can be quicker than a copy; not waited for.

@@ -215,8 +215,8 @@ HELD_BY_A_THREAD = """
 
 
     # what another thread holds goes as the child begins, before anything can be said in it
-    import swapd_client.channel as channel
-    import swapd_client.keeper as keeper
+    import swapd_client.session.channel as channel
+    import swapd_client.leases.keeper as keeper
 
     mine = os.getpid()
     for owner, name in (

@@ -15,8 +15,8 @@ import torch
 
 import swapd_client
 from swapd_client import Client, NotRunning, VersionMismatch, connect
-from swapd_client.component import Component
-from swapd_client.session import Session
+from swapd_client.memory.component import Component
+from swapd_client.session.session import Session
 from swapd_client.vllm import stage as stages
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import PATIENCE_S, Daemon

@@ -16,7 +16,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared import protocol
 from swapd_client import Client, DaemonGone
-from swapd_client.session import Session
+from swapd_client.session.session import Session
 
 
 @pytest.fixture(autouse=True)

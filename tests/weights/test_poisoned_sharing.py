@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import swapd_client
 from swapd import spawn
 from swapd_client import Client
-from swapd_client.layout import Layout
+from swapd_client.memory.layout import Layout
 from swapd_client.weights import load
 from swapd_client.weights.safetensors import File
 

@@ -20,7 +20,7 @@ from swapd_client import (
     InvalidSource,
     UnknownComponent,
 )
-from swapd_client.session import Session
+from swapd_client.session.session import Session
 from swapd_client.weights import update
 from tests.processes import start_python
 

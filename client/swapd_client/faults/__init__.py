@@ -10,9 +10,9 @@ import os
 import signal
 
 from swapd.shared import vm
-from swapd_client import ranges
 from swapd_client.errors import BadRequest
 from swapd_client.faults.handler import ROW_BYTES, TEXT_MAX_BYTES, Handler, runs_here
+from swapd_client.memory import ranges
 
 log = logging.getLogger("swapd_client")
 

@@ -11,8 +11,8 @@ from types import CodeType
 import torch
 from torch.nn import Module
 
-from swapd_client import ranges
 from swapd_client.errors import NotWhileAttached
+from swapd_client.memory import ranges
 from swapd_client.offload import find
 
 #: They broadcast, or flatten, what they are given.

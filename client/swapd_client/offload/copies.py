@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 import torch
 
 from swapd.shared import vm
-from swapd_client.component import Component
-from swapd_client.session import Session
-from swapd_client.tensors import inner_names, is_wrapper, view
+from swapd_client.memory.component import Component
+from swapd_client.memory.tensors import inner_names, is_wrapper, view
+from swapd_client.session.session import Session
 
 #: Memory that goes when the last tensor over it does.
 _Memory = ctypes.Array[ctypes.c_ubyte]

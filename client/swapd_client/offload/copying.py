@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
 from swapd_client.offload.ours import without_ours
-from swapd_client.tensors import is_wrapper
 
 
 def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import torch
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.copies import Copies
 from swapd_client.offload.scope import here
 from swapd_client.offload.weights_of import Changes, Weights
-from swapd_client.tensors import inner_names, is_wrapper
 
 Module = torch.nn.Module
 

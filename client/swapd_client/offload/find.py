@@ -16,9 +16,9 @@ from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterLis
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
+from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload import automatic
 from swapd_client.offload.automatic import CONTAINERS as CONTAINERS
-from swapd_client.tensors import inner_names, is_wrapper
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 

@@ -16,9 +16,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.copies import Copies, start_of
 from swapd_client.offload.weights_of import Changes, Weights
-from swapd_client.tensors import inner_names, is_wrapper
 
 #: A module's tensors by name: whose each is; None: this process's, for calls of the component.
 Staged = Iterable[tuple[str, torch.Tensor, Weights | None]]

@@ -16,7 +16,7 @@ import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.tensors import inner_names, is_wrapper, view
+from swapd_client.memory.tensors import inner_names, is_wrapper, view
 
 #: Structures in structures are looked into so far.
 _DEPTH_MAX = 12

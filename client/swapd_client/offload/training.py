@@ -13,9 +13,9 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from swapd_client import ranges
 from swapd_client.errors import InvalidSource, NotWhileAttached
-from swapd_client.tensors import extent, inner_names, is_wrapper
+from swapd_client.memory import ranges
+from swapd_client.memory.tensors import extent, inner_names, is_wrapper
 
 #: What `attach` is told: all that require gradients, none, or those of these names; None: see
 #: `trained_of`.

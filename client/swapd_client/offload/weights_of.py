@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 
 from swapd_client.client import Client
-from swapd_client.component import Component
+from swapd_client.memory.component import Component
+from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.copies import Copies, start_of
-from swapd_client.tensors import PlacedTensors, inner_names, is_wrapper
 
 #: Takes a lease on all of the components, in a `with` block.
 Hold = Callable[[], AbstractContextManager[object]]

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from swapd_client.client import Client
-from swapd_client.component import Component
 from swapd_client.errors import DaemonGone, InvalidSource
+from swapd_client.memory.component import Component
+from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
-from swapd_client.tensors import is_wrapper
 
 
 class _Moved(NamedTuple):

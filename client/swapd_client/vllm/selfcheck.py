@@ -22,8 +22,8 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from swapd_client.errors import SwapdError
+from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
-from swapd_client.tensors import inner_names, is_wrapper
 from swapd_client.vllm.outside import aliases_of
 
 log = logging.getLogger("swapd_client")

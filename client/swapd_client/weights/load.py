@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 
 from swapd.shared import vm
-from swapd_client import dlpack, ranges
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import Packer, Ready, Segments, Spans, by_segment
-from swapd_client.tensors import Placed, PlacedTensors, extent
+from swapd_client.memory import dlpack, ranges
+from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment
+from swapd_client.memory.tensors import Placed, PlacedTensors, extent
 from swapd_client.weights.into import Into, Slots
 from swapd_client.weights.progress import Progress
 from swapd_client.weights.safetensors import File, Files, Stored, open_all

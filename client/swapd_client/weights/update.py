@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from swapd.shared import protocol, vm
 from swapd.shared.fds import OwnedFd
-from swapd_client import ranges
-from swapd_client.component import Component
 from swapd_client.errors import BadRequest, InvalidSource, SwapdError
-from swapd_client.layout import extent_of
-from swapd_client.session import Session
+from swapd_client.memory import ranges
+from swapd_client.memory.component import Component
+from swapd_client.memory.layout import extent_of
+from swapd_client.session.session import Session
 
 log = logging.getLogger("swapd_client")
 

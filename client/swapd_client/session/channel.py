@@ -33,7 +33,6 @@ from swapd.shared.protocol import (
 )
 from swapd.shared.runtime_dir import RPC
 from swapd.shared.units import size
-from swapd_client.endpoint import need_descriptors
 from swapd_client.errors import (
     AcquireTimeout,
     BadRequest,
@@ -41,7 +40,8 @@ from swapd_client.errors import (
     SwapdError,
     VersionMismatch,
 )
-from swapd_client.session import Session
+from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.session import Session
 
 #: Descriptors of a socket and its connection, and of a first one's context and threads.
 CHANNEL_DESCRIPTORS = 10

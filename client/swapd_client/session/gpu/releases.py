@@ -15,7 +15,7 @@ from typing import Any
 
 from swapd.device.driver import CudaError, Driver
 from swapd_client.errors import DeviceFailed
-from swapd_client.gpu.card import Card
+from swapd_client.session.gpu.card import Card
 
 #: How long a thread stays that has nothing to wait for.
 IDLE_S = 5.0

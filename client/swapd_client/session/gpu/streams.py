@@ -8,7 +8,7 @@ from typing import Any
 from swapd.device.driver import CudaError
 from swapd.shared.board import BOARD_BYTES, Board, place
 from swapd_client.errors import DeviceFailed
-from swapd_client.gpu.card import SETTLE_S, Card
+from swapd_client.session.gpu.card import SETTLE_S, Card
 
 #: The default stream, which others wait for unless they were made not to.
 LEGACY_DEFAULT = 0

@@ -22,10 +22,6 @@ from swapd.shared.board import ArrivalFailed, Board, word
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
-from swapd_client import former, ranges
-from swapd_client.agents import Agent
-from swapd_client.component import Component, Place
-from swapd_client.endpoint import need_descriptors
 from swapd_client.errors import (
     BadRequest,
     ClientClosed,
@@ -41,14 +37,18 @@ from swapd_client.errors import (
     UnknownComponent,
     from_refusal,
 )
-from swapd_client.files import Files
-from swapd_client.former import Former
-from swapd_client.gpu import Gpu, GpuRange, GpuWork
-from swapd_client.layout import Layout, OtherBytes, Segments, layout_of
-from swapd_client.lifeline import ANSWER_S, Lifeline
-from swapd_client.linger import Work
-from swapd_client.mapping import Range
-from swapd_client.masters import Masters
+from swapd_client.leases.agents import Agent
+from swapd_client.leases.linger import Work
+from swapd_client.memory import former, ranges
+from swapd_client.memory.component import Component, Place
+from swapd_client.memory.former import Former
+from swapd_client.memory.layout import Layout, OtherBytes, Segments, layout_of
+from swapd_client.memory.mapping import Range
+from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.files import Files
+from swapd_client.session.gpu import Gpu, GpuRange, GpuWork
+from swapd_client.session.lifeline import ANSWER_S, Lifeline
+from swapd_client.session.masters import Masters
 
 log = logging.getLogger("swapd_client")
 

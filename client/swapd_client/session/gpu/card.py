@@ -16,7 +16,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Welcome
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
-from swapd_client.files import Files
+from swapd_client.session.files import Files
 
 log = logging.getLogger("swapd_client")
 

@@ -6,12 +6,12 @@ first, and fork then. No torch but what the process has loaded itself.
 
 from swapd.shared.board import Board
 from swapd.shared.protocol import Welcome
-from swapd_client.agents import Agents
-from swapd_client.files import Files
-from swapd_client.gpu.card import Card
-from swapd_client.gpu.mapping import GpuRange
-from swapd_client.gpu.releases import GpuWork, Releases
-from swapd_client.gpu.streams import Doorbell, current_stream, empty_cache, handle_of
+from swapd_client.leases.agents import Agents
+from swapd_client.session.files import Files
+from swapd_client.session.gpu.card import Card
+from swapd_client.session.gpu.mapping import GpuRange
+from swapd_client.session.gpu.releases import GpuWork, Releases
+from swapd_client.session.gpu.streams import Doorbell, current_stream, empty_cache, handle_of
 
 __all__ = ["Gpu", "GpuRange", "GpuWork", "empty_cache", "handle_of"]
 

@@ -1,4 +1,4 @@
-"""A component's address range on the GPU; the counterpart of `swapd_client.mapping.Range`.
+"""A component's address range on the GPU; the counterpart of `swapd_client.memory.mapping.Range`.
 
 Lives here: which chunks are mapped there, with what access, and when the range is memory of
 this process's own. No messages, no torch, no waiting for the GPU's work.
@@ -14,7 +14,7 @@ from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd_client.errors import DeviceFailed
-from swapd_client.gpu.card import Card
+from swapd_client.session.gpu.card import Card
 
 
 class GpuRange:

@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from swapd_client.component import Component
 from swapd_client.errors import InvalidSource
+from swapd_client.memory.component import Component
 
 #: Name, address and bytes of something that is to be read, or moved.
 Origin = tuple[str, int, int]

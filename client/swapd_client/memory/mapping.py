@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
-from swapd_client import former
-from swapd_client.files import Files
-from swapd_client.uses import Uses
+from swapd_client.memory import former
+from swapd_client.memory.uses import Uses
+from swapd_client.session.files import Files
 
 #: Those that are private memory, for as long as somebody has bytes there.
 _private: set["Range"] = set()

@@ -20,7 +20,7 @@ import msgspec
 from swapd.shared.protocol import Granted
 from swapd.shared.system import Alarm
 from swapd_client.errors import SwapdError
-from swapd_client.linger import LINGER_S, SWEEP_S, Held, Key, Linger
+from swapd_client.leases.linger import LINGER_S, SWEEP_S, Held, Key, Linger
 
 
 class Told(Protocol):

@@ -16,7 +16,6 @@ from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.system import is_alive
 from swapd.shared.text import problem_with_text
-from swapd_client.endpoint import find, not_answering, open_lifeline
 from swapd_client.errors import (
     BadRequest,
     DaemonGone,
@@ -25,6 +24,7 @@ from swapd_client.errors import (
     VersionMismatch,
     from_refusal,
 )
+from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
 #: How long a daemon may take to answer the hello, unless who connects says otherwise.
 ANSWER_S = 30.0

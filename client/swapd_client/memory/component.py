@@ -7,12 +7,12 @@ from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import BufferLayout, Layout
+from swapd_client.memory.layout import BufferLayout, Layout
 
 if TYPE_CHECKING:
     import torch
 
-    from swapd_client.ranges import Claim
+    from swapd_client.memory.ranges import Claim
 
 
 class Place(Protocol):

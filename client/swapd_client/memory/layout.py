@@ -231,7 +231,7 @@ def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
             and any(isinstance(value, torch.Tensor) for value in source.values())
         )
         if tensors:
-            from swapd_client.tensors import TensorLayout
+            from swapd_client.memory.tensors import TensorLayout
 
             return TensorLayout(source, segments, gpu=gpu)  # type: ignore[arg-type]
     if isinstance(source, Mapping):
@@ -252,7 +252,7 @@ def extent_of(value: object) -> tuple[int, int]:
     """Address and bytes of a tensor or of a buffer; no bytes if it is neither, or has none."""
     torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
-        from swapd_client.tensors import extent
+        from swapd_client.memory.tensors import extent
 
         return extent(value)
     found = _PyBuffer()

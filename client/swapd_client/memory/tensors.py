@@ -15,10 +15,10 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from swapd.shared import vm
-from swapd_client import dlpack
-from swapd_client.dlpack import Target
 from swapd_client.errors import InvalidSource
-from swapd_client.layout import (
+from swapd_client.memory import dlpack
+from swapd_client.memory.dlpack import Target
+from swapd_client.memory.layout import (
     ALIGN_BYTES,
     InMemory,
     Packer,

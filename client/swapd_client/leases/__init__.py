@@ -1,0 +1,1 @@
+"""What each lease is, and when it is given back."""

@@ -1,0 +1,1 @@
+"""Where the bytes of components are in this process, and what is behind their addresses."""
