@@ -1,8 +1,10 @@
 """What may import what, seen from outside: in fresh interpreters, and in the built wheel."""
 
+import ast
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,30 @@ def test_the_contracts_of_the_layers_are_kept() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def imports(path: Path) -> set[str]:
+    """All modules, or what may be their names, that a file imports; in functions, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    return found
+
+
+@pytest.mark.parametrize("package", ["swapd", "client/swapd_client"])
+def test_no_modules_import_each_other_late_or_early(package: str) -> None:
+    """Packages are left out: they import what is in them for those that import them."""
+    root = (ROOT / package).parent
+    files = {
+        str(path.relative_to(root))[:-3].replace("/", "."): path
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    graph = {name: imports(path) & files.keys() for name, path in files.items()}
+    assert list(TopologicalSorter(graph).static_order())
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """swapd's client: `connect`, `register`, `acquire`. Imports neither torch nor uvloop."""
 
-from swapd_client.aio import AsyncClient, AsyncLease, connect_async
-from swapd_client.client import Client, Lease, connect
+from swapd_client.aio import AsyncClient, connect_async
+from swapd_client.client import Client, connect
 from swapd_client.errors import (
     AcquireTimeout,
     BadRequest,
@@ -32,6 +32,7 @@ from swapd_client.errors import (
     WouldDeadlock,
 )
 from swapd_client.faults import explain_faults
+from swapd_client.lease import AsyncLease, Lease
 from swapd_client.memory.component import Component
 
 __all__ = [

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import TracebackType
@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
-from swapd.shared.units import parse_size
-from swapd_client.client import Source
-from swapd_client.errors import (
-    ComponentInUse,
-    DaemonGone,
-    DeviceFailed,
-    DeviceMemoryExhausted,
-    SwapdError,
-)
+from swapd_client import moving
+from swapd_client.client import NOTHING, Client, nbytes_of
+from swapd_client.errors import DaemonGone, DeviceFailed, SwapdError
 from swapd_client.faults import explain_if
-from swapd_client.lease import HeldLease
-from swapd_client.leases.linger import Held, Work
+from swapd_client.lease import AsyncLease
+from swapd_client.leases.book import Record
 from swapd_client.memory.component import Component
-from swapd_client.memory.layout import OtherBytes, Segments
+from swapd_client.memory.layout import Segments
+from swapd_client.memory.sources import Source
+from swapd_client.moving import in_thread
 from swapd_client.session.channel import AsyncChannel, ChannelFactory
 from swapd_client.session.endpoint import default_label, resolve
 from swapd_client.session.lifeline import ANSWER_S
@@ -33,6 +29,9 @@ from swapd_client.session.session import Session
 if TYPE_CHECKING:
     import torch
 
+    from swapd_client.offload.attachment import Attachment
+    from swapd_client.offload.settings import OffloadSettings
+    from swapd_client.offload.strategy import Kind
     from swapd_client.weights.safetensors import Files
 
 T = TypeVar("T")
@@ -53,72 +52,16 @@ async def connect_async(
     return AsyncClient(session)
 
 
-class AsyncLease(HeldLease):
-    """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
-
-    def __init__(
-        self,
-        client: "AsyncClient",
-        granted: protocol.Granted,
-        names: tuple[str, ...],
-        *,
-        workspace: bool = False,
-    ) -> None:
-        self._client = client
-        self._session = client.session
-        self._granted = granted
-        self._taken = Held(granted)
-        self.names = names
-        self.is_workspace = workspace
-        self._held = True
-
-    async def wait(
-        self, segment: int | None = None, *, name: str | None = None, stream: Any = None
-    ) -> None:
-        """As `Lease.wait`; in a thread if it must wait."""
-        if stream is None:
-            name = name or self.names[0]
-            await asyncio.to_thread(self._session.wait, self._granted, name, segment)
-        else:
-            # in a thread too: where a stream cannot wait, whoever calls does
-            name = name or self.names[0]
-            await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
-
-    def release(self) -> None:
-        """Give the components back. Raises what `Lease.release` raises."""
-        if self._held:
-            held, problem = self._end()
-            self._client._release(held.granted, held.work)
-            if problem is not None:
-                raise problem
-
-
 class Acquiring:
     """An acquire that was not awaited yet: `await` it, or use it in `async with`."""
 
-    def __init__(
-        self,
-        client: "AsyncClient",
-        ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
-        names: tuple[str, ...],
-        timeout: float | None,
-        *,
-        workspace: bool = False,
-    ) -> None:
-        """`ask(id, agent)` makes the request, for the task that awaits it."""
-        self._client = client
-        self._ask = ask
-        self._names = names
-        self._timeout = timeout
-        self._workspace = workspace
+    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
+        """`acquire()` asks, for the task that awaits it."""
+        self._acquire = acquire
         self._lease: AsyncLease | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncLease]:
         return self._acquire().__await__()
-
-    async def _acquire(self) -> AsyncLease:
-        granted = await self._client._acquire(self._ask, self._timeout)
-        return AsyncLease(self._client, granted, self._names, workspace=self._workspace)
 
     async def __aenter__(self) -> AsyncLease:
         self._lease = await self
@@ -142,6 +85,8 @@ class AsyncClient:
         self._loop = asyncio.get_running_loop()
         self._dropped = weakref.finalize(self, session.leave_behind, session.close)
         self._dropped.atexit = False
+        #: For what runs in threads: of the same session. None before the first.
+        self._threads: Client | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -166,12 +111,17 @@ class AsyncClient:
         part_of: str = "",
     ) -> Component:
         """As `Client.register`; the copy runs in a thread."""
-        prepare = partial(
-            self.session.prepare, name, source, mutable=mutable, segments=segments, part_of=part_of
+        steps = moving.register(
+            self.session,
+            name,
+            source,
+            policy,
+            group,
+            mutable=mutable,
+            segments=segments,
+            part_of=part_of,
         )
-        part = prepare() if self.session.gpu is None else await _in_thread(prepare)
-        await self._move_in([part], policy, group)
-        return part
+        return Component(await self._take(steps))
 
     async def register_family(
         self,
@@ -184,10 +134,16 @@ class AsyncClient:
         resident: int | str | None = None,
     ) -> list[Component]:
         """As `Client.register_family`; the copies run in a thread."""
-        prepare = partial(self.session.prepare_family, name, parts, mutable=mutable)
-        prepared = prepare() if self.session.gpu is None else await _in_thread(prepare)
-        await self._move_in(prepared, policy, group, lambda: self.set_resident(name, resident))
-        return prepared
+        steps = moving.register_family(
+            self.session,
+            name,
+            parts,
+            policy,
+            group,
+            mutable=mutable,
+            resident_bytes=nbytes_of(resident),
+        )
+        return [Component(part) for part in await self._take(steps)]
 
     async def load(
         self,
@@ -216,57 +172,60 @@ class AsyncClient:
             rename=rename,
             dtype=dtype,
             segments=segments,
-            gpu=self.session.gpu_index,
+            gpu=self.session.processor.index,
             progress=progress,
             share=not mutable,
         )
         with ExitStack() as opened:
-            layouts = await _in_thread(opened.enter_context, planned)
+            layouts = await in_thread(opened.enter_context, planned)
             return await self.register(
                 name, layouts[""], policy=policy, group=group, mutable=mutable
             )
 
-    async def _move_in(
+    async def load_family(
         self,
-        parts: list[Component],
-        policy: protocol.Policy,
-        group: str | None,
-        resize: Callable[[], Awaitable[None]] | None = None,
+        name: str,
+        files: "Files",
+        parts: Mapping[str, Iterable[str]],
+        module: "torch.nn.Module | None" = None,
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        resident: int | str | None = None,
+        prefix: str = "",
+        rename: Callable[[str], str | None] | None = None,
+        dtype: "torch.dtype | None" = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> list[Component]:
+        """As `Client.load_family`; all that reads runs in a thread."""
+        with needed("load_family"):
+            from swapd_client.weights import load
+
+        planned = load.planned(
+            files,
+            module,
+            parts,
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
+            segments=(),
+            gpu=self.session.processor.index,
+            progress=progress,
+            share=not mutable,
+        )
+        with ExitStack() as opened:
+            layouts = await in_thread(opened.enter_context, planned)
+            return await self.register_family(
+                name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
+            )
+
+    async def set_resident(
+        self, name: str, size: int | str | None, *, timeout: float | None = None
     ) -> None:
-        """As `Client._move_in`."""
-        session = self.session
-        passing = resize is not None  # until then
-        registered: list[Component] = []
-        try:
-            for part in parts:
-                await self._call(session.register_request(part, policy, group, passing=passing))
-                registered.append(part)
-            for part in parts:
-                await _in_thread(session.fill, part)
-            for part in parts:
-                await self._call(protocol.Commit(session.next_id(), part.name))
-            if resize is not None:
-                await resize()
-        except OtherBytes as lie:
-            self._take_out(registered)
-            session.start_over(parts, lie)
-            return await self._move_in(parts, policy, group, resize)
-        except BaseException:
-            self._take_out(registered)
-            for part in parts:
-                session.discard(part)
-            raise
-        for part in parts:
-            session.bind(part)
-
-    def _take_out(self, registered: list[Component]) -> None:
-        for part in registered if self.session.error is None else ():
-            self._channel.send(protocol.Unregister(self.session.next_id(), part.name))
-
-    async def set_resident(self, name: str, size: int | str | None) -> None:
         """As `Client.set_resident`."""
-        nbytes = parse_size(size) if isinstance(size, str) else size
-        await self._call(protocol.Resize(self.session.next_id(), name, nbytes))
+        request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
+        await self._question(request, timeout)
 
     def acquire(
         self,
@@ -281,18 +240,19 @@ class AsyncClient:
         def ask(request: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
 
-        return Acquiring(self, ask, names, timeout)
+        return Acquiring(partial(self._acquire, ask, names, timeout))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Acquiring:
         """As `Client.acquire_workspace`: await it, or `async with` it."""
-        nbytes = parse_size(size) if isinstance(size, str) else size
+        nbytes = nbytes_of(size)
 
         def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
             return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
 
-        return Acquiring(self, ask, (f"workspace of {size}",), timeout, workspace=True)
+        names = (f"workspace of {size}",)
+        return Acquiring(partial(self._acquire, ask, names, timeout, is_workspace=True))
 
     async def prefetch(self, *names: str) -> None:
         """As `Client.prefetch`."""
@@ -300,121 +260,146 @@ class AsyncClient:
 
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""
-        for part in self.session.family(name) or [name]:
-            await self._unregister(part)
+        for part in self.session.registry.family(name) or [name]:
+            await self._take(moving.unregister(self.session, part))
 
-    async def _unregister(self, name: str) -> None:
-        session = self.session
-        part = session.own(name)
-        session.check()
-        await asyncio.to_thread(session.drain)
-        session.before_unbind(part)
-        try:
-            await self._call(protocol.Unregister(session.next_id(), name))
-        except BaseException:
-            part._range.give_memory_back()
-            raise
-        await _in_thread(session.unbind, part)
-
-    async def forecast(self, *names: str) -> protocol.ForecastReply:
+    async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """As `Client.forecast`."""
-        reply = await self._call(protocol.Forecast(self.session.next_id(), names))
+        reply = await self._question(protocol.Forecast(self.session.next_id(), names), timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
     async def update(self, name: str, values: Mapping[str, Any]) -> None:
-        """As `Client.update`; the copies run in a thread."""
-        from swapd_client.weights import update
+        """As `Client.update`; it runs in a thread."""
+        await in_thread(self._in_threads().update, name, values)
 
-        loop = asyncio.get_running_loop()
+    async def attach(
+        self,
+        model: object,
+        components: str | Sequence[str] | None = None,
+        *,
+        settings: "OffloadSettings | None" = None,
+        prefix: str = "",
+        policy: protocol.Policy = "lru",
+        resident: int | str | Mapping[str, int | str] | None = None,
+        blocks: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
+        extra_tensors: Sequence[str] = (),
+        kinds: "Mapping[str, Kind]" = NOTHING,
+        stay: Sequence[str] = (),
+        trainable: bool | str | Sequence[str] | None = None,
+        **flags: Any,
+    ) -> "Attachment":
+        """As `Client.attach`; it runs in a thread.
 
-        def call(request: protocol.AnyRequest) -> protocol.AnyReply:
-            return asyncio.run_coroutine_threadsafe(self._call(request), loop).result()
+        A call of the model waits in the thread that makes it for what it needs, as it computes
+        there. So call it in a thread, too: `await asyncio.to_thread(model, x)`.
+        """
+        attach = partial(
+            self._in_threads().attach,
+            settings=settings,
+            prefix=prefix,
+            policy=policy,
+            resident=resident,
+            blocks=blocks,
+            wrap_methods=wrap_methods,
+            extra_tensors=extra_tensors,
+            kinds=kinds,
+            stay=stay,
+            trainable=trainable,
+            **flags,
+        )
+        return await in_thread(attach, model, components)
 
-        asked = update.changes(self.session, name, values)
-        await _in_thread(update.apply, self.session, call, asked)
-
-    async def status(self) -> protocol.StatusReply:
+    async def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """As `Client.status`."""
-        reply = await self._call(protocol.Status(self.session.next_id()))
+        reply = await self._question(protocol.Status(self.session.next_id()), timeout)
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
     async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
-        session = self.session
+        session, threads = self.session, self._threads
         self._dropped.detach()
-        await asyncio.to_thread(session.drain)
-        if keep:
-            with suppress(DaemonGone):  # then their last bytes are where they were
-                await self._take_back_mutable()
+        if not session.forked:
+            if threads is not None:
+                await asyncio.to_thread(threads._keep_no_more)
+            await asyncio.to_thread(session.leases.drain)
+            if keep:
+                with suppress(DaemonGone):  # then their last bytes are where they were
+                    await self._take(moving.take_back_mutable(session, self._release))
         await self._channel.close()
         await asyncio.to_thread(session.close, keep=keep)
+        if threads is not None:
+            threads._let_go()
         if not session.forked:
             self._factory.close()
 
-    async def _take_back_mutable(self) -> None:
-        session = self.session
-        mutable = [p for p in session.components.values() if p.mutable]
-        if session.error is not None or not mutable:
-            return
-        for granted in list(session.leases.values()):
-            self._release(granted, session.mark(session.current_streams()))
-        await asyncio.to_thread(session.drain)
-        for part in mutable:
-            # in use by another session, no room, or not to be saved: its bytes stay where they are
-            with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
-                await self.unregister(part.name)
+    def _in_threads(self) -> Client:
+        if self._threads is None:
+            self._threads = Client(self.session, self._factory)
+        return self._threads
 
     async def _acquire(
         self,
         ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        names: tuple[str, ...],
         timeout: float | None,
-    ) -> protocol.Granted:
+        *,
+        is_workspace: bool = False,
+    ) -> AsyncLease:
         """As `Client._acquire`; what blocks is done in a thread."""
         session, task = self.session, id(asyncio.current_task())
-        if session.must_wait(task):
-            agent = await _in_thread(session.enter, task, timeout)
+        leases = session.leases
+        if leases.must_wait(task):
+            agent = await in_thread(leases.enter, task, timeout)
         else:
-            agent = session.enter(task)
+            agent = leases.enter(task)
         granted = await self._call(ask(session.next_id(), agent.number), timeout)
         assert isinstance(granted, protocol.Granted)
+        record = leases.record(granted, names, agent, is_workspace=is_workspace)
         try:
-            if session.must_map(granted):
-                await _in_thread(session.granted, granted, agent)
+            leases.add(record)
+            if leases.must_show(record):
+                await in_thread(leases.show, record)
             else:
-                session.granted(granted, agent)
+                leases.show(record)
         except BaseException:
             with suppress(SwapdError):
-                self._release(granted, session.mark(session.current_streams()))
+                self._release(record)
             raise
-        return granted
+        return AsyncLease(session, record, self._release)
 
-    def _release(self, granted: protocol.Granted, work: Work | None) -> None:
+    def _release(self, record: Record) -> None:
         session = self.session
-        if session.ends_later(granted, work, self._give_back_later):
+        if session.leases.ends_later(record, self._give_back_later):
             return
-        if session.give_back(granted):
-            self._channel.send(protocol.Release(session.next_id(), granted.id))
+        if session.leases.give_back(record):
+            self._channel.send(protocol.Release(session.next_id(), record.id))
 
-    def _give_back_later(self, granted: protocol.Granted) -> None:
+    def _give_back_later(self, record: Record) -> None:
         """In a thread of the session's; what the loop sends comes in order."""
-        if self.session.give_back(granted):
-            release = protocol.Release(self.session.next_id(), granted.id)
+        if self.session.leases.give_back(record):
+            release = protocol.Release(self.session.next_id(), record.id)
             with suppress(RuntimeError):  # the loop is closed, and the session will be
                 self._loop.call_soon_threadsafe(self._channel.send, release)
+
+    async def _take(self, steps: moving.Steps[T]) -> T:
+        return await moving.take_awaited(steps, self._call)
+
+    async def _question(
+        self, request: protocol.AnyRequest, timeout_s: float | None
+    ) -> protocol.AnyReply:
+        """As `_call`, of what the daemon answers at once. Raises: NotAnswering if it does not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._call(request)
+        except TimeoutError as exc:
+            if isinstance(exc, SwapdError) or timeout_s is None:
+                raise
+            raise self.session.not_answering(timeout_s) from exc
 
     async def _call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         return self.session.unwrap(await self._channel.call(request, timeout_s))
-
-
-async def _in_thread(call: Callable[..., T], *arguments: Any) -> T:
-    """Call in a thread; it has ended when this does, also when this is cancelled."""
-    calling = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
-    try:
-        return await asyncio.shield(calling)
-    except asyncio.CancelledError:
-        await asyncio.gather(calling, return_exceptions=True)
-        raise

@@ -4,30 +4,31 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
+from swapd_client import moving
 from swapd_client.errors import (
     AcquireTimeout,
     ComponentInUse,
     DaemonGone,
-    DeviceFailed,
-    DeviceMemoryExhausted,
     InvalidSource,
     SwapdError,
 )
 from swapd_client.faults import explain_if
-from swapd_client.lease import HeldLease
+from swapd_client.lease import Lease
 from swapd_client.leases.agents import Agent
+from swapd_client.leases.book import Record
 from swapd_client.leases.keeper import Keeper
-from swapd_client.leases.linger import Held, Key
+from swapd_client.leases.keeping import Key
 from swapd_client.memory.component import Component
-from swapd_client.memory.layout import Buffer, OtherBytes, Ready, Segments
+from swapd_client.memory.layout import Segments
+from swapd_client.memory.sources import Source
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.endpoint import default_label, resolve
 from swapd_client.session.lifeline import ANSWER_S
@@ -41,11 +42,8 @@ if TYPE_CHECKING:
     from swapd_client.offload.strategy import Kind
     from swapd_client.weights.safetensors import Files
 
-#: What can be registered: a module's parameters, named tensors, named buffers, or what a load
-#: has planned.
-Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer] | Ready"
-
-_NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
+_T = TypeVar("_T")
 
 
 def connect(
@@ -68,79 +66,6 @@ def connect(
     return Client(Session(resolve(endpoint, device), label or default_label(), timeout))
 
 
-class Lease(HeldLease):
-    """The right to use components; while it is held their bytes neither move nor change.
-
-    Ends with `release` or with the `with` block, exceptions included. Released twice is
-    released once. A lease belongs to the thread that took it: while that thread waits for
-    another acquire, the daemon assumes that it releases nothing.
-    """
-
-    # made at every step of a decode loop, so all of it here
-    def __init__(self, client: "Client", session: Session, held: Held, key: Key) -> None:
-        self._client = client
-        self._session = session
-        self._granted = held.granted
-        self._taken = held
-        self._key = key
-        self.names = key[1]
-        if held.streams:
-            self._streams = held.streams
-        self._held = True
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        with suppress(DaemonGone, DeviceFailed) if exc is not None else nullcontext():
-            self.release()
-
-    def wait(
-        self, segment: int | None = None, *, name: str | None = None, stream: Any = None
-    ) -> None:
-        """Wait until a segment, and those before it, are on the device; None: all of them.
-
-        Returns at once unless the lease was acquired `early`. `name` says of which component,
-        if the lease has several. Raises: DeviceFailed if it will never come (release the lease,
-        then acquire anew); DaemonGone and its kind if the session ended meanwhile.
-
-        With `stream` (as for `uses`) it is that stream that waits, and this returns at once:
-        work that is put on it afterwards starts when the segment is there. If it will never
-        come, or the daemon dies, the stream goes on all the same; the next `wait`, `check` or
-        the `release` then says so, and what was computed is void. On the host device, and on
-        GPUs whose streams cannot wait for flags, the caller waits instead.
-        """
-        if stream is None:
-            self._session.wait(self._granted, name or self.names[0], segment)
-        else:
-            self._wait_on_stream(stream, name or self.names[0], segment)
-
-    def release(self) -> None:
-        """Give the components back. Does not block, from the thread that acquired; but once in some
-        hundred messages until the daemon has heard them, for some seconds if it is stopped.
-
-        On a GPU it takes effect when the work is done that was put on the current stream by
-        now, and on the streams named to `uses` and `wait`; a thread of the client waits for it.
-
-        Does nothing if the daemon is gone. Raises: ForkedClient; SessionFenced if the daemon
-        ended the session while this was held (see its log): then discard what was computed
-        since, for others may have had the memory for a moment. If streams were told to wait,
-        also what `check` raises.
-        """
-        if not self._held:
-            return
-        if self._session.gpu is None and not self.is_workspace:  # as most of a loop's: at once
-            self._held = False
-            self._client._release(self._taken, self._key)
-            return
-        held, problem = self._end()
-        self._client._release(held, self._key)
-        if problem is not None:
-            raise problem
-
-
 class Client:
     """A session with one daemon. May be used from any thread; not across a fork.
 
@@ -148,12 +73,13 @@ class Client:
     ordinary private memory, with the weights in them.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, factory: ChannelFactory | None = None) -> None:
+        """`factory`: that of an async client of the same session."""
         self.session = session
-        self._factory = ChannelFactory(session)
-        self._keeper = Keeper(session, self._end)
-        session.when_wanted(self._keeper.hurry)
-        session.when_ended(self._keeper.forget)
+        self._factory = factory or ChannelFactory(session)
+        self._keeper = Keeper(session.told, self._end)
+        session.told.when_wanted(self._keeper.hurry)
+        session.life.when_ended(self._keeper.forget)
         close = partial(_close_late, self._keeper, session, self._factory)
         self._dropped = weakref.finalize(self, session.leave_behind, close)
         self._dropped.atexit = False
@@ -215,11 +141,17 @@ class Client:
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
         InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
         """
-        part = self.session.prepare(
-            name, source, mutable=mutable, segments=segments, part_of=part_of
+        steps = moving.register(
+            self.session,
+            name,
+            source,
+            policy,
+            group,
+            mutable=mutable,
+            segments=segments,
+            part_of=part_of,
         )
-        self._move_in({part: policy}, group)
-        return part
+        return Component(self._take(steps))
 
     def register_family(
         self,
@@ -241,66 +173,23 @@ class Client:
         Tensors that parts share must be in one of them only. Blocks, and raises, as `register`;
         after an error all sources are as they were.
         """
-        prepared = self.session.prepare_family(name, parts, mutable=mutable)
-        policies = dict.fromkeys(prepared, policy)
-        self._move_in(policies, group, lambda: self.set_resident(name, resident))
-        return prepared
+        steps = moving.register_family(
+            self.session,
+            name,
+            parts,
+            policy,
+            group,
+            mutable=mutable,
+            resident_bytes=nbytes_of(resident),
+        )
+        return [Component(part) for part in self._take(steps)]
 
     def _register_again(self, sources: Mapping[str, tuple[Source, protocol.Policy]]) -> None:
         """Register what lost its daemon with this one, by name, each where it lies.
 
         All of them or none. Blocks, and raises, as `register`; InvalidSource if one would move.
         """
-        prepared: dict[Component, protocol.Policy] = {}
-        try:
-            for name, (source, policy) in sources.items():
-                prepared[self.session.prepare(name, source, mutable=False, stays=True)] = policy
-        except BaseException:
-            for part in prepared:
-                self.session.discard(part)
-            raise
-        self._move_in(prepared, None)
-
-    def _move_in(
-        self,
-        parts: Mapping[Component, protocol.Policy],
-        group: str | None,
-        resize: Callable[[], None] | None = None,
-    ) -> None:
-        """Have masters made and filled, and rebind the tensors when all of it went well.
-
-        `resize` says which parts of a family are kept.
-        """
-        session = self.session
-        passing = resize is not None  # until then
-        registered: list[Component] = []
-        try:
-            for part, policy in parts.items():
-                self._call(session.register_request(part, policy, group, passing=passing))
-                registered.append(part)
-            for part in parts:
-                session.fill(part)
-            for part in parts:
-                self._call(protocol.Commit(session.next_id(), part.name))
-            if resize is not None:
-                resize()
-        except OtherBytes as lie:
-            self._take_out(registered)
-            session.start_over(parts, lie)
-            return self._move_in(parts, group, resize)
-        except BaseException:
-            self._take_out(registered)
-            for part in parts:
-                session.discard(part)
-            raise
-        for part in parts:
-            session.bind(part)
-
-    def _take_out(self, registered: Sequence[Component]) -> None:
-        session = self.session
-        for part in registered if session.error is None else ():
-            with suppress(SwapdError):  # what went wrong first is what to say
-                self._channel().call(protocol.Unregister(session.next_id(), part.name))
+        self._take(moving.register_again(self.session, sources))
 
     def load(
         self,
@@ -347,7 +236,7 @@ class Client:
             rename=rename,
             dtype=dtype,
             segments=segments,
-            gpu=self.session.gpu_index,
+            gpu=self.session.processor.index,
             progress=progress,
             share=not mutable,
         ) as layouts:
@@ -385,7 +274,7 @@ class Client:
             rename=rename,
             dtype=dtype,
             segments=(),
-            gpu=self.session.gpu_index,
+            gpu=self.session.processor.index,
             progress=progress,
             share=not mutable,
         ) as layouts:
@@ -404,9 +293,8 @@ class Client:
         registered in parts; TooLarge if what is in no block is "resident", and cannot be;
         NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        nbytes = parse_size(size) if isinstance(size, str) else size
         self._flush_kept()  # nobody uses it
-        self._question(protocol.Resize(self.session.next_id(), name, nbytes), timeout)
+        self._question(protocol.Resize(self.session.next_id(), name, nbytes_of(size)), timeout)
 
     def acquire(
         self,
@@ -427,23 +315,22 @@ class Client:
         ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
         """
         session, key = self.session, (threading.get_ident(), names)
-        if not session.usable:  # first: after a fork the keeper's lock may be held for good
+        if not session.life.usable:  # first: after a fork the keeper's lock may be held for good
             session.check()
         kept = self._keeper.take(key)
         if kept is not None:
-            if kept.granted.id not in session.outdated:
+            if not kept.outdated:
                 if kept.work is not None:
-                    session.taken_again(kept.work)
+                    session.leases.taken_again(kept)
                 return Lease(self, session, kept, key)
             self._end(kept, ack=False)  # its bytes are others by now
 
         def ask(request: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
 
-        granted = self._acquire(ask, timeout)
-        may_linger = session.may_linger(granted, names)
-        passes = any(place.passing for place in granted.placements)
-        return Lease(self, session, Held(granted, may_linger=may_linger, passes=passes), key)
+        record = self._acquire(ask, names, timeout)
+        record.may_be_kept = session.leases.may_be_kept(record)
+        return Lease(self, session, record, key)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -456,16 +343,14 @@ class Client:
 
         Blocks as `acquire`, and raises what it raises.
         """
-        nbytes = parse_size(size) if isinstance(size, str) else size
+        nbytes = nbytes_of(size)
 
         def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
             return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
 
-        held = Held(self._acquire(ask, timeout))
-        key = threading.get_ident(), (f"workspace of {size}",)
-        lease = Lease(self, self.session, held, key)
-        lease.is_workspace = True
-        return lease
+        names = (f"workspace of {size}",)
+        record = self._acquire(ask, names, timeout, is_workspace=True)
+        return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def prefetch(self, *names: str) -> None:
         """Ask for components to be brought in when there is room nobody waits for.
@@ -486,34 +371,22 @@ class Client:
         anybody leases it, DeviceMemoryExhausted if the GPU has no room for it (then it stays
         registered), UnknownComponent, DaemonGone.
         """
-        for part in self.session.family(name) or [name]:
-            self._unregister(part)
+        for part in self.session.registry.family(name) or [name]:
+            self._flush_kept()
+            self._take(moving.unregister(self.session, part))
 
-    def refuse_in_use(self, names: Collection[str]) -> None:
+    def _refuse_in_use(self, names: Collection[str]) -> None:
         """Raise ComponentInUse if anybody leases one of these: it cannot be unregistered now."""
         if not names:
             return
         self._flush_kept()
-        self.session.drain()
+        self.session.leases.drain()
         for component in self.status().components:
             if component.leases and component.name in names:
                 raise ComponentInUse(
                     f"{component.name!r} is leased by {', '.join(component.holders)}; release it, "
                     "then detach"
                 )
-
-    def _unregister(self, name: str) -> None:
-        session = self.session
-        part = session.own(name)
-        self._flush_kept()
-        session.drain()
-        session.before_unbind(part)
-        try:
-            self._call(protocol.Unregister(session.next_id(), name))
-        except BaseException:
-            part._range.give_memory_back()
-            raise
-        session.unbind(part)
 
     def attach(
         self,
@@ -527,7 +400,7 @@ class Client:
         blocks: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
         extra_tensors: Sequence[str] = (),
-        kinds: "Mapping[str, Kind]" = _NOTHING,
+        kinds: "Mapping[str, Kind]" = NOTHING,
         stay: Sequence[str] = (),
         trainable: bool | str | Sequence[str] | None = None,
         **flags: Any,
@@ -596,7 +469,7 @@ class Client:
         self._attachments[id(attachment)] = attachment
         return attachment
 
-    def forget(self, attachment: "Attachment") -> None:
+    def _forget(self, attachment: "Attachment") -> None:
         """It is detached."""
         self._attachments.pop(id(attachment), None)
 
@@ -610,7 +483,7 @@ class Client:
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
-    def update(self, name: str, values: "Mapping[str, Any]") -> None:
+    def update(self, name: str, values: Mapping[str, Any]) -> None:
         """Give a clean component, or parts of a family, new values: a state dict, or part of one.
 
         `values` are tensors (or buffers, where buffers were registered) by the names of those that
@@ -634,7 +507,7 @@ class Client:
                 stack.enter_context(attachment.between_passes(name))
             self._update_together({name: values})
 
-    def _update_together(self, values: "Mapping[str, Mapping[str, Any]]") -> None:
+    def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """As `update`, of several components or families: all of them change in one step.
 
         Who acquires them together has the new values of all, or the old ones. A pass that holds a
@@ -668,32 +541,30 @@ class Client:
         copies, it warns of the components whose tensors are nowhere any more.
         """
         session = self.session
-        self._dropped.detach()
         if not session.forked:  # else all of it is the parent's, locks that somebody held too
-            self._keeper.close()
-            session.drain()
+            self._keep_no_more()
+            session.leases.drain()
             if keep:
                 with suppress(DaemonGone):  # then their last bytes are where they were
-                    self._take_back_mutable()
+                    self._take(moving.take_back_mutable(session, self._end))
         session.close(keep=keep)
-        for attachment in list(self._attachments.values()):
-            attachment.let_go()
+        self._let_go()
         if not session.forked:
             self._factory.close()
 
-    def _take_back_mutable(self) -> None:
-        session = self.session
-        mutable = [p for p in session.components.values() if p.mutable]
-        if session.error is not None or not mutable:
-            return
-        for granted in list(session.leases.values()):
-            work = session.mark(session.current_streams())
-            self._end(Held(granted, work=work), ack=True)
-        session.drain()
-        for part in mutable:
-            # in use by another session, no room, or not to be saved: its bytes stay where they are
-            with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
-                self.unregister(part.name)
+    def _keep_no_more(self) -> None:
+        """It is being closed: leases that loops keep are given back."""
+        self._dropped.detach()
+        self._keeper.close()
+
+    def _let_go(self) -> None:
+        """It is closed: models that were attached are as they were."""
+        self._dropped.detach()
+        for attachment in list(self._attachments.values()):
+            attachment.let_go()
+
+    def _take(self, steps: moving.Steps[_T]) -> _T:
+        return moving.take(steps, self._call)
 
     def _channel(self) -> Channel:
         channel: Channel | None = getattr(self._local, "channel", None)
@@ -725,27 +596,40 @@ class Client:
     def _acquire(
         self,
         ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        names: tuple[str, ...],
         timeout: float | None,
-    ) -> protocol.Granted:
+        *,
+        is_workspace: bool = False,
+    ) -> Record:
         """Have `ask(id, agent)` granted, and what was granted mapped."""
         session = self.session
         session.check()
         self._end_kept()  # first: whoever still holds something is the same agent
-        agent = session.enter(threading.get_ident(), timeout)
+        agent = session.leases.enter(threading.get_ident(), timeout)
         request = ask(session.next_id(), agent.number)
-        return self._mapped(self._channel().call(request, timeout), agent)
+        reply = self._channel().call(request, timeout)
+        return self._granted(reply, names, agent, is_workspace=is_workspace)
 
-    def _mapped(self, reply: protocol.AnyReply, agent: Agent) -> protocol.Granted:
+    def _granted(
+        self,
+        reply: protocol.AnyReply,
+        names: tuple[str, ...],
+        agent: Agent,
+        *,
+        is_workspace: bool = False,
+    ) -> Record:
         """What was granted to `agent`, mapped."""
         granted = self.session.unwrap(reply)
         assert isinstance(granted, protocol.Granted)
+        record = self.session.leases.record(granted, names, agent, is_workspace=is_workspace)
         try:
-            self.session.granted(granted, agent)
+            self.session.leases.add(record)
+            self.session.leases.show(record)
         except BaseException:
             with suppress(SwapdError):
-                self._end(Held(granted), ack=False)
+                self._end(record, ack=False)
             raise
-        return granted
+        return record
 
     def _ask(self, *names: str) -> int:
         """Ask for components ahead, and go on; to be collected or abandoned in this thread.
@@ -766,18 +650,19 @@ class Client:
         if reply is None:
             return None
         number = _agent_ahead(request)
-        held = Held(self._mapped(reply, Agent(number, number)))
-        return Lease(self, self.session, held, (threading.get_ident(), names))
+        record = self._granted(reply, names, Agent(number, number))
+        return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def _hint(self, *names: str) -> None:
         """As `prefetch`, and nobody hears what becomes of it. Blocks as `Channel.send`."""
         self._channel().send(protocol.Prefetch(self.session.next_id(), names))
 
-    def _release(self, held: Held, key: Key) -> None:
+    def _release(self, record: Record, key: Key) -> None:
         same = key[0] == threading.get_ident()
-        if same and held.may_linger and self.session.usable and self._keeper.keep(key, held):
+        keeps = same and record.may_be_kept and self.session.life.usable
+        if keeps and self._keeper.keep(key, record):
             return
-        self._end(held, ack=not same)  # sent on another channel it may come late, so then wait
+        self._end(record, ack=not same)  # sent on another channel it may come late, so then wait
 
     def _flush_kept(self) -> None:
         """End what any thread kept. Raises what `Session.check` does."""
@@ -786,20 +671,19 @@ class Client:
 
     def _end_kept(self) -> None:
         """End what this thread kept; the daemon hears of it before what is sent next."""
-        for held in self._keeper.pop(threading.get_ident()):
-            self._end(held, ack=False)
+        for record in self._keeper.pop(threading.get_ident()):
+            self._end(record, ack=False)
 
-    def _end(self, held: Held, ack: bool = True) -> None:
+    def _end(self, record: Record, ack: bool = True) -> None:
         """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""
-        if not self.session.ends_later(held.granted, held.work, self._give_back):
-            self._give_back(held.granted, ack)
+        if not self.session.leases.ends_later(record, self._give_back):
+            self._give_back(record, ack)
 
-    def _give_back(self, granted: protocol.Granted, ack: bool = True) -> None:
+    def _give_back(self, record: Record, ack: bool = True) -> None:
         session = self.session
-        if not session.give_back(granted):
+        if not session.leases.give_back(record):
             return
-        again = self._keeper.again(granted)
-        release = protocol.Release(session.next_id(), granted.id, ack, again)
+        release = protocol.Release(session.next_id(), record.id, ack, record.again)
         # it may be waited for under a lock: a daemon that is stopped must not hold us up for ever
         with suppress(DaemonGone, AcquireTimeout):
             if ack:
@@ -813,6 +697,11 @@ def _close_late(keeper: Keeper, session: Session, factory: ChannelFactory) -> No
     keeper.close()
     session.close()
     factory.close()
+
+
+def nbytes_of(size: int | str | None) -> Any:
+    """Bytes, as a number or in words ("6GiB")."""
+    return parse_size(size) if isinstance(size, str) else size
 
 
 _Names = TypeVar("_Names")

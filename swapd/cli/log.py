@@ -169,7 +169,7 @@ def _stream(
     """The records as they come, in batches, until the daemon has ended and said its last."""
     poller = zmq.Poller()
     poller.register(feed, zmq.POLLIN)
-    poller.register(client.session.ended.fileno(), zmq.POLLIN)
+    poller.register(client.session.life.ended.fileno(), zmq.POLLIN)
     while any(ready is feed for ready, _ in poller.poll()) or client.session.error is None:
         yield _received(feed)
     monitor.poll(_WIRE_MS)  # the stream is closed: all that was sent has arrived

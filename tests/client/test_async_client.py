@@ -7,7 +7,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Component
+from swapd_client.memory.part import Part
 
 
 async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(
@@ -17,15 +17,15 @@ async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(
     loop = asyncio.get_running_loop()
     with spawn.daemon(budget="16MiB") as daemon:
         async with await swapd_client.connect_async(daemon.folder) as client:
-            fill = client.session.fill
+            fill = client.session.registry.fill
 
-            def slowly(part: Component) -> None:
+            def slowly(part: Part) -> None:
                 loop.call_soon_threadsafe(started.set)
                 go_on.wait()
                 fill(part)
 
             with monkeypatch.context() as patch:
-                patch.setattr(client.session, "fill", slowly)
+                patch.setattr(client.session.registry, "fill", slowly)
                 registering = loop.create_task(client.register("a", {"x": b"first"}))
                 await started.wait()
                 registering.cancel()

@@ -13,6 +13,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import AnyReply, AnyRequest
 from swapd_client import Client, ClientClosed, ForkedClient
+from swapd_client.memory.component import Component
 from swapd_client.session.channel import Channel
 from swapd_client.session.gpu import streams
 
@@ -25,7 +26,7 @@ def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
 
             def use(name: str = name, seen: list[bytes] = seen) -> None:
                 with client.acquire(name, wait=True):
-                    seen.append(bytes(client.session.own(name).view("x")))
+                    seen.append(bytes(Component(client.session.own(name)).view("x")))
 
             waiting = threading.Thread(target=use)
             waiting.start()
@@ -63,7 +64,7 @@ def forked(client: Client) -> int:
     calls: list[Callable[[], object]] = [
         lambda: client.acquire("a"),
         lambda: client.set_resident("a", 0),
-        lambda: client.refuse_in_use(["a"]),
+        lambda: client._refuse_in_use(["a"]),
         lambda: client.unregister("a"),
     ]
     for call in calls:
@@ -91,7 +92,7 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
             return call(self, request, *rest)
 
         monkeypatch.setattr(Channel, "call", held_up)
-        while not client._keeper._linger:  # who comes back at once is trusted to do so again
+        while not client._keeper:  # who comes back at once is trusted to do so again
             client.acquire("a").release()
         giving.wait()
         try:

@@ -10,6 +10,7 @@ import torch
 import swapd_client
 from swapd import spawn
 from swapd_client import BadRequest, Conflict, DuplicateName, InvalidSource, TooLarge
+from swapd_client.memory.component import Component
 
 
 def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None:
@@ -24,7 +25,7 @@ def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None
         with pytest.raises(DuplicateName, match="stands for parts"):
             client.register("encoders", {"x": b""})
         with client.acquire("encoders/1"), client.acquire("encoders/2"):
-            assert bytes(client.session.own("encoders/1").view("x")) == b"encoders/1"
+            assert bytes(Component(client.session.own("encoders/1")).view("x")) == b"encoders/1"
             with pytest.raises(swapd_client.AcquireTimeout):
                 client.acquire("dit", timeout=0)
         with client.acquire("dit"), pytest.raises(Conflict):
@@ -92,7 +93,7 @@ def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:
         other.register("big", {"x": bytes(6 << 20)})
         heard = threading.Event()
         for asked in (client, other):  # the owner's lease, and one of somebody else's
-            asked.session.when_wanted(heard.set)
+            asked.session.told.when_wanted(heard.set)
             lease = asked.acquire("dit")
             thread = threading.Thread(target=lambda: other.acquire("big").release())
             thread.start()

@@ -18,14 +18,14 @@ from swapd.shared import vm
 from swapd_client import (
     Client,
     ClientClosed,
-    Component,
     DaemonGone,
     DuplicateName,
     HostMemoryExhausted,
     InvalidSource,
     TooLarge,
 )
-from swapd_client.client import Source
+from swapd_client.memory.part import Part
+from swapd_client.memory.sources import Source
 from tests.guarantees.harness import MIB, Daemon, WorkerDied, World
 
 
@@ -298,10 +298,11 @@ def test_if_it_fails_all_is_private_memory_as_before(
     life.client.register("b", others)
     before = addresses(tensors) + addresses(others)
     client = life.again(budget="4MiB" if why == "too large" else "16MiB")
-    session, fill = client.session, client.session.fill
+    registry = client.session.registry
+    fill = registry.fill
 
-    def fill_and(call: Callable[[], None]) -> Callable[[Component], None]:
-        def run(part: Component) -> None:
+    def fill_and(call: Callable[[], None]) -> Callable[[Part], None]:
+        def run(part: Part) -> None:
             fill(part)
             call()
 
@@ -314,13 +315,13 @@ def test_if_it_fails_all_is_private_memory_as_before(
         life.clients[0].register("b", {"x": b"x"})
     elif why == "no host memory":
         error = HostMemoryExhausted
-        monkeypatch.setattr(session, "fill", refuse)
+        monkeypatch.setattr(registry, "fill", refuse)
     elif why == "killed":
         error = DaemonGone
-        monkeypatch.setattr(session, "fill", fill_and(life.daemon.kill))
+        monkeypatch.setattr(registry, "fill", fill_and(life.daemon.kill))
     elif why == "closed":
         error = ClientClosed
-        monkeypatch.setattr(session, "fill", fill_and(client.close))
+        monkeypatch.setattr(registry, "fill", fill_and(client.close))
     with pytest.raises(error):
         client._register_again({"a": (tensors, "lru"), "b": (others, "lru")})
     assert same(tensors, values())

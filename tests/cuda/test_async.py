@@ -154,11 +154,11 @@ async def main():
     started = asyncio.Event()
     async with await connected() as client:
         await client.register("a", {"x": b"a" * (8 * MIB)})
-        granted = client.session.granted
+        show = client.session.leases.show
         def slowly(*arguments):
             loop.call_soon_threadsafe(started.set)
-            granted(*arguments)
-        client.session.granted = slowly
+            show(*arguments)
+        client.session.leases.show = slowly
         async def acquire():
             return await client.acquire("a")
         task = loop.create_task(acquire())

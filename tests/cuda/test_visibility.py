@@ -15,7 +15,7 @@ import sys, swapd_client
 with swapd_client.connect(sys.argv[1]) as client:
     part = client.register("mine", {"data": b"x" * (1 << 20)})
     with client.acquire("mine") as lease:
-        print(client.session.gpu.card.index, part.address > 0)
+        print(client.session.processor.index, part.address > 0)
 """
 
 

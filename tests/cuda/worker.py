@@ -98,7 +98,7 @@ class GpuWorker(worker.Worker):
                 self._copy("s", part.address, part.nbytes)
                 held.uses(int(self._stream("s")))
             held.release()
-            streams = max(streams, len(held._streams))
+            streams = max(streams, len(held._record.streams))
         return streams
 
     def decode(self, name: str, steps: int) -> None:

@@ -61,7 +61,8 @@ def in_cores(pid: int | str, *ranges: tuple[int, int]) -> list[str]:
     return found
 
 
-def range_of(part: Component) -> tuple[int, int]:
+def range_of(component: Component) -> tuple[int, int]:
+    part = component._part
     return part.address, part.address + part.span
 
 
@@ -165,10 +166,10 @@ def opened_again(fd: int) -> int:
 
 
 def test_a_host_copy_is_not_written_to_however_it_is_opened(client: Client) -> None:
-    part = client.register("a", {"x": b"1234"})
-    assert part._master is not None
-    with OwnedFd(opened_again(part._master.fileno())) as again:
-        for fd in (part._master.fileno(), again.fileno()):
+    part = client.register("a", {"x": b"1234"})._part
+    assert part.master is not None
+    with OwnedFd(opened_again(part.master.fileno())) as again:
+        for fd in (part.master.fileno(), again.fileno()):
             with pytest.raises(PermissionError):
                 os.pwrite(fd, b"x", 0)
             with pytest.raises(PermissionError):

@@ -84,7 +84,7 @@ def test_7_a_grant_that_is_seen_after_the_daemon_died_is_none(
         def late(self: Channel, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
             reply = call(self, request, timeout_s)
             daemon.kill()
-            select.select([client.session.ended.fileno()], [], [])
+            select.select([client.session.life.ended.fileno()], [], [])
             return reply
 
         monkeypatch.setattr(Channel, "call", late)

@@ -27,6 +27,7 @@ from swapd.shared import vm
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
 from swapd.shared.runtime_dir import LIFELINE
 from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
+from swapd_client.memory.part import Part
 
 BLOCK_BYTES = 64 << 10
 
@@ -232,11 +233,11 @@ class Worker:
         """Begin to register; say so when half of the master is filled, and stay there."""
         session = self.client.session
 
-        def half(part: Component) -> None:
+        def half(part: Part) -> None:
             self._say({"event": "half filled"})
             threading.Event().wait()
 
-        session.fill = half  # type: ignore[method-assign]
+        session.registry.fill = half  # type: ignore[method-assign]
         self.client.register(name, {"data": pattern(0, nbytes)})
 
     def acquire(self, *names: str, lease: str = "", **options: Any) -> dict[str, Any]:
@@ -379,7 +380,7 @@ class Worker:
 
     def await_end(self) -> str:
         """Wait until the session has ended; return what ended it."""
-        select.select([self.client.session.ended.fileno()], [], [])
+        select.select([self.client.session.life.ended.fileno()], [], [])
         return self.error()
 
     def fork(self, name: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_what_a_thread_left_behind_goes_with_it(client: Client, daemon: Daemon) 
         def run() -> None:
             with pytest.raises(KeyboardInterrupt):
                 model(X)
-            left.extend(client.session.leases)
+            left.extend(record.id for record in client.session.leases)
 
         thread = threading.Thread(target=run)
         thread.start()

@@ -31,7 +31,7 @@ def test_whoever_collects_what_a_call_left_may_hold_any_lock(
     collected = threading.Event()
 
     def collect() -> None:
-        with client.session._lock:
+        with client.session.life.lock:
             gc.collect()
         collected.set()
 

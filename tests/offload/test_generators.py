@@ -101,7 +101,7 @@ def test_a_generator_that_is_abandoned_gives_back_when_it_is_collected(
 ) -> None:
     work = model.stream(X)
     next(work)
-    lease = max(client.session.leases)
+    lease = max(record.id for record in client.session.leases)
     del work
     gc.collect()
     daemon.await_record("Release", session=client.session.welcome.session, lease=lease)

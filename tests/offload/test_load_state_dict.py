@@ -262,7 +262,7 @@ def test_a_component_in_blocks_is_given_its_values_by_one_update(client: Client)
     twin = copy.deepcopy(model)
     blocks: dict[str, Any] = {f"blocks.{i}": block for i, block in enumerate(model)}
     parts = client.register_family("dit", blocks)
-    guard(model, Registered(client, "dit", parts))
+    guard(model, Registered(client, "dit", [client.session.own(part.name) for part in parts]))
     evict(client, *(part.name for part in parts))
     assert same(model.state_dict(), twin.state_dict())
     given: list[Any] = []

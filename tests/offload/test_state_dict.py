@@ -230,7 +230,7 @@ def test_a_part_of_a_large_tensor_is_saved_as_that_part(client: Client) -> None:
     module = nn.Module()
     module.part = nn.Parameter(part)
     client.register("small", module)
-    guard(module, Registered(client, "small", [client.session.components["small"]]))
+    guard(module, Registered(client, "small", [client.session.own("small")]))
     assert len(saved(module.state_dict())) < 4096
 
 

@@ -15,6 +15,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd_client import BadRequest, Client, DaemonGone, TooLarge, WouldDeadlock
+from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
 from tests.processes import run_python, start_python
@@ -32,7 +33,7 @@ class Model(NamedTuple):
 
     def use(self, part: int) -> None:
         """What a block's forward does: read all of it."""
-        view = self.client.session.own(self.stream.parts[part]).view("w")
+        view = Component(self.client.session.own(self.stream.parts[part])).view("w")
         assert view == bytes([part + 1]) * len(view)
 
     def run(self, part: int) -> None:
@@ -334,7 +335,7 @@ def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
         model.stream.enter()
         model.run(0)
         missed = threading.Event()
-        client.session.when_ended(lambda _: missed.set())
+        client.session.life.when_ended(lambda _: missed.set())
         daemon.process.kill()
         assert missed.wait(60)
         with pytest.raises(DaemonGone, match="the daemon is gone"):
@@ -345,7 +346,7 @@ def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
 def test_blocks_that_are_written_keep_what_was_written() -> None:
     with swapd(6) as client:
         model = family(client, 4, mutable=True)
-        views = [client.session.own(name).view("w") for name in model.stream.parts]
+        views = [Component(client.session.own(name)).view("w") for name in model.stream.parts]
         for step in range(1, 4):
             model.stream.enter()
             for part, view in enumerate(views):

@@ -262,7 +262,7 @@ def test_what_a_thread_left_of_a_pass_goes_with_it(client: Client, daemon: Daemo
     def run() -> None:
         with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
             model(X)
-        left.extend(client.session.leases)
+        left.extend(record.id for record in client.session.leases)
 
     with client.attach({"dit": model}, resident=0):
         model.error = KeyboardInterrupt()

@@ -51,7 +51,7 @@ def adapted() -> Adapted:
 
 def registered(client: Client) -> set[str]:
     """All tensors in swapd, without the names of their components' parts."""
-    return {name for part in client.session.components.values() for name in part._layout.names()}
+    return {name for part in client.session.components.values() for name in part.layout.names()}
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[torch.Tensor, list[Any]]:
@@ -232,8 +232,8 @@ def test_only_the_component_that_has_adapters_has_private_ones(client: Client) -
     model.text_encoder = adapted()
     with client.attach(model):
         parts = client.session.components
-        assert not set(LORA) & set(parts["text_encoder"]._layout.names())
-        assert set(parts["vae"]._layout.names()) == everything(model.vae)
+        assert not set(LORA) & set(parts["text_encoder"].layout.names())
+        assert set(parts["vae"].layout.names()) == everything(model.vae)
 
 
 def test_what_shares_bytes_with_what_is_trained_stays_with_it(client: Client) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 import swapd_client
 from swapd import spawn
 from swapd_client import Client
+from swapd_client.leases.keeping import RequestKeeping
 from swapd_client.offload.scope import Leased, here
 from swapd_client.offload.turn import Turn, turn
 from tests.offload.modules import Model, leases, seeded
@@ -84,7 +85,7 @@ def test_what_is_wanted_is_kept_until_the_request_ends(busy: tuple[Client, Clien
     other.register("filler", {"x": bytes(4 << 20)})
     asked = threading.Thread(target=lambda: other.acquire("filler").release())
     told = threading.Event()
-    one.session.when_wanted(told.set)
+    one.session.told.when_wanted(told.set)
     with one.attach(model):
         with turn(one, 1000.0):
             model["transformer"](torch.zeros(1, 700))
@@ -96,15 +97,18 @@ def test_what_is_wanted_is_kept_until_the_request_ends(busy: tuple[Client, Clien
         assert not asked.is_alive()
 
 
-def test_what_is_wanted_is_not_kept_beyond_the_bound(busy: tuple[Client, Client]) -> None:
+def test_what_is_wanted_is_not_kept_beyond_the_bound(
+    busy: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, _ = busy
     one.register("dit", {"x": bytes(100)})
     held = Leased(one, ["dit"])
     now = 100.0
-    kept = Turn(one, 10.0, lambda: now)
+    monkeypatch.setattr("swapd_client.offload.turn.time.monotonic", lambda: now)
+    kept = Turn(one, RequestKeeping(10.0))
     kept.take(held)()
     assert leases(one) == {"dit": 1}
-    one.session.wanted.add("dit")
+    one.session.told.wanted.add("dit")
     kept.take(held)()
     now = 109.0
     kept.take(held)()
@@ -124,9 +128,9 @@ def test_the_streams_that_worked_under_a_kept_lease_are_all_waited_for(
     used: list[int] = []
     monkeypatch.setattr(swapd_client.Lease, "uses", lambda _, stream: used.append(stream))
     client.register("dit", {"x": bytes(100)})
-    held, kept = Leased(client, ["dit"]), Turn(client, 10.0)
+    held, kept = Leased(client, ["dit"]), Turn(client, RequestKeeping(10.0))
     for stream in (7, 8, 7):
-        monkeypatch.setattr(client.session, "current_streams", lambda now=stream: (now,))
+        monkeypatch.setattr(client.session.leases, "current_streams", lambda now=stream: (now,))
         kept.take(held)()
     kept.end()
     assert used == [7, 8]

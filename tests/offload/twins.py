@@ -24,7 +24,7 @@ class Lent:
         self.twin = make()
         self.name = name
         self.component: Component = client.register(name, self.module, **options)
-        self.weights = Registered(client, name, [self.component])
+        self.weights = Registered(client, name, [client.session.own(name)])
         self.undo = guard(self.module, self.weights)
         evict(client, name)
 

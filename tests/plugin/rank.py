@@ -38,7 +38,7 @@ class Rank:
         folder = Path(orders["folder"])
         self._ranks = ranks.Ranks(orders["rank"], folder, share, stage=orders["stage"])
         self._client = connect(folder, label=self._name)
-        self._client.session.when_wanted(self._ranks.wake)
+        self._client.session.told.when_wanted(self._ranks.wake)
         self._part = self._client.register(self._name, {"weight": bytearray(self._bytes)})
         self._lease: Lease | None = None
         self._since = 0

@@ -15,8 +15,8 @@ import torch
 
 import swapd_client
 from swapd_client import Client, NotRunning, VersionMismatch, connect
-from swapd_client.memory.component import Component
-from swapd_client.session.session import Session
+from swapd_client.memory.part import Part
+from swapd_client.session.registry import Registry
 from swapd_client.vllm import stage as stages
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import PATIENCE_S, Daemon
@@ -80,7 +80,7 @@ def addresses(model: Model) -> list[int]:
 
 def gone(stage: Stage) -> threading.Event:
     event = threading.Event()
-    stage.client.session.when_ended(lambda _: event.set())
+    stage.client.session.life.when_ended(lambda _: event.set())
     return event
 
 
@@ -89,14 +89,14 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.let_go = threading.Event(), threading.Event()
-        fill = Session.fill
+        fill = Registry.fill
 
-        def held(session: Session, part: Component) -> None:
+        def held(registry: Registry, part: Part) -> None:
             self.reached.set()
             assert self.let_go.wait(PATIENCE_S)
-            fill(session, part)
+            fill(registry, part)
 
-        monkeypatch.setattr(Session, "fill", held)
+        monkeypatch.setattr(Registry, "fill", held)
 
 
 def test_idle_stages_come_back_and_take_turns_again(

@@ -125,7 +125,7 @@ def wanted(stage: Stage) -> threading.Event:
     """Set when its memory is wanted, not only waited for."""
     event = threading.Event()
     session = stage.client.session
-    session.when_wanted(lambda: event.set() if session.wanted else None)
+    session.told.when_wanted(lambda: event.set() if session.told.wanted else None)
     return event
 
 
@@ -418,7 +418,7 @@ def test_a_daemon_that_dies_does_not_stop_a_stage(
     expected = Model()(X)
     addresses = [p.data_ptr() for p in model.parameters()]
     ended = threading.Event()
-    stage.client.session.when_ended(lambda _: ended.set())
+    stage.client.session.life.when_ended(lambda _: ended.set())
     if held:
         stage.note(["a"], ())
     stage.begin()
@@ -569,7 +569,7 @@ def test_what_wraps_others_cannot_be_changed_and_says_so(scene: Scene) -> None:
 def test_weights_can_be_changed_though_the_daemon_is_gone(scene: Scene, when: str) -> None:
     stage, model = scene.stage("thinker")
     ended = threading.Event()
-    stage.client.session.when_ended(lambda _: ended.set())
+    stage.client.session.life.when_ended(lambda _: ended.set())
     if when == "before":
         scene.daemon.kill()
         assert ended.wait(PATIENCE_S)

@@ -1,10 +1,10 @@
 """When a stage keeps its lease: turns, by what came, what went, and the time."""
 
-from swapd_client.vllm.turns import Turns
+from swapd_client.leases.keeping import StageKeeping
 
 
-def made(*came: str, finish_within_s: float = 10.0) -> Turns:
-    turns = Turns(finish_within_s)
+def made(*came: str, finish_within_s: float = 10.0) -> StageKeeping:
+    turns = StageKeeping(finish_within_s)
     turns.note(came, ())
     return turns
 

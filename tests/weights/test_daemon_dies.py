@@ -16,7 +16,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared import protocol
 from swapd_client import Client, DaemonGone
-from swapd_client.session.session import Session
+from swapd_client.session.registry import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def values(module: nn.Module) -> dict[str, torch.Tensor]:
 def kill(daemon: spawn.Spawned, client: Client) -> None:
     """Returns when the client knows."""
     ended = threading.Event()
-    client.session.when_ended(lambda _: ended.set())
+    client.session.life.when_ended(lambda _: ended.set())
     os.kill(daemon.pid, signal.SIGKILL)
     assert ended.wait(30)
 
@@ -89,14 +89,14 @@ def test_in_the_middle_of_a_family(monkeypatch: pytest.MonkeyPatch, which: int) 
     module = model(0)
     before, places = values(module), [p.data_ptr() for p in module.parameters()]
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
-        fill: Callable[..., None] = Session.fill
+        fill: Callable[..., None] = Registry.fill
 
-        def dying(session: Session, part: Any) -> None:
+        def dying(registry: Registry, part: Any) -> None:
             if part.name == f"m/{which}":
                 kill(daemon, client)
-            fill(session, part)
+            fill(registry, part)
 
-        monkeypatch.setattr(Session, "fill", dying)
+        monkeypatch.setattr(Registry, "fill", dying)
         parts = {str(i): block for i, block in enumerate(module.children())}
         with pytest.raises(DaemonGone):
             client.register_family("m", parts)

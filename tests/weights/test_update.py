@@ -3,7 +3,6 @@
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,8 @@ from swapd_client import (
     InvalidSource,
     UnknownComponent,
 )
-from swapd_client.session.session import Session
+from swapd_client.leases.book import Record
+from swapd_client.leases.leases import Leases
 from swapd_client.weights import update
 from tests.processes import start_python
 
@@ -174,18 +174,18 @@ def test_a_lease_granted_before_an_update_and_heard_of_after_it_does_not_linger(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.register("raw", {"a": b"x"})
-    granted = Session.granted
+    add = Leases.add
 
-    def late(session: Session, *arguments: Any) -> None:
+    def late(leases: Leases, record: Record) -> None:
         monkeypatch.undo()
         client.update("raw", {"a": b"y"})
-        granted(session, *arguments)
+        add(leases, record)
 
-    monkeypatch.setattr(Session, "granted", late)
+    monkeypatch.setattr(Leases, "add", late)
     with client.acquire("raw") as lease:
-        assert lease.number in client.session.outdated
+        assert lease._record.outdated
     with client.acquire("raw") as lease:
-        assert lease.number not in client.session.outdated
+        assert not lease._record.outdated
 
 
 def test_closing_leaves_the_new_values(daemon: spawn.Spawned) -> None:

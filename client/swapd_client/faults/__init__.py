@@ -57,7 +57,7 @@ class _Table:
         global _tail
         row = self._row_of.get(one.start)
         if row is None:
-            if one.part is None or not one.part._range.addressable:
+            if one.part is None or not one.part.where.addressable:
                 return  # on a GPU: the CPU cannot touch it, whatever is held
             if not self._free and self.rows == ROWS_MAX:
                 return

@@ -7,8 +7,8 @@ begin. May not live here: what is mapped there.
 
 from typing import NamedTuple
 
-from swapd_client.memory.component import Place
 from swapd_client.memory.layout import Spans
+from swapd_client.memory.place import Place
 
 
 class Former(NamedTuple):

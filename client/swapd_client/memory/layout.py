@@ -5,7 +5,6 @@ the master needs, fills it once, and then points the source at the component's a
 """
 
 import ctypes
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from swapd.shared import vm
-from swapd_client.errors import BadRequest, InvalidSource
+from swapd_client.errors import InvalidSource
 
 #: Where storages lie: address and bytes of each.
 Spans = frozenset[tuple[int, int]]
@@ -42,6 +41,8 @@ class Layout(Protocol):
     segments: tuple[int, ...]
     #: What the bytes are, if that is known beforehand: who has the same shares its master.
     content: str
+    #: Whether something with its bytes may be made whenever somebody asks for it.
+    has_views: bool
 
     @property
     def memory(self) -> Collection[int]:
@@ -151,6 +152,8 @@ class Packer:
 class BufferLayout(InMemory):
     """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address."""
 
+    has_views = True
+
     def __init__(self, buffers: Mapping[str, Buffer], segments: Segments = ()) -> None:
         packer = Packer()
         self._sources = {name: _bytes_of(name, buffer) for name, buffer in buffers.items()}
@@ -168,7 +171,7 @@ class BufferLayout(InMemory):
         return ()  # it stays with who gave it
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
-        return [(name, *extent_of(source)) for name, source in self._sources.items()]
+        return [(name, *extent_of_buffer(source)) for name, source in self._sources.items()]
 
     def digest(self) -> str:
         return blake2b(repr((self._places, self.segments)).encode(), digest_size=16).hexdigest()
@@ -218,43 +221,8 @@ class BufferLayout(InMemory):
         return vm.view(address + offset, nbytes)
 
 
-def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
-    """What lies where of a source, by its kind; `gpu` is the GPU it is for. Raises: BadRequest,
-    InvalidSource."""
-    if isinstance(source, Ready):
-        layout: Any = source  # one of those that are
-        return layout  # type: ignore[no-any-return]
-    torch = _torch()
-    if torch is not None:
-        tensors = isinstance(source, torch.nn.Module) or (
-            isinstance(source, Mapping)
-            and any(isinstance(value, torch.Tensor) for value in source.values())
-        )
-        if tensors:
-            from swapd_client.memory.tensors import TensorLayout
-
-            return TensorLayout(source, segments, gpu=gpu)  # type: ignore[arg-type]
-    if isinstance(source, Mapping):
-        return BufferLayout(source, segments)
-    raise BadRequest(
-        f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
-        "or of buffers"
-    )
-
-
-def _torch() -> Any:
-    """torch, if this process uses it; not if another thread is just importing it."""
-    torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "nn") and hasattr(torch, "Tensor") else None
-
-
-def extent_of(value: object) -> tuple[int, int]:
-    """Address and bytes of a tensor or of a buffer; no bytes if it is neither, or has none."""
-    torch = _torch()
-    if torch is not None and isinstance(value, torch.Tensor):
-        from swapd_client.memory.tensors import extent
-
-        return extent(value)
+def extent_of_buffer(value: object) -> tuple[int, int]:
+    """Address and bytes of a buffer; no bytes if it is none, or has none."""
     found = _PyBuffer()
     try:
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(value), ctypes.byref(found), 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.component import Component
+from swapd_client.memory.part import Claim, Part
 
 #: Name, address and bytes of something that is to be read, or moved.
 Origin = tuple[str, int, int]
@@ -27,7 +27,7 @@ class Lying(NamedTuple):
     #: What stands for the session that registered it, which may go while this stays.
     owner: object
     #: None: its client was closed, and its bytes were not kept.
-    part: Component | None
+    part: Part | None
 
 
 #: Held while tensors are looked at in order to move them, and while they are moved: who looks
@@ -37,19 +37,9 @@ moving = threading.RLock()
 _lying: list[Lying] = []
 _starts: list[int] = []
 #: By address.
-_claims: dict[int, "Claim"] = {}
+_claims: dict[int, Claim] = {}
 #: Called with what was added, and what has left: see `faults`.
 _listeners: list[tuple[Callable[[Lying], None], Callable[[Lying], None]]] = []
-
-
-class Claim(NamedTuple):
-    """What is on its way into a component: the addresses of all that it moves."""
-
-    owner: object
-    #: The component, or the family that it is a part of: parts of one may share, as far as this
-    #: goes.
-    name: str
-    memory: tuple[int, ...]
 
 
 def claim(made: Claim, origins: Iterable[Origin]) -> None:
@@ -78,7 +68,7 @@ def release(made: Claim) -> None:
                 del _claims[address]
 
 
-def add(part: Component, owner: object) -> None:
+def add(part: Part, owner: object) -> None:
     """`part`'s tensors are in its range from now on."""
     with moving:
         remove(part)
@@ -90,7 +80,7 @@ def add(part: Component, owner: object) -> None:
             added(one)
 
 
-def remove(part: Component, *, is_gone: bool = False) -> None:
+def remove(part: Part, *, is_gone: bool = False) -> None:
     """Its range is private memory; or, if it `is_gone`, no memory any more."""
     with moving:
         at = bisect_left(_starts, part.address)
@@ -126,7 +116,7 @@ def refuse_unheld(origins: Iterable[Origin]) -> None:
     """Raise InvalidSource, naming the first that lies in a component that nobody here holds."""
     for what, start, nbytes in origins:
         found = find(start, nbytes)
-        if found and not (found.part and found.part._holders):
+        if found and not (found.part and found.part.holders):
             raise InvalidSource(
                 f"{what!r} is in component {found.name!r}, which this process has no lease "
                 f"on, so it cannot be read: do this within client.acquire({found.name!r})"

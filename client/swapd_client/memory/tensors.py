@@ -49,6 +49,7 @@ class PlacedTensors:
     placed: tuple[Placed, ...]
     #: Tied parameters, by their further names.
     aliases: Mapping[str, str]
+    has_views = False
 
     def names(self) -> Iterable[str]:
         return [*(one.name for one in self.placed), *self.aliases]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from swapd.shared.units import size
-from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
+from swapd_client.lease import Lender
 from swapd_client.offload import dropped, find, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
@@ -48,7 +48,7 @@ class Arguments:
     trainable: Trainable
 
 
-def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
+def attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
     """See `Client.attach`."""
     try:
         return _attach(client, model, arguments)
@@ -58,7 +58,7 @@ def attach(client: Client, model: object, arguments: Arguments) -> Attachment:
         return _attach(client, model, arguments)
 
 
-def _attach(client: Client, model: object, arguments: Arguments) -> Attachment:
+def _attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
     attachment = Attachment(client, arguments.prefix)
 
     def run() -> None:
@@ -92,7 +92,7 @@ class _Attaching:
     """One `attach`, or one `refresh`: then much of the model is registered already."""
 
     def __init__(
-        self, client: Client, model: object, arguments: Arguments, attachment: Attachment
+        self, client: Lender, model: object, arguments: Arguments, attachment: Attachment
     ) -> None:
         self._client = client
         self._arguments = arguments

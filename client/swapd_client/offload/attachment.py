@@ -12,8 +12,8 @@ from types import TracebackType
 import torch
 
 from swapd.shared.units import size
-from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
+from swapd_client.lease import Lender
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.guards import writable
 from swapd_client.offload.registering import Streamed
@@ -57,7 +57,7 @@ class Attached:
 class Use:
     """A `with` block in which components are in; may be nested, and used more than once."""
 
-    def __init__(self, client: Client, all_of: Sequence[Attached], parts: Sequence[Held]) -> None:
+    def __init__(self, client: Lender, all_of: Sequence[Attached], parts: Sequence[Held]) -> None:
         """`all_of` these components, and of others those `parts` that a call would hold."""
         names = dict.fromkeys(name for one in all_of for name in one.all_of_it.names)
         #: All are asked for at once: who takes one after the other may wait for who does not.
@@ -109,7 +109,7 @@ class Use:
 class Attachment:
     """What `Client.attach` made; `detach` undoes it, and so does the end of a `with` block."""
 
-    def __init__(self, client: Client, prefix: str) -> None:
+    def __init__(self, client: Lender, prefix: str) -> None:
         self.components: dict[str, Attached] = {}
         #: In order of registration, as the daemon calls it: what `detach` unregisters.
         self.registered: list[str] = []
@@ -205,7 +205,7 @@ class Attachment:
         """A `with` block in which no call passes through a family, in any other thread."""
         if all(name != streamed.stream.family for streamed in self.streamed.values()):
             return nullcontext()
-        return quiet({self._client: self._client.session.family(name)})
+        return quiet({self._client: self._client.session.registry.family(name)})
 
     def daemon_gone(self, error: DaemonGone) -> None:
         """A call finds the daemon gone. Raises `error` unless somebody sees to it."""
@@ -237,7 +237,7 @@ class Attachment:
         """
         with ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private memory
-                self._client.refuse_in_use(self.registered)  # while all of it can go on
+                self._client._refuse_in_use(self.registered)  # while all of it can go on
                 self.take_back()
                 self._tell_of_the_rest()
             self.let_go()
@@ -268,7 +268,7 @@ class Attachment:
         self.trained = {}
         self.again = _nothing
         self.uninstall()
-        self._client.forget(self)
+        self._client._forget(self)
 
     def uninstall(self) -> None:
         """Leave the modules alone for now."""

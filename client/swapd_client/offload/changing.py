@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-from swapd_client.client import Client
+from swapd_client.lease import Lender
 from swapd_client.offload.scope import Held, Scope, here, scopes
 
 #: A call that ended by an interrupt says nothing: so it is looked again.
@@ -22,7 +22,7 @@ _LOOK_AGAIN_S = 0.1
 
 
 #: Names of components, by their client.
-Components = Mapping[Client, Collection[str]]
+Components = Mapping[Lender, Collection[str]]
 
 
 class Change:

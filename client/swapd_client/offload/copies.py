@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from swapd.shared import vm
-from swapd_client.memory.component import Component
+from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import inner_names, is_wrapper, view
 from swapd_client.session.session import Session
 
@@ -39,7 +39,7 @@ class Copies:
     def __init__(
         self,
         session: Session,
-        find: Callable[[int], Component | None],
+        find: Callable[[int], Part | None],
         hold: Callable[[], AbstractContextManager[object]],
     ) -> None:
         """`find(address)`: whose it is. `hold()`: a lease on all that is found."""
@@ -76,7 +76,7 @@ class Copies:
         )
         return copy
 
-    def _storage(self, part: Component, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    def _storage(self, part: Part, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         key = storage.data_ptr()
         if key not in self._storages:
             if part.mutable:
@@ -91,13 +91,13 @@ class Copies:
             self._storages[key] = copied.untyped_storage()
         return self._storages[key]
 
-    def _master(self, part: Component) -> _Memory | None:
+    def _master(self, part: Part) -> _Memory | None:
         if part.name not in self._masters:
             self._masters[part.name] = self._mapped(part)
         return self._masters[part.name]
 
-    def _mapped(self, part: Component) -> _Memory | None:
-        address = self._session.map_master(part)
+    def _mapped(self, part: Part) -> _Memory | None:
+        address = self._session.registry.map_master(part)
         if address is None:
             return None
         memory = (ctypes.c_ubyte * part.span).from_address(address)

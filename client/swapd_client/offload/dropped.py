@@ -17,25 +17,25 @@ import weakref
 from collections import deque
 from contextlib import suppress
 
-from swapd_client.client import Client
 from swapd_client.errors import SwapdError, UnknownComponent
+from swapd_client.lease import Lender
 from swapd_client.offload import growth
 from swapd_client.offload.attachment import Attachment
 
 log = logging.getLogger("swapd_client")
 
 #: Clients, and what they registered for models that are no more.
-_left: deque[tuple[Client, list[str]]] = deque()
+_left: deque[tuple[Lender, list[str]]] = deque()
 _one_at_a_time = threading.Lock()
 
 
-def take_back_if_dropped(client: Client, attachment: Attachment) -> None:
+def take_back_if_dropped(client: Lender, attachment: Attachment) -> None:
     """See to it that what is registered for `attachment` goes with it, if it is not detached."""
     gone = weakref.finalize(attachment, _dropped, client, attachment.registered)
     gone.atexit = False
 
 
-def _dropped(client: Client, names: list[str]) -> None:
+def _dropped(client: Lender, names: list[str]) -> None:
     if not names or client.session.forked:
         return
     _left.append((client, names))
@@ -57,8 +57,8 @@ def settle() -> None:
     growth.rest()
 
 
-def _take_back(client: Client, name: str) -> None:
-    if client.session.gpu is not None and client.session.error is None:
+def _take_back(client: Lender, name: str) -> None:
+    if client.session.processor.works_late and client.session.error is None:
         log.warning(
             "%r stays registered, though its model is no more: it leaves the GPU when others need "
             "the memory, and the host when the client is closed. Before a model goes, detach() it",

@@ -6,8 +6,8 @@ Without this, a model would be attached, and its first call refused.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from swapd_client.client import Client
 from swapd_client.errors import SwapdError, TooLarge
+from swapd_client.lease import Lender
 from swapd_client.offload.attachment import Attached
 from swapd_client.offload.scope import Passed
 
@@ -15,7 +15,7 @@ log = logging.getLogger("swapd_client")
 
 
 def refuse_what_never_fits(
-    client: Client, components: Mapping[str, Attached], staying: Sequence[str]
+    client: Lender, components: Mapping[str, Attached], staying: Sequence[str]
 ) -> None:
     """Raise TooLarge for a component that no call could ever bring in; warn of one that may come to
     be so. `staying`: what never leaves of what was registered, as the daemon knows it.
@@ -44,7 +44,7 @@ def refuse_what_never_fits(
                 )
 
 
-def _needed(client: Client, one: Attached) -> list[str]:
+def _needed(client: Lender, one: Attached) -> list[str]:
     """What has to be in at once for any call of a component; of a streamed one, the largest."""
     names = list(one.all_of_it.names)
     if not isinstance(one.held, Passed):
@@ -54,7 +54,7 @@ def _needed(client: Client, one: Attached) -> list[str]:
     return [name for name in names if name not in stream.parts or name == largest]
 
 
-def _refused(client: Client, names: Sequence[str]) -> TooLarge | None:
+def _refused(client: Lender, names: Sequence[str]) -> TooLarge | None:
     try:
         client.forecast(*names)
     except TooLarge as exc:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 import torch
 from torch.nn import Embedding, Module, Sequential
 
-from swapd_client.client import Client
 from swapd_client.errors import InvalidSource
+from swapd_client.lease import Lender
 from swapd_client.offload import find, growth, guards, hooks
 from swapd_client.offload.attachment import Attached, Attachment
 from swapd_client.offload.find import Found
@@ -55,7 +55,7 @@ class Installer:
     """Puts on a model's modules what `Attachment.uninstall` takes off again."""
 
     def __init__(
-        self, client: Client, attachment: Attachment, roots: Mapping[str, Module], starts: set[int]
+        self, client: Lender, attachment: Attachment, roots: Mapping[str, Module], starts: set[int]
     ) -> None:
         """`starts`: the modules, by id, that components begin with."""
         self._client = client
@@ -169,7 +169,7 @@ def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module
     return modules
 
 
-def _known(client: Client, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
+def _known(client: Lender, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
     """What says whether a tensor is in components of a client, or stays private to be `trained`."""
 
     def known(tensor: torch.Tensor) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch.nn import Module, ModuleList
 
 from swapd.shared import protocol
-from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
+from swapd_client.lease import Lender
 from swapd_client.memory import dlpack
 from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import find, training
@@ -38,7 +38,7 @@ class Registering:
 
     def __init__(
         self,
-        client: Client,
+        client: Lender,
         owned: Ownership,
         hows: Mapping[str, How],
         called: Callable[[str], str],
@@ -66,7 +66,7 @@ class Registering:
         Blocks for the copies. Raises as `Client.register` and `register_family`.
         """
         by_name = {one.name: one for one in found}
-        gpu = self._client.session.gpu_index
+        gpu = self._client.session.processor.index
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         # as with module.to(): they stay private, and are computed with where the weights are
         buffers = Buffers(ModuleList(one.module for one in found), target)
@@ -178,7 +178,7 @@ class Registering:
         return True
 
 
-def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | None:
+def stream_of(client: Lender, one: Found, names: Sequence[str]) -> Streamed | None:
     """How to stream a component that was registered, or loaded, as a family; None if it was not.
 
     `names`: what it is made of. Its blocks are the outermost modules whose tensors are all in one
@@ -189,7 +189,7 @@ def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | No
     if len(families) != 1:
         return None
     family = families.pop()
-    parts = session.family(family)
+    parts = session.registry.family(family)
     rest = protocol.part_name(family, "rest")
     numbers = {name: number for number, name in enumerate(p for p in parts if p != rest)}
     blocks: list[list[Module]] = [[] for _ in numbers]
@@ -213,7 +213,7 @@ def stream_of(client: Client, one: Found, names: Sequence[str]) -> Streamed | No
     return Streamed(stream, tuple(map(tuple, blocks)))
 
 
-def _part_of(client: Client, tensor: torch.Tensor, parts: Sequence[str]) -> str:
+def _part_of(client: Lender, tensor: torch.Tensor, parts: Sequence[str]) -> str:
     """The one of `parts` that has a tensor's bytes, or ""."""
     span = find.span_of(tensor)
     for part in map(client.session.own, parts):

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from swapd_client.client import Client, Lease
 from swapd_client.errors import SwapdError
+from swapd_client.lease import Lease, Lender
 from swapd_client.offload.aside import Aside
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.stream import Stream
@@ -44,7 +44,7 @@ class Held(Protocol):
     def take(self) -> Callable[[], None]:
         """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
 
-    def has_any(self, client: Client, names: Collection[str]) -> bool:
+    def has_any(self, client: Lender, names: Collection[str]) -> bool:
         """Whether it is of any of these components of a client."""
 
 
@@ -63,7 +63,7 @@ class Leased:
 
     is_lease = True
 
-    def __init__(self, client: Client, names: list[str]) -> None:
+    def __init__(self, client: Lender, names: list[str]) -> None:
         self.uses = 0
         self._client = client
         #: Of components, as the daemon knows them. May change while nobody holds it.
@@ -76,7 +76,7 @@ class Leased:
         lease = self.lease()
         return _nothing if lease is None else lease.release
 
-    def has_any(self, client: Client, names: Collection[str]) -> bool:
+    def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return client is self._client and not set(names).isdisjoint(self.names)
 
     def lease(self) -> Lease | None:
@@ -124,7 +124,7 @@ class Passed:
         self.hooks.begin(whole=True)
         return partial(self._leave_whole, scope, lease, beside)
 
-    def has_any(self, client: Client, names: Collection[str]) -> bool:
+    def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return self.everything.has_any(client, names)
 
     def _leave(self, beside: Callable[[], None] | None) -> None:
@@ -192,7 +192,7 @@ class Block:
 
         return give_back
 
-    def has_any(self, client: Client, names: Collection[str]) -> bool:
+    def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return self._whole.has_any(client, names)
 
 
@@ -312,7 +312,7 @@ class Scope:
         self.entries.append(Entry(held, None, by))
         return self.entries[-1]
 
-    def renew(self, components: Mapping[Client, Collection[str]]) -> None:
+    def renew(self, components: Mapping[Lender, Collection[str]]) -> None:
         """Hold anew what is held of these, which have new bytes. Raises as `Client.acquire`; then
         it is not held any more."""
         if self.kept is not None:

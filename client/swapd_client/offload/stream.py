@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swapd.shared.protocol import Placement
-from swapd_client.client import Client, Lease
 from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
+from swapd_client.lease import Lease, Lender
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.order import Expected, Order
 
@@ -34,7 +34,7 @@ class Stream:
     """
 
     def __init__(
-        self, client: Client, family: str, rest: str | None, parts: Sequence[str], slots: int = 2
+        self, client: Lender, family: str, rest: str | None, parts: Sequence[str], slots: int = 2
     ) -> None:
         """`rest` and `parts` are names of components: what is in no block, held for a whole pass;
         and the blocks, in the order in which they are expected to be used.
@@ -213,7 +213,7 @@ class _Pass:
             self._ahead[part] = in_use.lease
             return
         in_use.lease.release()
-        if self._client.session.gpu is not None and self._stream.passes(part):
+        if self._client.session.processor.works_late and self._stream.passes(part):
             self._ending.append(in_use.lease.number)
             self._look_ahead(wait=True)
 
@@ -290,7 +290,7 @@ class _Pass:
     def _arrive(self, lease: Lease) -> None:
         if not lease.loaded:
             return
-        streams = self._client.session.current_streams()
+        streams = self._client.session.leases.current_streams()
         for stream in streams:
             lease.wait(stream=stream)
         if not streams:
@@ -308,7 +308,7 @@ class _Pass:
             return
         wanted = list(self._wanted())
         while wait and not wanted and len(self._ending) > 1 and self._passing_come():
-            self._client.session.await_end(self._ending[0])
+            self._client.session.leases.await_end(self._ending[0])
             wanted = list(self._wanted())
         for part in [p for p in self._ahead if p not in wanted]:
             self._drop_ahead(part)
@@ -343,7 +343,7 @@ class _Pass:
     def _room(self) -> int:
         """Slots that are free, or taken by what was asked ahead."""
         session = self._client.session
-        self._ending = [lease for lease in self._ending if session.is_ending(lease)]
+        self._ending = [lease for lease in self._ending if session.leases.is_ending(lease)]
         used = sum(map(self._stream.passes, self._used))
         return self._stream.slots - used - len(self._ending)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from swapd_client.client import Client, Lease
+from swapd_client.lease import Lease, Lender
+from swapd_client.leases.keeping import RequestKeeping
 from swapd_client.offload.scope import Held, Kept, Leased, here
 
 
@@ -36,16 +37,10 @@ class _Lease:
 class Turn(Kept):
     """What one thread keeps between calls. Used by that thread alone."""
 
-    def __init__(
-        self, client: Client, within_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`within_s`: how long what others want is still kept."""
+    def __init__(self, client: Lender, keeping: RequestKeeping) -> None:
         self._client = client
-        self._within_s = within_s
-        self._clock = clock
+        self._keeping = keeping
         self._kept: dict[Leased, _Lease] = {}
-        #: When what is wanted is given back; None: nothing is.
-        self._until: float | None = None
 
     def take(self, held: Held) -> Callable[[], None]:
         if not isinstance(held, Leased):
@@ -58,31 +53,22 @@ class Turn(Kept):
         return partial(self._leave, held, lease)
 
     def end(self) -> None:
-        self._until = None
+        self._keeping.over()
         while self._kept:
             _, lease = self._kept.popitem()
             lease.release()
 
     def _leave(self, held: Leased, lease: _Lease) -> None:
-        if self._may_keep(held):
-            lease.rests(self._client.session.current_streams())
+        wanted = not self._client.session.told.wanted.isdisjoint(held.names)
+        if self._keeping.keeps(time.monotonic(), wanted=wanted):
+            lease.rests(self._client.session.leases.current_streams())
             self._kept[held] = lease
         else:
             lease.release()
 
-    def _may_keep(self, held: Leased) -> bool:
-        if self._client.session.wanted.isdisjoint(held.names):
-            return True
-        if self._until is None:
-            self._until = self._clock() + self._within_s
-        if self._clock() < self._until:
-            return True
-        self._until = None
-        return False
-
 
 @contextmanager
-def turn(client: Client, within_s: float) -> Iterator[None]:
+def turn(client: Lender, within_s: float) -> Iterator[None]:
     """A request: what its calls bring in, of what `client` has, this thread keeps between them.
 
     What somebody else wants is kept for `within_s` more, in seconds. In a turn another begins none.
@@ -92,7 +78,7 @@ def turn(client: Client, within_s: float) -> Iterator[None]:
         yield
         return
     scope.reap()
-    kept = scope.kept = Turn(client, within_s)
+    kept = scope.kept = Turn(client, RequestKeeping(within_s))
     try:
         yield
     finally:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from swapd_client.client import Client
-from swapd_client.memory.component import Component
+from swapd_client.lease import Lender
+from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.copies import Copies, start_of
@@ -26,23 +26,23 @@ class Changes:
 
     def __init__(self) -> None:
         #: By client: what is updated, and the values by name.
-        self._clean: dict[Client, dict[str, dict[str, torch.Tensor]]] = {}
+        self._clean: dict[Lender, dict[str, dict[str, torch.Tensor]]] = {}
         self._mutable: list[tuple[Hold, torch.Tensor, torch.Tensor]] = []
         #: Components that a call may hold part by part, or that are written to where they are.
-        self.in_steps: dict[Client, set[str]] = {}
+        self.in_steps: dict[Lender, set[str]] = {}
 
-    def add(self, client: Client, part: Component, name: str, value: torch.Tensor) -> None:
+    def add(self, client: Lender, part: Part, name: str, value: torch.Tensor) -> None:
         """A tensor of a clean component is to be `value`."""
         whole, key = _updated_as(part, name)
         self._clean.setdefault(client, {}).setdefault(whole, {})[key] = value
         if part.part_of:
-            self.quieten(client, client.session.family(part.part_of))
+            self.quieten(client, client.session.registry.family(part.part_of))
 
     def add_mutable(self, hold: Hold, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """A tensor that can be written to while it is held is to be `value`."""
         self._mutable.append((hold, tensor, value))
 
-    def quieten(self, client: Client, names: Iterable[str]) -> None:
+    def quieten(self, client: Lender, names: Iterable[str]) -> None:
         """Have them change while no call of these components is under way."""
         self.in_steps.setdefault(client, set()).update(names)
 
@@ -92,9 +92,9 @@ class Registered:
 
     def __init__(
         self,
-        client: Client,
+        client: Lender,
         name: str,
-        components: Sequence[Component],
+        components: Sequence[Part],
         hold: Hold | None = None,
         inside: Collection[torch.nn.Module] | None = None,
     ) -> None:
@@ -133,7 +133,7 @@ class Registered:
     def has_inside(self, module: torch.nn.Module) -> bool:
         return self._inside is None or module in self._inside
 
-    def _owner(self, address: int) -> Component | None:
+    def _owner(self, address: int) -> Part | None:
         """Whose range an address is in, unless that component is none any more."""
         at = bisect_right(self._addresses, address) - 1
         if at < 0 or not address:
@@ -143,7 +143,7 @@ class Registered:
         return part if known and address < part.address + part.nbytes else None
 
 
-def _updated_as(part: Component, name: str) -> tuple[str, str]:
+def _updated_as(part: Part, name: str) -> tuple[str, str]:
     """What is updated for a tensor of a component, and what the tensor is called there.
 
     The blocks of one component are updated together.
@@ -166,9 +166,9 @@ def _unwrapped(values: Values) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return flat
 
 
-def _name_in(part: Component, tensor: torch.Tensor) -> str:
+def _name_in(part: Part, tensor: torch.Tensor) -> str:
     """A tensor's name in its component; if it has several, they are of the same bytes."""
-    layout = part._layout
+    layout = part.layout
     assert isinstance(layout, PlacedTensors)
     sought = (
         tensor.dtype,

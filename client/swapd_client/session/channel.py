@@ -143,7 +143,7 @@ class ChannelFactory:
             lines = self._lines
         if all([line.close() for line in lines]):
             self.context.term()
-            self.session.ended.close()
+            self.session.life.ended.close()
             self._folder.close()
         # else a signal handler closes what it has interrupted, which ends with its last socket
 
@@ -162,7 +162,7 @@ class Channel:
         with self._line as socket:
             self._session.check()
             self._poller.register(socket, zmq.POLLIN)
-            self._poller.register(self._session.ended.fileno(), zmq.POLLIN)
+            self._poller.register(self._session.life.ended.fileno(), zmq.POLLIN)
         #: What was asked and not collected: the reply, once it has come.
         self._asked: dict[int, AnyReply | None] = {}
         #: How much was said since the daemon is known to have heard all of it.
@@ -287,7 +287,7 @@ class AsyncChannel:
         self._socket: zmq.asyncio.Socket = factory.socket(context)
         self._replies: dict[int, asyncio.Future[AnyReply]] = {}
         self._reader = self._loop.create_task(self._read(), name="swapd-replies")
-        self._session.when_ended(self._ended)
+        self._session.life.when_ended(self._ended)
 
     async def close(self) -> None:
         self._reader.cancel()

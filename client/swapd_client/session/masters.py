@@ -4,6 +4,8 @@ import threading
 
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Master
+from swapd_client.errors import DaemonGone
+from swapd_client.session.life import Life
 
 #: How long a daemon may take to send a master it has promised.
 MASTER_S = 30.0
@@ -12,7 +14,8 @@ MASTER_S = 30.0
 class Masters:
     """By the request they were made for. Thread-safe; owns the descriptors until they are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, life: Life) -> None:
+        self._life = life
         self._came = threading.Condition()
         self._masters: dict[int, tuple[Master, OwnedFd]] = {}
         #: Those that were given up before they came.
@@ -29,11 +32,14 @@ class Masters:
                 self._masters[master.request] = master, fd
                 self._came.notify_all()
 
-    def take(self, request: int) -> tuple[Master, OwnedFd] | None:
-        """Wait for one, and own its descriptor; None if none comes any more, or not in time."""
+    def take(self, request: int) -> tuple[Master, OwnedFd]:
+        """Wait for one; its descriptor is the caller's. Raises: DaemonGone and its kind."""
         with self._came:
             self._came.wait_for(lambda: request in self._masters or self._ended, MASTER_S)
-            return None if self._ended else self._masters.pop(request, None)
+            if not self._ended and request in self._masters:
+                return self._masters.pop(request)
+        self._life.check()
+        raise DaemonGone("the daemon sent no master that it had made")
 
     def forget(self, request: int) -> None:
         """Nobody will take it: close it, now or when it comes."""

@@ -13,7 +13,7 @@ import torch
 
 from swapd_client.client import Client
 from swapd_client.errors import DaemonGone, InvalidSource
-from swapd_client.memory.component import Component
+from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
 
@@ -94,7 +94,7 @@ def changing(
         aside.put_back()
 
 
-def _at(components: Mapping[str, Component], address: int) -> Component | None:
+def _at(components: Mapping[str, Part], address: int) -> Part | None:
     for part in components.values():
         if part.address <= address < part.address + part.nbytes:
             return part

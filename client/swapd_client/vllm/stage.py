@@ -4,7 +4,7 @@ Lives here: connecting, loading, registering, and when the lease is taken and gi
 step is, and what it schedules, is said by `worker.py`. Does not import vLLM.
 
 All that a step needs is acquired at once, so that no stage holds a part and waits for the rest. The
-lease is kept from step to step, without a message, as `turns.py` says.
+lease is kept from step to step, without a message, as `StageKeeping` says.
 
 If the daemon is gone the stage goes on alone, its weights in private memory. It then looks for the
 next one at the same endpoint, and comes back between two calls: as soon as no request is in flight,
@@ -32,7 +32,7 @@ from swapd.shared import vm
 from swapd.shared.protocol import StatusReply
 from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import seconds, size
-from swapd_client.client import Client, Lease
+from swapd_client.client import Client
 from swapd_client.errors import (
     AcquireTimeout,
     ClientClosed,
@@ -42,12 +42,13 @@ from swapd_client.errors import (
     SwapdError,
     TooLarge,
 )
+from swapd_client.lease import Lease
+from swapd_client.leases.keeping import StageKeeping
 from swapd_client.vllm import gpus
 from swapd_client.vllm.changing import changing
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import Part, parts_of
 from swapd_client.vllm.ranks import Ranks
-from swapd_client.vllm.turns import Turns
 
 log = logging.getLogger("swapd_client")
 
@@ -84,7 +85,7 @@ class Stage:
         self.name = name
         self._options = options
         self._ranks = ranks
-        self._turns = Turns(options.finish_within_s)
+        self._keeping = StageKeeping(options.finish_within_s)
         #: By component, its parameters.
         self._parts: dict[str, dict[str, torch.Tensor]] = {}
         #: What every step needs, and what one needs that has encoder inputs.
@@ -129,7 +130,7 @@ class Stage:
 
     def __repr__(self) -> str:
         state = "alone" if self._alone else "held" if self._lease else "not held"
-        return f"<Stage {self.name} {state}, {len(self._turns.in_flight)} requests>"
+        return f"<Stage {self.name} {state}, {len(self._keeping.in_flight)} requests>"
 
     @property
     def alone(self) -> bool:
@@ -137,10 +138,10 @@ class Stage:
         return self._alone
 
     def _listen(self, client: Client) -> None:
-        client.session.when_wanted(self._wanted.set)
+        client.session.told.when_wanted(self._wanted.set)
         if self._ranks is not None:
-            client.session.when_wanted(self._ranks.wake)
-        client.session.when_ended(self._tell_of_end)
+            client.session.told.when_wanted(self._ranks.wake)
+        client.session.life.when_ended(self._tell_of_end)
 
     @classmethod
     def connect(
@@ -265,7 +266,7 @@ class Stage:
 
     def note(self, came: Iterable[str], went: Iterable[str]) -> None:
         """Before a step: requests that are new in it, and those that ended."""
-        self._turns.note(came, went)
+        self._keeping.note(came, went)
 
     def begin(self, *, encoders: bool = False) -> None:
         """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
@@ -282,7 +283,7 @@ class Stage:
         session = self.client.session
         if (
             self._lease is not None
-            and not session.wanted
+            and not session.told.wanted
             and session.error is None
             and self._ranks is None
             and (self._held is self._all or not encoders)
@@ -295,7 +296,7 @@ class Stage:
             raise
 
     def end(self) -> None:
-        """After a step; the lease is kept, or given back, as `Turns` says."""
+        """After a step; the lease is kept, or given back, as `StageKeeping` says."""
         if self._stepping:
             self._stepping = False
             self._leave()
@@ -308,7 +309,7 @@ class Stage:
                 self._free.notify_all()
             if lease is None or self._depth:
                 return
-            if not self._turns.keeps(time.monotonic(), wanted=lease.wanted, computed=False):
+            if not self._keeping.keeps(time.monotonic(), wanted=lease.wanted, computed=False):
                 self._give_back()
 
     @contextmanager
@@ -374,14 +375,14 @@ class Stage:
         self._closed.set()
         self._wanted.set()
         if (newcomer := self._newcomer) is not None:
-            newcomer.close(keep=newcomer.session.gpu is None)  # what it waits for there ends
+            _close(newcomer)  # what it waits for there ends
         with self._lock:
             self._free.notify_all()
         self._giver.join()
         self._give_back()
         if self._ranks is not None:
             self._ranks.close()
-        self.client.close(keep=self.client.session.gpu is None)
+        _close(self.client)
 
     # --- the lease -----------------------------------------------------------------------
 
@@ -393,12 +394,12 @@ class Stage:
     def _leave(self) -> None:
         if self._depth == 1 and self._lease is not None:
             session = self.client.session
-            if session.gpu is not None:
-                self._streams = session.current_streams()
+            if session.processor.works_late:
+                self._streams = session.leases.current_streams()
             if self._held is not self._main and not self._try(self._main):
                 self._give_back()  # else the encoders could not go
-            wanted = bool(session.wanted) and self._is_wanted()
-            if not self._turns.keeps(time.monotonic(), wanted=wanted):
+            wanted = bool(session.told.wanted) and self._is_wanted()
+            if not self._keeping.keeps(time.monotonic(), wanted=wanted):
                 self._give_back()
             elif wanted:
                 self._wanted.set()  # that it was has been seen; that nothing follows may not be
@@ -424,7 +425,7 @@ class Stage:
             if not self._alone:
                 self.go_alone(session.error)
             return
-        if session.wanted and self._depth == 1:
+        if session.told.wanted and self._depth == 1:
             self._give_way_between_steps()
         if self._lease is not None and names is self._all and self._held is not self._all:
             if self._try(names):
@@ -435,7 +436,7 @@ class Stage:
 
     def _give_way_between_steps(self) -> None:
         wanted = self._is_wanted()
-        if wanted and not self._turns.keeps(time.monotonic(), wanted=wanted):
+        if wanted and not self._keeping.keeps(time.monotonic(), wanted=wanted):
             self._give_back()
 
     def _acquire(self, names: tuple[str, ...]) -> None:
@@ -473,7 +474,7 @@ class Stage:
             return
         if lease.wanted:
             now = time.monotonic()
-            requests, spent = self._turns.over(), seconds(now - self._since)
+            requests, spent = self._keeping.over(), seconds(now - self._since)
             log.info("%s gives way after %s, %s", self.name, _counted(requests), spent)
         for stream in self._streams:
             lease.uses(stream)
@@ -603,7 +604,8 @@ class Stage:
             left = until - time.monotonic()
             # not in a change, which may take calls to end
             self._joining = left <= 0 and not self._changes
-            if not (self._depth or self._changes) and (self._joining or not self._turns.in_flight):
+            busy = self._depth or self._changes
+            if not busy and (self._joining or not self._keeping.in_flight):
                 return True
             self._free.wait(min(left, LOOK_S) if left > 0 else LOOK_S)
         return False
@@ -665,6 +667,11 @@ def _lendable(status: StatusReply) -> int:
         if part.policy == "resident" and part.state == "resident"
     )
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
+
+
+def _close(client: Client) -> None:
+    """Nothing is to run here any more: weights are kept only where that costs nothing."""
+    client.close(keep=not client.session.processor.memory_is_scarce)
 
 
 def _lends(status: StatusReply, session: int) -> bool:

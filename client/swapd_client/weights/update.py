@@ -13,8 +13,8 @@ from swapd.shared import protocol, vm
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import BadRequest, InvalidSource, SwapdError
 from swapd_client.memory import ranges
-from swapd_client.memory.component import Component
-from swapd_client.memory.layout import extent_of
+from swapd_client.memory.part import Part
+from swapd_client.memory.sources import extent_of
 from swapd_client.session.session import Session
 
 log = logging.getLogger("swapd_client")
@@ -26,7 +26,7 @@ Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 class Change(NamedTuple):
     """What is to be written over a copy of a component's bytes, at the address that is given."""
 
-    part: Component
+    part: Part
     write: Callable[[int], None]
 
 
@@ -36,7 +36,7 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
     Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
     """
     ranges.refuse_unheld((key, *extent_of(value)) for key, value in values.items())
-    family = session.family(name)
+    family = session.registry.family(name)
     parts = [session.own(part) for part in family or [name]]
     for part in parts:
         if part.mutable:
@@ -57,7 +57,7 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
         part, inner = found[0]
         grouped.setdefault(part.name, {})[inner] = value
     by_name = {part.name: part for part in parts}
-    return [Change(by_name[n], by_name[n]._layout.writer(own)) for n, own in grouped.items()]
+    return [Change(by_name[n], by_name[n].layout.writer(own)) for n, own in grouped.items()]
 
 
 def apply(session: Session, call: Call, asked: list[Change]) -> None:
@@ -85,7 +85,7 @@ def apply(session: Session, call: Call, asked: list[Change]) -> None:
 class _Begun:
     """An update that was asked for, and not committed."""
 
-    def __init__(self, part: Component, request: int) -> None:
+    def __init__(self, part: Part, request: int) -> None:
         self.part = part
         self._request = request
         self._master: OwnedFd | None = None
@@ -93,10 +93,10 @@ class _Begun:
     def fill(self, session: Session, call: Call, write: Callable[[int], None]) -> None:
         part = self.part
         call(protocol.Update(self._request, part.name))
-        _, self._master = session.take_master(self._request)
+        self._master = session.take_master(self._request)
         if part.nbytes:
-            assert part._master is not None
-            _copy(part._master.fileno(), self._master.fileno(), part.nbytes)
+            assert part.master is not None
+            _copy(part.master.fileno(), self._master.fileno(), part.nbytes)
             _write(self._master.fileno(), part.nbytes, write)
 
     def replace(self, session: Session) -> None:
@@ -117,12 +117,12 @@ class _Begun:
             self._master.close()
 
 
-def _owners(family: str, parts: list[Component]) -> dict[str, list[tuple[Component, str]]]:
+def _owners(family: str, parts: list[Part]) -> dict[str, list[tuple[Part, str]]]:
     """Which part has a tensor, and what it is called there: by that name, or with the part's."""
-    owners: dict[str, list[tuple[Component, str]]] = {}
+    owners: dict[str, list[tuple[Part, str]]] = {}
     for part in parts:
         path = part.name.removeprefix(f"{family}/")
-        for inner in part._layout.names():
+        for inner in part.layout.names():
             for name in (inner, f"{path}.{inner}"):
                 owners.setdefault(name, []).append((part, inner))
     return owners

@@ -11,26 +11,41 @@ from swapd import spawn
 from swapd.shared.protocol import Granted
 from swapd.shared.system import Alarm
 from swapd_client.errors import SessionFenced
+from swapd_client.leases.agents import Agent
+from swapd_client.leases.book import Record
 from swapd_client.leases.keeper import Keeper
-from swapd_client.leases.linger import LINGER_S, SWEEP_S, UNTOLD_S, Held, Linger
+from swapd_client.leases.keeping import LINGER_S, SWEEP_S, UNTOLD_S, LoopKeeping
+from swapd_client.session.told import Told
 
 KEY = (1, ("a",))
 OTHER = (2, ("b",))
-LEASE = Held(Granted(7, (), 0.5, True))
+
+
+def lease(number: int = 7) -> Record:
+    return Record(Granted(number, (), 0.5, True), ("a",), Agent(1, 1))
+
+
+LEASE = lease()
 SOON = LINGER_S / 2
 NEVER_S = 3600.0
 
 
-def trained(now: float = 0.0) -> Linger:
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    """Nothing has happened to LEASE."""
+    LEASE.again, LEASE.untold_since, LEASE.work, LEASE.passes = 0, None, None, False
+
+
+def trained(now: float = 0.0, told: Told | None = None) -> LoopKeeping:
     """One whose KEY gave back and came back at once, just before `now`."""
-    linger = Linger()
+    linger = LoopKeeping(told or Told())
     assert not linger.keep(KEY, LEASE, now - SOON)
     assert linger.take(KEY, now) is None
     return linger
 
 
 def test_nobody_is_trusted_before_they_came_back_at_once() -> None:
-    linger = Linger()
+    linger = LoopKeeping(Told())
     assert linger.take(KEY, 0.0) is None
     assert not linger.keep(KEY, LEASE, 0.0)
     assert linger.take(KEY, 1.0) is None, "much later"
@@ -43,8 +58,7 @@ def test_who_came_back_at_once_gets_the_same_lease_again() -> None:
     for step in (0.1, 0.2, 0.3):
         assert linger.keep(KEY, LEASE, step)
         assert linger.take(KEY, step + SOON) is LEASE
-    assert linger.again(LEASE.granted) == 3
-    assert linger.again(LEASE.granted) == 0
+    assert LEASE.again == 3
 
 
 def test_a_loop_tells_the_daemon_now_and_then_all_the_same() -> None:
@@ -52,16 +66,16 @@ def test_a_loop_tells_the_daemon_now_and_then_all_the_same() -> None:
     assert linger.keep(KEY, LEASE, 1.0)
     assert linger.take(KEY, 1.0 + SOON) is LEASE
     assert not linger.keep(KEY, LEASE, 1.1 + UNTOLD_S)
-    assert linger.again(LEASE.granted) == 1
+    assert LEASE.again == 1
     assert linger.take(KEY, 1.1 + UNTOLD_S) is None
-    assert linger.keep(KEY, LEASE, 1.2 + UNTOLD_S), "still trusted, and a lease from anew"
+    assert linger.keep(KEY, lease(), 1.2 + UNTOLD_S), "still trusted, and a lease from anew"
 
 
 def test_what_lingered_in_vain_is_due_and_trusted_no_more() -> None:
     linger = trained()
     assert linger.keep(KEY, LEASE, 1.0)
-    assert linger.due(1.0 + SOON) == []
-    assert linger.due(1.0 + 2 * LINGER_S) == [LEASE]
+    assert linger.woken(1.0 + SOON) == []
+    assert linger.woken(1.0 + 2 * LINGER_S) == [LEASE]
     assert not linger
     assert linger.take(KEY, 1.0 + 3 * LINGER_S) is None
     assert not linger.keep(KEY, LEASE, 2.0)
@@ -70,22 +84,26 @@ def test_what_lingered_in_vain_is_due_and_trusted_no_more() -> None:
 def test_a_second_lease_on_the_same_is_not_kept_beside_the_first() -> None:
     linger = trained()
     assert linger.keep(KEY, LEASE, 1.0)
-    assert not linger.keep(KEY, Held(Granted(8, ())), 1.0)
+    assert not linger.keep(KEY, lease(8), 1.0)
 
 
 def test_only_the_agent_and_the_names_that_are_meant() -> None:
-    linger = trained()
+    told = Told()
+    linger = trained(told=told)
     assert linger.keep(KEY, LEASE, 1.0)
     assert linger.take(OTHER, 1.0) is None
     assert linger.of(2) == []
-    assert linger.with_names({"b"}) == []
-    assert linger.with_names({"a", "b"}) == [LEASE]
+    told.wanted = {"b"}
+    assert linger.woken(1.0) == []
+    told.wanted = {"a", "b"}
+    assert linger.woken(1.0) == [LEASE]
+    told.wanted = set()
     assert linger.keep(KEY, LEASE, 2.0)
     assert linger.of(1) == [LEASE]
 
 
 def test_who_asks_for_something_else_in_between_is_not_trusted() -> None:
-    linger = Linger()
+    linger = LoopKeeping(Told())
     for step in range(3):
         for names in (("a",), ("b",)):
             assert linger.take((1, names), step * SOON) is None
@@ -94,7 +112,7 @@ def test_who_asks_for_something_else_in_between_is_not_trusted() -> None:
 
 
 def test_one_loop_inside_another_is_trusted_with_both() -> None:
-    linger, inner, seen = Linger(), Held(Granted(8, ())), list[bool]()
+    linger, inner, seen = LoopKeeping(Told()), lease(8), list[bool]()
     for step in range(4):
         for names in (("a",), ("b",)):
             if linger.take((1, names), step * SOON) is None:
@@ -114,8 +132,8 @@ class Daemon:
         self.hurried = False
         self._came = threading.Semaphore(0)
 
-    def give_back(self, held: Held) -> None:
-        self.heard.append(held.granted.id)
+    def give_back(self, record: Record) -> None:
+        self.heard.append(record.id)
         self._came.release()
 
     def forget(self) -> None:
@@ -147,7 +165,7 @@ def keeper(daemon: Daemon) -> Iterator[Keeper]:
 
 def keep(keeper: Keeper) -> None:
     while not keeper.keep(KEY, LEASE):
-        keeper.again(LEASE.granted)  # else the daemon is to be told of it at times
+        LEASE.untold_since = None  # else the daemon is to be told of it at times
         keeper.take(KEY)
 
 
@@ -179,8 +197,8 @@ def test_it_is_given_back_when_somebody_waits_for_anything(
 def test_it_is_given_back_soon_if_it_then_leaves_the_device(
     keeper: Keeper, daemon: Daemon, endless: None
 ) -> None:
-    passing = LEASE._replace(passes=True)
-    while not keeper.keep(KEY, passing):
+    LEASE.passes = True
+    while not keeper.keep(KEY, LEASE):
         keeper.take(KEY)
     daemon.await_one()
 
@@ -268,12 +286,12 @@ def test_another_process_gets_it_at_once_though_its_quantum_is_not_over(endless:
     ):
         looping.register("a", {"x": bytes(12 << 20)})
         other.register("b", {"x": bytes(12 << 20)})
-        while not looping._keeper._linger:  # who comes back at once is trusted to do so again
+        while not looping._keeper:  # who comes back at once is trusted to do so again
             looping.acquire("a").release()
         assert other.status().components[0].holders
         with other.acquire("b"):
-            assert not looping._keeper._linger
-        assert not looping.session.wanted
+            assert not looping._keeper
+        assert not looping.session.told.wanted
 
 
 def test_it_is_given_back_before_its_agent_asks_for_more(keeper: Keeper, daemon: Daemon) -> None:
@@ -311,8 +329,8 @@ def test_who_waits_is_told_of_while_it_closes(
 
 
 def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
-    def refuse(held: Held) -> None:
-        daemon.give_back(held)
+    def refuse(record: Record) -> None:
+        daemon.give_back(record)
         raise SessionFenced("the daemon has ended this session")
 
     with closing(Keeper(daemon, refuse)) as keeper:
@@ -326,7 +344,7 @@ def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is not looked through while nobody waits, or so late that it is never seen."""
-    monkeypatch.setattr("swapd_client.leases.keeper.SWEEP_S", NEVER_S)
+    monkeypatch.setattr("swapd_client.leases.keeping.SWEEP_S", NEVER_S)
 
 
 class Work:
@@ -340,12 +358,12 @@ class Work:
 
 
 def test_on_a_gpu_it_lingers_from_when_the_work_is_done() -> None:
-    linger, work = Linger(), Work()
-    busy = Held(LEASE.granted, work=work)
+    linger, work, busy = LoopKeeping(Told()), Work(), LEASE
+    busy.work = work
     assert not linger.keep(KEY, busy, 0.0)
     assert linger.take(KEY, 0.05) is None, "but it came back while the GPU may be at it"
     assert linger.keep(KEY, busy, 1.0)
-    assert linger.due(1.0 + 5 * LINGER_S) == []
+    assert linger.woken(1.0 + 5 * LINGER_S) == []
     work.done = True
-    assert linger.due(1.0 + 5.5 * LINGER_S) == [], "looked at a moment ago"
-    assert linger.due(1.0 + 7 * LINGER_S) == [busy]
+    assert linger.woken(1.0 + 5.5 * LINGER_S) == [], "looked at a moment ago"
+    assert linger.woken(1.0 + 7 * LINGER_S) == [busy]

@@ -1,0 +1,100 @@
+"""What this process has registered, as the session keeps it; `component.py` is what users see."""
+
+from typing import NamedTuple
+
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Placement
+from swapd_client.memory.layout import Layout
+from swapd_client.memory.place import Place
+
+
+class Claim(NamedTuple):
+    """What is on its way into a component: the addresses of all that it moves."""
+
+    owner: object
+    #: The component, or the family that it is a part of: parts of one may share, as far as this
+    #: goes.
+    name: str
+    memory: tuple[int, ...]
+
+
+class Part:
+    """A component of this process: where it is, what it is made of, and its host copy.
+
+    Fields that change do so under the lock of its session.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        where: Place,
+        claim: Claim,
+        *,
+        mutable: bool,
+        part_of: str = "",
+    ) -> None:
+        self.name = name
+        #: The family that it is a part of, or "".
+        self.part_of = part_of
+        self.nbytes = layout.nbytes
+        self.address = where.address
+        self.mutable = mutable
+        #: How many segments it arrives in.
+        self.segments = len(layout.segments)
+        self.layout = layout
+        self.where = where
+        #: Its host copy, once the daemon has sent it.
+        self.master: OwnedFd | None = None
+        #: Of the board: where its arrival is told.
+        self.slot = 0
+        #: What it is made of, until that is in its range.
+        self.claim = claim
+        #: The request that its master comes for.
+        self.request = 0
+        #: How many leases of this process are on it.
+        self.holders = 0
+        #: Requests up to this one may have been granted the bytes before the last update.
+        self.renewed = 0
+        #: Where it was when it was granted last.
+        self.placed: Placement | None = None
+        #: Not every byte had come in there when the session ended.
+        self.incomplete = False
+
+    def __repr__(self) -> str:
+        return f"<Part {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
+
+    @property
+    def span(self) -> int:
+        """Its bytes, rounded up to whole pages."""
+        return vm.round_up(max(self.nbytes, 1))
+
+    def is_of(self, name: str) -> bool:
+        """Whether that is what it is called, or a family that it is a part of."""
+        return name in (self.name, self.part_of)
+
+    def map_master(self) -> int:
+        """Map its host copy, and return the address: private and writable, `span` bytes.
+
+        The pages are the master's until they are written to. The caller frees it, and sees to it
+        that nobody closes the master meanwhile (`Registry.map_master`).
+        """
+        assert self.master is not None
+        address = vm.reserve(self.span)
+        try:
+            vm.map_private(self.master.fileno(), self.span, at=address)
+        except BaseException:
+            vm.free(address, self.span)
+            raise
+        return address
+
+    def bind(self) -> None:
+        """It is registered: its bytes are at the range from now on."""
+        self.where.used_by(self.layout.bind(self.address))
+        if self.layout.has_views:
+            self.where.used_by([self])  # they are made later, too
+
+    def close(self) -> None:
+        if self.master is not None:
+            self.master.close()

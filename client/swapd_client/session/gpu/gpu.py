@@ -1,0 +1,116 @@
+"""A GPU computes, and is still at it when a lease is released.
+
+Nothing here touches CUDA before a component of this process is registered: a process may connect
+first, and fork then. No torch but what the process has loaded itself.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from swapd.shared import vm
+from swapd.shared.board import Board
+from swapd.shared.protocol import Welcome
+from swapd_client.errors import DeviceFailed
+from swapd_client.memory.part import Part
+from swapd_client.memory.place import Place
+from swapd_client.session.files import Files
+from swapd_client.session.gpu.card import Card
+from swapd_client.session.gpu.mapping import GpuRange
+from swapd_client.session.gpu.releases import GpuWork, Releases
+from swapd_client.session.gpu.streams import Doorbell, current_stream
+from swapd_client.session.processor import Work
+
+
+class Gpu:
+    """See `processor.Processor`."""
+
+    works_late = True
+    memory_is_scarce = True
+
+    def __init__(self, welcome: Welcome, files: Files, board: Board) -> None:
+        """Does not touch the GPU."""
+        self.key = welcome.uuid
+        self.card = Card(welcome, files)
+        self._chunk_bytes = welcome.chunk_bytes
+        self._doorbell = Doorbell(self.card, board)
+        self._releases = Releases(self.card)
+
+    def __repr__(self) -> str:
+        return f"<Gpu {self.card!r} {self._releases!r}>"
+
+    @property
+    def index(self) -> int:
+        return self.card.index
+
+    def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> GpuRange:
+        assert before is None or isinstance(before, GpuRange)
+        return GpuRange(nbytes, self.card, writable=writable, before=before)
+
+    def fits(self, where: Place) -> bool:
+        """A chunk is mapped as a whole."""
+        assert isinstance(where, GpuRange)
+        return vm.round_up(where.nbytes, self._chunk_bytes) <= where.reserved
+
+    # --- work ----------------------------------------------------------------------------
+
+    def current_streams(self) -> tuple[int, ...]:
+        return (current_stream(self.card.index),) if self.card.opened else ()
+
+    def mark(self, streams: Iterable[int]) -> GpuWork | None:
+        return self._releases.mark(streams) if self.card.opened else None
+
+    def after(self, work: Work, then: Callable[[], None]) -> None:
+        assert isinstance(work, GpuWork)
+        self._releases.after(work, then)
+
+    def forget(self, work: Work) -> None:
+        assert isinstance(work, GpuWork)
+        self._releases.forget(work)
+
+    def drain(self, timeout_s: float) -> bool:
+        return self._releases.drain(timeout_s)
+
+    def wait_on(self, stream: int, slot: int, target: int) -> bool:
+        return self._doorbell.wait(stream, slot, target)
+
+    # --- memory --------------------------------------------------------------------------
+
+    def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
+        try:
+            call(*arguments)
+        except DeviceFailed as exc:
+            self.card.complain(exc)
+            return False
+        return True
+
+    def before_revoking(self, part: Part, generation: int) -> None:
+        self.card.leave_captures_alone()
+        if part.holders and part.where.is_shown(generation):
+            self.card.settle()  # it did not come in, but work on it may be under way
+
+    def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
+        self.card.leave_captures_alone()
+        dropped = all([self.attempt(part.where.drop, numbers) for part in parts])
+        return self.attempt(self.card.drop, numbers) and dropped
+
+    def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
+        """Once what is under way there has ended, nothing is there."""
+        end()  # first: then streams that wait go on, and the work ends
+        self.card.settle()
+        for part in parts:
+            self.attempt(part.where.revoke)
+
+    def before_private(self, parts: Iterable[Part]) -> None:
+        if any(part.holders for part in parts):
+            self.card.settle()
+
+    def let_go_of(self, parts: Iterable[Part]) -> None:
+        """The memory of a dead daemon comes free so, for the copies."""
+        for part in parts:
+            self.attempt(part.where.revoke)
+        self.attempt(self.card.drop_all)
+
+    def close(self) -> None:
+        self._doorbell.close()
+        ended = self._releases.close()
+        self.card.close(keep_context=not ended)

@@ -1,0 +1,82 @@
+"""The CPU computes, on the daemon's memory itself: nothing is late, and nothing runs out."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from swapd.shared.protocol import Welcome
+from swapd_client.memory.mapping import Range
+from swapd_client.memory.part import Part
+from swapd_client.memory.place import Place
+from swapd_client.session.files import Files
+from swapd_client.session.processor import Work
+
+
+class Host:
+    """See `processor.Processor`."""
+
+    key = ""
+    works_late = False
+    memory_is_scarce = False
+    index = None
+
+    def __init__(self, welcome: Welcome, files: Files, lock: threading.Lock) -> None:
+        """`lock`: under which a part is given another master."""
+        self._chunk_bytes = welcome.chunk_bytes
+        self._files = files
+        self._lock = lock
+
+    def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Range:
+        assert before is None or isinstance(before, Range)
+        return Range(nbytes, self._chunk_bytes, self._files, writable=writable, before=before)
+
+    def fits(self, where: Place) -> bool:
+        """Of the last chunk no more is mapped than there is room for."""
+        return True
+
+    def current_streams(self) -> tuple[int, ...]:
+        return ()
+
+    def mark(self, streams: Iterable[int]) -> None:
+        return None
+
+    def after(self, work: Work, then: Callable[[], None]) -> None:
+        raise AssertionError("there is no such work")
+
+    def forget(self, work: Work) -> None:
+        raise AssertionError("there is no such work")
+
+    def drain(self, timeout_s: float) -> bool:
+        return True
+
+    def wait_on(self, stream: int, slot: int, target: int) -> bool:
+        return False
+
+    def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
+        call(*arguments)
+        return True
+
+    def before_revoking(self, part: Part, generation: int) -> None:
+        """Nothing: who waits for it on the board touches nothing before."""
+
+    def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
+        """Nothing: files of the host's memory are lent as holes in them, not as a whole."""
+        return True
+
+    def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
+        """Whoever computes on them finds the same bytes there, in the master."""
+        for part in parts:
+            with self._lock:
+                if part.where.shown:
+                    assert part.master is not None
+                    part.where.make_private(part.master, keep_shown=False)
+        end()
+
+    def before_private(self, parts: Iterable[Part]) -> None:
+        """Nothing."""
+
+    def let_go_of(self, parts: Iterable[Part]) -> None:
+        """Nothing: each goes from its chunks to its master in one step."""
+
+    def close(self) -> None:
+        """Nothing."""

@@ -1,0 +1,313 @@
+"""What this process has registered with one daemon: how it gets there, and how it gets out.
+
+Lives here: which parts there are, and how tensors move to their ranges and back. What is asked of
+the daemon meanwhile is in `moving.py`.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from swapd.shared import protocol
+from swapd.shared.board import Board
+from swapd.shared.units import size
+from swapd_client.errors import (
+    BadRequest,
+    DeviceMemoryExhausted,
+    DuplicateName,
+    InvalidSource,
+    UnknownComponent,
+)
+from swapd_client.memory import former, ranges
+from swapd_client.memory.former import Former
+from swapd_client.memory.layout import Layout, OtherBytes, Segments
+from swapd_client.memory.part import Claim, Part
+from swapd_client.memory.place import Place
+from swapd_client.memory.sources import layout_of
+from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.life import Life
+from swapd_client.session.masters import Masters
+from swapd_client.session.processor import Processor
+from swapd_client.session.told import Told
+
+log = logging.getLogger("swapd_client")
+
+#: Descriptors that come with a master.
+MASTER_DESCRIPTORS = 4
+
+
+class Registry:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        life: Life,
+        processor: Processor,
+        board: Board,
+        masters: Masters,
+        told: Told,
+        chunk_bytes: int,
+    ) -> None:
+        self.parts: dict[str, Part] = {}
+        #: Where memory of the daemon's stays mapped for writing when the session is closed.
+        self.staying: list[Place] = []
+        #: The daemon has left this session, and not the other way round.
+        self.deserted = False
+        self._life = life
+        self._lock = life.lock
+        self._processor = processor
+        self._board = board
+        self._masters = masters
+        self._told = told
+        self._chunk_bytes = chunk_bytes
+        #: What stands for the session where it is not to be kept alive.
+        self._owner = object()
+
+    def own(self, name: str) -> Part:
+        with self._lock:
+            part = self.parts.get(name)
+        if part is None:
+            raise UnknownComponent(f"{name!r} is not registered by this process")
+        return part
+
+    def family(self, name: str) -> list[str]:
+        """The components that this process registered as parts of `name`, in order."""
+        with self._lock:
+            return [part.name for part in self.parts.values() if part.part_of == name]
+
+    # --- in ------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        name: str,
+        source: object,
+        *,
+        mutable: bool,
+        segments: Segments = (),
+        part_of: str = "",
+        stays: bool = False,
+    ) -> Part:
+        """Reserve a range for `source`, or take back the one that it lies in since it was a
+        component before. Nothing is copied or rebound yet.
+
+        On a GPU it blocks for a moment the first time. Raises: DeviceUnavailable there; if it
+        `stays`, and cannot where it is, InvalidSource.
+        """
+        self._life.check()
+        with self._lock:
+            if name in self.parts:
+                raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
+        with ranges.moving:
+            layout = layout_of(source, segments, self._processor.index)
+            claim = Claim(self._owner, part_of or name, tuple(layout.memory))
+            ranges.claim(claim, layout.origins())
+        try:
+            where = self._place(name, layout, writable=mutable, stays=stays)
+        except BaseException:
+            ranges.release(claim)
+            raise
+        return Part(name, layout, where, claim, mutable=mutable, part_of=part_of)
+
+    def _place(self, name: str, layout: Layout, *, writable: bool, stays: bool) -> Place:
+        before = self._take_back(layout)
+        try:
+            if stays and before is None and layout.nbytes:
+                raise InvalidSource(
+                    f"{name!r} cannot stay where it is: it was no component as it is now, or was "
+                    f"one in chunks of another size than {size(self._chunk_bytes)}"
+                )
+            place = before and before.where
+            return self._processor.reserve(layout.nbytes, place, writable=writable)
+        except BaseException:
+            if before is not None:
+                former.keep(self._processor.key, before)
+            raise
+
+    def _take_back(self, layout: Layout) -> Former | None:
+        """What of this process's own memory `layout` lies in, if it can be a component there."""
+        found = former.take(self._processor.key, layout.lies())
+        if found is None:
+            return None
+        if self._processor.fits(found.where) and layout.stay(found.where.address):
+            return found
+        former.keep(self._processor.key, found)
+        return None
+
+    def prepare_family(self, name: str, parts: Mapping[str, Any], *, mutable: bool) -> list[Part]:
+        """Reserve a range for each of `parts`, or for none of them."""
+        if not parts:
+            raise BadRequest(f"{name!r} has no parts; give at least one")
+        prepared: list[Part] = []
+        try:
+            for part, source in parts.items():
+                called = protocol.part_name(name, part)
+                prepared.append(self.prepare(called, source, mutable=mutable, part_of=name))
+            _check_apart(prepared)
+        except BaseException:
+            for made in prepared:
+                self.discard(made)
+            raise
+        return prepared
+
+    def request(
+        self, part: Part, number: int, policy: protocol.Policy, group: str | None, *, passing: bool
+    ) -> protocol.Register:
+        """What asks the daemon for its master. Raises: BadRequest, LimitReached."""
+        if policy not in (policies := get_args(protocol.Policy)):
+            raise BadRequest(f"there is no policy {policy!r}; there are: {', '.join(policies)}")
+        need_descriptors(MASTER_DESCRIPTORS, f"to register {part.name}")
+        part.request = number
+        return protocol.Register(
+            number,
+            part.name,
+            part.nbytes,
+            part.layout.digest(),
+            policy,
+            group,
+            part.mutable,
+            part.layout.segments if part.segments > 1 else (),
+            part.part_of,
+            part.layout.content,
+            passing,
+        )
+
+    def fill(self, part: Part) -> None:
+        """Copy the source into the master the daemon has sent. Blocks for the copy.
+
+        If another process has filled it, it is compared instead: all that the daemon knows is that
+        this process said that it would have these bytes. Raises: OtherBytes if it has not.
+        """
+        message, part.master = self._masters.take(part.request)
+        part.slot = message.slot
+        if part.nbytes and message.filled:
+            if not part.layout.matches(part.master.fileno()):
+                raise OtherBytes(part.name)
+        elif part.nbytes:
+            part.layout.fill_file(part.master.fileno())
+        with self._lock:  # before the commit: another thread may be granted it right after
+            self.parts[part.name] = part
+
+    def bind(self, part: Part) -> None:
+        """The daemon has accepted the master: the source now lives at the range."""
+        with ranges.moving:
+            part.bind()
+            ranges.add(part, self._owner)
+            ranges.release(part.claim)
+        self._processor.attempt(part.where.give_up_private)
+
+    def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
+        """These are to be registered again, and share nothing: what they were to share is a lie."""
+        log.warning(
+            "what another process shares as %r has other bytes than the files: it is not used, and "
+            "read from the files instead. swapd status says who loads the same",
+            lie.name,
+        )
+        for part in parts:
+            self._forget(part)
+            part.close()
+            part.master, part.request, part.layout.content = None, 0, ""
+
+    def _forget(self, part: Part) -> None:
+        with self._lock:
+            if self.parts.get(part.name) is part:
+                del self.parts[part.name]
+        if part.request and part.master is None:
+            self._masters.forget(part.request)
+
+    def discard(self, part: Part) -> None:
+        """Registering failed: leave nothing of it. The source was not touched."""
+        ranges.release(part.claim)
+        self._forget(part)
+        if not part.where.taken_over:
+            part.where.discard()
+        elif part.where.stay_private():
+            self._keep(part)
+        else:  # another thread was granted it already
+            self.try_unbind(part, keep_shown=part.mutable)
+        part.close()
+
+    # --- in use --------------------------------------------------------------------------
+
+    def map_master(self, part: Part) -> int | None:
+        """A private mapping of a component's master, which the caller frees (`part.span` bytes).
+
+        None if it is no component any more: its bytes are private memory then. Of a mutable one
+        the master has the bytes as they were last written back.
+        """
+        with self._lock:  # a master is closed only once it is no component's any more
+            return part.map_master() if self.parts.get(part.name) is part else None
+
+    # --- out -----------------------------------------------------------------------------
+
+    def before_unbind(self, part: Part) -> None:
+        """Make sure that `unbind` will have the memory. Raises: DeviceMemoryExhausted."""
+        try:
+            part.where.set_memory_aside()
+        except DeviceMemoryExhausted as exc:
+            raise DeviceMemoryExhausted(f"{part.name!r} stays registered: {exc}") from exc
+
+    def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
+        """Make a component's tensors ordinary private memory, values and addresses kept.
+
+        On a GPU it blocks for the copy. Raises: DeviceMemoryExhausted, DeviceFailed there; then
+        the range is unmapped.
+        """
+        assert part.master is not None
+        try:
+            saved = self._board.saved(part.slot, part.where.generation)
+            part.where.make_private(part.master, keep_shown=keep_shown, saved=saved)
+            self._keep(part)
+            ranges.remove(part)
+        except BaseException:
+            ranges.remove(part, is_gone=True)
+            raise
+        finally:
+            self._leave(part)
+
+    def try_unbind(self, part: Part, *, keep_shown: bool) -> bool:
+        """The same; False if there is no memory for it, or the GPU is lost."""
+
+        def unbind() -> None:
+            self.unbind(part, keep_shown=keep_shown)
+
+        try:
+            return self._processor.attempt(unbind)
+        except DeviceMemoryExhausted:
+            return False
+
+    def let_go(self, part: Part) -> None:
+        """It is a component no more, and its addresses are nobody's."""
+        self._processor.attempt(part.where.revoke)
+        ranges.remove(part, is_gone=True)
+        self._leave(part)
+
+    def _leave(self, part: Part) -> None:
+        if part.mutable and part.where.on_chunks:
+            self.staying.append(part.where)
+        with self._lock:
+            self.parts.pop(part.name, None)
+            self._told.wanted.discard(part.name)
+        part.close()
+
+    def _keep(self, part: Part) -> None:
+        """Its tensors are over private memory now: those that lost their daemon can go back.
+
+        What somebody took back by `unregister` or `close` is his own: he may share it with tensors
+        that swapd knows nothing of.
+        """
+        if part.where.taken_over or self.deserted:
+            found = Former(part.where, part.layout.spans(part.address))
+            former.keep(self._processor.key, found)
+
+
+def _check_apart(parts: Iterable[Part]) -> None:
+    """Raise if two parts share memory: each would move it to where it is itself."""
+    seen: dict[int, str] = {}
+    for part in parts:
+        for address in part.layout.memory:
+            other = seen.setdefault(address, part.name)
+            if other != part.name:
+                raise InvalidSource(
+                    f"{other!r} and {part.name!r} share tensors (tied weights, or views of one "
+                    "storage); name those in one part only, the one that is needed first"
+                )

@@ -1,0 +1,190 @@
+"""What becomes of a lease: held, ending while the GPU is at it, over; each of it once."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from swapd.shared.protocol import Granted, Placement
+from swapd_client.errors import AcquireTimeout, ClientClosed
+from swapd_client.leases.agents import Agent
+from swapd_client.leases.book import Book, Record
+from swapd_client.leases.leases import Leases
+from swapd_client.memory.part import Part
+from swapd_client.session.life import Life
+
+ME = 100
+
+
+class Work:
+    """Of a GPU that is still at it."""
+
+    def is_pending(self) -> bool:
+        return True
+
+
+class Processor:
+    """A GPU whose work ends when the test says so."""
+
+    works_late = True
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def after(self, work: Work, then: Callable[[], None]) -> None:
+        self.waiting.append(then)
+
+    def finish(self) -> None:
+        while self.waiting:
+            self.waiting.pop()()
+
+    def attempt(self, call: Callable[..., None], *arguments: object) -> bool:
+        call(*arguments)
+        return True
+
+
+class Where:
+    """A range that notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.shown = 0
+
+    def show(self, generation: int, runs: object) -> None:
+        self.shown = generation
+
+    def hide(self, generation: int) -> None:
+        self.shown = 0
+
+
+class Layout:
+    nbytes, segments = 1, (1,)
+
+
+def part(name: str) -> Part:
+    where = Where()
+    where.nbytes, where.address = 1, 4096  # type: ignore[attr-defined]
+    return Part(name, Layout(), where, None, mutable=False)  # type: ignore[arg-type]
+
+
+class World:
+    """Leases without a daemon, on a GPU without a driver."""
+
+    def __init__(self) -> None:
+        self.life, self.gpu = Life(), Processor()
+        self.parts = {name: part(name) for name in "ab"}
+        self.leases = Leases(self.life, self.gpu, None, self.parts, strict=False)  # type: ignore[arg-type]
+        self.told: list[int] = []
+        self._ids = 0
+
+    def take(self, *names: str, busy: bool = False) -> Record:
+        self._ids += 1
+        places = tuple(Placement(name, 1, ()) for name in names)
+        agent = self.leases.enter(ME)
+        record = self.leases.record(Granted(self._ids, places), names, agent)
+        self.leases.add(record)
+        self.leases.show(record)
+        record.work = Work() if busy else None
+        return record
+
+    def release(self, record: Record) -> bool:
+        """Whether it ends later."""
+        if self.leases.ends_later(record, self.give_back):
+            return True
+        self.give_back(record)
+        return False
+
+    def give_back(self, record: Record) -> None:
+        if self.leases.give_back(record):
+            self.told.append(record.id)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    with world.life.ended:
+        yield world
+
+
+def test_a_lease_ends_once_however_often_it_is_released(world: World) -> None:
+    record = world.take("a")
+    assert len(world.leases) == 1
+    for _ in range(3):
+        assert not world.release(record)
+    assert world.told == [record.id]
+    assert not world.leases
+    assert world.parts["a"].holders == 0
+
+
+def test_a_lease_that_waits_for_the_gpu_is_held_until_it_is_done(world: World) -> None:
+    record = world.take("a", busy=True)
+    for _ in range(2):
+        assert world.release(record)
+    assert len(world.gpu.waiting) == 1
+    assert world.leases.is_ending(record.id)
+    assert world.parts["a"].holders == 1
+    world.gpu.finish()
+    assert world.told == [record.id]
+    assert not world.leases.is_ending(record.id)
+    assert world.parts["a"].holders == 0
+    assert not world.release(record), "it is over"
+    assert world.told == [record.id]
+
+
+def test_who_holds_another_lease_waits_for_what_is_ending(world: World) -> None:
+    world.take("a")
+    world.release(world.take("b", busy=True))
+    assert world.leases.must_wait(ME)
+    assert not world.leases.must_wait(ME + 1)
+    with pytest.raises(AcquireTimeout, match="does not end"):
+        world.leases.enter(ME, 0.0)
+    entered: list[Agent] = []
+    waiting = threading.Thread(target=lambda: entered.append(world.leases.enter(ME)))
+    waiting.start()
+    world.gpu.finish()
+    waiting.join()
+    assert [agent.ending for agent in entered] == [0]
+
+
+def test_a_lease_that_ends_after_its_session_keeps_nobody_waiting(world: World) -> None:
+    record = world.take("a", busy=True)
+    world.release(record)
+    with world.life.lock:
+        world.life.end(ClientClosed("closed"))
+    world.gpu.finish()
+    world.leases.await_end(record.id)
+    assert not world.told
+    assert not world.leases
+
+
+def test_what_nobody_holds_is_hidden_under_strict_isolation(world: World) -> None:
+    world.leases._strict = True
+    first, second = world.take("a"), world.take("a")
+    where = world.parts["a"].where
+    world.release(first)
+    assert where.shown
+    world.release(first)
+    assert where.shown, "the other holds it"
+    world.release(second)
+    assert not where.shown
+
+
+def test_leases_are_on_old_bytes_from_an_update_on_and_no_others(world: World) -> None:
+    before, other = world.take("a"), world.take("b")
+    with world.life.lock:
+        world.leases.renewed("a")
+        world.parts["a"].renewed = 10  # what was asked for by then may be granted the old ones
+    assert (before.outdated, other.outdated) == (True, False)
+    assert world.take("a").outdated
+    world._ids = 10
+    assert not world.take("a").outdated
+
+
+def test_streams_that_went_on_without_what_they_waited_for_are_known() -> None:
+    book = Book()
+    records = [Record(Granted(i, ()), ("a",), Agent(ME, 1)) for i in range(3)]
+    for record in records:
+        book.granted(record, ())
+    records[0].awaited.append((0, 1))
+    records[1].awaited.append((1, 1))
+    book.cut(lambda word: word[0] == 0)
+    assert [record.cut for record in records] == [False, True, False]

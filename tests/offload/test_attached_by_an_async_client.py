@@ -1,0 +1,30 @@
+"""A model that an async client attached is as one that was attached by the other."""
+
+import asyncio
+
+import pytest
+import torch
+
+import swapd_client
+from swapd import spawn
+from swapd_client import ComponentInUse
+from tests.offload.modules import TOKENS, Model, seeded
+
+
+async def test_its_components_take_turns_and_are_its_own_again_when_the_client_is_closed() -> None:
+    model, twin = seeded(Model), seeded(Model)
+    for each in (model, twin):
+        each.requires_grad_(requires_grad=False)
+    x = TOKENS
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            attachment = await client.attach(model)
+            assert torch.equal(await asyncio.to_thread(model, x), twin(x))
+            assert torch.equal(model(x), twin(x)), "in the loop's own thread, too"
+            with attachment.use("vae"), pytest.raises(ComponentInUse):
+                await asyncio.to_thread(attachment.detach)
+            values = {key: value + 1 for key, value in twin.state_dict().items()}
+            twin.load_state_dict(values)
+            await asyncio.to_thread(model.load_state_dict, values)
+            assert torch.equal(await asyncio.to_thread(model, x), twin(x))
+        assert torch.equal(model(x), twin(x))
