@@ -34,6 +34,8 @@ def lose(world: World, daemon: Daemon, worker: Worker, name: str, fault: str = F
 
 def says_it_is_lost(daemon: Daemon) -> bool:
     (note,) = daemon.status().notes
+    while note not in daemon.log:
+        pass  # a thread of its own writes it
     assert daemon.log.count(note) == 1, "said once, in the same words"
     return note.startswith(LOST) and ADVICE in note
 
