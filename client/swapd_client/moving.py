@@ -205,7 +205,7 @@ def take_back_mutable(session: Session, release: Callable[[Record], None]) -> St
 
     `release` ends a lease.
     """
-    mutable = [part for part in session.components.values() if part.mutable]
+    mutable = [part for part in session.registry.all() if part.mutable]
     if session.error is not None or not mutable:
         return
     for record in session.leases:

@@ -16,10 +16,10 @@ from swapd_client import (
     BadRequest,
     Client,
     Lease,
-    channel,
     connect,
     connect_async,
 )
+from swapd_client.session import channel
 from tests.guarantees.harness import MIB, RawSession, World, stop_process
 
 #: More than a ZeroMQ socket keeps by default, on both sides together, and a Unix socket between.

@@ -122,7 +122,7 @@ def test_on_a_gpu_they_stay_and_that_is_said(
     model = seeded(Model)
     client.attach(model, ["vae"])
     with monkeypatch.context() as patched:
-        patched.setattr(client.session, "gpu", object())
+        patched.setattr(client.session.processor, "memory_is_scarce", True)
         del model
         gc.collect()
         while "'vae' stays registered, though its model is no more" not in caplog.text:

@@ -27,8 +27,8 @@ PREPARE = """
     client = connect({folder!r}, label="child")
     module = nn.Linear(64, 64)
     early = module.weight.detach()
-    part = client.register("child", module)
-    guard(module, Registered(client, "child", [part]))
+    client.register("child", module)
+    guard(module, Registered(client, "child", [client.session.own("child")]))
     weight = module.weight
 """
 

@@ -58,7 +58,7 @@ def settle() -> None:
 
 
 def _take_back(client: Lender, name: str) -> None:
-    if client.session.processor.works_late and client.session.error is None:
+    if client.session.processor.memory_is_scarce and client.session.error is None:
         log.warning(
             "%r stays registered, though its model is no more: it leaves the GPU when others need "
             "the memory, and the host when the client is closed. Before a model goes, detach() it",

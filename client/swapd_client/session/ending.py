@@ -18,7 +18,7 @@ def make_all_private(
 
     `error`: why the session ended.
     """
-    parts = list(registry.parts.values())
+    parts = registry.all()
     processor.before_private(parts)
     # on a GPU there may be no room for a copy of what is in use, and there need be none when the
     # daemon is dead: nobody else will use its memory
@@ -42,7 +42,7 @@ def _stays(part: Part, *, spares: bool) -> bool:
 
 def let_go_of_all(registry: Registry, processor: Processor) -> list[str]:
     """Have nothing of any component."""
-    for part in list(registry.parts.values()):
+    for part in registry.all():
         registry.let_go(part)
     processor.let_go_of(())
     return []

@@ -63,6 +63,11 @@ class Registry:
         #: What stands for the session where it is not to be kept alive.
         self._owner = object()
 
+    def all(self) -> list[Part]:
+        """What is registered now: other threads may go on with it."""
+        with self._lock:
+            return list(self.parts.values())
+
     def own(self, name: str) -> Part:
         with self._lock:
             part = self.parts.get(name)

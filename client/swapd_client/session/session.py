@@ -203,7 +203,7 @@ class Session:
 
     def _drop(self, drop: protocol.Drop) -> None:
         """Said only if it is true: else the daemon ends the session when its time is up."""
-        if self.processor.drop(list(self.components.values()), drop.numbers):
+        if self.processor.drop(self.registry.all(), drop.numbers):
             self._lifeline.send(protocol.Dropped(drop.ticket))
 
     def _on_broken(self, broken: protocol.Broken) -> None:
@@ -242,7 +242,7 @@ class Session:
 
         The chunks of a mutable component are kept for this process by the daemon.
         """
-        clean = [part for part in list(self.components.values()) if not part.mutable]
+        clean = [part for part in self.registry.all() if not part.mutable]
         self.processor.cut_off(clean, partial(self._end, error))
 
     def _end(self, error: SwapdError) -> None:
@@ -259,7 +259,7 @@ class Session:
             self.leases.cut()
         self._masters.end()
         self._files.end()
-        self._board.fail_all([part.slot for part in list(self.components.values())])
+        self._board.fail_all([part.slot for part in self.registry.all()])
         self.life.tell(error)
         self._close_what_was_left()
 
@@ -276,7 +276,7 @@ class Session:
         self.registry.deserted |= not self._lifeline.is_daemon_alive()
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
-        could_write = any(part.mutable for part in self.components.values())
+        could_write = any(part.mutable for part in self.registry.all())
         if keep:
             without_memory = ending.make_all_private(self.registry, self.processor, self.error)
         else:
