@@ -1,19 +1,73 @@
-"""`swapd bench` prints what it promises. Its times are for people; its counts hold anywhere."""
+"""`swapd bench` prints what it promises, and judges what can be judged.
+
+Its times are for people. Judged here are its counts, which hold on a busy machine too, and what it
+makes of a machine that is busy or slow.
+"""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+
+from swapd.bench import QUICK, Report, leaks, machine
+from swapd.bench.bounds import BOUNDS, judge
+from swapd.bench.machine import Conditions, CpuTimes, Machine, Surroundings, cpu_times, too_busy
+from swapd.bench.pace import REFERENCE_US, Loop, total
+from swapd.cli.bench import exit_code
+from tests.processes import output_of
+
+QUIET = Conditions(10.0, 0.01, 0.05, 0.0)
+COUNTS = {bound.key for bound in BOUNDS if bound.kind == "count"}
+
+
+@pytest.fixture(scope="module")
+def done() -> "subprocess.CompletedProcess[str]":
+    """One run of all of it, with as few rounds as there may be."""
+    command = [sys.executable, "-m", "swapd", "bench", "--quick", "--json"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def printed(done: "subprocess.CompletedProcess[str]") -> Any:
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def report(done: "subprocess.CompletedProcess[str]") -> Report:
+    """What was found, as if it had been in full and on a quiet machine, and well within bounds."""
+    found = msgspec.json.decode(done.stdout, type=Report)
+    good = {
+        bound.key: bound.value * (0.5 if bound.side == "at most" else 2.0)
+        for bound in BOUNDS
+        if bound.key not in COUNTS
+    }
+    conditions = dict.fromkeys(found.machine.conditions, QUIET)
+    return msgspec.structs.replace(found, machine=surroundings(conditions), judged={}, **good)
+
+
+@pytest.fixture
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SLICES", 1)
+    monkeypatch.setattr(machine, "SLICE_S", 0.002)
+
+
+def surroundings(conditions: dict[str, Conditions], cpus: int = 2) -> Surroundings:
+    return Surroundings(cpus, 10.0, conditions, [])
+
+
+def judged(report: Report) -> Report:
+    return msgspec.structs.replace(report, judged=judge(report))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # over a minute alone, and another test runs beside it
-def test_bench_prints_every_figure_with_both_sides() -> None:
-    command = [sys.executable, "-m", "swapd", "bench", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    report = json.loads(done.stdout)
-    assert report.keys() == {
+def test_bench_prints_every_figure_with_both_sides(printed: Any) -> None:
+    assert printed.keys() == {
         "swap_in_ratio",
         "bytes_back",
         "hit_rtt_ratio",
@@ -28,21 +82,208 @@ def test_bench_prints_every_figure_with_both_sides() -> None:
         "load_speed_ratio",
         "load_memory_ratio",
         "raw",
+        "machine",
         "device",
+        "judged",
     }
-    assert report["raw"]["swap_in"].keys() >= {"swap_s", "copy_s"}
-    assert report["raw"]["hit"].keys() >= {"hit_s", "two_round_trips_s"}
-    assert report["raw"]["hooked"].keys() >= {"bare_s", "whole_s", "streamed_s"}
-    assert report["bytes_back"] == 0
-    assert report["fd_growth"] == 0
-    assert report["rss_growth_bytes"] < 2 << 20
-    assert report["load_memory_ratio"] < 1.15
-    assert report["raw"]["load"].keys() >= {"load_s", "read_s"}
-    assert report["raw"]["leaks"]["swaps"] == 2000
-    assert report["raw"]["leaks"]["idle_wakeups_per_s"] < 1
-    streaming = report["raw"]["stream"]
-    assert streaming.keys() >= {"stream_s", "alone_s"}
-    assert report["stream_peak_blocks"] <= 3
+    raw = printed["raw"]
+    assert raw["swap_in"].keys() >= {"swap_s", "copy_s"}
+    assert raw["hit"].keys() >= {"hit_s", "two_round_trips_s"}
+    assert raw["hooked"].keys() >= {"bare_s", "whole_s", "streamed_s"}
+    assert raw["handle"].keys() >= {"mean_us", "loop_us"}
+    assert raw["load"].keys() >= {"load_s", "read_s"}
+    assert raw["stream"].keys() >= {"stream_s", "alone_s"}
+    assert printed["machine"]["conditions"].keys() == raw.keys()
+
+
+@pytest.mark.slow
+def test_what_bench_counts_is_within_its_bounds(printed: Any) -> None:
+    assert printed["bytes_back"] == 0
+    assert printed["fd_growth"] == 0
+    assert printed["rss_growth_bytes"] < 2 << 20
+    assert printed["load_memory_ratio"] < 1.15
+    assert printed["raw"]["leaks"]["swaps"] == 2000
+    assert printed["raw"]["leaks"]["idle_wakeups_per_s"] < 1
+    streaming = printed["raw"]["stream"]
+    assert printed["stream_peak_blocks"] <= 3
     assert streaming["kept"] == {"4": "..k...k...k...k.", "8": ".k.k.k.k.k.k.k.k"}
     for kept, copied in streaming["copied"].items():
         assert abs(copied - (16 - int(kept))) <= 2, "but for those on their way as it was counted"
+
+
+@pytest.mark.slow
+def test_few_rounds_judge_counts_and_no_times(
+    done: "subprocess.CompletedProcess[str]", printed: Any
+) -> None:
+    verdicts = {key: judged["verdict"] for key, judged in printed["judged"].items()}
+    assert verdicts == {
+        bound.key: "ok" if bound.key in COUNTS else "not judged" for bound in BOUNDS
+    }
+    assert done.returncode == 3
+
+
+@pytest.mark.slow
+def test_bench_ends_with_0_if_all_holds_with_1_if_not_with_3_if_nobody_can_say(
+    report: Report,
+) -> None:
+    assert exit_code(judged(report)) == 0
+    assert exit_code(judged(msgspec.structs.replace(report, hit_rtt_ratio=99.0))) == 1
+    busy = report.machine.conditions | {"hit": Conditions(10.0, 0.31)}
+    unclear = msgspec.structs.replace(report, hit_rtt_ratio=99.0, machine=surroundings(busy))
+    assert exit_code(judged(unclear)) == 3
+    assert exit_code(judged(msgspec.structs.replace(unclear, bytes_back=1))) == 1
+
+
+@pytest.mark.slow
+def test_on_a_busy_machine_times_are_not_judged_and_counts_are(report: Report) -> None:
+    busy = dict.fromkeys(report.machine.conditions, Conditions(10.0, 0.31, 0.0, 0.04))
+    found = judge(msgspec.structs.replace(report, machine=surroundings(busy), fd_growth=1))
+    why = "machine busy: waited 31 % of the time for a CPU, steal 4 %"
+    assert {one.why for key, one in found.items() if key not in COUNTS} == {why}
+    assert found["fd_growth"].verdict == "failed"
+    assert found["bytes_back"].verdict == "ok"
+
+
+@pytest.mark.slow
+def test_a_bound_in_microseconds_is_twice_as_many_on_a_machine_half_as_fast(report: Report) -> None:
+    for times in (1, 2):
+        handle = msgspec.structs.replace(report.raw.handle, loop_us=times * REFERENCE_US)
+        raw = msgspec.structs.replace(report.raw, handle=handle)
+        found = judge(msgspec.structs.replace(report, raw=raw, handle_us=42.0))["handle_us"]
+        assert found.bound == pytest.approx(30 * times)
+        assert found.verdict == ("failed" if times == 1 else "ok")
+
+
+def test_what_is_opened_once_is_no_leak_and_what_each_round_leaves_open_is() -> None:
+    assert leaks.growth([9, 9, 9, 12, 12, 13, 13, 13, 13]) == 0
+    assert leaks.growth([9, 10, 11, 12, 13, 14, 15, 16, 17]) == 1
+    assert leaks.growth([9, 9, 10, 10, 11, 11, 12, 12, 13]) > 0, "in every other round"
+
+
+def test_one_descriptor_left_open_in_each_round_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[int] = []
+    cycle = leaks._cycle
+
+    def leaking(client: Any, count: int) -> None:
+        cycle(client, count)
+        opened.append(os.dup(0))
+
+    monkeypatch.setattr(leaks, "_cycle", leaking)
+    monkeypatch.setattr(leaks, "WARM_UP", 1)
+    monkeypatch.setattr(leaks, "IDLE_S", 0.01)
+    found = leaks.measure(rounds=5, cycles=1, nbytes=4 << 20)
+    for fd in opened:
+        os.close(fd)
+    assert found.worker_fds == 1
+    assert found.daemon_fds == 0
+    assert found.swaps == 10
+
+
+BUSY = """
+import os, subprocess, sys
+from swapd.bench.machine import Machine, too_busy
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+spinning = subprocess.Popen([sys.executable, "-c", "print(flush=True)\\nwhile True: pass"],
+                            stdout=subprocess.PIPE)
+spinning.stdout.readline()
+machine = Machine()
+machine.watch("work", lambda: sum(range(5_000_000)))
+spinning.kill()
+spinning.wait()
+found = machine.surroundings()
+print(too_busy(found.conditions["work"], found))
+"""
+
+
+def test_a_process_that_computes_on_the_same_cpu_is_noticed() -> None:
+    said = output_of(BUSY)
+    assert "of the time for a CPU" in said
+    assert "other processes used" in said
+
+
+@pytest.mark.parametrize(
+    ("found", "cpus", "why"),
+    [
+        (QUIET, 2, ""),
+        (Conditions(10.0, 0.31), 2, "waited 31 % of the time for a CPU"),
+        (Conditions(10.0, 0.0, 1.9), 2, "other processes used 1.9 of 2 CPUs"),
+        (Conditions(10.0, 0.0, 1.9), 16, ""),
+        (Conditions(10.0, 0.0, 15.2), 16, "other processes used 15.2 of 16 CPUs"),
+        (Conditions(10.0, 0.0, 0.0, 0.04), 2, "steal 4 %"),
+        (Conditions(21.0, 0.0), 2, "a plain loop took 2.1 times as long as at best"),
+        (Conditions(0.0, 0.0), 2, ""),
+    ],
+)
+def test_a_busy_machine_is_told_by_what_it_was_busy_with(
+    found: Conditions, cpus: int, why: str
+) -> None:
+    assert too_busy(found, surroundings({}, cpus)) == why
+    assert too_busy(found, Surroundings(cpus, 0.0, {}, [])) == why.replace(
+        "a plain loop took 2.1 times as long as at best", ""
+    )
+
+
+def test_the_cpus_times_are_read_as_the_kernel_counts_them() -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    stat = "cpu  9 9 9 9\ncpu0 1 2 3 40 5 6 7 8 9 9\ncpu1 1 2 3 40 5 6 7 8 0 0\nintr 5\n"
+    assert cpu_times(stat, {0, 1}) == CpuTimes(2, 144 / hertz, 90 / hertz, 16 / hertz)
+    assert cpu_times(stat, {1}) == CpuTimes(1, 72 / hertz, 45 / hertz, 8 / hertz)
+
+
+@pytest.mark.usefixtures("short_probes")
+@pytest.mark.parametrize(
+    ("stat", "lacks"),
+    [
+        (None, "No such file"),
+        ("", "lacks the times"),
+        ("cpu 1 2 3 4\n", "lacks the times"),
+        ("cpu0 1 2\n", "lacks the times"),
+        ("cpu0 one two three four\n", "invalid literal"),
+        ("zeros", "does not count here"),
+        ("no steal", "does not count here"),
+    ],
+)
+def test_what_the_kernel_does_not_say_is_named_and_the_rest_is_looked_at(
+    tmp_path: Path, stat: str | None, lacks: str
+) -> None:
+    path = tmp_path / "stat"
+    fields = {"zeros": "0 0 0 0 0 0 0 0 0 0", "no steal": "0 0 0 0"}
+    if stat is not None:
+        lines = [f"cpu{cpu} {fields[stat]}" for cpu in os.sched_getaffinity(0) if stat in fields]
+        path.write_text("\n".join(lines) or stat)
+    watched = Machine(path)
+    assert watched.watch("work", lambda: 5) == 5
+    found = watched.surroundings()
+    assert any(lacks in what for what in found.not_probed)
+    assert found.conditions["work"].others_cpus is None
+    assert found.conditions["work"].steal is None
+    assert found.conditions["work"].loop_us > 0
+
+
+@pytest.mark.usefixtures("short_probes")
+def test_a_kernel_without_steal_time_still_says_what_others_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: Iterator[CpuTimes] = iter((CpuTimes(1, 0.0, 0.0, None), CpuTimes(1, 9e9, 0.0, None)))
+    monkeypatch.setattr(Machine, "_times", lambda _: next(looks))
+    watched = Machine(tmp_path / "stat")
+    watched.watch("work", lambda: None)
+    found = watched.surroundings()
+    assert found.conditions["work"].others_cpus is not None
+    assert found.conditions["work"].steal is None
+    assert found.not_probed == [f"steal time: {tmp_path / 'stat'} has none"]
+
+
+def test_the_plain_loop_goes_on_as_long_as_it_is_told_and_does_the_same_work() -> None:
+    loop = Loop()
+    paces = [loop.run(0.0), loop.run(0.002)]
+    assert paces[1].seconds >= 0.002
+    assert 0 < paces[0].passes <= paces[1].passes
+    assert total(paces).passes == sum(pace.passes for pace in paces)
+    assert total(paces).us > 0
+
+
+def test_the_quick_run_has_every_cycle_of_the_search_for_leaks() -> None:
+    assert QUICK.leak_rounds * QUICK.leak_cycles == 1000

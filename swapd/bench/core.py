@@ -6,16 +6,23 @@ from collections import deque
 
 import msgspec
 
+from swapd.bench.pace import Loop, total
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 
 EVENTS = 20_000
+#: The plain loop runs after so many of them, for as long as they took.
+BATCH = 200
 SEED = 7
 
 
 class Handle(msgspec.Struct, frozen=True):
+    """Microseconds of CPU time."""
+
     mean_us: float
     worst_us: float
+    #: A pass of the plain loop meanwhile, the mean.
+    loop_us: float
     events: int
     components: int
     waiters: int
@@ -45,11 +52,15 @@ class Trace:
 
     def run(self, count: int) -> None:
         """Feed events until `count` were handled, and keep the time of each."""
+        until = len(self.times_s) + count
+        while len(self.times_s) < until:
+            self._feed(self._next())
+
+    def fill(self) -> None:
+        """Let as many wait as always shall; nothing is timed."""
         while len(self._waiting) < self._waiters:
             self._feed(self._acquire())
         self.times_s.clear()
-        while len(self.times_s) < count:
-            self._feed(self._next())
 
     def _open(self, sizes: list[int]) -> None:
         for session in range(len(sizes)):
@@ -95,9 +106,9 @@ class Trace:
         return self._now
 
     def _feed(self, event: AnyEvent) -> None:
-        started = time.perf_counter()
+        started = time.thread_time()  # the core waits for nothing; a busy machine may let it wait
         done = self.core.handle(event)
-        self.times_s.append(time.perf_counter() - started)
+        self.times_s.append(time.thread_time() - started)
         for action in done:
             match action:
                 case actions.MakeMaster():
@@ -113,14 +124,19 @@ class Trace:
                     self._waiting.pop((action.session, action.request), None)
 
 
-def measure(components: int, waiters: int) -> Handle:
-    """Mean microseconds an event, `waiters` acquires always waiting."""
-    trace = Trace(components, waiters)
-    trace.run(EVENTS)
+def measure(components: int, waiters: int, count: int = EVENTS) -> Handle:
+    """Mean microseconds an event, `waiters` acquires always waiting; the plain loop in turn."""
+    trace, loop = Trace(components, waiters), Loop()
+    trace.fill()
+    paces = []
+    while (done := len(trace.times_s)) < count:
+        trace.run(BATCH)
+        paces.append(loop.run(sum(trace.times_s[done:])))
     times = trace.times_s
     return Handle(
         mean_us=sum(times) / len(times) * 1e6,
         worst_us=max(times) * 1e6,
+        loop_us=total(paces).us,
         events=len(times),
         components=components,
         waiters=waiters,

@@ -28,7 +28,7 @@ class Decode(msgspec.Struct, frozen=True):
     uses: int
 
 
-def measure(device: str = "host") -> Decode:
+def measure(device: str = "host", steps: int = STEPS) -> Decode:
     acquires, releases = [], []
     with (
         spawn.daemon(device=device, budget="64MiB") as daemon,
@@ -37,7 +37,7 @@ def measure(device: str = "host") -> Decode:
         client.register("talker", {"weights": bytearray(1 << 20)})
         with swapd_client.connect(daemon.folder, label="observer") as observer:
             hits = observer.status().hits
-            for _ in range(STEPS + WARM_UP):
+            for _ in range(steps + WARM_UP):
                 started = time.perf_counter()
                 lease = client.acquire("talker")
                 acquired = time.perf_counter()
@@ -52,4 +52,4 @@ def measure(device: str = "host") -> Decode:
     acquire_s = statistics.median(acquires[WARM_UP:])
     release_s = statistics.median(releases[WARM_UP:])
     share = (acquire_s + release_s) / STEP_S
-    return Decode(share, acquire_s, release_s, STEP_S, STEPS, uses)
+    return Decode(share, acquire_s, release_s, STEP_S, steps, uses)

@@ -36,7 +36,7 @@ class Hit(msgspec.Struct, frozen=True):
     calls: int
 
 
-def measure(device: str = "host") -> Hit:
+def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
     """Blocks of either side in turn."""
     hits, bare = [], []
     with (
@@ -48,14 +48,14 @@ def measure(device: str = "host") -> Hit:
             with swapd_client.connect(daemon.folder, label="bench") as client:
                 for name in NAMES:
                     client.register(name, {"weights": bytearray(1 << 20)})
-                for _ in range(BLOCKS + WARM_UP):
+                for _ in range(blocks + WARM_UP):
                     bare.append(echo.two_round_trips())
                     hits.append(_hit(client))
         finally:
             echo.close()
     hit_s = statistics.median(hits[WARM_UP:])
     bare_s = statistics.median(bare[WARM_UP:])
-    return Hit(hit_s / bare_s, hit_s, bare_s, BLOCKS, CALLS)
+    return Hit(hit_s / bare_s, hit_s, bare_s, blocks, CALLS)
 
 
 def _hit(client: swapd_client.Client) -> float:

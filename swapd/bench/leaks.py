@@ -1,59 +1,90 @@
-"""1,000 swap cycles: what daemon and worker keep of them. And how still an idle daemon is."""
+"""Swap cycles: what daemon and worker keep of them. And how still an idle daemon is."""
 
 import os
+import statistics
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 import swapd_client
 from swapd import spawn
 
-CYCLES = 1000
+#: In all 1,000 cycles, of two swaps each.
+ROUNDS = 10
+CYCLES = 100
 WARM_UP = 200
 NBYTES = 8 << 20
 #: The last records are written in this time; after that nothing is left to do.
 SETTLE_S = 0.5
-IDLE_S = 3.0
-LOOK_S = 0.05
+IDLE_S = 1.0
+IDLE_LOOKS = 3
 
 
 class Leaks(msgspec.Struct, frozen=True):
-    """Growth over `cycles`: descriptors, resident bytes. Wake-ups per second when idle."""
+    """`swaps` in `rounds` of `cycles` each. Wake-ups per second when idle."""
 
+    rounds: int
     cycles: int
     swaps: int
-    daemon_fds: int
-    worker_fds: int
+    #: Descriptors that a round leaves open.
+    daemon_fds: float
+    worker_fds: float
+    #: Growth over all rounds.
     daemon_rss_bytes: int
     worker_rss_bytes: int
     idle_wakeups_per_s: float
 
 
-def measure(device: str = "host") -> Leaks:
+class Footprint(NamedTuple):
+    """Open descriptors and resident bytes of a process."""
+
+    fds: int
+    rss_bytes: int
+
+
+def measure(
+    device: str = "host", rounds: int = ROUNDS, cycles: int = CYCLES, nbytes: int = NBYTES
+) -> Leaks:
     """Two components that do not fit together, in turn; figures after a warm-up."""
     with (
-        spawn.daemon(device=device, budget=NBYTES + (2 << 20), chunk="2MiB") as daemon,
+        spawn.daemon(device=device, budget=nbytes + (2 << 20), chunk="2MiB") as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
-        swapd_client.connect(daemon.folder, label="observer") as observer,
     ):
         for name in ("a", "b"):
-            client.register(name, {"weights": bytearray(NBYTES)})
+            client.register(name, {"weights": bytearray(nbytes)})
         _cycle(client, WARM_UP)
-        _linger(client, observer)
-        before = _footprints(daemon.pid)
         loads = client.status().loads
-        _cycle(client, CYCLES)
-        swaps = client.status().loads - loads
+        daemons, workers = [_footprint(daemon.pid)], [_footprint(os.getpid())]
+        for _ in range(rounds):
+            _cycle(client, cycles)
+            swaps = client.status().loads - loads  # the answer comes when the last release is done
+            daemons.append(_footprint(daemon.pid))
+            workers.append(_footprint(os.getpid()))
         time.sleep(SETTLE_S)
-        after = _footprints(daemon.pid)
-        wakeups = _wakeups(daemon.pid)
-        time.sleep(IDLE_S)
-        woke = _wakeups(daemon.pid) - wakeups
-    (daemon_fds, daemon_rss), (worker_fds, worker_rss) = (
-        (then[0] - now[0], then[1] - now[1]) for now, then in zip(before, after, strict=True)
+        daemons[-1], workers[-1] = _footprint(daemon.pid), _footprint(os.getpid())
+        idle_wakeups_per_s = _idle_wakeups_per_s(daemon.pid)
+    return Leaks(
+        rounds=rounds,
+        cycles=cycles,
+        swaps=swaps,
+        daemon_fds=growth([look.fds for look in daemons]),
+        worker_fds=growth([look.fds for look in workers]),
+        daemon_rss_bytes=daemons[-1].rss_bytes - daemons[0].rss_bytes,
+        worker_rss_bytes=workers[-1].rss_bytes - workers[0].rss_bytes,
+        idle_wakeups_per_s=idle_wakeups_per_s,
     )
-    return Leaks(CYCLES, swaps, daemon_fds, worker_fds, daemon_rss, worker_rss, woke / IDLE_S)
+
+
+def growth(counts: Sequence[int]) -> float:
+    """By how much a count grows from one look to the next, in the median.
+
+    What is opened once, early or late, is no leak; a leak is there again after each round.
+    """
+    return statistics.median(after - before for before, after in pairwise(counts))
 
 
 def _cycle(client: swapd_client.Client, count: int) -> None:
@@ -62,30 +93,25 @@ def _cycle(client: swapd_client.Client, count: int) -> None:
             client.acquire(name).release()
 
 
-def _linger(client: swapd_client.Client, observer: swapd_client.Client) -> None:
-    """Have the client make what it needs to end a lease that lingers, before anything is counted.
-
-    Returns when that lease has ended: its own thread did that, for this one asks nothing more.
-    """
-    for _ in range(10):
-        client.acquire("b").release()  # it is in: nothing is swapped
-    while any(component.leases for component in observer.status().components):
-        time.sleep(LOOK_S)
-
-
-def _footprints(daemon: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return _footprint(daemon), _footprint(os.getpid())
-
-
-def _footprint(pid: int) -> tuple[int, int]:
-    """Open descriptors and resident bytes of a process."""
+def _footprint(pid: int) -> Footprint:
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
-    return len(os.listdir(f"/proc/{pid}/fd")), int(fields["VmRSS"].split()[0]) * 1024
+    rss_bytes = int(fields["VmRSS"].split()[0]) * 1024
+    return Footprint(len(os.listdir(f"/proc/{pid}/fd")), rss_bytes)
 
 
-def _wakeups(pid: int) -> int:
+def _idle_wakeups_per_s(pid: int) -> float:
+    """The median of some looks: what was still on its way is seen in the first."""
+    counts = []
+    for _ in range(IDLE_LOOKS):
+        before = _switches(pid)
+        time.sleep(IDLE_S)
+        counts.append(_switches(pid) - before)
+    return statistics.median(counts) / IDLE_S
+
+
+def _switches(pid: int) -> int:
     """How often the threads of a process have been switched to."""
     switches = 0
     for task in Path(f"/proc/{pid}/task").iterdir():

@@ -45,7 +45,7 @@ class Load(msgspec.Struct, frozen=True):
         return self.peak_bytes / self.nbytes
 
 
-def measure(device: str = "host", nbytes: int = NBYTES) -> Load:
+def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) -> Load:
     """Both in turn, after one of each that is not counted."""
     with (
         tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder,
@@ -57,7 +57,7 @@ def measure(device: str = "host", nbytes: int = NBYTES) -> Load:
         loads, reads = [], []
         read(path)
         load(client, path)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             reads.append(read(path))
             loads.append(load(client, path))
         with peak(os.getpid(), daemon.pid) as seen:

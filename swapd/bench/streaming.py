@@ -7,7 +7,8 @@ other at once: whatever is not hidden shows.
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -41,26 +42,36 @@ class Streaming(msgspec.Struct, frozen=True):
     copied: dict[int, float]
 
 
-def measure(blocks: int = BLOCKS, rounds: int = ROUNDS) -> Streaming:
+def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> Streaming:
+    import torch
+
+    with one_thread():
+        return _measure(torch, rounds, block_s)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread: the other core copies. And where a core is busy, two threads
+    wait for each other in every block."""
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the other core copies
+    torch.set_num_threads(1)
     try:
-        return _measure(torch, blocks, rounds)
+        yield
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
-    alone, streamed = _models(torch, blocks)
+def _measure(torch: Any, rounds: int, block_s: float) -> Streaming:
+    alone, streamed = _models(torch, block_s)
     x = torch.randn(1, int((BLOCK_BYTES // 4) ** 0.5))
     alone_s, stream_s = [], []
     with (
         torch.inference_mode(),
         # room for all of them: what is not used was not needed
         spawn.daemon(
-            budget=(blocks + 4) * BLOCK_BYTES, bandwidth=f"{int(BLOCK_BYTES / BLOCK_S)}B/s"
+            budget=(BLOCKS + 4) * BLOCK_BYTES, bandwidth=f"{int(BLOCK_BYTES / block_s)}B/s"
         ) as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
         client.attach({"dit": streamed}, resident={"dit": 0}),
@@ -72,7 +83,7 @@ def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
             stream_s.append(_seconds(lambda: streamed(x)))
         peak = client.status().peak_bytes
         kept, copied = {}, {}
-        for keep in (blocks // 4, blocks // 2):
+        for keep in (BLOCKS // 4, BLOCKS // 2):
             client.set_resident("dit", keep * BLOCK_BYTES)
             kept[keep] = _kept(client)
             copied[keep] = _copied(client, lambda: streamed(x))
@@ -80,9 +91,9 @@ def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
         ratio=statistics.median(stream_s) / statistics.median(alone_s),
         stream_s=statistics.median(stream_s),
         alone_s=statistics.median(alone_s),
-        blocks=blocks,
+        blocks=BLOCKS,
         block_bytes=BLOCK_BYTES,
-        block_s=BLOCK_S,
+        block_s=block_s,
         rounds=rounds,
         peak_blocks=peak / BLOCK_BYTES,
         kept=kept,
@@ -90,8 +101,8 @@ def _measure(torch: Any, blocks: int, rounds: int) -> Streaming:
     )
 
 
-def _models(torch: Any, blocks: int) -> tuple[Any, Any]:
-    """A model whose blocks take BLOCK_S each, and a copy of it."""
+def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
+    """A model whose blocks take `block_s` seconds each, and a copy of it."""
     side = int((BLOCK_BYTES // 4) ** 0.5)
 
     class Block(torch.nn.Module):  # type: ignore[misc]
@@ -106,7 +117,7 @@ def _models(torch: Any, blocks: int) -> tuple[Any, Any]:
             self.weights = torch.nn.Parameter(torch.randn(side, side) / side**0.5)
 
         def forward(self, x: Any) -> Any:
-            until = time.perf_counter() + BLOCK_S
+            until = time.perf_counter() + block_s
             while time.perf_counter() < until:
                 x @ self.weights
             return x @ self.weights
@@ -114,7 +125,7 @@ def _models(torch: Any, blocks: int) -> tuple[Any, Any]:
     class Model(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = torch.nn.ModuleList(Block() for _ in range(blocks))
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(BLOCKS))
 
         def forward(self, x: Any) -> Any:
             for block in self.blocks:

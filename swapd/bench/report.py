@@ -1,0 +1,71 @@
+"""What `swapd bench` finds."""
+
+from typing import Literal
+
+import msgspec
+
+from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
+from swapd.bench.machine import Surroundings
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """The figures of both sides of each measurement."""
+
+    swap_in: swap_in.SwapIn
+    hit: hit.Hit
+    decode: decode.Decode
+    handle: core.Handle
+    handle_busy: core.Handle
+    leaks: leaks.Leaks
+    load: load.Load
+    #: On the host alone, which can be told how slow to be.
+    stream: streaming.Streaming | None = None
+    hooked: hooks.Hooks | None = None
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A figure beside its bound, which is `bound` on this machine."""
+
+    side: Literal["at least", "at most"]
+    bound: float
+    verdict: Literal["ok", "failed", "not judged"]
+    #: Of what is not judged.
+    why: str = ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `swapd bench --json` prints."""
+
+    #: Speed of a swap-in, call to grant, over that of a plain copy (above 1: faster):
+    #: `torch.Tensor.copy_` on the host, one from pinned memory on a GPU.
+    swap_in_ratio: float
+    #: Bytes copied back to the host for clean components.
+    bytes_back: int
+    #: Acquire and release of a resident component over two bare round trips.
+    hit_rtt_ratio: float
+    #: What acquire and release at every step add to a loop of 5 ms a step.
+    decode_share: float
+    #: Mean microseconds of `Residency.handle`: 10 components and 10 waiters; 100 and 1,000.
+    handle_us: float
+    handle_busy_us: float
+    #: Descriptors that a round of swap cycles leaves open, and bytes after all rounds: the larger
+    #: of daemon and worker.
+    fd_growth: float
+    rss_growth_bytes: int
+    #: Speed of loading a safetensors file, call to acquirable, over that of reading it; and the
+    #: most host memory meanwhile, over the file's bytes.
+    load_speed_ratio: float
+    load_memory_ratio: float
+    raw: Raw
+    machine: Surroundings
+    device: str = "host"
+    #: A pass over 16 blocks whose copies take as long as they compute, over computing alone; and
+    #: the most that was on the device, in blocks. None: not measured.
+    stream_ratio: float | None = None
+    stream_peak_blocks: float | None = None
+    #: What hooks add to a forward that finds all of the model there, of 16 blocks of 1 ms: of one
+    #: that is a component, or of one that is streamed, whichever is more.
+    #: None: not measured.
+    hooks_share: float | None = None
+    #: By the name of the figure.
+    judged: dict[str, Judged] = {}
