@@ -1,6 +1,6 @@
 """Leases that are granted early: compute waits for its own segment, on host or stream."""
 
-from benchmarks.gpu_check.rig import Worker, chunks_of, room_for, serving, workers
+from benchmarks.gpu_check.rig import chunks_of, room_for, serving, workers
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import Settings
 
@@ -8,6 +8,8 @@ ROUNDS = 5
 SEGMENTS = 8
 #: Of the kill: so many times larger, so that the copy lasts until the kill.
 LARGER = 8
+#: On a busy machine the copy may have ended by then all the same: then once more.
+TRIES = 5
 
 
 def measure(check: Check, settings: Settings) -> None:
@@ -42,6 +44,17 @@ def _in_order(check: Check, settings: Settings) -> None:
 def _killed(check: Check, settings: Settings) -> None:
     wanted = LARGER * settings.model_bytes
     nbytes = room_for(settings, wanted, of=2.5, host_copies=3)
+    for _ in range(TRIES):
+        said, whole = _kill(settings, nbytes)
+        if not said["arrived"]:
+            break
+    _what_came_of_it(check, said)
+    # whatever was in flight: the master has the weights
+    check.holds("and close() makes the weights private memory, complete", whole)
+
+
+def _kill(settings: Settings, nbytes: int) -> tuple[dict[str, object], bool]:
+    """What a worker says of the daemon's death, and whether its weights are whole afterwards."""
     with (
         serving(settings, chunks_of(nbytes, settings)) as daemon,
         workers(settings, daemon.folder, "one", "two") as (one, two),
@@ -53,8 +66,7 @@ def _killed(check: Check, settings: Settings) -> None:
         two.ask("turn", "b")
         said = one.ask("early_then_kill", "a", daemon.pid)
         daemon.process.wait()
-        _what_came_of_it(check, said)
-        _close(check, one, expected)
+        return said, one.ask("close") == [expected]
 
 
 def _what_came_of_it(check: Check, said: dict[str, object]) -> None:
@@ -65,10 +77,3 @@ def _what_came_of_it(check: Check, said: dict[str, object]) -> None:
         check.missing(name, "everything had arrived before the kill")
     else:
         check.holds(name, bool(errors), "; ".join(errors))
-
-
-def _close(check: Check, one: Worker, expected: str) -> None:
-    """Whatever was in flight: the master has the weights."""
-    outputs = one.ask("close")
-    name = "and close() makes the weights private memory, complete"
-    check.holds(name, outputs == [expected])

@@ -4,6 +4,7 @@ from benchmarks.gpu_check.rig import (
     Worker,
     WorkerError,
     chunks_of,
+    comes_true,
     room_for,
     serving,
     workers,
@@ -53,9 +54,20 @@ def _offend(offender: Worker, other: Worker, nbytes: int, state: str, access: st
     offender.ask("build", "o", nbytes, LAYERS, 2)
     offender.ask("register", "o")
     offender.ask("turn", "o")
-    if state == "evicted":
-        other.ask("turn", "a")
-        offender.ask("settle")
+    if state != "evicted":
+        return _stray(offender, access)
+    other.ask("turn", "a")
+    said: list[str] = []
+
+    def faulted() -> bool:
+        said.append(_stray(offender, access))
+        return said[-1].startswith("fault")
+
+    comes_true(faulted)  # nobody waits for the offender's lifeline to hear of it
+    return said[-1]
+
+
+def _stray(offender: Worker, access: str) -> str:
     try:
         return str(offender.ask("stray", "o", access))
     except WorkerError as exc:

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,6 @@ from benchmarks.gpu_check.footprint import footprint
 from benchmarks.gpu_check.settings import Settings
 from benchmarks.gpu_check.torchish import Stack
 from swapd_client import Client, Lease, SwapdError
-
-#: Far longer than a message takes to a process that runs.
-SETTLE_S = 0.2
 
 
 class Work:
@@ -105,7 +101,9 @@ class Work:
         with self.client.acquire(name):
             self.say({"event": "working"})
             # a command is sent only when this one has said that it works: so none is buffered
-            while not select.select([sys.stdin], [], [], 0)[0]:
+            asked = False
+            while not asked:  # the last step begins when the command is there, so there is one
+                asked = bool(select.select([sys.stdin], [], [], 0)[0])
                 wrong += self._run(name) != expected
                 steps += 1
         return {"steps": steps, "wrong": wrong}
@@ -215,10 +213,6 @@ class Work:
             if not self._settings.stub:
                 torch.cuda.empty_cache()
         return {"free": free, "granted": granted, "taken": taken, "right": right}
-
-    def settle(self) -> None:
-        """Let the lifeline's thread hear what the daemon has said."""
-        time.sleep(SETTLE_S)
 
     def footprint(self) -> dict[str, int]:
         return footprint(os.getpid())
