@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks import sides
 from swapd.bench import QUICK, Report, leaks, machine
 from swapd.bench.bounds import BOUNDS, judge
 from swapd.bench.machine import Conditions, CpuTimes, Machine, Surroundings, cpu_times, too_busy
@@ -283,6 +284,30 @@ def test_the_plain_loop_goes_on_as_long_as_it_is_told_and_does_the_same_work() -
     assert 0 < paces[0].passes <= paces[1].passes
     assert total(paces).passes == sum(pace.passes for pace in paces)
     assert total(paces).us > 0
+
+
+def test_two_checkouts_are_shown_side_by_side_with_the_ratio_of_their_medians() -> None:
+    raw = {"handle": {"mean_us": 40.0, "loop_us": 10.0}, "handle_busy": {"mean_us": 40.0}}
+    report = {
+        "bytes_back": 0,
+        "handle_us": 40.0,
+        "stream_ratio": None,
+        "device": "host",
+        "raw": raw,
+    }
+    found = sides.figures(report)
+    assert found == {"bytes_back": 0.0, "handle_us": 40.0, "handle_passes": 4.0}
+    old = {"bytes_back": [0.0], "handle_us": [40.0, 60.0, 50.0], "gone": [1.0]}
+    assert sides.table(old, {"bytes_back": [0.0], "handle_us": [100.0], "more": [2.0]}).split(
+        "\n"
+    ) == [
+        "| figure | old | new | new over old |",
+        "| --- | --- | --- | --- |",
+        "| bytes_back | 0 (0 to 0) | 0 (0 to 0) |  |",
+        "| handle_us | 50 (40 to 60) | 100 (100 to 100) | 2.00 |",
+        "| gone | 1 (1 to 1) |  |  |",
+        "| more |  | 2 (2 to 2) |  |",
+    ]
 
 
 def test_the_quick_run_has_every_cycle_of_the_search_for_leaks() -> None:
