@@ -23,6 +23,9 @@ from swapd.bench.pace import REFERENCE_US, Loop, total
 from swapd.cli.bench import exit_code
 from tests.processes import output_of
 
+#: Whichever test comes first waits for the run of all of it, at times on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
 QUIET = Conditions(10.0, 0.01, 0.05, 0.0)
 COUNTS = {bound.key for bound in BOUNDS if bound.kind == "count"}
 

@@ -27,7 +27,7 @@ WAITED_MAX = 0.1
 #: Of the time in which CPUs have work, most that the hypervisor may give to others.
 STEAL_MAX = 0.02
 #: What others may use, in CPUs, where fewer than NEEDED_CPUS are left: a worker's and the daemon's.
-OTHERS_MAX_CPUS = 0.15
+OTHERS_MAX_CPUS = 0.25
 NEEDED_CPUS = 2
 #: How many times as long as at best the plain loop may take.
 SLOWER_MAX = 1.5
