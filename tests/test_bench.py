@@ -218,6 +218,7 @@ def test_a_process_that_computes_on_the_same_cpu_is_noticed() -> None:
         (Conditions(10.0, 0.0, 0.0, 0.04), 2, "steal 4 %"),
         (Conditions(21.0, 0.0), 2, "a plain loop took 2.1 times as long as at best"),
         (Conditions(0.0, 0.0), 2, ""),
+        (Conditions(10.0, None), 2, ""),
     ],
 )
 def test_a_busy_machine_is_told_by_what_it_was_busy_with(
@@ -278,6 +279,22 @@ def test_a_kernel_without_steal_time_still_says_what_others_use(
     assert found.conditions["work"].others_cpus is not None
     assert found.conditions["work"].steal is None
     assert found.not_probed == [f"steal time: {tmp_path / 'stat'} has none"]
+
+
+@pytest.mark.slow
+def test_where_cpu_time_goes_in_long_steps_no_microseconds_are_judged(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "clock_step_s", lambda: 0.01)
+    watched = Machine()
+    watched.watch("work", lambda: None)
+    found = watched.surroundings()
+    assert found.conditions["work"].waited is None
+    assert found.not_probed[0] == "waiting for a CPU: CPU time has steps of 0.01 s"
+    conditions = dict.fromkeys(report.machine.conditions, Conditions(10.0, None))
+    by_key = judge(msgspec.structs.replace(report, machine=surroundings(conditions)))
+    assert by_key["handle_us"].verdict == "not judged"
+    assert by_key["hit_rtt_ratio"].verdict == "ok"
 
 
 def test_the_plain_loop_goes_on_as_long_as_it_is_told_and_does_the_same_work() -> None:

@@ -52,14 +52,24 @@ def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
 
 def _judged(report: Report, bound: Bound, too_short: bool) -> Judged:
     limit = _limit(report, bound)
-    if bound.kind != "count":
-        busy = too_busy(report.machine.conditions[bound.of], report.machine)
-        if too_short or busy:
-            why = "too few rounds to judge times by" if too_short else f"machine busy: {busy}"
-            return Judged(bound.side, limit, "not judged", why)
+    why = "" if bound.kind == "count" else _unclear(report, bound, too_short)
+    if why:
+        return Judged(bound.side, limit, "not judged", why)
     figure = getattr(report, bound.key)
     holds = figure >= limit if bound.side == "at least" else figure <= limit
     return Judged(bound.side, limit, "ok" if holds else "failed")
+
+
+def _unclear(report: Report, bound: Bound, too_short: bool) -> str:
+    """Why nobody can judge a time; "" if one can."""
+    conditions = report.machine.conditions[bound.of]
+    if too_short:
+        return "too few rounds to judge times by"
+    if busy := too_busy(conditions, report.machine):
+        return f"machine busy: {busy}"
+    if bound.kind == "microseconds" and conditions.waited is None:
+        return "CPU time is not counted in microseconds here"
+    return ""
 
 
 def _limit(report: Report, bound: Bound) -> float:

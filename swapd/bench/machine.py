@@ -33,7 +33,11 @@ NEEDED_CPUS = 2
 SLOWER_MAX = 1.5
 #: The kernel's counts are believed if they are of so much of the time that went by.
 _COUNTED_MIN = 0.5
+#: A clock of CPU time that goes in longer steps says nothing of what is measured here.
+STEP_MAX_S = 1e-3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: What is not known without it.
+_OF_STAT = "steal time, and what other processes use of the CPUs"
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -42,7 +46,7 @@ class Conditions(msgspec.Struct, frozen=True):
     #: Microseconds a pass of the plain loop, before it or after it: the slower.
     loop_us: float
     #: Of the time of that loop, the share in which it waited for a CPU.
-    waited: float
+    waited: float | None
     #: CPUs that other processes, and the kernel for them, kept busy meanwhile.
     others_cpus: float | None = None
     #: Of the time in which CPUs had work, the share that the hypervisor gave to others.
@@ -69,8 +73,9 @@ class CpuTimes(NamedTuple):
     steal_s: float | None
 
     def since(self, before: "CpuTimes") -> "CpuTimes":
-        known = self.steal_s is not None and before.steal_s is not None
-        steal_s = self.steal_s - before.steal_s if known else None  # type: ignore[operator]
+        steal_s = None
+        if self.steal_s is not None and before.steal_s is not None:
+            steal_s = self.steal_s - before.steal_s
         return CpuTimes(
             self.cpus, self.counted_s - before.counted_s, self.idle_s - before.idle_s, steal_s
         )
@@ -88,6 +93,9 @@ class Machine:
         self._last: Conditions | None = None
         self._conditions: dict[str, Conditions] = {}
         self._not_probed: dict[str, None] = {}
+        self._step_s = clock_step_s()
+        if self._step_s > STEP_MAX_S:
+            self._not_probed[f"waiting for a CPU: CPU time has steps of {self._step_s:g} s"] = None
         self._loop.run(SLICE_S)  # the interpreter learns it
 
     def watch(self, name: str, measure: Callable[[], Measured]) -> Measured:
@@ -99,7 +107,10 @@ class Machine:
         others_cpus, steal = self._meanwhile(times, took_s, own_s)
         self._last = after = self._probe()
         self._conditions[name] = Conditions(
-            max(before.loop_us, after.loop_us), max(before.waited, after.waited), others_cpus, steal
+            max(before.loop_us, after.loop_us),
+            max((s.waited for s in (before, after) if s.waited is not None), default=None),
+            others_cpus,
+            steal,
         )
         return result
 
@@ -109,7 +120,8 @@ class Machine:
         )
 
     def _probe(self) -> Conditions:
-        quietest = min((self._slice() for _ in range(SLICES)), key=lambda found: found.waited)
+        slices = [self._slice() for _ in range(SLICES)]
+        quietest = min(slices, key=lambda found: found.waited or 0.0)
         self._best_us = min(self._best_us, quietest.loop_us)
         return quietest
 
@@ -117,7 +129,8 @@ class Machine:
         ran, began = time.thread_time(), time.perf_counter()
         loop_us = self._loop.run(SLICE_S).us
         took, ran = time.perf_counter() - began, time.thread_time() - ran
-        return Conditions(loop_us, max(1 - ran / took, 0.0) if took > 0 else 0.0)
+        known = self._step_s <= STEP_MAX_S
+        return Conditions(loop_us, max(_share(took - ran, took), 0.0) if known else None)
 
     def _meanwhile(
         self, before: CpuTimes | None, took_s: float, own_s: float
@@ -128,7 +141,7 @@ class Machine:
             return None, None
         passed, capacity_s = after.since(before), after.cpus * took_s
         if passed.counted_s <= _COUNTED_MIN * capacity_s:
-            self._not_probed[f"{OF_STAT}: {self._stat} does not count here"] = None
+            self._not_probed[f"{_OF_STAT}: {self._stat} does not count here"] = None
             return None, None
         if passed.steal_s is None:
             self._not_probed[f"steal time: {self._stat} has none"] = None
@@ -142,11 +155,8 @@ class Machine:
             return cpu_times(self._stat.read_text(), self._cpus)
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else exc
-            self._not_probed[f"{OF_STAT}: {self._stat}: {why}"] = None
+            self._not_probed[f"{_OF_STAT}: {self._stat}: {why}"] = None
             return None
-
-
-OF_STAT = "steal time, and what other processes use of the CPUs"
 
 
 def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
@@ -175,7 +185,7 @@ _IDLE, _IO_WAIT, _STEAL = 3, 4, 7
 def too_busy(found: Conditions, surroundings: Surroundings) -> str:
     """Why nothing can be judged that was measured then; "" if it can."""
     reasons = []
-    if found.waited > WAITED_MAX:
+    if found.waited is not None and found.waited > WAITED_MAX:
         reasons.append(f"waited {100 * found.waited:.0f} % of the time for a CPU")
     others, cpus = found.others_cpus or 0.0, surroundings.cpus
     if others > OTHERS_MAX_CPUS and cpus - others < NEEDED_CPUS:
@@ -186,6 +196,14 @@ def too_busy(found: Conditions, surroundings: Surroundings) -> str:
     if slower > SLOWER_MAX:
         reasons.append(f"a plain loop took {slower:.1f} times as long as at best")
     return ", ".join(reasons)
+
+
+def clock_step_s() -> float:
+    """By how much the clock of a thread's CPU time goes on, at the least."""
+    began = time.thread_time()
+    while (now := time.thread_time()) == began:
+        pass
+    return now - began
 
 
 def _share(part: float, whole: float) -> float:
