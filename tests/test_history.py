@@ -5,6 +5,7 @@ from pathlib import Path
 from swapd.core import Rules, actions, events
 from swapd.log.history import LABELS_MAX, Seen, last_run, names_in, parsed, read
 from swapd.log.journal import Record, Start, render
+from swapd.shared.protocol import Acquire, AcquireWorkspace, Release
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 
@@ -79,7 +80,7 @@ def test_numbers_become_names() -> None:
 
 def test_an_eviction_is_about_whom_it_makes_room_for_too() -> None:
     seen = Seen()
-    seen.note(Record(2, 0, 1.0, event=events.Acquire(1.0, 3, 8, 1, ("dit",))))
+    seen.note(Record(2, 0, 1.0, event=events.Asked(1.0, 3, Acquire(8, ("dit",)))))
     evict = Record(3, 2, 1.0, action=actions.Evict("vae", 1, "room", (3, 8)))
     assert seen.about(evict) == ("vae", "dit")
 
@@ -96,10 +97,10 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
     seen = Seen()
     for i in range(LABELS_MAX + 5):
         seen.note(Record(i, 0, 1.0, event=events.SessionOpened(1.0, i, "w")))
-        seen.note(Record(i, 0, 1.0, event=events.Acquire(1.0, i, 1, 1, ("a",))))
-        seen.note(Record(i, 0, 1.0, event=events.Acquire(1.0, i, 2, 1, ("a",))))
-        seen.note(Record(i, 0, 1.0, event=events.Release(1.0, i, 2)))
-        seen.note(Record(i, 0, 1.0, event=events.AcquireWorkspace(1.0, i, 3, 1, 9)))
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, Acquire(1, ("a",)))))
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, Acquire(2, ("a",)))))
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, Release(4, 2))))
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, AcquireWorkspace(3, 9))))
         seen.note(Record(i, 0, 1.0, action=actions.Lend(i, f"workspace {i}.3", i, ((0, 9),))))
         seen.note(Record(i, 0, 1.0, event=events.Lent(1.0, i)))
         seen.note(Record(i, 0, 1.0, action=actions.Reclaim(f"workspace {i}.3", i, ((0, 9),))))
@@ -112,7 +113,7 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
 
 
 def test_a_workspace_is_known_by_its_request() -> None:
-    asked = Record(2, 0, 1.0, event=events.AcquireWorkspace(1.0, 3, 17, 1, 9))
+    asked = Record(2, 0, 1.0, event=events.Asked(1.0, 3, AcquireWorkspace(17, 9)))
     seen = Seen()
     seen.note(asked)
     lend = actions.Lend(3, "workspace 3.17", 5, ((0, 9),))
@@ -124,5 +125,5 @@ def test_a_workspace_is_known_by_its_request() -> None:
 
 
 def test_names_in_a_log() -> None:
-    asked = Record(2, 0, 1.0, event=events.Acquire(1.0, 1, 1, 1, ("a", "b")))
+    asked = Record(2, 0, 1.0, event=events.Asked(1.0, 1, Acquire(1, ("a", "b"))))
     assert names_in(parsed([render(START), render(asked)])) == {"a", "b"}

@@ -19,11 +19,13 @@ from swapd.core.policy import Rules
 from swapd.log import history
 from swapd.log import journal as journal_module
 from swapd.log.journal import Journal, JournalFile, Record, Start, parse, render
+from swapd.shared import protocol
 from tests.processes import output_of
 from tests.samples import sample
 
 START = Start("1.2.3", "host", 8, 2 << 20, Rules())
 KINDS = typing.get_args(AnyEvent) + typing.get_args(AnyAction)
+REQUESTS = typing.get_args(protocol.AnyOrder)
 
 
 def line(seq: int, width: int = 0) -> bytes:
@@ -80,6 +82,12 @@ def test_every_event_and_action_reads_back_from_its_line(kind: type[msgspec.Stru
     text = render(record)
     assert parse(text) == record
     assert b"\n" not in text
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_every_request_reads_back_from_its_line(kind: type[protocol.AnyOrder]) -> None:
+    record = Record(7, 0, 1.25, event=events.Asked(1.5, 3, sample(kind)))
+    assert parse(render(record)) == record
 
 
 def test_the_first_record_and_what_was_dropped_read_back_too() -> None:

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from swapd.core import Residency, Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.records import Key
+from swapd.shared import protocol
 
 #: meter(kind, act) calls `act`, and returns what it returns.
 Meter = Callable[[str, Callable[[], Any]], Any]
@@ -157,13 +156,13 @@ class Stage:
     def _end(self, key: Key, kind: str = "Release") -> None:
         if key in self.waiting:
             del self.waiting[key]
-            self._do("Cancel", events.Cancel(self._next(), *key))
+            self._ask("Cancel", key[0], protocol.Cancel(self._id(), key[1]))
         elif key in self.leases:
             self._release(key, kind)
 
     def _try(self) -> None:
         name = self._some(self._members)
-        self._acquire((self._owners[0], 1), name, "Acquire, timeout=0", deadline=0.0)
+        self._acquire((self._owners[0], 1), name, "Acquire, timeout=0", timeout_s=0.0)
 
     def _misspell(self) -> None:
         self._acquire((self._owners[0], 1), "plan-77", "Acquire, misspelt")
@@ -180,8 +179,7 @@ class Stage:
     def _workspace(self) -> None:
         key = self._key(self._owners[0])
         self.waiting[key] = None
-        event = events.AcquireWorkspace(self._next(), *key, 1, 1)
-        self._do("AcquireWorkspace", event)
+        self._ask("AcquireWorkspace", key[0], protocol.AcquireWorkspace(key[1], 1, 1))
         self._end(key)
 
     def _come_and_go(self) -> None:
@@ -189,30 +187,29 @@ class Stage:
         kinds = (("lru", None, ""), ("alternating", "a group", ""), ("lru", None, "a family"))
         for policy, group, part_of in kinds:
             self._register(owner, "new", 1, policy, group, part_of=part_of, metered=True)
-            event = events.Unregister(self._next(), *self._key(owner), "new")
-            self._do("Unregister", event)
+            self._ask("Unregister", owner, protocol.Unregister(self._id(), "new"))
         self._register(owner, "nothing", 0, "resident", metered=True)
-        self._do("Unregister", events.Unregister(self._next(), *self._key(owner), "nothing"))
+        self._ask("Unregister", owner, protocol.Unregister(self._id(), "nothing"))
 
     def _renew(self) -> None:
         name = self._some(self._members)
         owner = self.core.ledger.components[name].session
         for _ in range(2):
-            update = self._key(owner)
-            self._do("Update", events.Update(self._next(), *update, name))
-            self._do("GiveUp", events.GiveUp(self._next(), *self._key(owner), name, update[1]))
-        self._do("Update", events.Update(self._next(), *self._key(owner), name))
-        self._do("Commit", events.Commit(self._next(), *self._key(owner), name))
+            update = self._id()
+            self._ask("Update", owner, protocol.Update(update, name))
+            self._ask("GiveUp", owner, protocol.GiveUp(self._id(), name, update))
+        self._ask("Update", owner, protocol.Update(self._id(), name))
+        self._ask("Commit", owner, protocol.Commit(self._id(), name))
 
     def _prefetch(self) -> None:
         names = (self._some(self._absent),)
-        self._do("Prefetch", events.Prefetch(self._next(), *self._key(self._owners[0]), names))
+        self._ask("Prefetch", self._owners[0], protocol.Prefetch(self._id(), names))
 
     def _resize(self) -> None:
         name = self._some(self._parts).partition("/")[0]
         for size in (3, FAMILY):
-            key = self._key(self._owners[0])
-            self._do(f"Resize, {FAMILY} parts", events.Resize(self._next(), *key, name, size))
+            asked = protocol.Resize(self._id(), name, size)
+            self._ask(f"Resize, {FAMILY} parts", self._owners[0], asked)
 
     def _save(self) -> None:
         """A mutable component is held by its owner, and has to go when another comes."""
@@ -220,7 +217,7 @@ class Stage:
             return
         owner = self._owners[0]
         self._end(self._acquire((owner, 1), "mutable"))
-        self._do("Unregister", events.Unregister(self._next(), *self._key(owner), "mutable"))
+        self._ask("Unregister", owner, protocol.Unregister(self._id(), "mutable"))
         self._register(owner, "mutable", mutable=True)
 
     def _park(self) -> None:
@@ -228,8 +225,7 @@ class Stage:
         key = self._acquire(agent, "to come", "Acquire, parked", wait=True)
         self._register(self._owners[-1], "to come", metered=True)
         self._end(key)
-        event = events.Unregister(self._next(), *self._key(self._owners[-1]), "to come")
-        self._do("Unregister", event)
+        self._ask("Unregister", self._owners[-1], protocol.Unregister(self._id(), "to come"))
 
     def _session_of_one(self) -> None:
         session = self._open(metered=True)
@@ -270,9 +266,12 @@ class Stage:
         self._now += 0.001
         return self._now
 
-    def _key(self, session: int) -> Key:
+    def _id(self) -> int:
         self._request += 1
-        return session, self._request
+        return self._request
+
+    def _key(self, session: int) -> Key:
+        return session, self._id()
 
     def _open(self, *, metered: bool = False) -> int:
         self._session += 1
@@ -292,12 +291,18 @@ class Stage:
         part_of: str = "",
         metered: bool = False,
     ) -> None:
-        key, kind = self._key(session), policy if not part_of else "part of a family"
-        event = events.Register(self._next(), *key, name, nbytes, policy, group, mutable)
-        event = msgspec.structs.replace(event, part_of=part_of)
-        self._do(f"Register, {kind}" if metered else "", event)
-        commit = events.Commit(self._next(), *self._key(session), name)
-        self._do("Commit" if metered else "", commit)
+        kind = policy if not part_of else "part of a family"
+        asked = protocol.Register(
+            self._id(),
+            name,
+            nbytes,
+            policy=policy,
+            group=group,
+            mutable=mutable,
+            part_of=part_of,
+        )
+        self._ask(f"Register, {kind}" if metered else "", session, asked)
+        self._ask("Commit" if metered else "", session, protocol.Commit(self._id(), name))
 
     def _acquire(
         self,
@@ -305,19 +310,24 @@ class Stage:
         name: str,
         kind: str = "",
         *,
-        deadline: float | None = None,
+        timeout_s: float | None = None,
         wait: bool = False,
         fail: bool = False,
     ) -> Key:
         key = self._key(agent[0])
         self.waiting[key] = None
-        event = events.Acquire(self._next(), *key, agent[1], (name,), 0, deadline, wait)
-        self._do(kind, event, fail=fail)
+        asked = protocol.Acquire(key[1], (name,), agent[1], timeout_s, wait=wait)
+        self._ask(kind, key[0], asked, fail=fail)
         return key
 
     def _release(self, key: Key, kind: str) -> None:
         self.leases.remove(key)
-        self._do(kind, events.Release(self._next(), *key))
+        self._ask(kind, key[0], protocol.Release(self._id(), key[1]))
+
+    def _ask(
+        self, kind: str, session: int, asked: protocol.AnyOrder, *, fail: bool = False
+    ) -> None:
+        self._do(kind, events.Asked(self._next(), session, asked), fail=fail)
 
     def _do(self, kind: str, event: AnyEvent, *, fail: bool = False) -> None:
         """Have it handled, and all that follows from it."""

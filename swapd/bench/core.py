@@ -9,6 +9,7 @@ import msgspec
 from swapd.bench.pace import Loop, total
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
+from swapd.shared import protocol
 
 EVENTS = 20_000
 #: The plain loop runs after so many of them, for as long as they took.
@@ -66,8 +67,8 @@ class Trace:
         for session in range(len(sizes)):
             self._feed(events.SessionOpened(0.0, session, f"worker-{session}"))
             name, size = self._names[session], sizes[session]
-            self._feed(events.Register(0.0, session, 1, name, size))
-            self._feed(events.Commit(0.0, session, 2, name))
+            self._feed(events.Asked(0.0, session, protocol.Register(1, name, size)))
+            self._feed(events.Asked(0.0, session, protocol.Commit(2, name)))
         self._request = 2
 
     def _next(self) -> AnyEvent:
@@ -77,11 +78,11 @@ class Trace:
             return self._acquire()
         if self._held and self._random.random() < 0.9:
             session, lease = self._held.popleft()
-            return events.Release(self._tick(), session, lease)
+            return events.Asked(self._tick(), session, protocol.Release(lease, lease))
         if self._random.random() < 0.3:
             session, request = next(iter(self._waiting))
             del self._waiting[session, request]
-            return events.Cancel(self._tick(), session, request)
+            return events.Asked(self._tick(), session, protocol.Cancel(request, request))
         return events.Tick(self._tick())
 
     def _acquire(self) -> AnyEvent:
@@ -90,16 +91,10 @@ class Trace:
         session = rnd.randrange(len(self._names))
         names = rnd.sample(self._names, 2 if rnd.random() < 0.2 else 1)
         self._waiting[session, self._request] = None
-        deadline = self._now + rnd.uniform(10, 1000) if rnd.random() < 0.3 else None
-        return events.Acquire(
-            self._tick(),
-            session,
-            self._request,
-            self._request,
-            tuple(names),
-            rnd.choice((0, 0, 0, 1)),
-            deadline,
-        )
+        timeout_s = rnd.uniform(10, 1000) if rnd.random() < 0.3 else None
+        request, priority = self._request, rnd.choice((0, 0, 0, 1))
+        asked = protocol.Acquire(request, tuple(names), request, timeout_s, priority)
+        return events.Asked(self._tick(), session, asked)
 
     def _tick(self) -> float:
         self._now += 0.001

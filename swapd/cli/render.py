@@ -12,8 +12,10 @@ from swapd.cli.common import OWN_LABEL
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
+from swapd.core.requests import deadline
 from swapd.log.history import Seen
 from swapd.log.journal import Record
+from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -108,40 +110,14 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("exited", _who(seen, e.session), "its process has ended")
         case events.LetGo():
             return Said("let go", _who(seen, e.session), "its process has unmapped what it had")
-        case events.Register():
-            policy = e.policy if e.group is None else f"{e.policy} in {plain(e.group)}"
-            words = [size(e.nbytes), policy] + ["mutable"] * e.mutable
-            detail = f"{', '.join(words)}; by {_who(seen, e.session)}"
-            return Said("register", names, detail, "cyan", True)
-        case events.Unregister():
-            return Said("unregister", names, f"by {_who(seen, e.session)}", "cyan", True)
-        case events.Update():
-            return Said("update", names, f"by {_who(seen, e.session)}", "cyan", True)
-        case events.GiveUp():
-            return Said("give up", names, f"its update, by {_who(seen, e.session)}", _WAIT, True)
+        case events.Asked():
+            return _asked(e.request, names, _who(seen, e.session))
         case events.MasterMade():
             return Said("master", names, "is made; to be filled")
-        case events.Commit():
-            return Said("commit", names, f"by {_who(seen, e.session)}")
         case events.MasterSealed():
             return Said("ready", names, "may be acquired")
         case events.MasterFailed():
             return Said("failed", names, f"{e.code}: {plain(e.why)}", _BAD, True)
-        case events.Acquire():
-            return Said("ask", names, f"by {_who(seen, e.session)}{_terms(e)}")
-        case events.AcquireWorkspace():
-            what = f"{size(e.nbytes)} for {_who(seen, e.session)}{_terms(e)}"
-            return Said("ask", names, what)
-        case events.Release():
-            again = f", used {e.again} times more" if e.again else ""
-            return Said("release", names, f"by {_who(seen, e.session)}{again}")
-        case events.Cancel():
-            return Said("cancel", names, f"by {_who(seen, e.session)}")
-        case events.Prefetch():
-            return Said("prefetch", names, f"asked by {_who(seen, e.session)}")
-        case events.Resize():
-            kept = "as much as fits" if e.resident_bytes is None else size(e.resident_bytes)
-            return Said("resize", names, f"keep {kept}; by {_who(seen, e.session)}", "cyan", True)
         case events.Revoked():
             return Said("unmapped", names, f"in {_who(seen, e.session)}")
         case events.CopiedIn():
@@ -161,6 +137,38 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("tick", "", "time to look again")
         case events.Stopping():
             return Said("stopping", "", "", "bold", True)
+
+
+def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
+    match asked:
+        case protocol.Register():
+            group = "" if asked.group is None else f" in {plain(asked.group)}"
+            words = [size(asked.nbytes), asked.policy + group] + ["mutable"] * asked.mutable
+            detail = f"{', '.join(words)}; by {who}"
+            return Said("register", names, detail, "cyan", True)
+        case protocol.Unregister():
+            return Said("unregister", names, f"by {who}", "cyan", True)
+        case protocol.Update():
+            return Said("update", names, f"by {who}", "cyan", True)
+        case protocol.GiveUp():
+            return Said("give up", names, f"its update, by {who}", _WAIT, True)
+        case protocol.Commit():
+            return Said("commit", names, f"by {who}")
+        case protocol.Acquire():
+            return Said("ask", names, f"by {who}{_terms(asked)}")
+        case protocol.AcquireWorkspace():
+            what = f"{size(asked.nbytes)} for {who}{_terms(asked)}"
+            return Said("ask", names, what)
+        case protocol.Release():
+            again = f", used {asked.again} times more" if asked.again else ""
+            return Said("release", names, f"by {who}{again}")
+        case protocol.Cancel():
+            return Said("cancel", names, f"by {who}")
+        case protocol.Prefetch():
+            return Said("prefetch", names, f"asked by {who}")
+        case protocol.Resize():
+            kept = "as much as fits" if asked.resident_bytes is None else size(asked.resident_bytes)
+            return Said("resize", names, f"keep {kept}; by {who}", "cyan", True)
 
 
 def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
@@ -265,12 +273,13 @@ def _after(e: events.Lent | events.Reclaimed, record: Record, seen: Seen) -> str
     return f" after {seconds(record.time - began)}"
 
 
-def _terms(e: events.Acquire | events.AcquireWorkspace) -> str:
-    terms = [f"priority {e.priority}"] if e.priority else []
-    terms += [f"within {seconds(e.deadline - e.now)}"] if e.deadline is not None else []
-    if isinstance(e, events.Acquire):
-        terms += ["waits for the name"] if e.wait else []
-        terms += ["early"] if e.early else []
+def _terms(asked: protocol.Acquire | protocol.AcquireWorkspace) -> str:
+    terms = [f"priority {asked.priority}"] if asked.priority else []
+    within_s = deadline(asked.timeout_s, 0.0)
+    terms += [f"within {seconds(within_s)}"] if within_s is not None else []
+    if isinstance(asked, protocol.Acquire):
+        terms += ["waits for the name"] if asked.wait else []
+        terms += ["early"] if asked.early else []
     return f" ({', '.join(terms)})" if terms else ""
 
 

@@ -16,6 +16,7 @@ from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import Line, Seen, Step
 from swapd.log.journal import Record
+from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd_client import UnknownComponent
 
@@ -133,8 +134,8 @@ def _folded(quiet: list[list[Step]]) -> Iterator[list[Step] | Text]:
 
 def _is_quiet(record: Record) -> bool:
     match record.event or record.action:
-        case events.Acquire() | events.Release():
-            return True
+        case events.Asked(request=request):
+            return isinstance(request, protocol.Acquire | protocol.Release)
         case actions.Grant() as grant:
             return not grant.waited_s
         case _:

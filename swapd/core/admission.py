@@ -9,16 +9,15 @@ promise is made in the step that orders the copy. May not live here: whether it 
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from swapd.core import coming, explain, leases, leaving, verdict, workspaces
+from swapd.core import coming, explain, leases, leaving, requests, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
-from swapd.core.events import Acquire
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
 from swapd.core.queue import WaitQueue
 from swapd.core.records import Component, Key, State, Waiter
 from swapd.core.turns import Ranked
 from swapd.core.verdict import Refused, Shared
-from swapd.shared.protocol import Code
+from swapd.shared.protocol import Acquire, Code
 
 _seq = attrgetter("seq")
 _order = attrgetter("order")
@@ -49,20 +48,21 @@ class Admission:
 
     # --- in ------------------------------------------------------------------------------
 
-    def waiter(self, event: Acquire) -> Waiter:
+    def waiter(self, session: int, asked: Acquire) -> Waiter:
+        now = self._ledger.now
         self._seq += 1
         return Waiter(
-            session=event.session,
-            request=event.request,
-            agent=event.agent,
-            asked=event.names,
-            names=self._ledger.expand(event.names),
-            priority=event.priority,
-            deadline=event.deadline,
-            wait=event.wait,
-            arrived=event.now,
+            session=session,
+            request=asked.id,
+            agent=asked.agent,
+            asked=asked.names,
+            names=self._ledger.expand(asked.names),
+            priority=asked.priority,
+            deadline=requests.deadline(asked.timeout_s, now),
+            wait=asked.wait,
+            arrived=now,
             seq=self._seq,
-            early=event.early,
+            early=asked.early,
         )
 
     def ask(self, w: Waiter, missing: list[str]) -> None:

@@ -6,7 +6,7 @@ Requests are named by (session, request); copies by the generation they make or 
 
 import msgspec
 
-from swapd.shared.protocol import Code, Policy
+from swapd.shared.protocol import AnyOrder, Code
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event"):
@@ -49,34 +49,18 @@ class LetGo(Event, frozen=True, tag="let_go"):
     session: int
 
 
-class Register(Event, frozen=True, tag="register"):
+class Asked(Event, frozen=True, tag="asked"):
+    """A session asks for something: `request`, which nothing is wrong with by itself.
+
+    Its id, and the session, name whatever comes of it.
+    """
+
     session: int
-    request: int
-    name: str
-    nbytes: int
-    policy: Policy = "lru"
-    group: str | None = None
-    mutable: bool = False
-    segments: tuple[int, ...] = ()  # not looked at: for who tells the worker what has arrived
-    part_of: str = ""  # the family that it is a part of
-    content: str = ""  # what its bytes will be: masters of the same content share them
-    passing: bool = False  # a part that is kept only once a Resize says so
+    request: AnyOrder
 
 
 class MasterMade(Event, frozen=True, tag="master_made"):
     uid: int
-
-
-class Commit(Event, frozen=True, tag="commit"):
-    """The master that was made last for this component is filled; of `also` those too.
-
-    Several are updates, which take place together or not at all.
-    """
-
-    session: int
-    request: int
-    name: str
-    also: tuple[str, ...] = ()
 
 
 class MasterSealed(Event, frozen=True, tag="master_sealed"):
@@ -89,84 +73,6 @@ class MasterFailed(Event, frozen=True, tag="master_failed"):
     uid: int
     code: Code
     why: str
-
-
-class Update(Event, frozen=True, tag="update"):
-    """A new master is to be made for a component, beside the one it has."""
-
-    session: int
-    request: int
-    name: str
-
-
-class GiveUp(Event, frozen=True, tag="give_up"):
-    """The update that this request began will not be committed: the component stays what it is."""
-
-    session: int
-    request: int
-    name: str
-    update: int
-
-
-class Unregister(Event, frozen=True, tag="unregister"):
-    session: int
-    request: int
-    name: str
-
-
-class Acquire(Event, frozen=True, tag="acquire"):
-    """`deadline` is a point on the clock of `now`. The request's id names the lease.
-
-    `early`: what the session itself registered may still be loading when it is granted.
-    """
-
-    session: int
-    request: int
-    agent: int
-    names: tuple[str, ...]
-    priority: int = 0
-    deadline: float | None = None
-    wait: bool = False
-    early: bool = False
-
-
-class AcquireWorkspace(Event, frozen=True, tag="acquire_workspace"):
-    """Memory for the session's own allocator. Waits, is granted and released as a lease is."""
-
-    session: int
-    request: int
-    agent: int
-    nbytes: int
-    priority: int = 0
-    deadline: float | None = None
-
-
-class Release(Event, frozen=True, tag="release"):
-    session: int
-    lease: int
-    again: int = 0  # uses that were not told, since the lease was kept between them
-
-
-class Cancel(Event, frozen=True, tag="cancel"):
-    """Forget an acquire, waiting or granted."""
-
-    session: int
-    acquire: int
-
-
-class Prefetch(Event, frozen=True, tag="prefetch"):
-    session: int
-    request: int
-    names: tuple[str, ...]
-
-
-class Resize(Event, frozen=True, tag="resize"):
-    """Keep so many bytes of a family; None: as many as there is room for."""
-
-    session: int
-    request: int
-    name: str
-    resident_bytes: int | None = None
 
 
 class Revoked(Event, frozen=True, tag="revoked"):
@@ -227,20 +133,10 @@ AnyEvent = (
     | SessionGone
     | ProcessExited
     | LetGo
-    | Register
+    | Asked
     | MasterMade
-    | Commit
     | MasterSealed
     | MasterFailed
-    | Update
-    | GiveUp
-    | Unregister
-    | Acquire
-    | AcquireWorkspace
-    | Release
-    | Cancel
-    | Prefetch
-    | Resize
     | Revoked
     | CopiedIn
     | CopiedOut

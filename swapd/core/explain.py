@@ -16,10 +16,6 @@ from swapd.shared.protocol import UNANSWERED_MAX, Code, ComponentStatus, Session
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
-SIZE = "a component cannot have fewer than 0 bytes"
-WORKSPACE_SIZE = "a workspace has at least 1 byte"
-RESERVED = f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
-GROUP = 'policy "alternating" needs group="...", and no other policy takes one'
 _SMALLER = "register it in smaller components"
 LESS_RESIDENT = 'register it, or others, with another policy than "resident"'
 _DOWN = (
@@ -112,10 +108,6 @@ def no_family(ledger: Ledger, name: str) -> str:
     known = _first(ledger.families) or "nothing"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"in parts: {known}."
     return f"nobody has registered {name!r} in parts; {hint}"
-
-
-def part_of_itself(name: str) -> str:
-    return f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
 
 
 def refused(ledger: Ledger, found: Refused) -> tuple[Code, str]:

@@ -4,19 +4,19 @@ from bisect import bisect_left, insort
 
 import msgspec
 
-from swapd.core import policy, telling
+from swapd.core import policy, requests, telling
 from swapd.core.actions import DropMaster, MakeMaster, SealMaster
 from swapd.core.contents import Turn
-from swapd.core.events import Register
 from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component, State
+from swapd.shared.protocol import Register
 
 
-def register(ledger: Ledger, asked: Register, chunks: int) -> None:
+def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None:
     c = Component(
         ledger.next_uid(),
         asked.name,
-        asked.session,
+        session,
         asked.nbytes,
         chunks,
         "sequential" if asked.passing else asked.policy,
@@ -34,8 +34,8 @@ def register(ledger: Ledger, asked: Register, chunks: int) -> None:
             insort(ledger.names, c.part_of)
         ledger.families.setdefault(c.part_of, {})[c.name] = c
     ledger.sessions[c.session].owns[c.name] = None
-    c.answer = asked.request
-    make_master(ledger, c, c.uid, asked.request, asked.segments, asked.content)
+    c.answer = asked.id
+    make_master(ledger, c, c.uid, asked.id, asked.segments, requests.content(asked))
 
 
 def make_master(

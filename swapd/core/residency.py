@@ -11,7 +11,7 @@ A decision is recorded in the state at the moment it is made.
 from collections.abc import Callable
 from typing import Any
 
-from swapd.core import events
+from swapd.core import events, requests
 from swapd.core.actions import AnyAction
 from swapd.core.admission import Admission
 from swapd.core.events import AnyEvent
@@ -20,12 +20,10 @@ from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
 from swapd.core.records import State
+from swapd.shared import protocol
 from swapd.shared.units import size
 
 _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
-    events.Acquire: leasing.on_acquire,
-    events.AcquireWorkspace: leasing.on_acquire_workspace,
-    events.Release: leasing.on_release,
     events.CopiedIn: copying.on_copied_in,
     events.CopiedOut: copying.on_copied_out,
     events.CopyFailed: copying.on_copy_failed,
@@ -34,23 +32,30 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.DeviceDown: copying.on_device_down,
     events.Revoked: copying.on_revoked,
     events.Tick: ending.on_tick,
-    events.Cancel: leasing.on_cancel,
-    events.Prefetch: leasing.on_prefetch,
-    events.Resize: families.on_resize,
-    events.Register: registration.on_register,
     events.MasterMade: registration.on_master_made,
-    events.Commit: registration.on_commit,
     events.MasterSealed: registration.on_master_sealed,
     events.MasterFailed: registration.on_master_failed,
-    events.Update: registration.on_update,
-    events.GiveUp: registration.on_give_up,
-    events.Unregister: registration.on_unregister,
     events.SessionOpened: ending.on_session_opened,
     events.SessionEnds: ending.on_session_ends,
     events.SessionGone: ending.on_session_gone,
     events.ProcessExited: ending.on_let_go,
     events.LetGo: ending.on_let_go,
     events.Stopping: ending.on_stopping,
+}
+
+#: The same for what is asked: `on_x(ledger, admission, session, request)`, at `ledger.now`.
+_ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
+    protocol.Acquire: leasing.on_acquire,
+    protocol.AcquireWorkspace: leasing.on_acquire_workspace,
+    protocol.Release: leasing.on_release,
+    protocol.Cancel: leasing.on_cancel,
+    protocol.Prefetch: leasing.on_prefetch,
+    protocol.Resize: families.on_resize,
+    protocol.Register: registration.on_register,
+    protocol.Commit: registration.on_commit,
+    protocol.Update: registration.on_update,
+    protocol.GiveUp: registration.on_give_up,
+    protocol.Unregister: registration.on_unregister,
 }
 
 
@@ -78,11 +83,18 @@ class Residency:
             f"loading {', '.join(loading) or 'nothing'}>"
         )
 
+    #: What is wrong with a request whatever the state, or None: then it may be `Asked`.
+    problem_with = staticmethod(requests.problem_with)
+
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Apply one event; return what must now be done, in order."""
         ledger = self.ledger
         ledger.now = event.now
-        _HANDLERS[type(event)](ledger, self.admission, event)
+        if type(event) is events.Asked:
+            asked = event.request
+            _ASKED[type(asked)](ledger, self.admission, event.session, asked)
+        else:
+            _HANDLERS[type(event)](ledger, self.admission, event)
         if ledger.room_differs:
             for name in ledger.automatic:
                 families.spread(ledger, name, None)

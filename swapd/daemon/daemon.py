@@ -27,7 +27,6 @@ from swapd.daemon.masters import NAME, MasterError, Masters
 from swapd.daemon.mover import Mover
 from swapd.daemon.peers import Peer
 from swapd.daemon.publisher import Publisher
-from swapd.daemon.requests import event_of, problem_with
 from swapd.daemon.router import Router
 from swapd.daemon.slices import Slices
 from swapd.daemon.worker import Worker
@@ -296,7 +295,7 @@ class Daemon:
 
     def _on_request(self, session: int, peer: Peer, request: protocol.AnyRequest) -> None:
         unanswered = self._peers[session]
-        problem = problem_with(request)
+        problem = self._core.problem_with(request)
         one_way = isinstance(request, protocol.Release | protocol.Cancel)
         if not one_way:
             problem = problem or _one_too_many(request.id, unanswered)
@@ -314,7 +313,7 @@ class Daemon:
             self._ask_device(session, request.id)
             return
         self._mover.settle()
-        self._post(event_of(request, session, self._clock()))
+        self._post(events.Asked(self._clock(), session, request))
         if isinstance(request, protocol.Release) and request.ack:
             self._router.reply(peer, protocol.Done(request.id))
 

@@ -14,6 +14,7 @@ import msgspec
 from swapd.core import actions, events
 from swapd.core.records import workspace_name
 from swapd.log.journal import Record, parse
+from swapd.shared import protocol
 
 #: Sessions whose label is remembered; a record may name one that is long gone.
 LABELS_MAX = 10_000
@@ -107,20 +108,16 @@ class Seen:
             case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
                 name = self.masters.get(item.uid)
                 return (name,) if name else ()
-            case events.Release(session=session, lease=request):
-                return self.asked.get((session, request), ())
-            case events.Cancel(session=session, acquire=request):
-                return self.asked.get((session, request), ())
+            case events.Asked():
+                return self._about(item.session, item.request)
             case actions.Grant() | actions.Refuse() | actions.Accept():
                 return self.asked.get((item.session, item.request), ())
             case actions.Evict():
                 return (item.name, *self.room_for(item))
             case events.SessionEnds() | events.SessionGone():
                 return tuple(self.owned.get(item.session, ()))
-            case events.Acquire() | events.Prefetch() | actions.Waiting():
+            case actions.Waiting():
                 return item.names
-            case events.AcquireWorkspace():
-                return (workspace_name(item.session, item.request),)
             case (
                 None
                 | events.SessionOpened()
@@ -135,6 +132,17 @@ class Seen:
                 return ()
             case _:
                 return (item.name,)
+
+    def _about(self, session: int, request: protocol.AnyOrder) -> tuple[str, ...]:
+        match request:
+            case protocol.Release(lease=lease) | protocol.Cancel(acquire=lease):
+                return self.asked.get((session, lease), ())
+            case protocol.Acquire() | protocol.Prefetch():
+                return request.names
+            case protocol.AcquireWorkspace():
+                return (workspace_name(session, request.id),)
+            case _:
+                return (request.name,)
 
     def order(self, generation: int) -> Slow | None:
         """What was ordered, and has not ended."""
@@ -155,25 +163,8 @@ class Seen:
                 self.owned.pop(e.session, None)
                 for key in [key for key in self.asked if key[0] == e.session]:
                     del self.asked[key]
-            case events.Acquire() | events.Prefetch() as e:
-                self.asked[e.session, e.request] = e.names
-            case events.AcquireWorkspace() as e:
-                self.asked[e.session, e.request] = self.about(record)
-            case (
-                events.Register()
-                | events.Commit()
-                | events.Update()
-                | events.GiveUp()
-                | events.Unregister()
-                | events.Resize()
-            ) as e:
-                self.asked[e.session, e.request] = (e.name,)
-                if isinstance(e, events.Register):
-                    self.sizes[e.name] = e.nbytes
-            case events.Release() as e:
-                self.asked.pop((e.session, e.lease), None)
-            case events.Cancel() as e:
-                self.asked.pop((e.session, e.acquire), None)
+            case events.Asked() as e:
+                self._note_asked(e.session, e.request)
             case (
                 events.CopiedIn()
                 | events.CopiedOut()
@@ -198,6 +189,15 @@ class Seen:
             case _:
                 pass
 
+    def _note_asked(self, session: int, request: protocol.AnyOrder) -> None:
+        match request:
+            case protocol.Release(lease=lease) | protocol.Cancel(acquire=lease):
+                self.asked.pop((session, lease), None)
+            case _:
+                self.asked[session, request.id] = self._about(session, request)
+        if isinstance(request, protocol.Register):
+            self.sizes[request.name] = request.nbytes
+
     def _forget_component(self, a: actions.DropMaster) -> None:
         self.masters.pop(a.uid, None)
         if a.name in self.masters.values():
@@ -218,7 +218,8 @@ def names_in(lines: Iterable[Line]) -> set[str]:
 
 def belonging(lines: Iterable[Line], name: str) -> set[str]:
     """`name`, and what a record may call it: of a family also its parts, of a part its family."""
-    registered = [e for line in lines if isinstance(e := line.record.event, events.Register)]
+    asked = [e.request for line in lines if isinstance(e := line.record.event, events.Asked)]
+    registered = [request for request in asked if isinstance(request, protocol.Register)]
     parts = {e.name for e in registered if e.part_of == name}
     return {name} | parts | {e.part_of for e in registered if e.name == name and e.part_of}
 

@@ -18,13 +18,13 @@ from collections.abc import Iterable
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import SEGMENTS_MAX
 
 BOARD_BYTES = 64 << 10
 SLOT_BYTES = 16
 SLOTS = BOARD_BYTES // SLOT_BYTES
-#: Segments of one component; one more means that it failed.
-SEGMENTS_MAX = 0xFFFE
-_FAILED = 0xFFFF
+#: In the place of how many segments have arrived.
+_FAILED = SEGMENTS_MAX + 1
 #: Larger than the word of any residency, whatever its lower half is.
 _NEVER = 1 << 62
 

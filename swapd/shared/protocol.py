@@ -33,6 +33,9 @@ LIFELINE_MAX_BYTES = 64 * 1024
 NAME_MAX_CHARS = TEXT_MAX_CHARS
 NAMES_MAX = 1024
 
+#: Most segments of one component: a word of the board counts those that have arrived.
+SEGMENTS_MAX = 0xFFFE
+
 #: No number on the wire is larger, or less than its negative: sums and differences of a few stay
 #: within the 64 bits that an encoder takes.
 NUMBER_MAX = 1 << 62
@@ -40,7 +43,7 @@ NUMBER_MAX = 1 << 62
 Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 #: Names a request, a lease, a ticket.
 Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
-#: Bytes as people give them: what is no size is refused in words (`swapd.daemon.requests`).
+#: Bytes as people give them: what is no size is refused in words (`swapd.core.requests`).
 Size = Number
 #: Uses of one lease that were not told: a client tells of them about once a second.
 USES_MAX = 1 << 32
@@ -215,7 +218,8 @@ class Status(Request, frozen=True, tag="status"):
     pass
 
 
-AnyRequest = (
+#: Requests that may change something.
+AnyOrder = (
     Register
     | Commit
     | Update
@@ -226,10 +230,10 @@ AnyRequest = (
     | Release
     | Cancel
     | Prefetch
-    | Forecast
     | Resize
-    | Status
 )
+
+AnyRequest = AnyOrder | Forecast | Status
 
 
 # --- rpc, daemon to client ---------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Text that others wrote, harmless where people read it.
 
-What crosses the wire is bounded and printable, or refused (the daemon's `requests.py`). What comes
+What crosses the wire is bounded and printable, or refused (the core's `requests.py`). What comes
 from elsewhere (another process's name, a file's, the words of an exception) is escaped: no escape
 sequence, line break, control character or mark that turns text around reaches a terminal, a log or
 an exception.

@@ -13,6 +13,7 @@ from swapd.cli.common import console, say_error
 from swapd.core import actions, events
 from swapd.core.policy import Rules
 from swapd.log.journal import Record, Start, render
+from swapd.shared.protocol import Register
 
 from .conftest import Running, on_terminal, swapd
 
@@ -28,11 +29,11 @@ def assert_harmless(shown: str) -> None:
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     """The log of a daemon that believed whatever it was told."""
-    registered = events.Register(0.0, 1, 1, EVIL, 1, "lru", EVIL, part_of=EVIL, content=EVIL)
+    asked = Register(1, EVIL, 1, EVIL, group=EVIL, part_of=EVIL, content=EVIL)
     said: list[dict[str, Any]] = [
         {"start": Start("0", EVIL, 8, 1 << 20, Rules())},
         {"event": events.SessionOpened(0.0, 1, EVIL)},
-        {"event": registered},
+        {"event": events.Asked(0.0, 1, asked)},
         {"action": actions.Refuse(1, 1, "conflict", EVIL)},
         {"action": actions.Fence(1, EVIL)},
         {"action": actions.Lost(EVIL, 1, EVIL)},

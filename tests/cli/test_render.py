@@ -11,6 +11,8 @@ from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.log.history import Seen
 from swapd.log.journal import Record, Start
+from swapd.shared.protocol import Acquire, AcquireWorkspace, AnyOrder, Register
+from tests.samples import sample
 
 MIB = 1 << 20
 NOON = 1_700_000_000.25
@@ -23,11 +25,11 @@ def seen() -> Seen:
     said: list[AnyEvent | AnyAction] = [
         events.SessionOpened(0.0, 1, "thinker-worker"),
         events.SessionOpened(0.0, 2, "talker-worker"),
-        events.Register(0.0, 1, 1, "thinker", 24 * MIB),
+        events.Asked(0.0, 1, Register(1, "thinker", 24 * MIB)),
         actions.MakeMaster(1, 1, "thinker", 24 * MIB, False),
-        events.Register(0.0, 2, 1, "talker", 20 * MIB),
+        events.Asked(0.0, 2, Register(1, "talker", 20 * MIB)),
         actions.MakeMaster(2, 2, "talker", 20 * MIB, False),
-        events.Acquire(0.0, 2, 5, 1, ("talker",)),
+        events.Asked(0.0, 2, Acquire(5, ("talker",))),
     ]
     for seq, item in enumerate(said, 2):
         seen.note(_record(item, seq=seq))
@@ -129,7 +131,7 @@ def test_a_lease_that_a_failed_load_broke_says_whose_and_why(seen: Seen) -> None
 
 
 def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
-    asked = _record(events.AcquireWorkspace(0.0, 2, 6, 1, 6 * MIB, deadline=1.0))
+    asked = _record(events.Asked(0.0, 2, AcquireWorkspace(6, 6 * MIB, timeout_s=1.0)))
     assert say(asked, seen).detail == "6 MiB for talker-worker (session 2) (within 1 s)"
     seen.note(asked)
     name = "workspace 2.6"
@@ -143,7 +145,7 @@ def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
 
 
 def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:
-    asked = events.Acquire(1.0, 2, 5, 1, ("talker",), 3, 2.0, True, True)
+    asked = events.Asked(1.0, 2, Acquire(5, ("talker",), 1, 1.0, 3, True, True))
     said = say(_record(asked), seen).detail
     assert said.endswith("(session 2) (priority 3, within 1 s, waits for the name, early)")
 
@@ -215,7 +217,10 @@ _EXAMPLES: dict[Any, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", [*get_args(AnyEvent), *get_args(AnyAction)])
+KINDS = [kind for kind in get_args(AnyEvent | AnyAction) if kind is not events.Asked]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_record_has_words(kind: Any, seen: Seen) -> None:
     fields = msgspec.structs.fields(kind)
     given = {
@@ -223,7 +228,15 @@ def test_every_record_has_words(kind: Any, seen: Seen) -> None:
         for f in fields
         if f.required
     }
-    record = _record(kind(**given))
+    assert_has_words(_record(kind(**given)), seen)
+
+
+@pytest.mark.parametrize("kind", get_args(AnyOrder))
+def test_every_request_has_words(kind: type[AnyOrder], seen: Seen) -> None:
+    assert_has_words(_record(events.Asked(1.0, 1, sample(kind))), seen)
+
+
+def assert_has_words(record: Record, seen: Seen) -> None:
     assert say(record, seen).verb
     assert sentence(record, seen).plain.isprintable()
     shown = line(record, seen, everything=True)

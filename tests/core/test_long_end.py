@@ -8,6 +8,7 @@ from swapd.core import events
 from swapd.core.actions import MakeMaster, Refuse
 from swapd.core.check import check
 from swapd.core.records import State
+from swapd.shared.protocol import Acquire, Register
 from tests.core.world import World, remains
 
 #: A world that somebody owns and holds much in: and its session.
@@ -93,7 +94,7 @@ def test_others_are_served_between_two_steps() -> None:
     w, s = much()
     t = w.open()
     w.core.handle(events.SessionEnds(w.now, s, 1))
-    done = w.core.handle(events.Register(w.now, t, 10_001, "new", 1))
+    done = w.core.handle(events.Asked(w.now, t, Register(10_001, "new", 1)))
     assert [a.name for a in done if isinstance(a, MakeMaster)] == ["new"]
 
 
@@ -107,5 +108,5 @@ def test_what_is_about_to_go_can_be_acquired_no_more() -> None:
         w.acquire(t, "a", agent=1)
     w.core.handle(events.SessionEnds(w.now, s, 1))
     assert "a" in w.ledger.components
-    done = w.core.handle(events.Acquire(w.now, t, 10_002, 2, ("a",)))
+    done = w.core.handle(events.Asked(w.now, t, Acquire(10_002, ("a",), 2)))
     assert [a.code for a in done if isinstance(a, Refuse)] == ["unknown_component"]

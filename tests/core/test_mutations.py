@@ -34,6 +34,7 @@ from swapd.core import (
     queue,
     recount,
     registry,
+    requests,
     residency,
     telling,
     turns,
@@ -422,9 +423,45 @@ BUGS = [
     ),
     Bug(
         "a component may be named like a workspace",
-        registration,
-        "if event.name.startswith(WORKSPACE):",
-        "if False:",
+        requests,
+        "if name.startswith(WORKSPACE) or family",
+        "if family",
+    ),
+    Bug(
+        "a family may be named like a workspace",
+        requests,
+        "name.startswith(WORKSPACE) or family.startswith(WORKSPACE):",
+        "name.startswith(WORKSPACE):",
+    ),
+    Bug(
+        "a part stands for itself",
+        requests,
+        "    if family == name:\n",
+        "    if False:\n",
+    ),
+    Bug(
+        "a member of a group excludes nobody",
+        requests,
+        '    if (request.policy == "alternating") != (request.group is not None):\n',
+        "    if False:\n",
+    ),
+    Bug(
+        "a timeout runs from the start of the daemon",
+        requests,
+        "else now + timeout_s",
+        "else timeout_s",
+    ),
+    Bug(
+        "bytes that are laid out otherwise are shared",
+        requests,
+        'f"{request.content} {request.layout}" if',
+        "request.content if",
+    ),
+    Bug(
+        "the lease of a cancelled acquire is held on",
+        leasing,
+        "    else:\n        _take_back(ledger, admission, key)\n",
+        "",
     ),
     Bug(
         "a workspace is granted a place",
@@ -580,7 +617,7 @@ BUGS = [
     Bug(
         "a family has several owners",
         registration,
-        "    if any(c.session != event.session for c in parts.values()):",
+        "    if any(c.session != session for c in parts.values()):",
         "    if False:",
     ),
     Bug(
@@ -610,8 +647,8 @@ BUGS = [
     Bug(
         "a family is not prefetched by its name",
         leasing,
-        "    names = ledger.expand(event.names)\n",
-        "    names = event.names\n",
+        "    names = ledger.expand(asked.names)\n",
+        "    names = asked.names\n",
     ),
     Bug(
         "the grant of a family does not name its parts",
@@ -695,7 +732,7 @@ BUGS = [
     Bug(
         "a family that was told how much to keep is spread anew",
         families,
-        "ledger.automatic.pop(event.name, None)",
+        "ledger.automatic.pop(asked.name, None)",
         "pass",
     ),
     Bug(
@@ -965,7 +1002,7 @@ SCENARIOS: list[Callable[[Make], None]] = [
 
 #: The modules a bug may be in, each after those that it imports.
 CHAIN = (
-    *(policy, chunks, turns, contents, queue, deadlock, holdings),
+    *(policy, requests, chunks, turns, contents, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
     *(verdict, hold_and_wait, admission, planner, recount),
     *(copying, ending, families, leasing, registration, residency),

@@ -10,6 +10,7 @@ from swapd.core import planner
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.records import State
+from swapd.shared.protocol import AnyOrder
 
 README = (Path(swapd.core.__file__).parent / "README.md").read_text()
 ROOT_README = (Path(swapd.core.__file__).parents[2] / "README.md").read_text()
@@ -18,6 +19,11 @@ ROOT_README = (Path(swapd.core.__file__).parents[2] / "README.md").read_text()
 @pytest.mark.parametrize("event", get_args(AnyEvent), ids=lambda cls: cls.__name__)
 def test_every_event_is_named(event: type) -> None:
     assert f"`{event.__name__}`" in README
+
+
+@pytest.mark.parametrize("request_", get_args(AnyOrder), ids=lambda cls: cls.__name__)
+def test_every_request_is_named(request_: type) -> None:
+    assert f"`{request_.__name__}`" in README
 
 
 @pytest.mark.parametrize("action", get_args(AnyAction), ids=lambda cls: cls.__name__)

@@ -36,36 +36,42 @@ from swapd.core.actions import (
 from swapd.core.check import check
 from swapd.core.chunks import count
 from swapd.core.events import (
-    Acquire,
-    AcquireWorkspace,
     AnyEvent,
-    Cancel,
-    Commit,
+    Asked,
     CopiedIn,
     CopiedOut,
     CopyFailed,
-    GiveUp,
     Lent,
     LetGo,
     MasterFailed,
     MasterMade,
     MasterSealed,
-    Prefetch,
     ProcessExited,
     Reclaimed,
-    Register,
-    Release,
-    Resize,
     Revoked,
     SessionGone,
     SessionOpened,
     Stopping,
     Tick,
+)
+from swapd.core.records import Key, State, workspace_name
+from swapd.shared.protocol import (
+    Acquire,
+    AcquireWorkspace,
+    AnyOrder,
+    Cancel,
+    Code,
+    Commit,
+    GiveUp,
+    Policy,
+    Prefetch,
+    Register,
+    Release,
+    Resize,
+    Runs,
     Unregister,
     Update,
 )
-from swapd.core.records import Key, State, workspace_name
-from swapd.shared.protocol import Code, Policy, Runs
 from tests.core.arena import Arena, numbers
 
 #: Sessions are numbered from here, so that a number found in a snapshot is one of them.
@@ -201,6 +207,7 @@ class World:
         part_of: str = "",
         passing: bool = False,
         content: str = "",
+        layout: str = "",
     ) -> Key:
         key = self._key(session)
         if name not in self.owner:
@@ -209,21 +216,32 @@ class World:
                 self.mutable.add(name)
             if name not in self.part_of.values():
                 self.part_of[name] = part_of
-        where = (*key, name, nbytes, policy, group, mutable, ())
-        self.send(Register(self.now, *where, part_of, content, passing))
+        asked = Register(
+            key[1],
+            name,
+            nbytes,
+            policy=policy,
+            group=group,
+            mutable=mutable,
+            part_of=part_of,
+            content=content,
+            layout=layout,
+            passing=passing,
+        )
+        self.ask(session, asked)
         return key
 
     def commit(self, session: int, name: str, *also: str) -> Key:
         key = self._key(session)
         self._committing[key] = (name, *also)
-        self.send(Commit(self.now, *key, name, also))
+        self.ask(session, Commit(key[1], name, also))
         return key
 
     def update(self, session: int, name: str) -> Key:
         """Begin an update."""
         key = self._key(session)
         self.updates[name] = key[1]
-        self.send(Update(self.now, *key, name))
+        self.ask(session, Update(key[1], name))
         return key
 
     def renew(self, session: int, name: str) -> None:
@@ -237,13 +255,13 @@ class World:
 
     def give_up(self, session: int, name: str) -> Key:
         key = self._key(session)
-        self.send(GiveUp(self.now, *key, name, self.updates.get(name, 0)))
+        self.ask(session, GiveUp(key[1], name, self.updates.get(name, 0)))
         return key
 
     def unregister(self, session: int, name: str) -> Key:
         key = self._key(session)
         self._unregistering[key] = name
-        self.send(Unregister(self.now, *key, name))
+        self.ask(session, Unregister(key[1], name))
         return key
 
     def acquire(
@@ -257,12 +275,11 @@ class World:
         early: bool = False,
     ) -> Key:
         key = self._key(session)
-        deadline = None if timeout is None else self.now + timeout
-        event = Acquire(self.now, *key, agent, names, priority, deadline, wait, early)
-        self.asked[key] = self.waiting[key] = event
+        asked = Acquire(key[1], names, agent, timeout, priority, wait, early)
+        self.asked[key] = self.waiting[key] = asked
         held = {n for (s, _), held in self.leases.items() if s == session for n in held}
         self.to_see[key] = {n: u for n, u in self.current.items() if n not in held}
-        self.send(event)
+        self.ask(session, asked)
         return key
 
     def workspace(
@@ -274,11 +291,10 @@ class World:
         timeout: float | None = None,
     ) -> Key:
         key = self._key(session)
-        deadline = None if timeout is None else self.now + timeout
         names = (workspace_name(*key),)
-        self.asked[key] = Acquire(self.now, *key, agent, names, priority, deadline)
+        self.asked[key] = Acquire(key[1], names, agent, timeout, priority)
         self.waiting[key] = self.asked[key]
-        self.send(AcquireWorkspace(self.now, *key, agent, nbytes, priority, deadline))
+        self.ask(session, AcquireWorkspace(key[1], nbytes, agent, timeout, priority))
         return key
 
     def use(self, session: int, *names: str, agent: int = 0) -> Key:
@@ -292,23 +308,23 @@ class World:
         """Use and release at once."""
         self.release(self.use(session, *names))
 
-    def release(self, key: Key) -> None:
+    def release(self, key: Key, again: int = 0) -> None:
         self.leases.pop(key, None)
-        self.send(Release(self.now, *key))
+        self.ask(key[0], Release(0, key[1], again=again))
 
     def cancel(self, key: Key) -> None:
         self.waiting.pop(key, None)
         self.leases.pop(key, None)
-        self.send(Cancel(self.now, *key))
+        self.ask(key[0], Cancel(0, key[1]))
 
     def prefetch(self, session: int, *names: str) -> Key:
         key = self._key(session)
-        self.send(Prefetch(self.now, *key, names))
+        self.ask(session, Prefetch(key[1], names))
         return key
 
     def resize(self, session: int, name: str, resident_bytes: int | None = None) -> Key:
         key = self._key(session)
-        self.send(Resize(self.now, *key, name, resident_bytes))
+        self.ask(session, Resize(key[1], name, resident_bytes))
         return key
 
     def leave(self, session: int, alive: bool = False) -> None:
@@ -482,6 +498,14 @@ class World:
         return self.log[since:]
 
     # --- books ---------------------------------------------------------------------------
+
+    def ask(self, session: int, request: AnyOrder) -> None:
+        """Hand one request to the core, if nothing is wrong with it by itself."""
+        if problem := self.core.problem_with(request):
+            self.out = [Refuse(session, request.id, "bad_request", problem)]
+            self._note(self.out[0])
+        else:
+            self.send(Asked(self.now, session, request))
 
     def send(self, event: AnyEvent) -> list[AnyAction]:
         """Hand one event to the core, and check all it must keep."""

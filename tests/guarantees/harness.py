@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import zmq
 
-from swapd.core.events import SessionGone, SessionOpened
+from swapd.core.events import Asked, SessionGone, SessionOpened
 from swapd.log import journal
 from swapd.log.journal import Record
 from swapd.shared import protocol, runtime_dir
@@ -231,14 +231,18 @@ class Watch:
         raise AssertionError("the daemon publishes no records")
 
     def until(self, kind: str, **fields: object) -> Any:
-        """The next event or action that matches, after the last one that was found."""
+        """The next event or action that matches, after the last one that was found.
+
+        What is asked is found as what it is, a request; whose it is may be among the fields.
+        """
         while True:
             while self._at < len(self.history):
                 record = self.history[self._at]
                 self._at += 1
-                said = record.event or record.action
+                asked_by, said = _said(record)
                 if type(said).__name__ == kind and all(
-                    getattr(said, name) == value for name, value in fields.items()
+                    (asked_by if name == "session" and asked_by else getattr(said, name)) == value
+                    for name, value in fields.items()
                 ):
                     return said
             self._read(f"{kind} {fields}")
@@ -261,7 +265,7 @@ class Watch:
             last = self.history[-1].event
             if isinstance(last, SessionOpened) and last.label == label:
                 break
-        said = [record.event or record.action for record in self.history]
+        said = [_said(record)[1] for record in self.history]
         return [one for one in said if type(one).__name__ == kind]
 
     parse = staticmethod(journal.parse)
@@ -289,6 +293,13 @@ class Watch:
 
 
 # --- workers -----------------------------------------------------------------------------
+
+
+def _said(record: Record) -> tuple[int | None, Any]:
+    """What a record is about: of what was asked the session and the request, else the event or
+    action."""
+    said = record.event or record.action
+    return (said.session, said.request) if isinstance(said, Asked) else (None, said)
 
 
 class WorkerError(Exception):

@@ -6,6 +6,7 @@ Whoever else holds the old ones, in the same process or in others, and however s
 from typing import Any
 
 from swapd.core import actions, events
+from swapd.shared.protocol import Acquire
 from tests.guarantees.harness import MIB, Daemon, World
 from tests.guarantees.worker import digest, pattern
 
@@ -23,8 +24,9 @@ def granted_old(daemon: Daemon, name: str) -> list[Any]:
     for said in records[took_place:]:
         if isinstance(said, actions.Evict) and said.name == name and said.reason == "update":
             return early
-        if isinstance(said, events.Acquire) and name in said.names:
-            asked.add((said.session, said.request))
+        match said:
+            case events.Asked(session=session, request=Acquire(id=id, names=names)):
+                asked |= {(session, id)} if name in names else set()
         if isinstance(said, actions.Grant) and (said.session, said.request) in asked:
             early.append(said)
     raise AssertionError(f"the old bytes of {name} never left")

@@ -2,24 +2,21 @@
 
 from swapd.core import explain, leaving, policy
 from swapd.core.admission import Admission
-from swapd.core.events import Resize
 from swapd.core.ledger import Ledger
-from swapd.shared.protocol import REST, Code, part_name
+from swapd.shared.protocol import REST, Code, Resize, part_name
 
 
-def on_resize(ledger: Ledger, admission: Admission, event: Resize) -> None:
-    key = (event.session, event.request)
-    if event.name not in ledger.families:
-        return ledger.refuse(key, "unknown_component", explain.no_family(ledger, event.name))
-    if event.resident_bytes is not None and event.resident_bytes < 0:
-        return ledger.refuse(key, "bad_request", explain.SIZE)
-    if problem := _never_stays(ledger, event.name):
+def on_resize(ledger: Ledger, admission: Admission, session: int, asked: Resize) -> None:
+    key = (session, asked.id)
+    if asked.name not in ledger.families:
+        return ledger.refuse(key, "unknown_component", explain.no_family(ledger, asked.name))
+    if problem := _never_stays(ledger, asked.name):
         return ledger.refuse(key, *problem)
-    if event.resident_bytes is None:
-        ledger.automatic[event.name] = None
+    if asked.resident_bytes is None:
+        ledger.automatic[asked.name] = None
     else:
-        ledger.automatic.pop(event.name, None)
-    spread(ledger, event.name, event.resident_bytes)
+        ledger.automatic.pop(asked.name, None)
+    spread(ledger, asked.name, asked.resident_bytes)
     ledger.accept(key)
 
 

@@ -2,17 +2,16 @@
 
 from swapd.core import explain, leases, verdict, workspaces
 from swapd.core.admission import Admission
-from swapd.core.events import Acquire, AcquireWorkspace, Cancel, Prefetch, Release
 from swapd.core.ledger import Ledger
 from swapd.core.records import WORKSPACE, Key, workspace_name
-from swapd.shared.protocol import Code
+from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release
 
 
-def on_acquire(ledger: Ledger, admission: Admission, event: Acquire) -> None:
-    key = (event.session, event.request)
+def on_acquire(ledger: Ledger, admission: Admission, session: int, asked: Acquire) -> None:
+    key = (session, asked.id)
     if problem := _unheard(ledger, key):
         return ledger.refuse(key, *problem)
-    w = admission.waiter(event)
+    w = admission.waiter(session, asked)
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
     missing.sort(key=lambda n: not n.startswith(WORKSPACE))
     if missing and (not w.wait or missing[0].startswith(WORKSPACE)):
@@ -20,17 +19,17 @@ def on_acquire(ledger: Ledger, admission: Admission, event: Acquire) -> None:
     admission.ask(w, missing)
 
 
-def on_acquire_workspace(ledger: Ledger, admission: Admission, event: AcquireWorkspace) -> None:
-    key = (event.session, event.request)
+def on_acquire_workspace(
+    ledger: Ledger, admission: Admission, session: int, asked: AcquireWorkspace
+) -> None:
+    key = (session, asked.id)
     if problem := _unheard(ledger, key):
         return ledger.refuse(key, *problem)
     if workspace_name(*key) in ledger.components:
         return ledger.refuse(key, "bad_request", explain.REPLAYED)  # it is on its way back
-    if event.nbytes <= 0:
-        return ledger.refuse(key, "bad_request", explain.WORKSPACE_SIZE)
-    name = workspaces.open_one(ledger, key, event.nbytes, ledger.chunks_for(event.nbytes))
-    asked = Acquire(event.now, *key, event.agent, (name,), event.priority, event.deadline)
-    admission.ask(admission.waiter(asked), [])
+    name = workspaces.open_one(ledger, key, asked.nbytes, ledger.chunks_for(asked.nbytes))
+    by_name = Acquire(asked.id, (name,), asked.agent, asked.timeout_s, asked.priority)
+    admission.ask(admission.waiter(session, by_name), [])
 
 
 def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
@@ -41,24 +40,29 @@ def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
     return ("stopping", explain.STOPPING) if ledger.stopping else None
 
 
-def on_release(ledger: Ledger, admission: Admission, event: Release) -> None:
+def on_release(ledger: Ledger, admission: Admission, session: int, asked: Release) -> None:
+    _take_back(ledger, admission, (session, asked.lease), asked.again)
+
+
+def on_cancel(ledger: Ledger, admission: Admission, session: int, asked: Cancel) -> None:
+    key = (session, asked.acquire)
+    if w := admission.queue.get(key):
+        admission.forget(w)
+    else:
+        _take_back(ledger, admission, key)
+
+
+def _take_back(ledger: Ledger, admission: Admission, key: Key, again: int = 0) -> None:
     # Released before, or its session is gone: nothing to do.
-    if leases.take_back(ledger, (event.session, event.lease), again=event.again):
+    if leases.take_back(ledger, key, again):
         ledger.replan |= admission.somebody_waits
 
 
-def on_cancel(ledger: Ledger, admission: Admission, event: Cancel) -> None:
-    if w := admission.queue.get((event.session, event.acquire)):
-        admission.forget(w)
-    else:
-        on_release(ledger, admission, Release(event.now, event.session, event.acquire))
-
-
-def on_prefetch(ledger: Ledger, admission: Admission, event: Prefetch) -> None:
-    key = (event.session, event.request)
+def on_prefetch(ledger: Ledger, admission: Admission, session: int, asked: Prefetch) -> None:
+    key = (session, asked.id)
     if ledger.stopping:
         return ledger.refuse(key, "stopping", explain.STOPPING)
-    names = ledger.expand(event.names)
+    names = ledger.expand(asked.names)
     for name in names:
         if not ledger.may_be_acquired(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))

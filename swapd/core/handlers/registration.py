@@ -2,66 +2,49 @@
 
 from swapd.core import explain, leaving, registry, updates
 from swapd.core.admission import Admission
-from swapd.core.events import (
-    Commit,
-    GiveUp,
-    MasterFailed,
-    MasterMade,
-    MasterSealed,
-    Register,
-    Unregister,
-    Update,
-)
+from swapd.core.events import MasterFailed, MasterMade, MasterSealed
 from swapd.core.ledger import Ledger
-from swapd.core.records import WORKSPACE, Component, State
-from swapd.shared.protocol import Code
+from swapd.core.records import Component, State
+from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
 
 
-def on_register(ledger: Ledger, admission: Admission, event: Register) -> None:
-    chunks = ledger.chunks_for(event.nbytes)
-    if problem := _unregisterable(ledger, event, chunks):
-        ledger.refuse((event.session, event.request), *problem)
+def on_register(ledger: Ledger, admission: Admission, session: int, asked: Register) -> None:
+    chunks = ledger.chunks_for(asked.nbytes)
+    if problem := _unregisterable(ledger, session, asked, chunks):
+        ledger.refuse((session, asked.id), *problem)
     else:
-        registry.register(ledger, event, chunks)
+        registry.register(ledger, session, asked, chunks)
 
 
-def _unregisterable(ledger: Ledger, event: Register, chunks: int) -> tuple[Code, str] | None:
+def _unregisterable(
+    ledger: Ledger, session: int, asked: Register, chunks: int
+) -> tuple[Code, str] | None:
     """Why a component may not be registered, or None if it may."""
-    if event.session not in ledger.sessions:
+    if session not in ledger.sessions:
         return "bad_request", explain.REPLAYED
-    if event.nbytes < 0:
-        return "bad_request", explain.SIZE
-    if event.name.startswith(WORKSPACE):
-        return "bad_request", explain.RESERVED
     if ledger.stopping:
         return "stopping", explain.STOPPING
-    if problem := _misnamed(ledger, event):
+    if problem := _misnamed(ledger, session, asked):
         return problem
-    if (event.policy == "alternating") != (event.group is not None):
-        return "bad_request", explain.GROUP
-    fixed = ledger.never_leaving() if event.policy == "resident" else 0
+    fixed = ledger.never_leaving() if asked.policy == "resident" else 0
     if chunks + fixed > ledger.pool.total:
-        return "too_large", explain.too_large(ledger, event.name, chunks, fixed)
+        return "too_large", explain.too_large(ledger, asked.name, chunks, fixed)
     return None
 
 
-def _misnamed(ledger: Ledger, event: Register) -> tuple[Code, str] | None:
+def _misnamed(ledger: Ledger, session: int, asked: Register) -> tuple[Code, str] | None:
     """A name is one component's, or one family's, which belongs to one session."""
-    if other := ledger.components.get(event.name):
+    if other := ledger.components.get(asked.name):
         return "duplicate_name", explain.duplicate(ledger, other)
-    if parts := ledger.families.get(event.name):
-        return "duplicate_name", explain.is_family(ledger, event.name, parts.values())
-    if not event.part_of:
+    if parts := ledger.families.get(asked.name):
+        return "duplicate_name", explain.is_family(ledger, asked.name, parts.values())
+    if not asked.part_of:
         return None
-    if event.part_of.startswith(WORKSPACE):
-        return "bad_request", explain.RESERVED
-    if event.part_of == event.name:
-        return "bad_request", explain.part_of_itself(event.name)
-    if other := ledger.components.get(event.part_of):
+    if other := ledger.components.get(asked.part_of):
         return "duplicate_name", explain.duplicate(ledger, other)
-    parts = ledger.families.get(event.part_of, {})
-    if any(c.session != event.session for c in parts.values()):
-        return "duplicate_name", explain.is_family(ledger, event.part_of, parts.values())
+    parts = ledger.families.get(asked.part_of, {})
+    if any(c.session != session for c in parts.values()):
+        return "duplicate_name", explain.is_family(ledger, asked.part_of, parts.values())
     return None
 
 
@@ -75,20 +58,20 @@ def on_master_made(ledger: Ledger, admission: Admission, event: MasterMade) -> N
         registry.answer(ledger, c)
 
 
-def on_commit(ledger: Ledger, admission: Admission, event: Commit) -> None:
-    key = (event.session, event.request)
+def on_commit(ledger: Ledger, admission: Admission, session: int, asked: Commit) -> None:
+    key = (session, asked.id)
     parts = []
-    for name in dict.fromkeys((event.name, *event.also)):
+    for name in dict.fromkeys((asked.name, *asked.also)):
         c = ledger.components.get(name)
-        if c is None or c.workspace or c.session != event.session:
+        if c is None or c.workspace or c.session != session:
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
         parts.append(c)
     if all(c.renewal is not None and c.renewal.request is None for c in parts):
-        return updates.seal_together(ledger, tuple(parts), event.request)
+        return updates.seal_together(ledger, tuple(parts), asked.id)
     c = parts[0]
     if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
         return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
-    c.answer = event.request
+    c.answer = asked.id
     registry.seal(ledger, c, c.uid)
 
 
@@ -131,12 +114,12 @@ def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
     return None
 
 
-def on_update(ledger: Ledger, admission: Admission, event: Update) -> None:
-    key = (event.session, event.request)
-    c = ledger.components.get(event.name)
-    if c is None or not ledger.may_be_acquired(event.name):
-        return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
-    if c.session != event.session:
+def on_update(ledger: Ledger, admission: Admission, session: int, asked: Update) -> None:
+    key = (session, asked.id)
+    c = ledger.components.get(asked.name)
+    if c is None or not ledger.may_be_acquired(asked.name):
+        return ledger.refuse(key, "unknown_component", explain.unknown(ledger, asked.name))
+    if c.session != session:
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "update"))
     if c.mutable:
         return ledger.refuse(key, "bad_request", explain.written_under_a_lease(c))
@@ -144,35 +127,35 @@ def on_update(ledger: Ledger, admission: Admission, event: Update) -> None:
         return ledger.refuse(key, "stopping", explain.STOPPING)
     if c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.being_updated(c))
-    updates.begin(ledger, c, event.request)
+    updates.begin(ledger, c, asked.id)
 
 
-def on_give_up(ledger: Ledger, admission: Admission, event: GiveUp) -> None:
-    key = (event.session, event.request)
-    c = ledger.components.get(event.name)
-    if c is not None and c.session == event.session and c.updated_by == event.update:
+def on_give_up(ledger: Ledger, admission: Admission, session: int, asked: GiveUp) -> None:
+    key = (session, asked.id)
+    c = ledger.components.get(asked.name)
+    if c is not None and c.session == session and c.updated_by == asked.update:
         return ledger.refuse(key, "bad_request", explain.took_place(c))
-    renewal = c.renewal if c is not None and c.session == event.session else None
-    if c is not None and renewal is not None and renewal.begun_by == event.update:
+    renewal = c.renewal if c is not None and c.session == session else None
+    if c is not None and renewal is not None and renewal.begun_by == asked.update:
         if renewal.request is not None:
-            asked = (c.session, renewal.request)
-            ledger.refuse(asked, "bad_request", explain.given_up(c))
+            waiting = (c.session, renewal.request)
+            ledger.refuse(waiting, "bad_request", explain.given_up(c))
         updates.give_up(ledger, c, renewal)
     ledger.accept(key)
 
 
-def on_unregister(ledger: Ledger, admission: Admission, event: Unregister) -> None:
-    key = (event.session, event.request)
-    c = ledger.components.get(event.name)
+def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unregister) -> None:
+    key = (session, asked.id)
+    c = ledger.components.get(asked.name)
     if c is None or c.workspace:
-        return ledger.refuse(key, "unknown_component", explain.unknown(ledger, event.name))
-    if c.session != event.session:
+        return ledger.refuse(key, "unknown_component", explain.unknown(ledger, asked.name))
+    if c.session != session:
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "unregister"))
     if c.leases or c.answer is not None or c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
     if c.damaged and c.dirty:  # its worker can put it together, and nobody else
         return ledger.refuse(key, "device_failed", explain.damaged(c))
-    c.answer = event.request
+    c.answer = asked.id
     registry.set_unregistering(ledger, c, True)
     admission.turn_away(c, explain.unregistered(c))
     if not ledger.is_current(c):

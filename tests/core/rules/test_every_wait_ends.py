@@ -17,6 +17,20 @@ def test_a_deadline_refuses_and_says_who_holds_what(make: Make) -> None:
     assert "worker (session 7001)" in refusal.message
 
 
+def test_a_timeout_runs_from_when_it_was_asked(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    w.use(s, "a")
+    w.sleep(100.0)
+    key = w.acquire(t, "b", timeout=5.0)
+    w.sleep(4.9)
+    assert key in w.waiting
+    w.sleep(0.1)
+    assert w.refusal(key).code == "timeout"
+
+
 def test_a_deadline_ends_a_wait_for_a_copy_and_the_copy_stays_useful(make: Make) -> None:
     w = make(10)
     s = w.open()

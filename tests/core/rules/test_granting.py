@@ -1,7 +1,6 @@
 """Granting, loading, sharing."""
 
 from swapd.core.actions import CopyIn, Evict, Evicted, Grant, Revoke
-from swapd.core.events import Release
 from swapd.core.ledger import HITS_MAX
 from swapd.core.records import State
 from swapd.shared.protocol import Placement
@@ -35,8 +34,7 @@ def test_hits_that_a_worker_tells_of_are_counted_as_far_as_can_be_said(make: Mak
     w.touch(s, "a")
     for again, expected in ((5, 6), (HITS_MAX, HITS_MAX), (HITS_MAX, HITS_MAX)):
         key = w.acquire(s, "a")
-        w.leases.pop(key)
-        w.send(Release(w.now, *key, again=again))
+        w.release(key, again=again)
         assert w.ledger.components["a"].hits == expected
         assert w.ledger.hits == expected
 
@@ -221,10 +219,10 @@ def test_a_loaded_component_that_its_waiter_has_not_used_is_not_evicted(make: Ma
     assert w.granted(both)
 
 
-def test_an_acquire_of_nothing_is_granted(make: Make) -> None:
+def test_an_acquire_of_nothing_is_refused(make: Make) -> None:
     w = make(10)
     s = w.open()
-    assert w.granted(w.acquire(s))
+    assert "name at least one" in w.refusal(w.acquire(s)).message
 
 
 def test_a_name_asked_twice_in_one_acquire_counts_once(make: Make) -> None:

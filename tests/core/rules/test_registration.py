@@ -1,8 +1,9 @@
 """Registering a component."""
 
 from swapd.core.actions import Accept
-from swapd.core.events import Acquire, Register
+from swapd.core.events import Asked
 from swapd.core.records import State
+from swapd.shared.protocol import Acquire, Register
 from tests.core.world import Make
 
 
@@ -85,8 +86,8 @@ def test_a_request_of_no_session_and_a_replayed_one_are_refused(make: Make) -> N
     s = w.open()
     w.register(s, "a")
     _, request = w.use(s, "a")
-    for event in (Acquire(0.0, s, request, 0, ("a",)), Acquire(0.0, 99, 1, 0, ("a",))):
-        (answer,) = w.core.handle(event)
+    for session, number in ((s, request), (99, 1)):
+        (answer,) = w.core.handle(Asked(0.0, session, Acquire(number, ("a",))))
         assert "bad_request" in repr(answer)
-    (answer,) = w.core.handle(Register(0.0, 99, 1, "b", 1))
+    (answer,) = w.core.handle(Asked(0.0, 99, Register(1, "b", 1)))
     assert "bad_request" in repr(answer)

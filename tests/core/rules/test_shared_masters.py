@@ -21,6 +21,13 @@ def fill(w: World, session: int, name: str) -> None:
     w.make_master(w.newest[name])
 
 
+def test_what_is_laid_out_otherwise_is_not_shared(make: Make) -> None:
+    w, first, second = two(make)
+    fill(w, first, "a")
+    w.ask_register(second, "b", 4, content="x", layout="another")
+    assert made(w) == [("b", 0)]
+
+
 def two(make: Make) -> tuple[World, int, int]:
     """A world with two sessions; what the first registers, as `a`, is being filled."""
     w = make(10)

@@ -1,0 +1,105 @@
+"""What a request says by itself: what is wrong with it, until when it waits, what it shares.
+
+Lives here: every check that a type cannot say, and that needs no state. A request that fails one
+is refused at the border, and never becomes an event. May not live here: whether it may be granted.
+"""
+
+from itertools import pairwise
+
+from swapd.core.records import WORKSPACE
+from swapd.shared import protocol
+from swapd.shared.text import problem_with_text
+
+#: More than any machine has: a size above it is a mistake.
+_BYTES_MAX = 1 << 50
+
+#: Longer than any daemon runs: who waits so long, or for ever (inf), has no deadline.
+_TIMEOUT_MAX_S = 1e9
+
+
+def problem_with(request: protocol.AnyRequest) -> str | None:
+    """What is wrong with a request that decodes, for its sender; None if nothing is."""
+    match request:
+        case protocol.Acquire():
+            return _names(request.names) or _timeout(request.timeout_s)
+        case protocol.AcquireWorkspace():
+            return _workspace(request.nbytes) or _timeout(request.timeout_s)
+        case protocol.Prefetch() | protocol.Forecast():
+            return _names(request.names)
+        case protocol.Register():
+            return _named(request) or _size(request.nbytes, request.segments) or _rest(request)
+        case protocol.Commit():
+            return _names((request.name, *request.also))
+        case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
+            return _names((request.name,))
+        case protocol.Resize():
+            return _names((request.name,)) or _size(request.resident_bytes or 0, ())
+        case _:
+            return None
+
+
+def _names(names: tuple[str, ...]) -> str | None:
+    if not names:
+        return "names no component; name at least one"
+    if len(names) > protocol.NAMES_MAX:
+        return f"more than {protocol.NAMES_MAX} names in one request"
+    for name in names:
+        if not 0 < len(name) <= protocol.NAME_MAX_CHARS or not name.isprintable():
+            return f"{name[:40]!r} is no name: 1 to {protocol.NAME_MAX_CHARS} printable characters"
+    return None
+
+
+def _timeout(timeout_s: float | None) -> str | None:
+    return None if (timeout_s or 0.0) >= 0.0 else f"timeout_s={timeout_s} is no time"
+
+
+def _workspace(nbytes: int) -> str | None:
+    return None if 0 < nbytes < _BYTES_MAX else f"nbytes={nbytes} is no size of a workspace"
+
+
+def _named(request: protocol.Register) -> str | None:
+    name, family = request.name, request.part_of
+    if problem := _names((name, family) if family else (name,)):
+        return problem
+    if name.startswith(WORKSPACE) or family.startswith(WORKSPACE):
+        return f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
+    if family == name:
+        return (
+            f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
+        )
+    return None
+
+
+def _rest(request: protocol.Register) -> str | None:
+    if (request.policy == "alternating") != (request.group is not None):
+        return 'policy "alternating" needs group="...", and no other policy takes one'
+    said = {"content": request.content, "layout": request.layout, "group": request.group or ""}
+    for what, text in said.items():
+        if problem := problem_with_text(what, text):
+            return problem
+    if request.content and request.mutable:
+        return "a mutable component shares its bytes with no other; give no content"
+    if request.passing and not request.part_of:
+        return 'only a part of a family passes through; give part_of, or policy="sequential"'
+    return None
+
+
+def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
+    if not 0 <= nbytes < _BYTES_MAX:
+        return f"nbytes={nbytes} is no size"
+    if len(segments) > protocol.SEGMENTS_MAX:
+        return f"{len(segments)} segments; at most {protocol.SEGMENTS_MAX}"
+    rising = all(a <= b for a, b in pairwise((0, *segments)))
+    if segments and not (rising and segments[-1] == nbytes):
+        return f"segments must end at rising offsets, the last at nbytes={nbytes}"
+    return None
+
+
+def deadline(timeout_s: float | None, now: float) -> float | None:
+    """Until when an acquire waits that came `now`; None: without end."""
+    return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s
+
+
+def content(request: protocol.Register) -> str:
+    """What the bytes will be, and where in the master: those that share it are equal in both."""
+    return f"{request.content} {request.layout}" if request.content else ""
