@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
+from swapd.core.events import (
+    AnyEvent,
+    CopyFailed,
+    DeviceDown,
+    Dropped,
+    Dropping,
+    Lent,
+    Reclaimed,
+)
 from swapd.daemon import lending
 from swapd.daemon.lending import Lender
 from swapd.device import DeviceError, DeviceLost
@@ -67,7 +75,6 @@ class Worker:
 class Told:
     def __init__(self) -> None:
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
-        self.fenced: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
         self.crashes: asyncio.Queue[BaseException] = asyncio.Queue()
 
 
@@ -80,7 +87,7 @@ async def lender_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LenderOf]:
     monkeypatch.setattr(lending, "RETRY_LAST_S", 0.002)
     made: list[Lender] = []
 
-    def make(device: Any, timeout_s: float = 60.0) -> tuple[Lender, Told]:
+    def make(device: Any) -> tuple[Lender, Told]:
         told = Told()
         lender = Lender(
             device,
@@ -88,8 +95,6 @@ async def lender_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LenderOf]:
             lambda: NOW,
             told.events.put_nowait,
             told.crashes.put_nowait,
-            lambda session, why: told.fenced.put_nowait((session, why)),
-            timeout_s,
         )
         made.append(lender)
         return lender, told
@@ -117,11 +122,15 @@ async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> N
     assert isinstance(first, protocol.Drop)
     assert isinstance(second, protocol.Drop)
     assert (first.numbers, second.numbers) == ((2,), (2, 3))
+    assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2))
     lender.dropped(2, first.ticket)  # somebody else's: a lie
     lender.dropped(1, first.ticket)
     lender.dropped(1, first.ticket)  # twice
     assert device.calls == []
+    assert told.events.get_nowait() == Dropped(NOW, 1, 5)
+    assert told.events.empty()
     lender.dropped(2, second.ticket)
+    assert told.events.get_nowait() == Dropped(NOW, 2, 5)
     assert await told.events.get() == Lent(NOW, 5)
     assert (one.files, two.files) == ({1}, {4})
 
@@ -132,6 +141,7 @@ async def test_who_is_gone_is_not_waited_for(lender_of: LenderOf) -> None:
     lender.lend(ORDER, workers)
     lender.session_gone(1)
     lender.session_gone(2)
+    assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2))
     assert await told.events.get() == Lent(NOW, 5)
 
 
@@ -152,19 +162,10 @@ async def test_who_is_gone_while_others_are_asked_ends_nothing_early(lender_of: 
     assert isinstance(drop, protocol.Drop)
     assert device.calls == [], "the other has not let go"
     lender.dropped(2, drop.ticket)
+    assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2)), "before any answer to it"
+    assert told.events.get_nowait() == Dropped(NOW, 2, 5)
     assert await told.events.get() == Lent(NOW, 5)
     assert device.calls == ["lend"]
-
-
-async def test_who_does_not_let_go_is_fenced(lender_of: LenderOf) -> None:
-    lender, told = lender_of(Device(), timeout_s=0.001)
-    workers: Any = {7: Worker(2)}
-    lender.lend(ORDER, workers)
-    session, why = await told.fenced.get()
-    assert session == 7
-    assert "did not let go of memory lent to others" in why
-    lender.session_gone(7)
-    assert await told.events.get() == Lent(NOW, 5)
 
 
 async def test_what_cannot_be_lent_is_whole_again_before_it_is_said(lender_of: LenderOf) -> None:

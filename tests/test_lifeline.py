@@ -16,6 +16,7 @@ from swapd.daemon.lifeline import Lifeline, LifelineServer
 from swapd.device import DeviceError
 from swapd.shared import fds, protocol
 from swapd.shared.fds import OwnedFd, recv_packet
+from tests.fenced import FencedByCore
 
 
 class Ends(NamedTuple):
@@ -24,6 +25,8 @@ class Ends(NamedTuple):
     lifeline: Lifeline
     sock: socket.socket
     gone: "asyncio.Future[None]"
+    #: What was said of messages that are kept for it: how many, and why they cannot be sent.
+    unread: "asyncio.Queue[tuple[int, str]]"
 
 
 @asynccontextmanager
@@ -36,14 +39,20 @@ async def session(folder: Path) -> AsyncIterator[Ends]:
         line.session = 1
         opened.set_result(line)
 
+    unread: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
     server = LifelineServer(
-        folder / "sock", loop, on_hello, lambda *_: None, lambda _: gone.set_result(None)
+        folder / "sock",
+        loop,
+        on_hello,
+        lambda *_: None,
+        lambda _, count, error: unread.put_nowait((count, error)),
+        lambda _: gone.set_result(None),
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(30)
         sock.connect(str(folder / "sock"))
         sock.send(protocol.encode(protocol.Hello(protocol.VERSION)))
-        yield Ends(await opened, sock, gone)
+        yield Ends(await opened, sock, gone, unread)
         server.close("stopping", "")
 
 
@@ -101,18 +110,22 @@ async def test_descriptors_that_cannot_be_opened_just_now_are_sent_later(
         ends.lifeline.send(protocol.Wanted("a", True))
         assert await hear(ends) == (protocol.Files((1, 2)), 2)
         assert await hear(ends) == (protocol.Wanted("a", True), 0)
+        assert [ends.unread.get_nowait() for _ in range(2)] == [(1, str(error)), (0, "")]
+        assert ends.unread.empty(), "each try was told of"
 
 
-async def test_what_can_never_be_sent_ends_the_session_in_words(
+async def test_what_cannot_be_sent_for_long_ends_the_session_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifeline, "RETRY_S", 0.001)
-    monkeypatch.setattr(lifeline, "PATIENCE_S", 0.01)
     export = failing(1 << 20, OSError(errno.EMFILE, "injected"), lambda: [])
     async with session(tmp_path) as ends:
-        ends.lifeline.send(protocol.Files((1,)), export=export)
-        await ends.gone
-        assert ends.lifeline.closed
+        with FencedByCore(ends.lifeline, unread_timeout_s=0.01) as core:
+            ends.lifeline.send(protocol.Files((1,)), export=export)
+            core.hears(*await ends.unread.get())
+            await ends.gone
+            assert ends.lifeline.closed
+            assert "injected" in core.why
 
 
 async def test_what_waits_to_be_sent_holds_no_descriptor(tmp_path: Path) -> None:

@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
-from swapd.daemon import lifeline
 from swapd.daemon.lifeline import Lifeline, LifelineServer
 from swapd.shared import protocol
 from swapd.shared.fds import recv_packet
+from tests.fenced import FencedByCore
 
 #: More than a socket takes.
 MANY = 5000
@@ -25,11 +23,15 @@ class Deaf:
         loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.hello: asyncio.Future[Lifeline] = loop.create_future()
+        #: How many messages were said to be kept for it, each time.
+        self.told: list[int] = []
+        self.core = FencedByCore()
         self.server = LifelineServer(
             folder / "lifeline.sock",
             loop,
             self._hello,
             lambda *_: None,
+            self._unread,
             lambda _: self.gone.set_result(None),
         )
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -39,6 +41,15 @@ class Deaf:
     def _hello(self, lifeline: Lifeline, _: protocol.Hello) -> None:
         lifeline.session = 1
         self.hello.set_result(lifeline)
+
+    def fence(self, lifeline: Lifeline, unread_timeout_s: float) -> None:
+        """Have it end as the core says, from now on."""
+        self.core = FencedByCore(lifeline, unread_timeout_s=unread_timeout_s)
+
+    def _unread(self, lifeline: Lifeline, count: int, error: str) -> None:
+        assert error == ""
+        self.told.append(count)
+        self.core.hears(count)
 
     def hear(self) -> protocol.FromDaemon | None:
         data, _ = recv_packet(self.sock, protocol.LIFELINE_MAX_BYTES)
@@ -59,6 +70,7 @@ async def deaf(folder: Path) -> AsyncIterator[tuple[Lifeline, Deaf]]:
     try:
         yield await peer.hello, peer
     finally:
+        peer.core.__exit__(None, None, None)
         peer.sock.close()
         peer.server.close("stopping", "over")
 
@@ -109,11 +121,9 @@ async def test_a_component_that_is_revoked_again_is_told_once(tmp_path: Path) ->
         )
 
 
-async def test_what_is_state_ends_no_session_however_long_nobody_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifeline, "UNREAD_S", 0.0)
+async def test_what_is_state_ends_no_session_however_long_nobody_reads(tmp_path: Path) -> None:
     async with deaf(tmp_path) as (line, peer):
+        peer.fence(line, 0.0)
         contend(line, ("a",))
         for generation in range(MANY):
             line.send(protocol.Revoke("a", generation))
@@ -124,23 +134,21 @@ async def test_what_is_state_ends_no_session_however_long_nobody_reads(
         assert await peer.hear_until(protocol.Revoke("a", MANY - 1))
 
 
-async def test_what_is_said_once_and_not_taken_for_long_ends_the_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifeline, "UNREAD_S", 0.2)
+async def test_what_is_said_once_and_not_taken_for_long_ends_the_session(tmp_path: Path) -> None:
     async with deaf(tmp_path) as (line, peer):
+        peer.fence(line, 0.2)
         for generation in range(MANY):
             line.send(protocol.Broken("a", generation, "why"))
         assert not peer.gone.done(), "its messages were counted"
         await peer.gone
         assert line.closed
+        assert "none taken in 0.2 s" in peer.core.why
+        assert len(peer.told) == 1, "what did not change was told again"
 
 
-async def test_a_session_that_takes_some_of_it_now_and_then_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifeline, "UNREAD_S", 2.0)
+async def test_a_session_that_takes_some_of_it_now_and_then_goes_on(tmp_path: Path) -> None:
     async with deaf(tmp_path) as (line, peer):
+        peer.fence(line, 2.0)
         for generation in range(MANY):
             line.send(protocol.Broken("a", generation, "why"))
         for generation in range(MANY):
@@ -148,6 +156,9 @@ async def test_a_session_that_takes_some_of_it_now_and_then_goes_on(
             assert heard == protocol.Broken("a", generation, "why")
         assert line.unread == 0
         assert not peer.gone.done()
+        assert len(peer.told) > 2
+        assert peer.told[-1] == 0
+        assert peer.told[1:] == sorted(set(peer.told[1:]), reverse=True), "it took some each time"
 
 
 async def test_hints_leave_room_for_the_last_words(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) ->
     def on_request(session: int, peer: Peer, request: AnyRequest) -> None:
         router.reply(peer, answer(session, request))
 
-    def on_deaf(session: int, why: str) -> None:
+    def on_deaf(session: int, why: object) -> None:
         raise AssertionError(f"session {session} {why}")
 
     loop = asyncio.get_running_loop()
-    router = Router(loop, folder / "rpc.sock", on_request, on_deaf, crashed.set_exception)
+    router = Router(loop, folder / "rpc.sock", on_request, on_deaf, on_deaf, crashed.set_exception)
     sockets = {}
     for session, token in TOKENS.items():
         router.open(token, session)

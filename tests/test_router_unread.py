@@ -13,6 +13,7 @@ from swapd.daemon import router
 from swapd.daemon.peers import Peer
 from swapd.daemon.router import Router
 from swapd.shared import protocol
+from tests.fenced import FencedByCore
 
 TOKEN = b"t" * protocol.TOKEN_BYTES
 #: More replies than two sockets and what is between them take.
@@ -26,6 +27,8 @@ class Asked(NamedTuple):
     socket: "zmq.Socket[bytes]"
     #: What the router says of a session that is deaf.
     said: "asyncio.Future[tuple[int, str]]"
+    #: How many replies it said are kept for session 7, each time.
+    told: "asyncio.Queue[int]"
 
 
 @asynccontextmanager
@@ -43,14 +46,20 @@ async def asked(folder: Path) -> AsyncIterator[Asked]:
     def on_request(session: int, peer: Peer, request: protocol.AnyRequest) -> None:
         asker.set_result(peer)
 
-    made = Router(loop, folder / "rpc.sock", on_request, on_deaf, said.set_exception)
+    def on_unread(session: int, count: int) -> None:
+        assert session == 7
+        told.put_nowait(count)
+
+    told: asyncio.Queue[int] = asyncio.Queue()
+    where = folder / "rpc.sock"
+    made = Router(loop, where, on_request, on_unread, on_deaf, said.set_exception)
     made.open(TOKEN, 7)
     peer = context.socket(zmq.DEALER)
     peer.setsockopt(zmq.ROUTING_ID, TOKEN + b"0")
     peer.connect(f"ipc://{folder / 'rpc.sock'}")
     peer.send(protocol.encode(protocol.Status(1)))
     try:
-        yield Asked(made, await asker, peer, said)
+        yield Asked(made, await asker, peer, said, told)
     finally:
         peer.close(linger=0)
         made.close()
@@ -58,25 +67,28 @@ async def asked(folder: Path) -> AsyncIterator[Asked]:
 
 
 async def test_what_a_peer_does_not_take_comes_later_and_in_order(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (made, asker, socket, said):
+    async with asked(tmp_path) as (made, asker, socket, said, told):
         for number in range(MANY):
             made.reply(asker, protocol.Done(number))
         for number in range(MANY):
             got = await asyncio.to_thread(socket.recv)
             assert protocol.decode_reply(got) == protocol.Done(number)
         assert not said.done()
+        counts = [told.get_nowait() for _ in range(told.qsize())]
+        assert counts[0] == 1
+        assert counts[-1] == 0, "it has read them all"
 
 
-async def test_a_session_that_takes_no_reply_for_long_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(router, "UNREAD_S", 0.1)
-    async with asked(tmp_path) as (made, asker, _, said):
-        for number in range(MANY):
-            made.reply(asker, protocol.Done(number))
-        session, why = await said
-        assert session == 7
-        assert "none taken in 0.1 s" in why
+async def test_a_session_that_takes_no_reply_for_long_ends(tmp_path: Path) -> None:
+    with FencedByCore(unread_timeout_s=0.1) as core:
+        async with asked(tmp_path) as (made, asker, _, said, told):
+            for number in range(MANY):
+                made.reply(asker, protocol.Done(number))
+            while not told.empty():
+                core.hears(told.get_nowait(), channel="replies")
+            await core.fenced.wait()
+            assert "none taken in 0.1 s" in core.why
+            assert not said.done(), "the core says when"
 
 
 @pytest.mark.parametrize("bound", ["UNREAD_MAX", "UNREAD_MAX_BYTES"])
@@ -84,7 +96,7 @@ async def test_a_session_with_more_unread_than_is_kept_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(router, bound, 100)
-    async with asked(tmp_path) as (made, asker, _, said):
+    async with asked(tmp_path) as (made, asker, _, said, _):
         for number in range(MANY):
             made.reply(asker, protocol.Done(number))
         assert said.done()
@@ -94,7 +106,7 @@ async def test_a_session_with_more_unread_than_is_kept_ends(
 
 
 async def test_a_reply_to_who_is_gone_costs_nothing(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (made, asker, socket, said):
+    async with asked(tmp_path) as (made, asker, socket, said, _):
         for number in range(MANY):
             made.reply(asker, protocol.Done(number))
         socket.close(linger=0)

@@ -131,6 +131,17 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("back", names, f"in the arena{_after(e, record, seen)}", _MOVE, True)
         case events.CopyFailed():
             return Said("failed", names, plain(e.why), _BAD, True)
+        case events.Dropping():
+            who = ", ".join(_who(seen, session) for session in e.sessions)
+            return Said("let go", names, f"is asked of {who}")
+        case events.Dropped():
+            return Said("let go", names, f"by {_who(seen, e.session)}")
+        case events.Unread():
+            what = "messages" if e.channel == "lifeline" else "replies"
+            if not e.count:
+                return Said("reads", _who(seen, e.session), f"all its {what}")
+            why = plain(e.error) or "does not read"
+            return Said("unread", _who(seen, e.session), f"{e.count} {what}: {why}", _WAIT)
         case events.DeviceDown():
             return Said("down", "", f"the device: {plain(e.why)}", _BAD, True)
         case events.Tick():

@@ -17,6 +17,7 @@ def check(core: Residency) -> None:
         _check_component(core, c)
     for key, lease in core.ledger.leases.items():
         _check_lease(core.ledger, key, lease)
+    _check_debts(core.ledger)
     _check_moves(core.ledger)
     _check_masters(core.ledger)
     _check_totals(core.ledger)
@@ -69,6 +70,13 @@ def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
     for name in lease.names:
         c = ledger.components.get(name)
         assert c is None or key in c.leases, f"{lease} does not hold {name}"
+
+
+def _check_debts(ledger: Ledger) -> None:
+    for session, what in ledger.debts:
+        known = ledger.sessions.get(session)
+        assert known is not None, f"session {session}, which is gone, owes {what}"
+        assert not known.fenced, f"session {session}, which is fenced, owes {what}"
 
 
 def _check_moves(ledger: Ledger) -> None:

@@ -4,6 +4,8 @@ Time is in the event (`now`, seconds of a monotonic clock): the core has no cloc
 Requests are named by (session, request); copies by the generation they make or end.
 """
 
+from typing import Literal
+
 import msgspec
 
 from swapd.shared.protocol import AnyOrder, Code
@@ -113,6 +115,33 @@ class Reclaimed(Event, frozen=True, tag="reclaimed"):
     generation: int
 
 
+class Dropping(Event, frozen=True, tag="dropping"):
+    """These sessions were told to let go of the memory that this `Lend` gives away."""
+
+    generation: int
+    sessions: tuple[int, ...]
+
+
+class Dropped(Event, frozen=True, tag="dropped"):
+    """A session has let go of it."""
+
+    session: int
+    generation: int
+
+
+class Unread(Event, frozen=True, tag="unread"):
+    """So many messages that a session must hear are kept for it, and it took the last one it takes
+    for now; or it takes all, if `count` is 0.
+
+    `error`: it would read, but this is why they cannot be sent.
+    """
+
+    session: int
+    channel: Literal["lifeline", "replies"]
+    count: int
+    error: str = ""
+
+
 class DeviceDown(Event, frozen=True, tag="device_down"):
     """The device copies, lends and takes back nothing any more, until the daemon is restarted."""
 
@@ -143,6 +172,9 @@ AnyEvent = (
     | CopyFailed
     | Lent
     | Reclaimed
+    | Dropping
+    | Dropped
+    | Unread
     | DeviceDown
     | Tick
     | Stopping

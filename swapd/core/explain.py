@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from itertools import islice
 
 from swapd.core.ledger import Ledger
-from swapd.core.policy import Rules
 from swapd.core.records import WORKSPACE, Component, State, Waiter
 from swapd.core.verdict import CODES, Refused, missing_chunks, must_leave_first
 from swapd.shared.protocol import UNANSWERED_MAX, Code, ComponentStatus, SessionStatus
@@ -323,29 +322,6 @@ def damaged(c: Component) -> str:
 def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
     what = f"the memory of the {called(c)}"
     return f"{what} could not be given to the driver ({why}){_next(ledger, why)}"
-
-
-def fenced(c: Component, timeout_s: float) -> str:
-    return (
-        f"gave no acknowledgement within {timeout_s:g} s that {c.name!r} is unmapped; its session "
-        f"is ended, connect again. {more_time(timeout_s)}"
-    )
-
-
-def kept_what_is_lent(timeout_s: float) -> str:
-    return (
-        f"did not let go of memory lent to others within {timeout_s:g} s; its session is ended, "
-        f"connect again. {more_time(timeout_s)}"
-    )
-
-
-def more_time(ack_timeout_s: float) -> str:
-    """What to set so that a worker that was only busy is not fenced."""
-    longer = max(4 * ack_timeout_s, Rules().ack_timeout_s)
-    return (
-        "If its process was not stopped or stuck but busy (importing, compiling, collecting a "
-        f"large heap: all that keeps the GIL), give it longer: swapd serve --ack-timeout {longer:g}"
-    )
 
 
 def lost(c: Component) -> str:

@@ -25,6 +25,7 @@ from swapd.core.actions import (
 )
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
+from swapd.core.fences import Debts
 from swapd.core.holdings import Holders
 from swapd.core.policy import Rules
 from swapd.core.records import (
@@ -65,6 +66,8 @@ class Ledger:
         self.moves: dict[int, Move] = {}
         #: Acknowledgements waited for, by generation, in order of their deadline.
         self.acks: dict[int, tuple[float, Component]] = {}
+        #: What else sessions are waited for.
+        self.debts = Debts()
         #: Chunks of components being evicted and workspaces given back: soon to be free.
         self.leaving = 0
         #: Those of them that are being saved: a load may follow; and the copies that save them.

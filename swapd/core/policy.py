@@ -12,13 +12,14 @@ from swapd.core.records import Component
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What the user may set about decisions. Times in seconds."""
+    """What decisions go by: the user may set all but the last. Times in seconds."""
 
     strict: bool = False  # wait for the worker's acknowledgement before chunks are reused
     ack_timeout_s: float = 60.0
     residency_factor: float = 8.0  # minimum residency, in multiples of the swap-in time
     residency_bound_s: float = 2.0  # and its upper bound, so that nobody starves
     patience_s: float = 30.0  # who waited longer goes first, whatever its priority
+    unread_timeout_s: float = 60.0  # so long a session may take none of what it must hear
 
 
 #: A component whose owner comes back within this share of its swap-in time is busy:

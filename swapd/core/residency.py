@@ -15,7 +15,7 @@ from swapd.core import events, requests
 from swapd.core.actions import AnyAction
 from swapd.core.admission import Admission
 from swapd.core.events import AnyEvent
-from swapd.core.handlers import copying, ending, families, leasing, registration
+from swapd.core.handlers import copying, ending, families, leasing, owing, registration
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
@@ -41,6 +41,9 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.ProcessExited: ending.on_let_go,
     events.LetGo: ending.on_let_go,
     events.Stopping: ending.on_stopping,
+    events.Dropping: owing.on_dropping,
+    events.Dropped: owing.on_dropped,
+    events.Unread: owing.on_unread,
 }
 
 #: The same for what is asked: `on_x(ledger, admission, session, request)`, at `ledger.now`.
@@ -110,6 +113,7 @@ class Residency:
         times = (
             self._planner.next_deadline(),
             next(iter(acks.values()))[0] if acks else None,
+            self.ledger.debts.next_deadline(),
             self.ledger.contents.next_deadline(),
         )
         return min((at for at in times if at is not None), default=None)

@@ -161,20 +161,22 @@ class Daemon:
             )
         )
         self._mover = Mover(self._device, loop, self._clock, self._post, self._crashed)
-        self._lender = Lender(
-            self._device,
-            loop,
-            self._clock,
-            self._post,
-            self._crashed,
-            self._fence,
-            config.ack_timeout,
-        )
+        self._lender = Lender(self._device, loop, self._clock, self._post, self._crashed)
         self._router = Router(
-            loop, folder / runtime_dir.RPC, self._on_request, self._fence, self._crashed
+            loop,
+            folder / runtime_dir.RPC,
+            self._on_request,
+            self._on_unread_replies,
+            self._fence,
+            self._crashed,
         )
         self._server = LifelineServer(
-            folder / runtime_dir.LIFELINE, loop, self._on_hello, self._on_message, self._on_gone
+            folder / runtime_dir.LIFELINE,
+            loop,
+            self._on_hello,
+            self._on_message,
+            self._on_unread,
+            self._on_gone,
         )
 
     async def _wind_down(self) -> None:
@@ -358,6 +360,12 @@ class Daemon:
             self._lender.dropped(lifeline.session, message.ticket)
         elif isinstance(message, protocol.LetGo):
             self._on_let_go(lifeline.pid, message.token)
+
+    def _on_unread(self, lifeline: Lifeline, count: int, error: str) -> None:
+        self._post(events.Unread(self._clock(), lifeline.session, "lifeline", count, error))
+
+    def _on_unread_replies(self, session: int, count: int) -> None:
+        self._post(events.Unread(self._clock(), session, "replies", count))
 
     def _on_gone(self, lifeline: Lifeline) -> None:
         session = lifeline.session

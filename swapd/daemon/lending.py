@@ -1,8 +1,9 @@
 """Device memory that goes to a worker's own allocator, and comes back.
 
 Before the driver has it, every session must have let go of it: memory is free at the last
-reference. Decides nothing; `lend` comes back as exactly one event, `reclaim` too, though it
-may take as long as the worker's allocator keeps the memory.
+reference. Which are told so, and which have, are events (`Dropping`, `Dropped`): for how long one
+is waited for is the core's to say. Decides nothing; `lend` comes back as exactly one event that
+ends it, `reclaim` too, though it may take as long as the worker's allocator keeps the memory.
 """
 
 import asyncio
@@ -10,9 +11,16 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from swapd.core import explain
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.events import AnyEvent, CopyFailed, DeviceDown, Lent, Reclaimed
+from swapd.core.events import (
+    AnyEvent,
+    CopyFailed,
+    DeviceDown,
+    Dropped,
+    Dropping,
+    Lent,
+    Reclaimed,
+)
 from swapd.daemon.worker import Worker, whole_files
 from swapd.device import Device, DeviceError, DeviceLost
 from swapd.shared import protocol
@@ -35,17 +43,12 @@ class Lender:
         clock: Callable[[], float],
         post: Callable[[AnyEvent], None],
         crashed: Callable[[BaseException], None],
-        fence: Callable[[int, str], None],
-        timeout_s: float,
     ) -> None:
-        """`fence(session, why)` ends a session that does not let go within `timeout_s`."""
         self._device = device
         self._loop = loop
         self._clock = clock
         self._post = post
         self._crashed = crashed
-        self._fence = fence
-        self._timeout_s = timeout_s
         self._thread = Pool(1, "swapd-lend")
         self._closed = False
         self._last_ticket = 0
@@ -59,25 +62,25 @@ class Lender:
     def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
         """Have every session let go, then give the memory to the driver."""
         files = whole_files(order.runs, self._device)
-        drops: list[tuple[Worker, protocol.Drop]] = []
+        drops: dict[int, protocol.Drop] = {}
         for session, worker in workers.items():
             if had := worker.forget_files(files):
                 self._last_ticket += 1
                 self._tickets[self._last_ticket] = session, order
-                drops.append((worker, protocol.Drop(had, self._last_ticket)))
-        if drops:
-            self._lacking[order.generation] = len(drops)
-            # first: to send may end the session of a worker that does not read, and that is
-            # one answer less to wait for
-            self._later(self._timeout_s, self._too_late, order)
-            for worker, drop in drops:
-                worker.lifeline.send(drop)
-        else:
-            self._give(order)
+                drops[session] = protocol.Drop(had, self._last_ticket)
+        if not drops:
+            return self._give(order)
+        self._lacking[order.generation] = len(drops)
+        self._post(Dropping(self._clock(), order.generation, tuple(drops)))
+        told = [(workers[session], drop) for session, drop in drops.items()]
+        for worker, drop in told:
+            worker.lifeline.send(drop)
 
     def dropped(self, session: int, ticket: int) -> None:
         """A session says it has let go."""
         if ticket in self._tickets and self._tickets[ticket][0] == session:
+            order = self._tickets[ticket][1]
+            self._post(Dropped(self._clock(), session, order.generation))
             self._settle(ticket)
 
     def session_gone(self, session: int) -> None:
@@ -114,10 +117,6 @@ class Lender:
         if not self._lacking[order.generation]:
             del self._lacking[order.generation]
             self._give(order)
-
-    def _too_late(self, order: Lend) -> None:
-        for session in [s for s, o in self._tickets.values() if o is order]:
-            self._fence(session, explain.kept_what_is_lent(self._timeout_s))
 
     def _give(self, order: Lend) -> None:
         future = self._thread.submit(self._device.lend, order.runs)

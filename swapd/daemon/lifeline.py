@@ -6,8 +6,8 @@ is a session from its hello on; before, it is a guest (`swapd.daemon.door`).
 
 What a worker is told of others (`Hurry`, `Wanted`) is state and no queue of edges: one that does
 not read is kept the newest of each, and nothing that it knows already. So contention costs no
-session that is slow, however long it is. What it asked for is kept until it reads; if it takes
-none of that for `UNREAD_S` its session ends.
+session that is slow, however long it is. What it asked for is kept until it reads, and reported:
+when a session has taken none of that for too long is the core's to say.
 """
 
 import asyncio
@@ -15,12 +15,11 @@ import logging
 import secrets
 import select
 import socket
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from swapd.daemon.door import Door, Guests
 from swapd.device import DeviceError
@@ -53,11 +52,8 @@ log = logging.getLogger("swapd.daemon.lifeline")
 HELLO_S = 5.0
 #: Masters of a worker that does not read are not made when so many packets are kept for it.
 UNREAD_MAX = 1024
-#: How long a worker may take none of what it asked for and is kept for it.
-UNREAD_S = 60.0
-#: How often a packet is tried again that no memory or no descriptor was there for, and how long.
+#: How often a packet is tried again that no memory or no descriptor was there for.
 RETRY_S = 0.05
-PATIENCE_S = 60.0
 
 #: Opens the descriptors that go with a packet. Raises: OSError, DeviceError.
 Export = Callable[[], list[OwnedFd]]
@@ -93,13 +89,11 @@ class Lifeline:
         self._room.register(sock.fileno(), select.POLLOUT)
         #: Whether the loop tells when the socket takes more.
         self._waits = False
-        #: When the socket last took what was kept, and when to see whether it did since.
-        self._taken_at = 0.0
-        self._look: asyncio.TimerHandle | None = None
-        #: When the first is tried again, and since when it could not be sent, though the worker
-        #: reads.
+        #: When the first is tried again that could not be sent, though the worker reads.
         self._retry: asyncio.TimerHandle | None = None
-        self._failing: float | None = None
+        #: Why it is kept what it must hear, as was reported; and whether it took some since.
+        self._kept: Literal["", "unread", "unsent"] = ""
+        self._took = False
         self.closed = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -142,9 +136,8 @@ class Lifeline:
         if self.closed:
             return
         self.closed = True
-        for timer in (self._look, self._retry):
-            if timer is not None:
-                timer.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove_reader(self.sock.fileno())
         self._loop.remove_writer(self.sock.fileno())
         self._forget()
@@ -163,8 +156,6 @@ class Lifeline:
         key, once = object(), True
         if isinstance(message, Revoke | Saved):
             key, once = (type(message), message.name), False
-        elif not self._once:
-            self._taken_at = self._loop.time()
         self._once += once
         self._backlog[key] = _Packet(encode(message), fds, export, once)
 
@@ -183,8 +174,7 @@ class Lifeline:
                 return self._try_later(exc)
             self._forget()  # gone: the reader will see EOF
         self._wait_for_room(waits=bool(self._backlog or self._hints))
-        if self._once and self._look is None:
-            self._look = self._loop.call_later(UNREAD_S, self._look_again)
+        self._report("unread" if self._once else "")
 
     def _send_first(self) -> None:
         key, packet = next(iter(self._backlog.items()))
@@ -192,8 +182,7 @@ class Lifeline:
         del self._backlog[key]
         _close(packet.fds)
         self._once -= packet.once
-        self._taken_at = self._loop.time()
-        self._failing = None
+        self._took = True
 
     def _send_hint(self) -> None:
         about, hint = next(iter(self._hints.items()))
@@ -212,14 +201,12 @@ class Lifeline:
             self._loop.remove_writer(self.sock.fileno())
         self._waits = waits
 
-    def _look_again(self) -> None:
-        self._look = None
-        left_s = self._taken_at + UNREAD_S - self._loop.time()
-        if self._once and left_s <= 0:
-            why = f"does not read: {self.unread} messages unread, and none taken in {UNREAD_S:g} s"
-            self._server.drop(self, "fenced", why)
-        elif self._once:
-            self._look = self._loop.call_later(left_s, self._look_again)
+    def _report(self, kept: Literal["", "unread", "unsent"], error: str = "") -> None:
+        """Say what has changed: whether it is kept what it must hear, and why; or it took some."""
+        changed = kept != self._kept or (bool(kept) and self._took)
+        self._kept, self._took = kept, False
+        if changed and self.session and not self.closed:
+            self._server.unread(self, max(self.unread, 1) if kept else 0, error)
 
     def _forget(self) -> None:
         for packet in self._backlog.values():
@@ -238,16 +225,10 @@ class Lifeline:
     def _try_later(self, error: Exception) -> None:
         """The machine lacks something just now, which is not the worker's fault."""
         self._wait_for_room(waits=False)
-        self._taken_at = self._loop.time()
-        now = time.monotonic()
-        if self._failing is None:
-            self._failing = now
+        if self._kept != "unsent":
             log.warning("%r has to wait: %s", self, error)
-        if now - self._failing < PATIENCE_S:
-            self._retry = self._loop.call_later(RETRY_S, self._flush)
-        else:
-            why = f"what it needs cannot be sent for {PATIENCE_S:g} s: {error}"
-            self._server.drop(self, "fenced", why)
+        self._retry = self._loop.call_later(RETRY_S, self._flush)
+        self._report("unsent", str(error))
 
     def _readable(self) -> None:
         try:
@@ -301,11 +282,13 @@ class Lifeline:
 
 
 class LifelineServer:
-    """Accepts lifelines, and reports what happens on them to three callables.
+    """Accepts lifelines, and reports what happens on them to four callables.
 
     `on_hello(lifeline, hello)`: a session may begin. `on_message(lifeline, message)`: of an
-    open session, or a LetGo. `on_gone(lifeline)`: an open session ended, for whatever reason; its
-    socket is closed.
+    open session, or a LetGo. `on_unread(lifeline, count, error)`: so many messages are kept that it
+    must hear, and it took the last one it takes for now, or `error` is why they cannot be sent;
+    with 0, it takes all again. `on_gone(lifeline)`: an open session ended, for whatever reason;
+    its socket is closed.
     """
 
     def __init__(
@@ -314,11 +297,13 @@ class LifelineServer:
         loop: asyncio.AbstractEventLoop,
         on_hello: Callable[[Lifeline, Hello], None],
         on_message: Callable[[Lifeline, FromClient], None],
+        on_unread: Callable[[Lifeline, int, str], None],
         on_gone: Callable[[Lifeline], None],
     ) -> None:
         self.loop = loop
         self._on_hello = on_hello
         self._on_message = on_message
+        self._on_unread = on_unread
         self._on_gone = on_gone
         self._lifelines: set[Lifeline] = set()
         self._guests = Guests(loop, HELLO_S)
@@ -337,6 +322,9 @@ class LifelineServer:
 
     def received(self, lifeline: Lifeline, message: FromClient) -> None:
         self._on_message(lifeline, message)
+
+    def unread(self, lifeline: Lifeline, count: int, error: str) -> None:
+        self._on_unread(lifeline, count, error)
 
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
         """End a connection that did wrong; tell it why, if it still reads."""

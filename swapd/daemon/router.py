@@ -5,12 +5,12 @@ lifeline gives tokens out: without a lifeline there is no session. A bad frame g
 and costs nobody anything; who belongs to no session is told so, and closed after a while.
 
 No reply to a session is dropped. What the kernel does not take for a peer that does not read
-waits here, in order. When that is too much, or takes too long, the session ends.
+waits here, in order, and is reported. When that is too much, the session ends; when it takes too
+long is the core's to say.
 """
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +42,6 @@ log = logging.getLogger("swapd.daemon.router")
 #: asks no more than it may never has so many. Past either bound it ends.
 UNREAD_MAX = UNANSWERED_MAX
 UNREAD_MAX_BYTES = 64 << 20
-#: How long a session with replies kept for it may take none of them.
-UNREAD_S = 60.0
 #: Connections of one session, and how much of all descriptors they may have: a client has one for
 #: each thread that asks.
 PEERS_MAX = 512
@@ -55,25 +53,22 @@ _TERMS = Terms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
 class _Unread:
     """Replies that the peers of one session do not take: by peer, in order."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         self.waiting: dict[Peer, deque[bytes]] = {}
         self.count = 0
         self.nbytes = 0
-        #: When it last took one.
-        self.since = now
 
     def add(self, peer: Peer, data: bytes) -> None:
         self.waiting.setdefault(peer, deque()).append(data)
         self.count += 1
         self.nbytes += len(data)
 
-    def flush(self, peer: Peer, now: float) -> None:
+    def flush(self, peer: Peer) -> None:
         """Have the peer take what it takes."""
         waiting = self.waiting[peer]
         while waiting and peer.take(waiting[0]):
             self.count -= 1
             self.nbytes -= len(waiting.popleft())
-            self.since = now
         if not waiting:
             del self.waiting[peer]
 
@@ -82,12 +77,10 @@ class _Unread:
         self.count -= len(waiting)
         self.nbytes -= sum(map(len, waiting))
 
-    def problem(self, now: float) -> str | None:
-        """Why its session must end; None if it need not."""
+    def problem(self) -> str | None:
+        """Why no more can be kept for its session; None if there is room."""
         if self.count > UNREAD_MAX or self.nbytes > UNREAD_MAX_BYTES:
             return f"does not read: {self.count} replies unread, {self.nbytes} bytes"
-        if now - self.since >= UNREAD_S:
-            return f"does not read: {self.count} replies unread, and none taken in {UNREAD_S:g} s"
         return None
 
 
@@ -99,22 +92,25 @@ class Router:
         loop: asyncio.AbstractEventLoop,
         path: Path,
         on_request: Callable[[int, Peer, AnyRequest], None],
+        on_unread: Callable[[int, int], None],
         on_deaf: Callable[[int, str], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
         """Listen at `path`. All are called on the loop.
 
-        `on_request(session, peer, request)`. `on_deaf(session, why)`: it does not read, and is to
-        be forgotten. `crashed(error)`: one of these failed.
+        `on_request(session, peer, request)`. `on_unread(session, count)`: so many replies are kept
+        for it, and it took the last one it takes for now; with 0, it takes all again.
+        `on_deaf(session, why)`: no more can be kept for it, and it is to be forgotten.
+        `crashed(error)`: one of these failed.
         """
         self._loop = loop
         self._on_request = on_request
+        self._on_unread = on_unread
         self._on_deaf = on_deaf
         self._sessions: dict[bytes, int] = {}
         #: Which peers are whose.
         self._of: dict[int, set[Peer]] = {}
         self._unread: dict[int, _Unread] = {}
-        self._looking: asyncio.TimerHandle | None = None
         self._closed = False
         self._peers = Peers(path, loop, _TERMS, self, crashed)
 
@@ -141,8 +137,6 @@ class Router:
 
     def close(self) -> None:
         self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
         self._peers.close()
 
     # --- of the peers --------------------------------------------------------------------
@@ -171,9 +165,10 @@ class Router:
     def room(self, peer: Peer) -> None:
         unread = self._unread.get(peer.session)
         if unread is not None and peer in unread.waiting:
-            unread.flush(peer, time.monotonic())
-            if not unread.count:
-                self._unread.pop(peer.session, None)
+            before = unread.count
+            unread.flush(peer)
+            if unread.count < before:
+                self._took_some(peer.session, unread)
 
     def left(self, peer: Peer) -> None:
         if peers := self._of.get(peer.session):
@@ -181,7 +176,7 @@ class Router:
         if unread := self._unread.get(peer.session):
             unread.forget(peer)
             if not unread.count:
-                del self._unread[peer.session]
+                self._took_some(peer.session, unread)
 
     def _why_not(self, peer: Peer) -> tuple[Code, str]:
         """Why what a peer asks that is nobody's is refused."""
@@ -200,24 +195,19 @@ class Router:
         behind = unread is not None and peer in unread.waiting
         if (not behind and peer.take(data)) or not peer.session:
             return
-        now = time.monotonic()
-        unread = self._unread.setdefault(peer.session, _Unread(now))
+        first = unread is None
+        unread = unread or self._unread.setdefault(peer.session, _Unread())
         unread.add(peer, data)
-        if problem := unread.problem(now):
+        if problem := unread.problem():
             self._on_deaf(peer.session, problem)
-        elif self._looking is None:
-            self._looking = self._loop.call_later(UNREAD_S, self._look)
+        elif first:
+            self._on_unread(peer.session, unread.count)
 
-    def _look(self) -> None:
-        """End those that took nothing for too long."""
-        self._looking = None
-        now = time.monotonic()
-        for session, unread in list(self._unread.items()):
-            if session in self._unread and (problem := unread.problem(now)):
-                self._on_deaf(session, problem)
-        if self._unread:
-            next_s = min(unread.since for unread in self._unread.values()) + UNREAD_S - now
-            self._looking = self._loop.call_later(max(next_s, 0.01), self._look)
+    def _took_some(self, session: int, unread: _Unread) -> None:
+        if not unread.count:
+            self._unread.pop(session, None)
+        if not self._closed:
+            self._on_unread(session, unread.count)
 
 
 def _request_id(rest: list[bytes]) -> int:

@@ -102,6 +102,8 @@ class Seen:
                 | events.CopyFailed()
                 | events.Lent()
                 | events.Reclaimed()
+                | events.Dropping()
+                | events.Dropped()
             ):
                 order = self.order(item.generation)
                 return (order.name,) if order else ()
@@ -123,6 +125,7 @@ class Seen:
                 | events.SessionOpened()
                 | events.ProcessExited()
                 | events.LetGo()
+                | events.Unread()
                 | events.Tick()
                 | events.Stopping()
                 | events.DeviceDown()

@@ -9,9 +9,10 @@ from random import Random
 from typing import TypeVar
 
 from swapd.core import Residency
+from swapd.core.actions import Lend
 from swapd.core.records import Key, workspace_name
 from swapd.shared.protocol import Policy
-from tests.core.world import World
+from tests.core.world import Channel, World
 
 T = TypeVar("T")
 
@@ -33,6 +34,9 @@ KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
     "f/1": (2, "lru", None, "f"),
     "f/2": (3, "lru", None, "f"),
 }
+
+
+CHANNELS: tuple[Channel, ...] = ("lifeline", "replies")
 
 
 class Choices(ABC):
@@ -273,6 +277,36 @@ def end_ack(w: World, choose: Choices) -> bool:
     return True
 
 
+def ask_to_drop(w: World, choose: Choices) -> bool:
+    """What is being lent was with some sessions, which are told to let go of it."""
+    lending = [m for m in w.moves.values() if isinstance(m, Lend)]
+    told = {what for _, what in w.owes}
+    lending = [m for m in lending if m.generation not in told]
+    if not (lending and w.sessions):
+        return False
+    some = [session for session in sorted(w.sessions) if choose.chance(2)]
+    w.ask_to_drop(choose.pick(lending).name, *some)
+    return True
+
+
+def drop(w: World, choose: Choices) -> bool:
+    asked = [(s, g) for s, g in w.owes if isinstance(w.moves.get(g), Lend)]  # type: ignore[arg-type]
+    if not asked:
+        return False
+    session, generation = choose.pick(asked)
+    w.drop(session, int(generation))
+    return True
+
+
+def hear(w: World, choose: Choices) -> bool:
+    """A session does not read for a while, or does again."""
+    if not w.sessions:
+        return False
+    session, channel = choose.pick(sorted(w.sessions)), choose.pick(CHANNELS)
+    w.hear(session, choose.pick((0, 0, 3)), channel, choose.pick(("", "no descriptor")))
+    return True
+
+
 def fenced_leave(w: World, choose: Choices) -> bool:
     fenced = [s for s in w.fenced if s in w.sessions]
     if not fenced:
@@ -311,6 +345,9 @@ MOVES: dict[Move, int] = {
     end_move: 10,
     step: 6,
     end_ack: 6,
+    ask_to_drop: 4,
+    drop: 4,
+    hear: 3,
     fenced_leave: 1,
     sleep: 4,
 }

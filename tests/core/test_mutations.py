@@ -22,6 +22,7 @@ from swapd.core import (
     coming,
     contents,
     deadlock,
+    fences,
     gone,
     hold_and_wait,
     holdings,
@@ -42,7 +43,7 @@ from swapd.core import (
     verdict,
     workspaces,
 )
-from swapd.core.handlers import copying, ending, families, leasing, registration
+from swapd.core.handlers import copying, ending, families, leasing, owing, registration
 from tests.core.driver import BOTH_WAYS, drive
 from tests.core.world import Make, World
 
@@ -119,9 +120,84 @@ BUGS = [
     ),
     Bug(
         "a worker that does not acknowledge is waited for forever",
-        ending,
-        "        if deadline > event.now:\n            break\n",
+        owing,
+        "        if deadline > ledger.now:\n            break\n",
         "        break\n",
+    ),
+    Bug(
+        "who does not let go of what is lent is waited for forever",
+        owing,
+        "for session, why in ledger.debts.overdue(ledger.now):",
+        "for session, why in ():",
+    ),
+    Bug(
+        "who has let go of what is lent is fenced",
+        owing,
+        "    ledger.debts.settle(event.session, event.generation)\n",
+        "    pass\n",
+    ),
+    Bug(
+        "who reads again is fenced",
+        owing,
+        "        return ledger.debts.settle(event.session, what)\n",
+        "        return\n",
+    ),
+    Bug(
+        "who reads one channel need not read the other",
+        owing,
+        'fences.LIFELINE if event.channel == "lifeline" else fences.REPLIES',
+        "fences.LIFELINE",
+    ),
+    Bug(
+        "who does not read has as long as who does not acknowledge",
+        owing,
+        "    timeout_s = ledger.rules.unread_timeout_s\n",
+        "    timeout_s = ledger.rules.ack_timeout_s\n",
+    ),
+    Bug(
+        "who takes some now and then is fenced",
+        fences,
+        "        self._until.put((session, what), (until,))\n",
+        "        if what not in self._why.get(session, {}):\n"
+        "            self._until.put((session, what), (until,))\n",
+    ),
+    Bug(
+        "what is owed for one lending is owed for none",
+        fences,
+        "            self._until.drop((session, what))\n            if not owed:\n",
+        "            for other in (what, *owed):\n"
+        "                self._until.drop((session, other))\n"
+        "            if not owed:\n",
+    ),
+    Bug(
+        "nobody looks when what is owed is due",
+        residency,
+        "            self.ledger.debts.next_deadline(),\n",
+        "",
+    ),
+    Bug(
+        "who is fenced goes on owing",
+        owing,
+        "        ledger.debts.forget(number)\n",
+        "",
+    ),
+    Bug(
+        "who is gone owes",
+        ending,
+        "    ledger.debts.forget(event.session)\n",
+        "",
+    ),
+    Bug(
+        "what is owed by who is gone is noted",
+        owing,
+        "    if known is not None and not known.fenced:\n",
+        "    if known is None or not known.fenced:\n",
+    ),
+    Bug(
+        "a session is fenced for each thing it owes",
+        owing,
+        "    if not session.fenced:\n",
+        "    if True:\n",
     ),
     Bug(
         "the chunks of a copy that nobody wants any more are lost",
@@ -1002,10 +1078,10 @@ SCENARIOS: list[Callable[[Make], None]] = [
 
 #: The modules a bug may be in, each after those that it imports.
 CHAIN = (
-    *(policy, requests, chunks, turns, contents, queue, deadlock, holdings),
+    *(policy, requests, chunks, turns, contents, fences, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
     *(verdict, hold_and_wait, admission, planner, recount),
-    *(copying, ending, families, leasing, registration, residency),
+    *(copying, owing, ending, families, leasing, registration, residency),
 )
 
 

@@ -6,7 +6,7 @@ that knows no more than a worker does. Nothing here decides anything.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,6 +41,8 @@ from swapd.core.events import (
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    Dropped,
+    Dropping,
     Lent,
     LetGo,
     MasterFailed,
@@ -53,6 +55,7 @@ from swapd.core.events import (
     SessionOpened,
     Stopping,
     Tick,
+    Unread,
 )
 from swapd.core.records import Key, State, workspace_name
 from swapd.shared.protocol import (
@@ -73,6 +76,8 @@ from swapd.shared.protocol import (
     Update,
 )
 from tests.core.arena import Arena, numbers
+
+Channel = Literal["lifeline", "replies"]
 
 #: Sessions are numbered from here, so that a number found in a snapshot is one of them.
 FIRST_SESSION = 7001
@@ -136,6 +141,9 @@ class World:
         self.gone: set[int] = set()
         self.still_running: set[int] = set()
         self.fenced: list[int] = []
+        #: Since when each session owes something, by what: a generation to acknowledge that it is
+        #: unmapped, or to let go of for who is lent it; or to read what it is told there.
+        self.owes: dict[tuple[int, int | str], float] = {}
         self.answers: dict[Key, Grant | Refuse | Accept] = {}
         #: All acquires, those without an answer, and what each lease holds.
         self.asked: dict[Key, Acquire] = {}
@@ -339,6 +347,7 @@ class World:
             del self.leases[key]
         self.wanted = {(s, n) for s, n in self.wanted if s != session}
         self.hurried.discard(session)
+        self.owes = {owed: since for owed, since in self.owes.items() if owed[0] != session}
         for generation, revoke in list(self.acks.items()):
             if revoke.session == session:
                 del self.acks[generation]
@@ -457,8 +466,31 @@ class World:
         if placed.name in self.mutable:
             self.arena.write(placed.uid, placed.runs)
 
+    def ask_to_drop(self, name: str, *sessions: int) -> None:
+        """These sessions are told to let go of what is lent as `name`."""
+        generation = next(g for g, m in self.moves.items() if m.name == name)
+        self.owes.update({(session, generation): self.now for session in sessions})
+        self.send(Dropping(self.now, generation, sessions))
+
+    def drop(self, session: int, generation: int) -> None:
+        """A session has let go of it."""
+        self.owes.pop((session, generation), None)
+        self.send(Dropped(self.now, session, generation))
+
+    def hear(
+        self, session: int, unread: int, channel: Channel = "lifeline", error: str = ""
+    ) -> None:
+        """A session takes some of what it is told, and no more; all, if none is left unread."""
+        self.owes.pop((session, channel), None)
+        if unread and session in self.sessions and session not in self.fenced:
+            self.owes[session, channel] = self.now
+        self.send(Unread(self.now, session, channel, unread, error))
+
     def _end_lending(self, order: Lend | Reclaim, fail: str | None) -> None:
         """A lending may fail; a way back may take as long as it likes."""
+        for session, what in list(self.owes):
+            if what == order.generation:
+                self.drop(session, order.generation)
         del self.moves[order.generation]
         if fail is not None and isinstance(order, Lend):
             del self.placed[order.generation]
@@ -476,6 +508,7 @@ class World:
 
     def end_ack(self, generation: int) -> None:
         revoke = self.acks.pop(generation)
+        self.owes.pop((revoke.session, generation), None)
         self.placed[generation].mapped = False
         self.send(Revoked(self.now, revoke.session, revoke.name, generation))
 
@@ -519,6 +552,10 @@ class World:
         if isinstance(event, SessionGone | Tick):
             for session in self.fenced:
                 self.acks = {g: r for g, r in self.acks.items() if r.session != session}
+        if isinstance(event, Tick):
+            for owed, since in self.owes.items():
+                late = event.now - since > self._patience_s(owed[1])
+                assert not late or owed[0] in self.fenced, f"{owed} since {since}: not fenced"
         self._check()
         due = self.core.next_deadline()
         if isinstance(event, Tick):
@@ -530,6 +567,10 @@ class World:
             again = self.core.next_deadline()
             assert again is None or (due is not None and due <= again), f"{event}: {due}, {again}"
         return self.out
+
+    def _patience_s(self, what: int | str) -> float:
+        rules = self.core.rules
+        return rules.unread_timeout_s if isinstance(what, str) else rules.ack_timeout_s
 
     def copies(self) -> list[CopyIn | CopyOut]:
         return [m for m in self.moves.values() if isinstance(m, CopyIn | CopyOut)]
@@ -622,6 +663,7 @@ class World:
                 self._check_unheld(action)
                 if action.ack:
                     self.acks[action.generation] = action
+                    self.owes[action.session, action.generation] = self.now
                 else:
                     self.placed[action.generation].mapped = False
             case Want():
@@ -643,6 +685,9 @@ class World:
             case Fence():
                 assert action.session not in self.fenced, f"{action}: twice"
                 self.fenced.append(action.session)
+                late = [o for o, since in self.owes.items() if o[0] == action.session]
+                late = [o for o in late if self.now >= self.owes[o] + self._patience_s(o[1])]
+                assert late, f"{action}: it owes nothing, or has time for it"
             case Evict():
                 self._check_unheld(action)
             case Evicted():

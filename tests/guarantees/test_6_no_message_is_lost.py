@@ -204,7 +204,7 @@ def test_a_session_that_reads_late_loses_nothing(world: World) -> None:
         first = late.next_id() + 1
         for _ in range(MANY):
             late.rpc.send(protocol.encode(protocol.Prefetch(late.next_id(), ("a",))))
-        daemon.await_record("Prefetch", request=first + MANY - 1)
+        daemon.await_record("Prefetch", id=first + MANY - 1)
         assert [late.answer().id for _ in range(MANY)] == list(range(first, first + MANY))
 
 

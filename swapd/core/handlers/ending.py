@@ -3,7 +3,7 @@
 from itertools import islice
 
 from swapd.core import explain, gone, leases, registry
-from swapd.core.actions import Fence, Lost
+from swapd.core.actions import Lost
 from swapd.core.admission import Admission
 from swapd.core.events import (
     LetGo,
@@ -14,6 +14,7 @@ from swapd.core.events import (
     Stopping,
     Tick,
 )
+from swapd.core.handlers import owing
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Session
 
@@ -23,15 +24,7 @@ def on_session_opened(ledger: Ledger, admission: Admission, event: SessionOpened
 
 
 def on_tick(ledger: Ledger, admission: Admission, event: Tick) -> None:
-    while ledger.acks:
-        deadline, c = next(iter(ledger.acks.values()))
-        if deadline > event.now:
-            break
-        del ledger.acks[c.generation]
-        session = ledger.sessions[c.session]
-        if not session.fenced:
-            session.fenced = True
-            ledger.out.append(Fence(c.session, explain.fenced(c, ledger.rules.ack_timeout_s)))
+    owing.fence_late(ledger)
     for turn in ledger.contents.expired(event.now):
         registry.order(ledger, turn)
     ledger.replan = True
@@ -83,6 +76,7 @@ def on_session_gone(ledger: Ledger, admission: Admission, event: SessionGone) ->
     for name in session.told:
         ledger.wanted[name].discard(event.session)
     ledger.hurried.discard(event.session)
+    ledger.debts.forget(event.session)
     ledger.unhurried.pop(event.session, None)
     for c in session.makes_way.values():
         c.evicting_for = None

@@ -1,0 +1,93 @@
+"""What sessions owe, and until when each has for it; and why those are fenced that take longer.
+
+Pure. Acknowledgements of what was revoked are in the ledger (`acks`), with what they are of.
+"""
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from swapd.core.policy import Rules
+from swapd.core.records import Component
+from swapd.core.turns import Ranked
+
+#: What a session is to take that it must hear: of its lifeline, of its replies. All other debts are
+#: to let go of memory that is lent, and named after the generation of the workspace.
+LIFELINE, REPLIES = 0, -1
+
+#: (session, what it owes).
+Debt = tuple[int, int]
+
+
+class Debts:
+    """What is owed, by whom, and until when. To note one costs the logarithm of how many there are.
+
+    A session that is fenced, or gone, owes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._until: Ranked[Debt] = Ranked()
+        #: What to say of who takes longer, by session and what it owes.
+        self._why: dict[int, dict[int, str]] = {}
+
+    def __iter__(self) -> Iterator[Debt]:
+        """All there are, in order of time."""
+        return iter(self._until)
+
+    def owe(self, session: int, what: int, until: float, why: str) -> None:
+        """It owes this from now on; or has longer for it."""
+        self._until.put((session, what), (until,))
+        self._why.setdefault(session, {})[what] = why
+
+    def settle(self, session: int, what: int) -> None:
+        """It owes this no more, if it did."""
+        owed = self._why.get(session, {})
+        if owed.pop(what, None) is not None:
+            self._until.drop((session, what))
+            if not owed:
+                del self._why[session]
+
+    def forget(self, session: int) -> None:
+        for what in self._why.pop(session, ()):
+            self._until.drop((session, what))
+
+    def next_deadline(self) -> float | None:
+        for (until,), _ in self._until.ranked():
+            return until
+        return None
+
+    def overdue(self, now: float) -> list[tuple[int, str]]:
+        """The sessions that took too long, and what to say of it: each as often as it did."""
+        late = takewhile(lambda ranked: ranked[0][0] <= now, self._until.ranked())
+        return [(session, self._why[session][what]) for _, (session, what) in late]
+
+
+def unacknowledged(c: Component, timeout_s: float) -> str:
+    return (
+        f"gave no acknowledgement within {timeout_s:g} s that {c.name!r} is unmapped; its session "
+        f"is ended, connect again. {_more_time(timeout_s)}"
+    )
+
+
+def kept_what_is_lent(timeout_s: float) -> str:
+    return (
+        f"did not let go of memory lent to others within {timeout_s:g} s; its session is ended, "
+        f"connect again. {_more_time(timeout_s)}"
+    )
+
+
+def _more_time(ack_timeout_s: float) -> str:
+    """What to set so that a worker that was only busy is not fenced."""
+    longer = max(4 * ack_timeout_s, Rules().ack_timeout_s)
+    return (
+        "If its process was not stopped or stuck but busy (importing, compiling, collecting a "
+        f"large heap: all that keeps the GIL), give it longer: swapd serve --ack-timeout {longer:g}"
+    )
+
+
+def unread(what: int, timeout_s: float) -> str:
+    things = "messages" if what == LIFELINE else "replies"
+    return f"does not read: {things} are kept for it, and none taken in {timeout_s:g} s"
+
+
+def unsent(error: str, timeout_s: float) -> str:
+    return f"what it needs cannot be sent for {timeout_s:g} s: {error}"
