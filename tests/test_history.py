@@ -4,7 +4,7 @@ from pathlib import Path
 
 from swapd.core import Rules, actions, events
 from swapd.log.history import LABELS_MAX, Seen, last_run, names_in, parsed, read
-from swapd.log.journal import Record, Start, render
+from swapd.log.records import Record, Start, render
 from swapd.shared.protocol import Acquire, AcquireWorkspace, Release
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
@@ -42,7 +42,7 @@ def test_a_last_line_still_being_written_is_left_out(tmp_path: Path) -> None:
 
 
 def test_what_does_not_parse_is_left_out(tmp_path: Path) -> None:
-    later = b'{"seq":2,"cause":0,"time":1.0,"event":{"event":"teleported","now":1.0}}\n'
+    later = b'{"seq":2,"t":1.0,"type":"event","cause":0,"kind":"teleported","now":1.0}\n'
     _write(tmp_path / "log", START, tail=b'{"seq":2,"cau\n' + later + render(_tick(3)) + b"\n")
     assert _seqs(tmp_path / "log") == [1, 3]
 

@@ -18,7 +18,8 @@ from swapd.core.events import AnyEvent, Tick
 from swapd.core.policy import Rules
 from swapd.log import history
 from swapd.log import journal as journal_module
-from swapd.log.journal import Journal, JournalFile, Record, Start, parse, render
+from swapd.log.journal import Journal, JournalFile
+from swapd.log.records import Record, Start, parse, render
 from swapd.shared import protocol
 from tests.processes import output_of
 from tests.samples import sample
@@ -259,7 +260,8 @@ def test_a_disk_with_room_for_half_a_batch_gets_none_of_it() -> None:
         import resource, tempfile, threading
         from pathlib import Path
         from swapd.core.actions import DropMaster
-        from swapd.log.journal import JournalFile, Record, parse, render
+        from swapd.log.journal import JournalFile
+        from swapd.log.records import Record, parse, render
         def line(seq):
             return render(Record(seq, 0, 1.5, action=DropMaster(seq, "x" * 100)))
         with tempfile.TemporaryDirectory() as folder:

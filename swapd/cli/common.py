@@ -23,6 +23,7 @@ from rich.text import Text
 
 import swapd_client
 from swapd.device import DeviceError
+from swapd.log.records import OtherSchema
 from swapd.plan.advise import PlanError
 from swapd.shared.config import ConfigError
 from swapd.shared.extras import MissingExtra
@@ -68,6 +69,7 @@ _EXPECTED = (
     PlanError,
     RuntimeDirError,
     SwapdError,
+    OtherSchema,
     OSError,
 )
 

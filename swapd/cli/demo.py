@@ -12,7 +12,7 @@ import zmq
 from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.cli.render import line
 from swapd.log.history import Seen
-from swapd.log.journal import parse
+from swapd.log.records import parse
 from swapd.shared import runtime_dir
 from swapd.shared.units import seconds, size
 

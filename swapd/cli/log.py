@@ -27,7 +27,7 @@ from swapd.cli.common import (
     shown_json,
 )
 from swapd.cli.render import line
-from swapd.log.history import Line, Seen, last_run, parsed, read
+from swapd.log.history import Line, Seen, last_run, parsed, read, read_runs
 from swapd.shared import runtime_dir
 from swapd.shared.runtime_dir import Folder
 from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
@@ -71,8 +71,14 @@ def log(
     if follow:
         _follow(endpoint, view, lines, timeout)
         return
-    found = read(journal(endpoint, file, timeout))
-    view.show(found if all_runs else last_run(found), lines)
+    path = journal(endpoint, file, timeout)
+    if not all_runs:
+        view.show(last_run(read(path)), lines)
+        return
+    found = read_runs(path)
+    view.show(found.lines, lines)
+    if found.left_out:
+        say_error(f"{found.left_out} records are left out: another version of swapd wrote them")
 
 
 def journal(endpoint: str | None, file: Path | None, timeout: float) -> Path:

@@ -14,7 +14,7 @@ from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.requests import deadline
 from swapd.log.history import Seen
-from swapd.log.journal import Record
+from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size

@@ -15,7 +15,7 @@ from swapd.cli.render import clock, sentence
 from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import Line, Seen, Step
-from swapd.log.journal import Record
+from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd_client import UnknownComponent

@@ -17,7 +17,7 @@ from swapd.shared.protocol import Code, Placement, Runs
 Reason = Literal["room", "sequential", "alternating", "resized", "unregister", "failed", "update"]
 
 
-class Action(msgspec.Struct, frozen=True, tag_field="action"):
+class Action(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
     pass
 
 

@@ -1,7 +1,8 @@
 """What can happen to the core. Data only.
 
 Time is in the event (`now`, seconds of a monotonic clock): the core has no clock.
-Requests are named by (session, request); copies by the generation they make or end.
+Requests are named by (session, request); copies by the generation they make or end. The tag of an
+event, an action or a request is the `kind` of its record in the swap log.
 """
 
 from typing import Literal
@@ -11,7 +12,7 @@ import msgspec
 from swapd.shared.protocol import AnyOrder, Code
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="event"):
+class Event(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
     now: float
 
 

@@ -31,7 +31,8 @@ from swapd.daemon.router import Router
 from swapd.daemon.slices import Slices
 from swapd.daemon.worker import Worker
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
-from swapd.log.journal import Journal, Start
+from swapd.log.journal import Journal
+from swapd.log.records import Start
 from swapd.shared import fds, protocol, runtime_dir
 from swapd.shared.board import SLOTS, Progress
 from swapd.shared.config import Config

@@ -13,7 +13,7 @@ import msgspec
 
 from swapd.core import actions, events
 from swapd.core.records import workspace_name
-from swapd.log.journal import Record, parse
+from swapd.log.records import OtherSchema, Record, parse
 from swapd.shared import protocol
 
 #: Sessions whose label is remembered; a record may name one that is long gone.
@@ -30,12 +30,70 @@ class Line(NamedTuple):
     record: Record
 
 
+class Runs(NamedTuple):
+    """What is in a log: the lines that this version reads, and how many are in another schema."""
+
+    lines: list[Line]
+    left_out: int
+
+
 def read(path: Path) -> list[Line]:
     """All lines of a log, the file it was rotated to first.
 
-    Lines that do not parse (cut short by a power failure, written by a later version) and
-    a last one that is still being written are left out. Raises: OSError.
+    Lines that do not parse (cut short by a power failure, of a kind that a later version has) and
+    a last one that is still being written are left out, and so are earlier runs in another schema.
+    Raises: OSError; OtherSchema if the last run is in another.
     """
+    reader = _Reader()
+    lines = list(reader.read(_whole_lines(path)))
+    if reader.other is not None:
+        raise reader.other
+    return lines
+
+
+def read_runs(path: Path) -> Runs:
+    """The same, whatever the last run is in. Raises: OSError."""
+    reader = _Reader()
+    return Runs(list(reader.read(_whole_lines(path))), reader.left_out)
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Those that parse, of runs in this schema."""
+    return _Reader().read(lines)
+
+
+class _Reader:
+    """Reads lines in order."""
+
+    def __init__(self) -> None:
+        #: Why the run that was read last cannot be; None if it can.
+        self.other: OtherSchema | None = None
+        self.left_out = 0
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
+        for raw in lines:
+            if (record := self._parse(raw)) is not None:
+                yield Line(raw, record)
+
+    def _parse(self, raw: bytes) -> Record | None:
+        try:
+            record = parse(raw)
+        except OtherSchema as exc:
+            self.other = exc
+            self.left_out += 1
+            return None
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or nonsense
+            self.left_out += bool(raw) and self.other is not None
+            return None
+        if record.start is not None:
+            self.other = None
+        elif self.other is not None:
+            self.left_out += 1
+            return None
+        return record
+
+
+def _whole_lines(path: Path) -> list[bytes]:
     with path.open("rb") as now:
         try:
             with path.with_name(path.name + ".1").open("rb") as before:
@@ -44,16 +102,7 @@ def read(path: Path) -> list[Line]:
             old = b""
         data = old + now.read()
     whole, _, _ = data.rpartition(b"\n")
-    return list(parsed(whole.split(b"\n")))
-
-
-def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Those that parse."""
-    for raw in lines:
-        try:
-            yield Line(raw, parse(raw))
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or nonsense
-            continue
+    return whole.split(b"\n")
 
 
 def _same(a: int, b: int) -> bool:

@@ -1,11 +1,10 @@
 """The swap log: one numbered record for each event and each action, with its cause.
 
-The ZeroMQ stream, the file and the golden transcripts in the tests are this one rendering,
-so a production log can be pasted in as a test. Writing never blocks the core: records are
-rendered in batches, and a thread of its own writes the file. If the disk is full, or takes
-longer than records come, they are dropped there, counted, and the count is written when there is
-room again; subscribers miss nothing. The end of the daemon waits for a disk that hangs only for
-a moment.
+The ZeroMQ stream and the file are one rendering (`records.py`), which replays: so a production log
+can be pasted in as a test. Writing never blocks the core: records are rendered in batches, and a
+thread of its own writes the file. If the disk is full, or takes longer than records come, they are
+dropped there, counted, and the count is written when there is room again; subscribers miss nothing.
+The end of the daemon waits for a disk that hangs only for a moment.
 """
 
 import asyncio
@@ -17,11 +16,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from swapd.core.actions import AnyAction
-from swapd.core.events import AnyEvent
-from swapd.core.policy import Rules
+from swapd.core.events import AnyEvent, Asked
+from swapd.log.records import (
+    AskedHead,
+    Head,
+    Parts,
+    Record,
+    Start,
+    parse,
+    render,
+    render_all,
+)
 from swapd.shared import limits, trusted
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import NOT_ENCODABLE
@@ -37,37 +43,6 @@ BATCH = 250
 QUEUE_MAX_BYTES = 16 << 20
 #: How long the last records may take to be written.
 CLOSE_S = 1.0
-
-
-class Start(msgspec.Struct, frozen=True):
-    """The first record of a daemon: with it and the events, every decision can be replayed."""
-
-    version: str
-    device: str
-    chunks: int
-    chunk_bytes: int
-    rules: Rules
-
-
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the log. Exactly one of `start`, `event`, `action`, `dropped` is set.
-
-    `seq` counts up by one. `cause` is the seq of the event that led to an action, or of
-    the action that an event completes; 0 for what came from outside. `time` is Unix time
-    in seconds.
-    """
-
-    seq: int
-    cause: int
-    time: float
-    start: Start | None = None
-    event: AnyEvent | None = None
-    action: AnyAction | None = None
-    dropped: int = 0
-
-
-render = msgspec.json.Encoder().encode
-parse = msgspec.json.Decoder(Record).decode
 
 
 class Journal:
@@ -86,23 +61,34 @@ class Journal:
         self._publish = publish
         self._loop = loop
         self._seq = 0
-        self._pending: list[Record] = []
+        self._pending: Parts = []
         self._timer: asyncio.TimerHandle | None = None
         #: Wall time at monotonic time 0: one clock reading less for every record.
         self._epoch = time.time() - time.monotonic()  # noqa: TID251
 
     def start(self, start: Start) -> None:
-        self._add(Record(self._next(), 0, self._epoch + time.monotonic(), start=start))
+        """Record what this daemon is. It is the first record."""
+        self._seq += 1
+        self._hand_over([render(Record(self._seq, 0, self._epoch + time.monotonic(), start=start))])
 
     def event(self, event: AnyEvent, cause: int) -> int:
         """Record what happened; return its number, the cause of what follows from it."""
-        seq = self._next()
-        self._add(Record(seq, cause, self._epoch + event.now, event=event))
+        self._seq = seq = self._seq + 1
+        now = event.now
+        if type(event) is Asked:
+            head = AskedHead(seq, self._epoch + now, "event", cause, now, event.session)
+            self._pending += (head, event.request)
+        else:
+            self._pending += (Head(seq, self._epoch + now, "event", cause), event)
+        if self._timer is None:
+            self._timer = self._loop.call_later(BATCH_S, self._due)
         return seq
 
     def action(self, action: AnyAction, cause: int, now: float) -> int:
-        seq = self._next()
-        self._add(Record(seq, cause, self._epoch + now, action=action))
+        self._seq = seq = self._seq + 1
+        self._pending += (Head(seq, self._epoch + now, "action", cause), action)
+        if self._timer is None:
+            self._timer = self._loop.call_later(BATCH_S, self._due)
         return seq
 
     def flush(self) -> None:
@@ -114,8 +100,11 @@ class Journal:
             self._flush_some()
 
     def _flush_some(self) -> None:
-        records, self._pending = self._pending[:BATCH], self._pending[BATCH:]
-        lines = [_rendered(record) for record in records]
+        parts, self._pending = self._pending[: 2 * BATCH], self._pending[2 * BATCH :]
+        if parts:
+            self._hand_over(_rendered(parts))
+
+    def _hand_over(self, lines: list[bytes]) -> None:
         self._publish(lines)
         self._file.write(lines)
 
@@ -131,23 +120,24 @@ class Journal:
         self.flush()
         self._file.close()
 
-    def _next(self) -> int:
-        self._seq += 1
-        return self._seq
 
-    def _add(self, record: Record) -> None:
-        self._pending.append(record)
-        if self._timer is None:
-            self._timer = self._loop.call_later(BATCH_S, self._due)
-
-
-def _rendered(record: Record) -> bytes:
+def _rendered(parts: Parts) -> list[bytes]:
     try:
-        return render(record)
+        return render_all(parts)
+    except NOT_ENCODABLE:
+        return [_rendered_one(parts[i : i + 2]) for i in range(0, len(parts), 2)]
+
+
+def _rendered_one(parts: Parts) -> bytes:
+    try:
+        (line,) = render_all(parts)
     except NOT_ENCODABLE as exc:
-        what = type(record.event or record.action or record.start).__name__
-        log.error("record %d of the swap log, %s, cannot be written: %s", record.seq, what, exc)
-        return render(Record(record.seq, record.cause, record.time, dropped=1))
+        head, said = parts
+        assert isinstance(head, Head | AskedHead)
+        what = type(said).__name__
+        log.error("record %d of the swap log, %s, cannot be written: %s", head.seq, what, exc)
+        line = render(Record(head.seq, head.cause, head.t, dropped=1))
+    return line
 
 
 class JournalFile:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from swapd.core import Residency
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.journal import parse
+from swapd.log.records import OtherSchema, parse
 
 
 class Step(NamedTuple):
@@ -33,7 +33,10 @@ def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
     its actions. Raises: ReplayError, msgspec.MsgspecError.
     """
     records = map(parse, lines)
-    first = next(records, None)
+    try:
+        first = next(records, None)
+    except OtherSchema as exc:
+        raise ReplayError(str(exc)) from exc
     if first is None or first.start is None:
         raise ReplayError("no start record: the log was rotated, or is not one")
     start = first.start

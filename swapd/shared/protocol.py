@@ -100,7 +100,7 @@ class Placement(msgspec.Struct, frozen=True):
 # --- rpc, client to daemon ---------------------------------------------------------------
 
 
-class Request(msgspec.Struct, frozen=True, tag_field="op"):
+class Request(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
     """Base of all requests. `id` is unique within the session, and names the reply."""
 
     id: Id

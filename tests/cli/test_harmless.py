@@ -12,7 +12,7 @@ from swapd.cli import serve as serving
 from swapd.cli.common import console, say_error
 from swapd.core import actions, events
 from swapd.core.policy import Rules
-from swapd.log.journal import Record, Start, render
+from swapd.log.records import Record, Start, render
 from swapd.shared.protocol import Register
 
 from .conftest import Running, on_terminal, swapd

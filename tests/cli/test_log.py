@@ -11,7 +11,7 @@ import pytest
 from swapd.cli import log as log_module
 from swapd.core import events
 from swapd.log.history import Line, read
-from swapd.log.journal import Record, render
+from swapd.log.records import Record, render
 
 from .conftest import Running, json_lines, on_terminal, serve, start, swapd
 
@@ -75,9 +75,29 @@ def test_the_last_run_only_unless_all_are_asked_for(folder: Path) -> None:
     assert text.count(" start ") == 2
 
 
+def test_a_log_in_another_schema_is_one_clear_line(folder: Path) -> None:
+    journal = _run(folder).journal
+    whole = journal.read_bytes()
+    journal.write_bytes(whole.replace(b'"schema":1', b'"schema":7') + whole)
+    assert swapd("log", "--file", journal).stdout.encode() == whole
+    done = swapd("log", "--all-runs", "--file", journal)
+    assert done.stdout.encode() == whole
+    count = whole.count(b"\n")
+    assert done.stderr == (
+        f"swapd: {count} records are left out: another version of swapd wrote them\n"
+    )
+    journal.write_bytes(whole.replace(b'"schema":1', b'"schema":7'))
+    for command in ("log", "story"):
+        name = ["talker"] if command == "story" else []
+        done = swapd(command, *name, "--file", journal, status=1)
+        (said,) = done.stderr.splitlines()
+        assert said.startswith("swapd: this swap log was written in schema 7")
+        assert done.stdout == ""
+
+
 def test_the_daemon_says_where_the_file_is(daemon: Running) -> None:
     first = json_lines(swapd("log", "-e", daemon.folder).stdout)[0]
-    assert first["start"]["device"] == "host"
+    assert (first["type"], first["device"]) == ("start", "host")
 
 
 @contextmanager

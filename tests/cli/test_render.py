@@ -10,7 +10,7 @@ from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.log.history import Seen
-from swapd.log.journal import Record, Start
+from swapd.log.records import Record, Start
 from swapd.shared.protocol import Acquire, AcquireWorkspace, AnyOrder, Register
 from tests.samples import sample
 

@@ -24,8 +24,8 @@ from typing import Any, Self
 import zmq
 
 from swapd.core.events import Asked, SessionGone, SessionOpened
-from swapd.log import journal
-from swapd.log.journal import Record
+from swapd.log import records
+from swapd.log.records import Record
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
@@ -268,7 +268,7 @@ class Watch:
         said = [_said(record)[1] for record in self.history]
         return [one for one in said if type(one).__name__ == kind]
 
-    parse = staticmethod(journal.parse)
+    parse = staticmethod(records.parse)
 
     def _knock(self) -> str:
         """Have something recorded: a session with the label that is returned."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from swapd.core import actions
-from swapd.log.journal import Record
+from swapd.log.records import Record
 
 
 class Turn(NamedTuple):

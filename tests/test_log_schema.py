@@ -1,0 +1,142 @@
+"""The schema of the swap log: flat, as its page says, and refused in words if it is another."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+import swapd.log
+from swapd.core import Rules, actions, events
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.log.history import last_run, read, read_runs
+from swapd.log.records import SCHEMA, OtherSchema, Record, Start, parse, render
+from swapd.log.replay import ReplayError, replay
+from swapd.shared.protocol import AnyOrder
+from tests.samples import sample
+
+PAGE = (Path(swapd.log.__file__).parent / "README.md").read_text()
+EXAMPLES = [line for line in PAGE.splitlines() if line.startswith('{"seq"')]
+REQUESTS = get_args(AnyOrder)
+EVENTS = [kind for kind in get_args(AnyEvent) if kind is not events.Asked]
+ACTIONS = get_args(AnyAction)
+START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
+TICK = Record(2, 0, 2.0, event=events.Tick(2.0))
+NEXT = START, TICK
+
+#: What every record has, or every event, besides its own.
+OURS = {"seq", "t", "type", "kind", "cause", "now", "session", "schema", "count"}
+
+UNNUMBERED = (
+    b'{"seq":1,"cause":0,"time":1.5,"start":{"version":"0.0","device":"host","chunks":8,'
+    b'"chunk_bytes":2097152,"rules":{}}}',
+    b'{"seq":2,"cause":0,"time":1.5,"event":{"event":"tick","now":1.0}}',
+)
+LATER = (
+    b'{"seq":1,"t":1.5,"type":"start","schema":2,"version":"9","model":"x"}',
+    b'{"seq":2,"t":1.5,"type":"event","cause":0,"kind":"tick","now":1.0}',
+)
+
+
+def record_of(kind: Any) -> Record:
+    if kind in REQUESTS:
+        return Record(7, 3, 1.25, event=events.Asked(1.5, 4, sample(kind)))
+    if kind in ACTIONS:
+        return Record(7, 3, 1.25, action=sample(kind))
+    return Record(7, 3, 1.25, event=sample(kind))
+
+
+def write(path: Path, *lines: bytes | Record) -> Path:
+    whole = [render(line) if isinstance(line, Record) else line for line in lines]
+    path.write_bytes(b"".join(line + b"\n" for line in whole))
+    return path
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_the_examples_of_the_page_are_lines_of_the_log(line: str) -> None:
+    assert render(parse(line)).decode() == line
+
+
+def test_the_page_has_one_of_each_type() -> None:
+    assert {json.loads(line)["type"] for line in EXAMPLES} == {
+        "start",
+        "event",
+        "action",
+        "dropped",
+    }
+    assert f"schema {SCHEMA}" in PAGE
+    assert json.loads(EXAMPLES[0])["schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("kind", [*REQUESTS, *EVENTS, *ACTIONS])
+def test_a_record_is_flat_and_says_what_it_is(kind: Any) -> None:
+    line = json.loads(render(record_of(kind)))
+    assert (line["seq"], line["t"], line["cause"]) == (7, 1.25, 3)
+    assert line["type"] == ("action" if kind in ACTIONS else "event")
+    assert line["kind"] == kind.__struct_config__.tag
+    assert not any(isinstance(value, dict) for value in line.values())
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    assert line.keys() - OURS == fields - OURS, "all its fields are at the top"
+
+
+@pytest.mark.parametrize("kind", [*REQUESTS, *EVENTS, *ACTIONS, Start])
+def test_no_field_has_the_name_of_one_that_all_records_have(kind: Any) -> None:
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    allowed = {"now", "session"} if kind in EVENTS else {"session"} if kind in ACTIONS else set()
+    allowed |= {"count"} if kind is events.Unread else set()  # no `dropped` has a kind
+    assert fields.isdisjoint(OURS - allowed)
+
+
+def test_every_kind_is_one_thing() -> None:
+    tags = [kind.__struct_config__.tag for kind in (*REQUESTS, *EVENTS, *ACTIONS)]
+    assert len(set(tags)) == len(tags)
+
+
+def test_what_has_its_default_is_left_out() -> None:
+    line = json.loads(render(Record(2, 0, 1.0, event=events.SessionGone(1.0, 3))))
+    assert line.keys() == {"seq", "t", "type", "cause", "kind", "now", "session"}
+
+
+@pytest.mark.parametrize("other", [UNNUMBERED, LATER], ids=["unnumbered", "later"])
+def test_a_log_in_another_schema_is_refused_in_words(
+    tmp_path: Path, other: tuple[bytes, ...]
+) -> None:
+    log = write(tmp_path / "log", *NEXT, *other)
+    with pytest.raises(OtherSchema, match=f"this swapd reads schema {SCHEMA}"):
+        read(log)
+    with pytest.raises(ReplayError, match=f"this swapd reads schema {SCHEMA}"):
+        list(replay(other))
+
+
+@pytest.mark.parametrize("other", [UNNUMBERED, LATER], ids=["unnumbered", "later"])
+def test_earlier_runs_in_another_schema_are_left_out_and_counted(
+    tmp_path: Path, other: tuple[bytes, ...]
+) -> None:
+    log = write(tmp_path / "log", *other, *NEXT)
+    assert [line.record for line in read(log)] == [*NEXT]
+    assert last_run(read(log)) == read(log)
+    runs = read_runs(log)
+    assert (runs.lines, runs.left_out) == (read(log), 2)
+
+
+def test_the_rest_of_a_log_without_numbers_is_refused_too(tmp_path: Path) -> None:
+    """Its first record was rotated away."""
+    with pytest.raises(OtherSchema, match="before schemas were numbered"):
+        read(write(tmp_path / "log", *UNNUMBERED[1:]))
+    assert read_runs(tmp_path / "log").left_out == 1
+
+
+def test_a_kind_that_is_not_known_yet_costs_its_line_only(tmp_path: Path) -> None:
+    later = b'{"seq":2,"t":1.0,"type":"action","cause":0,"kind":"teleported","to":"x"}'
+    more = render(TICK)[:-1] + b',"more":[1]}'
+    assert [line.record for line in read(write(tmp_path / "log", START, later, more))] == [*NEXT]
+    assert parse(more) == TICK
+    with pytest.raises(msgspec.ValidationError):
+        parse(later)
+
+
+def test_a_name_that_looks_like_the_end_of_a_line_is_a_name() -> None:
+    odd = Record(3, 2, 1.0, action=actions.SealMaster(1, 'a}\n{"op":'))
+    assert parse(render(odd)) == odd
