@@ -120,6 +120,7 @@ class Stage:
             self._save,
             self._park,
             self._session_of_one,
+            self._owe,
             self._fail,
         ):
             act()
@@ -236,6 +237,14 @@ class Stage:
         self.waiting = {key: None for key in self.waiting if key[0] != session}
         self._do("SessionGone, of one", events.SessionGone(self._next(), session))
         self._do("ProcessExited", events.ProcessExited(self._next(), session))
+
+    def _owe(self) -> None:
+        """A session does not read for a while, and has to let go of what is lent."""
+        session = self._owners[0]
+        for count in (3, 0):
+            self._do("Unread", events.Unread(self._next(), session, "lifeline", count))
+        self._do("Dropping", events.Dropping(self._next(), 1, (session,)))
+        self._do("Dropped", events.Dropped(self._next(), session, 1))
 
     def _fail(self) -> None:
         """A copy fails."""
