@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swapd_client.offload.aside import Aside, Pair, _compile_begins, _compile_ends
+from swapd_client.offload.shortcuts import Aside, Pair, _compile_begins, _compile_ends
 
 
 def block(seen: list[str]) -> nn.Module:

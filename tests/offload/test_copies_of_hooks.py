@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from swapd_client import Client
-from swapd_client.offload.hooks import Enter, Leave, Method
+from swapd_client.offload.hooks import Method
+from swapd_client.offload.shortcuts import Enter, Leave
 from tests.offload.modules import WIDTH, Decoder, leases, seeded
 
 X = torch.ones(1, WIDTH)

@@ -21,6 +21,7 @@ from swapd_client.offload.installing import Installer, Methods, methods_of
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
+from swapd_client.offload.shortcuts import Aside
 from swapd_client.offload.staying import Staying, staying
 from swapd_client.offload.strategy import How, Kind
 from swapd_client.offload.training import Trainable, trained_of, watch_optimizers
@@ -263,7 +264,8 @@ class _Attaching:
         if streamed is None:
             return Attached(one.name, one.module, all_of_it if names else None, all_of_it, nbytes)
         others = [name for name in names if name not in streamed.stream.everything]
-        held = Passed(streamed.stream, Leased(client, others) if others else None, all_of_it)
+        beside = Leased(client, others) if others else None
+        held = Passed(streamed.stream, beside, all_of_it, Aside())
         attached = Attached(one.name, one.module, held, all_of_it, nbytes)
         for number, modules in enumerate(streamed.blocks):
             attached.blocks.update(dict.fromkeys(modules, Block(held, number)))

@@ -10,6 +10,7 @@ import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from swapd_client.memory.tensors import inner_names, is_wrapper, view
 
 #: Structures in structures are looked into so far.
 _DEPTH_MAX = 12
+
+#: What runs later: what that gives is looked at when it does.
+LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype})
 
@@ -46,6 +50,15 @@ class Lent:
         if not self._are_in((output,), _DEPTH_MAX):
             return output
         return _Copying(self, component).of(output, _DEPTH_MAX)
+
+    def may_be_in(self, output: Any) -> bool:
+        """Whether `copied` may return something else, or `output` runs later. At every call."""
+        if type(output) is torch.Tensor:
+            try:
+                return self.low <= output.data_ptr() < self.high
+            except RuntimeError:  # of functorch, sparse
+                return True
+        return isinstance(output, LATER) or self._are_in((output,), _DEPTH_MAX)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's bytes lie here."""

@@ -21,14 +21,13 @@ import torch
 
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease, Lender
-from swapd_client.offload.aside import Aside
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
 CALL = torch.nn.Module._call_impl.__code__
-#: Above who asks in a hook are at least the hook itself and torch's `inner`...
-_NEAR = 2
+#: Above who asks for a hook are at least its gate, the hook itself and torch's `inner`...
+_NEAR = 3
 #: ... then comes the call; what keeps a hook from being compiled is in between.
 _SPARE = 6
 
@@ -46,6 +45,19 @@ class Held(Protocol):
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
         """Whether it is of any of these components of a client."""
+
+
+class Hooks(Protocol):
+    """The hooks of a component's blocks, out of the way of passes that need none of them."""
+
+    def add(self, pair: Any) -> None:
+        """Have those of one module put aside from now on; while no pass is under way."""
+
+    def begin(self, *, whole: bool) -> None:
+        """A pass begins that holds all of it, or goes block by block."""
+
+    def end(self, *, whole: bool) -> None:
+        """It has ended."""
 
 
 class Kept(Protocol):
@@ -73,8 +85,11 @@ class Leased:
         return f"<Leased {' + '.join(self.names)}>"
 
     def take(self) -> Callable[[], None]:
-        lease = self.lease()
-        return _nothing if lease is None else lease.release
+        if not self.names:  # as lease
+            return _nothing
+        lease = self._client.acquire(*self.names)
+        lease.is_answered_for = True
+        return lease.release
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return client is self._client and not set(names).isdisjoint(self.names)
@@ -94,13 +109,15 @@ class Passed:
 
     is_lease = False
 
-    def __init__(self, stream: Stream, beside: Leased | None, everything: Leased) -> None:
+    def __init__(
+        self, stream: Stream, beside: Leased | None, everything: Leased, hooks: Hooks
+    ) -> None:
         """`beside`: what it has that is in none of the stream's parts. `everything`: all of it."""
         self.uses = 0
         self.stream = stream
         self.everything = everything
-        #: The hooks of its blocks.
-        self.hooks = Aside()
+        #: Those of its blocks.
+        self.hooks = hooks
         self._beside = beside
 
     def __repr__(self) -> str:
@@ -210,22 +227,18 @@ class Entry(msgspec.Struct, eq=False):
     is_call: bool = True
 
 
-class _Count(msgspec.Struct, eq=False):
+class Count(msgspec.Struct, eq=False):
     #: None if it was lent.
     give_back: Callable[[], None] | None = None
     n: int = 1
 
 
 class Scope:
-    """What one thread holds. Used by that thread alone.
-
-    Python that has not run for a millisecond is slow: so what is done at every forward calls few
-    functions.
-    """
+    """What one thread holds. Used by that thread alone."""
 
     def __init__(self) -> None:
         #: What is held, and how often.
-        self.counts: dict[Held, _Count] = {}
+        self.counts: dict[Held, Count] = {}
         #: The last is the innermost.
         self.entries: list[Entry] = []
         #: Through it things are taken, if there is one; see `turn.py`.
@@ -278,7 +291,7 @@ class Scope:
             count.n += 1
         else:
             kept = self.kept
-            self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
+            self.counts[held] = Count(held.take() if kept is None else kept.take(held))
 
     def lend(self, held: Held) -> None:
         """Hold once more what is there anyway, under a lease of the caller's."""
@@ -286,7 +299,7 @@ class Scope:
         if count is not None:
             count.n += 1
         else:
-            self.counts[held] = _Count()
+            self.counts[held] = Count()
 
     def count_down(self, held: Held) -> None:
         """Hold once less. Raises what giving back raises; then it is given back all the same."""
@@ -299,12 +312,7 @@ class Scope:
 
     def enter(self, held: Held, frame: FrameType | None, by: object, is_call: bool = True) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
-        count = self.counts.get(held)  # as count_up
-        if count is not None:
-            count.n += 1
-        else:
-            kept = self.kept
-            self.counts[held] = _Count(held.take() if kept is None else kept.take(held))
+        self.count_up(held)
         self.entries.append(Entry(held, frame, by, is_call))
 
     def add(self, held: Held, by: object) -> Entry:
@@ -347,12 +355,7 @@ class Scope:
             self.entries.remove(entry)
         else:
             return
-        count = self.counts[entry.held]  # as count_down
-        count.n -= 1
-        if not count.n:
-            del self.counts[entry.held]
-            if count.give_back is not None:
-                count.give_back()
+        self.count_down(entry.held)
 
     def reap(self) -> None:
         """Leave what calls left behind that ended without a word."""
@@ -371,7 +374,7 @@ def _nothing() -> None:
     pass
 
 
-def _give_back(counts: "dict[Held, _Count]") -> None:
+def _give_back(counts: "dict[Held, Count]") -> None:
     while counts:  # the last first: giving it back counts down what it was taken in
         _, count = counts.popitem()
         if count.give_back is not None:

@@ -1,0 +1,379 @@
+"""The shortcuts decide nothing that the plain version does not, and a hit calls few functions."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import FrameType, GeneratorType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import Client, DaemonGone, SessionFenced, WouldDeadlock
+from swapd_client.offload import attaching, hooks
+from swapd_client.offload.changing import quiet
+from swapd_client.offload.gate import Gate
+from swapd_client.offload.scope import here
+from swapd_client.offload.shortcuts import Enter, Leave, Pair
+from swapd_client.offload.turn import turn
+from tests.offload.modules import WIDTH, seeded
+
+HISTORIES = 30
+CALLS = 20
+DEPTH = 2
+
+
+# --- the plain version -------------------------------------------------------------------
+
+
+class PlainEnter(Enter):
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if isinstance(self._gate, Gate):
+            found = self._gate.begin(self._by, 1)
+            if not found and self.pair is not None:
+                self.pair.have_leave()
+
+
+class PlainLeave(Leave):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return self._gate.end(self._by, output) if isinstance(self._gate, Gate) else None
+
+
+class Never:
+    """Instead of `Aside`: the hooks of blocks are always there."""
+
+    def add(self, pair: Pair) -> None:
+        pass
+
+    def begin(self, *, whole: bool) -> None:
+        pass
+
+    def end(self, *, whole: bool) -> None:
+        pass
+
+
+# --- histories ---------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A call of a module, with what it calls, and how it ends."""
+
+    module: str
+    mode: str
+    around: str
+    inside: "tuple[Call, ...]"
+    ends: str
+    #: An acquire of it fails so.
+    refused: type[Exception] | None = None
+
+
+MODULES = (*["whole"] * 3, "whole.norm", "streamed", "streamed.layers.0", "streamed.norm", "both")
+MODES = (*["inference"] * 4, "no grad", "no grad", "grad", "grad of x")
+AROUND = (*[""] * 6, "thread", "use", "turn", "turn, wanted", "change", "foreign")
+ENDS = (
+    "tensor",
+    "tensor",
+    "weights",
+    "weights",
+    "tuple",
+    "mapping",
+    "nothing",
+    "steps",
+    "raises",
+    "stopped",
+    "stopped",
+)
+BETWEEN = ("", "", "", "update", "again")
+REFUSED = (*[None] * 30, DaemonGone, SessionFenced, WouldDeadlock)
+
+
+def some_call(rng: random.Random, ends: Sequence[str], around: Sequence[str], depth: int) -> Call:
+    inside = rng.choice((0, 1, 2)) if depth else 0
+    return Call(
+        rng.choice(MODULES),
+        rng.choice(MODES),
+        rng.choice(around),
+        tuple(some_call(rng, ends, around, depth - 1) for _ in range(inside)),
+        rng.choice(ends),
+        rng.choice(REFUSED),
+    )
+
+
+class Part(nn.Module):
+    """Does in its forward what a history says, and leaves its weights to what it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor, do: Callable[[nn.Module, torch.Tensor], Any]) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return do(self, self.norm(x))
+
+
+class Both(nn.Module):
+    """What uses two components, and is in neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.streamed = Part(), Part()
+        self.own = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, do: Callable[[nn.Module, torch.Tensor], Any]) -> Any:
+        return do(self, self.own(x))
+
+
+class World:
+    """A model that is attached, and what came of what was done with it."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[Any] = []
+        self._client = client
+        self._acquire = client.acquire
+        self._refusal: type[Exception] | None = None
+        self._model = seeded(Both)
+        self._model.streamed.norm.requires_grad_(True)
+        self._attach()
+        monkeypatch.setattr(client, "acquire", self._recorded)
+
+    def _attach(self) -> None:
+        parts = ["whole", "streamed"]
+        blocks = {"streamed": [f"layers.{i}" for i in range(3)]}
+        self._attachment = self._client.attach(self._model, parts, blocks=blocks, trainable=False)
+        self._acquire(*parts).release()  # so that what is in is the same each time
+
+    def _recorded(self, *names: str, **options: Any) -> Any:
+        if (refusal := self._refusal) is not None:
+            self._refusal = None
+            self.seen.append(("refused", names))
+            raise refusal("as told")
+        lease = self._acquire(*names, **options)
+        release = lease.release
+
+        def released() -> None:
+            self.seen.append(("released", names))
+            release()
+
+        self.seen.append(("acquired", names, options))
+        lease.release = released  # type: ignore[method-assign]
+        return lease
+
+    def close(self) -> None:
+        here().reap()
+        self._attachment.detach()
+
+    # --- what happens between calls
+
+    def between(self, what: str, rng: random.Random) -> None:
+        if what == "update" and not here().entries:
+            name = rng.choice(["norm.weight", "norm.bias"])
+            self._client.update("whole", {name: torch.full((WIDTH,), rng.random())})
+        elif what == "again":
+            here().reap()
+            self._attachment.detach()
+            self._attach()
+
+    # --- calls
+
+    def run(self, call: Call) -> None:
+        """Make a call, and note what it did, returned or raised."""
+        self.seen.append(("called", *call[:3], call.ends))
+        if call.around == "thread":
+            if call.ends == "stopped":  # what it left behind another thread gives back, at any time
+                call = call._replace(ends="raises")
+            call = call._replace(inside=tuple(one for one in call.inside if not _stops(one)))
+            thread = threading.Thread(target=self._run, args=(call,))
+            thread.start()
+            thread.join()
+        else:
+            self._run(call)
+
+    def _run(self, call: Call) -> None:
+        module = self._model.get_submodule("" if call.module == "both" else call.module)
+        self._refusal = call.refused
+        try:
+            with self._around(call.around, module), _mode(call.mode):
+                self._note(self._call(module, call))
+        except BaseException as exc:  # noqa: BLE001 - noted
+            self.seen.append(("raised", type(exc), str(exc)))
+        self._refusal = None
+        scope = here()
+        entries = [(repr(entry.held), entry.is_call) for entry in scope.entries]
+        counts = [(repr(held), count.n) for held, count in scope.counts.items()]
+        self.seen.append(("left", entries, sorted(counts), scope.begins))
+
+    def _call(self, module: nn.Module, call: Call) -> Any:
+        x = torch.ones(2, WIDTH, requires_grad=call.mode == "grad of x")
+        if isinstance(module, (Part, Both)):
+            return module(x, lambda part, x: self._inside(part, x, call))
+        return module(x)
+
+    def _inside(self, part: Any, x: torch.Tensor, call: Call) -> Any:
+        for one in call.inside:
+            self.run(one)
+        weight = part.own.weight if isinstance(part, Both) else part.norm.weight
+        match call.ends:
+            case "weights":
+                return weight[:8]
+            case "tuple":
+                return [x, (weight.view(-1)[:4], 3)]
+            case "mapping":
+                return {"x": x, "none": None}
+            case "nothing":
+                return None
+            case "steps":
+                return _steps(weight.view(-1), x)
+            case "raises":
+                raise ValueError("as told")
+            case "stopped":
+                raise KeyboardInterrupt("as told")
+        return x
+
+    def _around(self, what: str, module: nn.Module) -> AbstractContextManager[Any]:
+        client = self._client
+        match what.partition(",")[0]:
+            case "use":
+                return self._attachment.use(module)
+            case "turn":
+                if what != "turn":
+                    client.session.wanted.add("whole")
+                stack = ExitStack()
+                stack.callback(client.session.wanted.discard, "whole")
+                stack.enter_context(turn(client, 0.0))
+                return stack
+            case "change":
+                return quiet({client: ["elsewhere"]})
+            case "foreign":  # the first to be called, so that ours is not, and then its other hook
+                stack = ExitStack()
+                stack.enter_context(module.register_forward_pre_hook(_foreign, prepend=True))
+                return stack
+        return nullcontext()
+
+    def _note(self, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            parts = self._client.session.components.values()
+            start = output.data_ptr()
+            is_lent = any(part.address <= start < part.address + part.nbytes for part in parts)
+            self.seen.append(("tensor", is_lent, output.shape, output.tolist()))
+        elif isinstance(output, (list, tuple)):
+            self.seen.append(type(output))
+            for one in output:
+                self._note(one)
+        elif isinstance(output, dict):
+            self._note(list(output.items()))
+        elif isinstance(output, (GeneratorType, Iterator)):
+            self.seen.append("steps")
+            for one in output:
+                self._note(one)
+        else:
+            self.seen.append(output)
+
+
+def _mode(mode: str) -> AbstractContextManager[Any]:
+    if mode.startswith("grad"):
+        return torch.enable_grad()
+    return torch.inference_mode() if mode == "inference" else torch.no_grad()
+
+
+def _steps(weight: torch.Tensor, x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield weight[:4]
+    yield x[0]
+
+
+def _foreign(module: nn.Module, args: Any) -> None:
+    raise RuntimeError("foreign")
+
+
+def _stops(call: Call) -> bool:
+    return call.ends == "stopped" or any(map(_stops, call.inside))
+
+
+def history(
+    client: Client, seed: int, ends: Sequence[str] = ENDS, around: Sequence[str] = AROUND
+) -> list[Any]:
+    """What is seen of the calls that this seed makes."""
+    rng = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patched:
+        world = World(client, patched)
+        for _ in range(CALLS):
+            world.run(some_call(rng, ends, around, DEPTH))
+            world.between(rng.choice(BETWEEN), rng)
+        world.close()
+    return world.seen
+
+
+def compare(seen: list[Any], plain: list[Any]) -> None:
+    for ours, theirs in zip(seen, plain, strict=False):
+        assert ours == theirs
+    assert len(seen) == len(plain)
+    assert any(isinstance(one, tuple) and one[0] == "acquired" for one in seen)
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_what_is_acquired_released_and_returned_is_what_the_plain_version_says(
+    client: Client, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    seen = history(client, seed)
+    monkeypatch.setattr(hooks, "Enter", PlainEnter)
+    monkeypatch.setattr(hooks, "Leave", PlainLeave)
+    compare(seen, history(client, seed))
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_hooks_that_are_aside_would_have_done_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Said of one thread, and not between an interrupt and the thread's next call: what is called
+    there runs under the lease that holds all of it."""
+    ends = [end for end in ENDS if end != "stopped"]
+    around = [what for what in AROUND if what != "thread"]
+    seen = history(client, seed, ends, around)
+    monkeypatch.setattr(attaching, "Aside", Never)
+    compare(seen, history(client, seed, ends, around))
+
+
+# --- how much is done --------------------------------------------------------------------
+
+
+def functions(call: Callable[[], object]) -> list[str]:
+    """What is called around a module's forward, in order; without what compiled code needs."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        where = frame.f_code.co_filename
+        if event == "call" and "swapd_client/offload" in where and "forwards" not in where:
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_a_call_that_finds_all_of_it_there_calls_few_functions(client: Client) -> None:
+    """Whatever the machine is busy with: each of them is slow where caches are cold."""
+    part = seeded(Part)
+    x = torch.ones(1, WIDTH)
+
+    def call() -> None:
+        part(x, lambda part, x: x)
+
+    begins, ends = ["Enter.__call__", "Leased.take"], ["Leave.__call__", "Lent.may_be_in"]
+    with torch.inference_mode():
+        with client.attach({"whole": part}):
+            call()
+            assert functions(call) == [*begins, "Enter.__call__", *ends]  # the norm has a hook too
+        with client.attach({"streamed": part}, blocks=["layers.0", "layers.1", "layers.2"]):
+            client.acquire("streamed").release()
+            call()
+            seen = [one for one in functions(call) if not one.startswith("Stream.note")]
+            passes = ["Passed.take", "Stream.whole", "Scope.lend", "Aside.begin", "Aside._turn"]
+            passed = ["Passed._leave_whole", "Aside.end", "Aside._turn", "Scope.count_down"]
+            assert seen == ["Enter.__call__", *passes, *ends, *passed]
