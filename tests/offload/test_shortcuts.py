@@ -241,9 +241,9 @@ class World:
                 return self._attachment.use(module)
             case "turn":
                 if what != "turn":
-                    client.session.wanted.add("whole")
+                    client.session.told.wanted.add("whole")
                 stack = ExitStack()
-                stack.callback(client.session.wanted.discard, "whole")
+                stack.callback(client.session.told.wanted.discard, "whole")
                 stack.enter_context(turn(client, 0.0))
                 return stack
             case "change":

@@ -1,9 +1,10 @@
 """The shortcuts of the forward path: what a call costs that finds all of its component there.
 
 Each does what a plain version does that is named beside it, for the calls that most are, and leaves
-all others to that one; `tests/offload/test_shortcuts.py` has both do the same histories. Python
-that was not run for a millisecond is slow, each function costs some 2 us while caches are cold: so
-what is done at every call is written in one piece here, and nowhere else.
+all others to that one; `tests/offload/test_shortcuts.py` and `tests/plugin/test_begin.py` have both
+do the same histories. Python that was not run for a millisecond is slow, each function costs some
+2 us while caches are cold: so what is done at every call is written in one piece here, and nowhere
+else.
 
 What each is worth is beside it: medians of one run of both sides, with cold caches, on a slow CPU
 that others kept busy. The whole of what a forward costs more that has a component, acquire and
@@ -327,3 +328,29 @@ def _hear_of_compilations() -> None:
 
 
 dynamo.when_imported(_hear_of_compilations)
+
+
+# --- a step of a stage -------------------------------------------------------------------
+
+
+def begin_step(stage: Any, *, encoders: bool = False) -> None:
+    """Before a step of a stage of vLLM: it has its lease, as most have. In full:
+    `Stage.begin_in_full`, which says what is raised.
+
+    Worth 7 us of 25, where caches are warm 6.4 of 7.9.
+    """
+    if not stage._stepping:
+        stage._stepping = True
+        with stage._lock:  # whoever is just giving the lease back has done so then
+            if stage._joining:
+                stage._await_joined()
+            stage._depth += 1
+    session = stage.client.session
+    if (
+        stage._lease is None
+        or not session.usable
+        or session.told.wanted
+        or stage._ranks is not None
+        or (encoders and stage._held is not stage._all)
+    ):
+        stage.begin_in_full(encoders=encoders)

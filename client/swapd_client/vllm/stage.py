@@ -44,6 +44,7 @@ from swapd_client.errors import (
 )
 from swapd_client.lease import Lease
 from swapd_client.leases.keeping import StageKeeping
+from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus
 from swapd_client.vllm.changing import changing
 from swapd_client.vllm.options import Options
@@ -268,7 +269,10 @@ class Stage:
         """Before a step: requests that are new in it, and those that ended."""
         self._keeping.note(came, went)
 
-    def begin(self, *, encoders: bool = False) -> None:
+    #: Before a step; the lease is held afterwards. `begin_in_full`, in fewer steps.
+    begin = shortcuts.begin_step
+
+    def begin_in_full(self, *, encoders: bool = False) -> None:
         """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
 
         Blocks until it is granted. Raises as `Client.acquire`, but for DaemonGone: then the stage
@@ -276,19 +280,7 @@ class Stage:
         """
         if not self._stepping:
             self._stepping = True
-            with self._lock:  # as _enter: a step calls few functions, since few are still warm
-                if self._joining:
-                    self._await_joined()
-                self._depth += 1
-        session = self.client.session
-        if (
-            self._lease is not None
-            and not session.told.wanted
-            and session.error is None
-            and self._ranks is None
-            and (self._held is self._all or not encoders)
-        ):
-            return  # as most steps
+            self._enter()
         try:
             self._hold(encoders=encoders)
         except BaseException:
