@@ -348,7 +348,7 @@ def begin_step(stage: Any, *, encoders: bool = False) -> None:
     session = stage.client.session
     if (
         stage._lease is None
-        or not session.usable
+        or not session.life.usable
         or session.told.wanted
         or stage._ranks is not None
         or (encoders and stage._held is not stage._all)
