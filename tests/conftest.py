@@ -1,10 +1,14 @@
 """Fixtures that several folders of tests share."""
 
 import signal
+import subprocess
+import types
 from collections.abc import Iterator
 
 import pytest
 
+from swapd import spawn
+from tests import forked
 from tests.guarantees import harness
 
 
@@ -13,6 +17,15 @@ def pytest_configure() -> None:
     not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _daemons_are_forked() -> Iterator[None]:
+    """Those of `spawn.daemon` start quickly too."""
+    with pytest.MonkeyPatch.context() as patch:
+        names = {**vars(subprocess), "Popen": forked.Popen}
+        patch.setattr(spawn, "subprocess", types.SimpleNamespace(**names))
+        yield
 
 
 @pytest.fixture

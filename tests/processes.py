@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 
+from tests import forked
+
 ROOT = Path(__file__).parent.parent
 
 #: Both source roots, as an installation would have them.
@@ -20,14 +22,9 @@ def run_python(
 
     Of the environment it has `env` and the way to the sources, no more.
     """
-    return subprocess.run(
-        [sys.executable, "-c", dedent(program), *map(str, args)],
-        env={"PYTHONPATH": PYTHONPATH, **env},
-        pass_fds=tuple(fds),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with _start(program, args, fds, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def output_of(
@@ -43,11 +40,17 @@ def start_python(
     program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
 ) -> "subprocess.Popen[str]":
     """Start `program` with pipes; use it in a `with` block, which waits for its end."""
-    return subprocess.Popen(
+    return _start(program, args, fds, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _start(
+    program: str, args: Sequence[object], fds: Sequence[int], env: Mapping[str, str], **pipes: int
+) -> "subprocess.Popen[str]":
+    return forked.Popen(
         [sys.executable, "-c", dedent(program), *map(str, args)],
+        imported=("torch",) if "torch" in program else (),
         env={"PYTHONPATH": PYTHONPATH, **env},
         pass_fds=tuple(fds),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
         text=True,
+        **pipes,
     )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import swapd_client
+from tests import forked
 
 MIB = 1 << 20
 _ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
     """`swapd *words`, running."""
     command = [sys.executable, "-m", "swapd", *map(str, words)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen(command, env=environment(), text=True, **options)
+    return forked.Popen(command, env=environment(), text=True, **options)
 
 
 def swapd(*words: object, status: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -48,6 +49,7 @@ def on_terminal(*words: object) -> str:
     """What a terminal of 120 columns shows of `swapd *words`, without its colours."""
     leader, follower = pty.openpty()
     os.set_blocking(leader, True)
+    # started from nothing: what rich is to print to is settled when it is imported
     process = subprocess.Popen(
         [sys.executable, "-m", "swapd", *map(str, words)],
         env=environment(COLUMNS="120", TERM="xterm-256color"),

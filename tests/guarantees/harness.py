@@ -30,6 +30,7 @@ from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
 from swapd_client import Client, connect
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("worker.py")
@@ -108,7 +109,7 @@ class Daemon:
         for name, value in {**SETTINGS, **settings, "runtime_dir": folder}.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         with log.open("ab") as stderr:
-            self._process = subprocess.Popen(
+            self._process = forked.Popen(
                 command,
                 env=environment(),
                 preexec_fn=before,
@@ -353,7 +354,7 @@ class Worker:
         self.label = "spare"
         self._log = log
         with log.open("ab") as stderr:
-            self._process = subprocess.Popen(
+            self._process = forked.Popen(
                 [sys.executable, str(program)],
                 env=environment(),
                 stdin=subprocess.PIPE,
