@@ -27,7 +27,7 @@ check: .venv/ready
 	$(BIN)/lint-imports
 
 unit: .venv/ready
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # make test-vllm TESTS='tests/vllm/test_deploy.py -k overlay'
 # make test-vllm ISA=avx2, for what a CPU without AVX-512 would do

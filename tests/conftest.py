@@ -29,7 +29,13 @@ def _daemons_are_forked() -> Iterator[None]:
 
 
 @pytest.fixture
-def world() -> Iterator[harness.World]:
+def imported() -> tuple[str, ...]:
+    """What the workers of `world` have imported: files whose workers have tensors say torch."""
+    return ()
+
+
+@pytest.fixture
+def world(imported: tuple[str, ...]) -> Iterator[harness.World]:
     """Daemons and workers in processes of their own; ends them, and checks the daemons."""
-    with harness.world() as made:
+    with harness.world(imported=imported) as made:
         yield made

@@ -148,9 +148,9 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
             _take(order, fds)
             return order
         os.waitpid(between, 0)
-        orders.send(b"it is yours")
         for fd in fds:
             os.close(fd)
+        orders.send(b"it is yours")
 
 
 def _take(order: dict[str, Any], fds: Sequence[int]) -> None:

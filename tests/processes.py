@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,22 +17,34 @@ NOTHING: Mapping[str, str] = {}
 
 
 def run_python(
-    program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
+    program: str,
+    *args: object,
+    fds: Sequence[int] = (),
+    env: Mapping[str, str] = NOTHING,
+    anew: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `program` to its end, whatever that is; it inherits `fds`, by the same numbers.
 
-    Of the environment it has `env` and the way to the sources, no more.
+    Of the environment it has `env` and the way to the sources, no more. `anew`: it has imported
+    nothing when it begins.
     """
-    with _start(program, args, fds, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    make = subprocess.Popen if anew else forked.Popen
+    with _start(
+        make, program, args, fds, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         out, err = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def output_of(
-    program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
+    program: str,
+    *args: object,
+    fds: Sequence[int] = (),
+    env: Mapping[str, str] = NOTHING,
+    anew: bool = False,
 ) -> str:
     """What `program` prints. It must end well."""
-    done = run_python(program, *args, fds=fds, env=env)
+    done = run_python(program, *args, fds=fds, env=env, anew=anew)
     assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -40,15 +53,23 @@ def start_python(
     program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
 ) -> "subprocess.Popen[str]":
     """Start `program` with pipes; use it in a `with` block, which waits for its end."""
-    return _start(program, args, fds, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return _start(
+        forked.Popen, program, args, fds, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def _start(
-    program: str, args: Sequence[object], fds: Sequence[int], env: Mapping[str, str], **pipes: int
+    make: Callable[..., "subprocess.Popen[str]"],
+    program: str,
+    args: Sequence[object],
+    fds: Sequence[int],
+    env: Mapping[str, str],
+    **pipes: int,
 ) -> "subprocess.Popen[str]":
-    return forked.Popen(
+    if make is forked.Popen and ("torch" in program or "tests.offload" in program):
+        make = partial(forked.Popen, imported=("torch",))
+    return make(
         [sys.executable, "-c", dedent(program), *map(str, args)],
-        imported=("torch",) if "torch" in program else (),
         env={"PYTHONPATH": PYTHONPATH, **env},
         pass_fds=tuple(fds),
         text=True,

@@ -15,7 +15,7 @@ from tests.processes import PYTHONPATH, ROOT, output_of
 def loaded_by(statement: str) -> set[str]:
     """The top-level modules that a fresh interpreter has after `statement`."""
     program = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    return set(output_of(program).split())
+    return set(output_of(program, anew=True).split())
 
 
 def test_importing_swapd_loads_nothing_else() -> None:
@@ -42,7 +42,7 @@ def test_the_client_loads_neither_torch_nor_the_daemon() -> None:
 
 def test_no_daemon_module_is_loaded_by_the_client() -> None:
     program = "import sys, swapd_client; print(*(n for n in sys.modules if n.startswith('swapd.')))"
-    loaded = set(output_of(program).split())
+    loaded = set(output_of(program, anew=True).split())
     for layer in ("core", "mover", "router", "lifeline", "journal", "masters", "daemon", "cli"):
         assert not {name for name in loaded if name.startswith(f"swapd.{layer}")}
 

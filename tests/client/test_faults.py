@@ -18,6 +18,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd_client.faults import handler
+from tests import forked
 
 FAULTS = Path(handler.__file__).parent
 
@@ -53,13 +54,17 @@ def died(
     daemon: spawn.Spawned, program: str, by: signal.Signals = signal.SIGSEGV, how: str = "explain"
 ) -> str:
     """What a program that touches what it may not says, once it has died by that signal."""
-    done = subprocess.run(
+    with forked.Popen(
         [sys.executable, "-c", BEGIN + program, str(daemon.folder), how],
-        capture_output=True,
+        imported=("torch",) if "torch" in program else (),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-    )
-    assert done.returncode == -by, (done.returncode, done.stderr)
-    return done.stderr
+    ) as process:
+        _, said = process.communicate()
+    assert process.returncode == -by, (process.returncode, said)
+    assert isinstance(said, str)
+    return said
 
 
 def explained(said: str, component: str) -> re.Match[str]:

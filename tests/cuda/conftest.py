@@ -23,6 +23,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
 
 
 @pytest.fixture
-def world(fake: fakecuda.Fake) -> Iterator[World]:
-    with harness.world(PROGRAM) as made:
+def world(fake: fakecuda.Fake, imported: tuple[str, ...]) -> Iterator[World]:
+    with harness.world(PROGRAM, imported) as made:
         yield World(made, fake)

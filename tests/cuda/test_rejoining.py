@@ -8,6 +8,11 @@ from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 NBYTES, WHOLE = 5 * MIB + 3, 6 * MIB
 
 
+@pytest.fixture
+def imported() -> tuple[str, ...]:
+    return ("torch",)
+
+
 def lose(world: World, daemon: Daemon, *workers: Worker, **settings: str) -> Daemon:
     """The next daemon; the workers have their weights in private memory."""
     daemon.kill()

@@ -271,7 +271,7 @@ def test_an_attribute_that_nobody_knows_is_0(driver: Driver, fake: fakecuda.Fake
 
 def test_the_bindings_are_imported_when_a_gpu_is_opened_and_not_before() -> None:
     program = "import sys, swapd.device.driver, swapd.device.cuda; print(*sys.modules)"
-    loaded = output_of(program).split()
+    loaded = output_of(program, anew=True).split()
     assert not {name for name in loaded if name.startswith(("cuda", "pynvml"))}
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -350,12 +350,13 @@ class Worker:
     `worker.start("acquire", "a", lane="x")` does not wait for the answer.
     """
 
-    def __init__(self, log: Path, program: Path) -> None:
+    def __init__(self, log: Path, program: Path, imported: Sequence[str]) -> None:
         self.label = "spare"
         self._log = log
         with log.open("ab") as stderr:
             self._process = forked.Popen(
                 [sys.executable, str(program)],
+                imported=imported,
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -558,9 +559,10 @@ class RawSession:
 class World:
     """The daemons and workers of one test, and their folder."""
 
-    def __init__(self, folder: Path, program: Path) -> None:
+    def __init__(self, folder: Path, program: Path, imported: Sequence[str]) -> None:
         self.folder = folder
         self._program = program
+        self._imported = imported
         self._daemons: list[Daemon] = []
         self._workers: list[Worker] = []
         #: Started early: they import while the daemon does.
@@ -580,7 +582,8 @@ class World:
         return worker
 
     def _hire(self) -> Worker:
-        worker = Worker(self.folder / f"worker{len(self._workers)}.log", self._program)
+        log = self.folder / f"worker{len(self._workers)}.log"
+        worker = Worker(log, self._program, self._imported)
         self._workers.append(worker)
         return worker
 
@@ -602,10 +605,13 @@ class World:
 
 
 @contextmanager
-def world(program: Path = PROGRAM) -> Iterator[World]:
-    """`program` is what the workers run: worker.py, or what does more than that."""
+def world(program: Path = PROGRAM, imported: Sequence[str] = ()) -> Iterator[World]:
+    """`program` is what the workers run: worker.py, or what does more than that.
+
+    `imported`: what they import that takes long, such as torch.
+    """
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
-    made = World(folder, program)
+    made = World(folder, program, imported)
     try:
         yield made
         made.close()

@@ -1,6 +1,13 @@
 """Guarantee 4: a tensor's address never changes until it is unregistered, nor after."""
 
+import pytest
+
 from tests.guarantees.harness import MIB, World
+
+
+@pytest.fixture
+def imported() -> tuple[str, ...]:
+    return ("torch",)
 
 
 def test_a_tensor_keeps_its_address_and_bytes_over_fifty_swaps(world: World) -> None:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from textwrap import dedent
 
+from tests import forked
 from tests.guarantees.harness import environment
 
 
@@ -21,8 +22,9 @@ class Nursery:
 
     def __init__(self, *imported: str) -> None:
         """`imported`: modules that are imported once, for all programs."""
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, __file__, *imported],
+            imported=("torch",),
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

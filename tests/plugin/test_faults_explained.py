@@ -1,12 +1,11 @@
 """A stage that reads weights outside of its turn says so before it dies, unless told not to."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from swapd import spawn
+from tests.processes import run_python
 
 STAGE = """
 import ctypes, sys
@@ -24,10 +23,6 @@ ctypes.string_at(part.address, 8)
 )
 def test_a_stage_explains_its_faults(faults: str, explained: bool) -> None:
     with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        done = subprocess.run(
-            [sys.executable, "-c", STAGE, str(daemon.folder), faults],
-            capture_output=True,
-            text=True,
-        )
+        done = run_python(STAGE, daemon.folder, faults)
     assert done.returncode == -signal.SIGSEGV
     assert ("swapd: a fault in component 'thinker'" in done.stderr) == explained

@@ -30,7 +30,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, package: str, version: str) -> None
 
 def test_it_imports_neither_vllm_nor_torch() -> None:
     program = "import sys, swapd_client.vllm as v; v.register(); print(*sys.modules)"
-    loaded = set(output_of(program).split())
+    loaded = set(output_of(program, anew=True).split())
     assert not loaded & {"torch", "vllm", "vllm_omni", "numpy"}
 
 

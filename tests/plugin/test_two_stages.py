@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.guarantees.harness import MIB, PATIENCE_S, Daemon, World, environment
 
 PROGRAM = Path(__file__).with_name("rank.py")
@@ -34,7 +35,7 @@ class Rank:
 
     def __init__(self, name: str, orders: dict[str, Any], peer: socket.socket) -> None:
         self.name = name
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, str(PROGRAM), json.dumps({**orders, "peer": peer.fileno()})],
             env=environment(),
             stdin=subprocess.PIPE,
