@@ -84,8 +84,16 @@ def test_resident_and_blocks_stream_what_they_name() -> None:
 # --- on the device -----------------------------------------------------------------------
 
 
+#: What was released is in one of these until the daemon knows, and this process has unmapped it.
+ON_THEIR_WAY = {"leased", "loading", "revoking"}
+
+
 def states(client: Client) -> dict[str, str]:
-    return {c.name: c.state for c in client.status().components}
+    """Of each component, once none is on its way."""
+    while True:
+        found = {c.name: c.state for c in client.status().components}
+        if not ON_THEIR_WAY & set(found.values()):
+            return found
 
 
 def used(client: Client, model: Model) -> list[dict[str, str]]:
