@@ -178,7 +178,7 @@ TWINS = """
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("torch._dynamo", "tests.offload.modules")
+    nursery = Nursery("tests.offload.compiled_once", "tests.offload.modules")
     yield nursery
     nursery.close()
 
