@@ -11,6 +11,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -165,11 +166,17 @@ def _take(order: dict[str, Any], fds: Sequence[int]) -> None:
     os.environ.clear()  # noqa: TID251
     os.environ.update(order["env"])  # noqa: TID251
     os.chdir(order["cwd"])
+    at_once = bool(order["env"].get("PYTHONUNBUFFERED"))
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, closefd=False)
-    if "PYTHONUNBUFFERED" in order["env"]:
-        sys.stdout.reconfigure(write_through=True)
+    sys.stdout = _writing(1, at_once, "strict")
+    sys.stderr = _writing(2, at_once, "backslashreplace")
+
+
+def _writing(fd: int, at_once: bool, errors: str) -> io.TextIOWrapper:
+    """What a process that is started has there."""
+    stream = os.fdopen(fd, "wb", 0 if at_once else -1, closefd=False)
+    lines = fd == 2 or os.isatty(fd)
+    return io.TextIOWrapper(stream, errors=errors, line_buffering=lines, write_through=at_once)
 
 
 def _run(argv: list[str]) -> None:
