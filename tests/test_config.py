@@ -26,8 +26,8 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "residency_bound": ("1.25", 1.25),
     "patience": ("90", 90.0),
     "stop_timeout": ("0", 0.0),
-    "journal": ("/var/log/swap.jsonl", "/var/log/swap.jsonl"),
-    "journal_size": ("1MiB", 1 << 20),
+    "swap_log": ("/var/log/swap-log.jsonl", "/var/log/swap-log.jsonl"),
+    "swap_log_size": ("1MiB", 1 << 20),
 }
 SETTINGS = Config.__struct_fields__
 
@@ -250,7 +250,7 @@ def test_a_bad_value_is_named_with_where_it_came_from(
         "device = 3",
         "patience = []",
         "patience = nan",
-        "journal = 1",
+        "swap_log = 1",
         "[isolation]",
     ],
 )
@@ -288,18 +288,18 @@ def test_each_device_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert str(default_folder("host")).startswith("/tmp/swapd-")
 
 
-def test_the_journal_is_in_the_folder_unless_it_is_elsewhere() -> None:
-    assert Config(runtime_dir="/run/x").journal_path == Path("/run/x/swap.jsonl")
-    assert Config(runtime_dir="/run/x", journal="/log").journal_path == Path("/log")
+def test_the_swap_log_is_in_the_folder_unless_it_is_elsewhere() -> None:
+    assert Config(runtime_dir="/run/x").swap_log_path == Path("/run/x/swap-log.jsonl")
+    assert Config(runtime_dir="/run/x", swap_log="/log").swap_log_path == Path("/log")
 
 
 def test_folders_are_absolute_because_clients_are_told_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = Config(runtime_dir="run", journal="log/swap.jsonl")
+    settings = Config(runtime_dir="run", swap_log="log/swap-log.jsonl")
     assert settings.folder == tmp_path / "run"
-    assert settings.journal_path == tmp_path / "log/swap.jsonl"
+    assert settings.swap_log_path == tmp_path / "log/swap-log.jsonl"
 
 
 def test_settings_do_not_change() -> None:
@@ -309,7 +309,7 @@ def test_settings_do_not_change() -> None:
 
 @pytest.mark.parametrize("evil", ["x\x1b[2J", "a\nb", "\u202egnp", "\udcff", "x" * 5000])
 def test_a_setting_that_cannot_be_shown_is_refused(evil: str, tmp_path: Path) -> None:
-    for name in ("device", "runtime_dir", "journal"):
+    for name in ("device", "runtime_dir", "swap_log"):
         for flags, environ in (({name: evil}, {}), ({}, {f"SWAPD_{name.upper()}": evil})):
             with pytest.raises(ConfigError) as refused:
                 load(None, flags, environ)

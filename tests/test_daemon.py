@@ -89,13 +89,16 @@ def test_a_log_in_the_folder_is_no_link_to_another_file(tmp_path: Path) -> None:
     victim.write_text("precious\n")
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    (folder / runtime_dir.JOURNAL).symlink_to(victim)
+    (folder / runtime_dir.SWAP_LOG).symlink_to(victim)
     with spawn.daemon(budget="8MiB", runtime_dir=folder):
         swapd_client.connect(folder).close()
     assert victim.read_text() == "precious\n"
 
 
-def test_a_daemon_whose_stderr_nobody_reads_serves_on_and_stops() -> None:
+def test_a_daemon_whose_stderr_nobody_reads_serves_on_and_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # then what it writes has a lock
     with spawn.daemon(budget="8MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         with RawSession(daemon.folder) as raw:
             for _ in range(3000):  # each is worth a line of the log

@@ -7,8 +7,8 @@ import pytest
 
 from swapd.shared import documents
 from swapd.shared.documents import DEPTH_MAX, VALUES_MAX, BadDocument, read, read_json, read_yaml
-from swapd_client.errors import InvalidSource
-from swapd_client.offload.settings import InvalidSettings, from_yaml
+from swapd_client.errors import InvalidSettings, InvalidSource
+from swapd_client.offload.settings import from_yaml
 from swapd_client.weights.safetensors import open_all
 
 

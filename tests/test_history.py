@@ -87,9 +87,9 @@ def test_an_eviction_is_about_whom_it_makes_room_for_too() -> None:
 
 def test_a_session_takes_what_it_registered_with_it() -> None:
     seen = Seen()
-    seen.note(Record(2, 0, 1.0, action=actions.MakeMaster(3, 1, "vae", 5, False)))
-    seen.note(Record(3, 0, 1.0, action=actions.MakeMaster(3, 2, "dit", 5, False)))
-    seen.note(Record(4, 0, 1.0, action=actions.DropMaster(1, "vae")))
+    seen.note(Record(2, 0, 1.0, action=actions.MakeHostCopy(3, 1, "vae", 5, False)))
+    seen.note(Record(3, 0, 1.0, action=actions.MakeHostCopy(3, 2, "dit", 5, False)))
+    seen.note(Record(4, 0, 1.0, action=actions.DropHostCopy(1, "vae")))
     assert seen.about(Record(5, 0, 1.0, event=events.SessionGone(1.0, 3))) == ("dit",)
 
 

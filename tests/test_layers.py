@@ -40,10 +40,16 @@ def test_the_client_loads_neither_torch_nor_the_daemon() -> None:
     assert not loaded & {"torch", "numpy", "uvloop", "vllm", "typer", "rich"}
 
 
+def test_what_users_meet_is_exported_and_torch_is_loaded_for_attachment_alone() -> None:
+    names = "InvalidSettings, StatusReply, ForecastReply, SessionEnded"
+    assert "torch" not in loaded_by(f"from swapd_client import {names}")
+    assert "torch" in loaded_by("from swapd_client import Attachment")
+
+
 def test_no_daemon_module_is_loaded_by_the_client() -> None:
     program = "import sys, swapd_client; print(*(n for n in sys.modules if n.startswith('swapd.')))"
     loaded = set(output_of(program, anew=True).split())
-    for layer in ("core", "mover", "router", "lifeline", "journal", "masters", "daemon", "cli"):
+    for layer in ("core", "mover", "router", "lifeline", "swap_log", "masters", "daemon", "cli"):
         assert not {name for name in loaded if name.startswith(f"swapd.{layer}")}
 
 

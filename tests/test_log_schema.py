@@ -138,5 +138,5 @@ def test_a_kind_that_is_not_known_yet_costs_its_line_only(tmp_path: Path) -> Non
 
 
 def test_a_name_that_looks_like_the_end_of_a_line_is_a_name() -> None:
-    odd = Record(3, 2, 1.0, action=actions.SealMaster(1, 'a}\n{"op":'))
+    odd = Record(3, 2, 1.0, action=actions.SealHostCopy(1, 'a}\n{"op":'))
     assert parse(render(odd)) == odd

@@ -255,7 +255,7 @@ def refuse_with(number: int) -> Any:
 
 
 def refused(masters: Masters, nbytes: int, code: str = "host_memory") -> str:
-    """Why a master of `nbytes` cannot be made; checks that nothing is left of it."""
+    """Why a host copy of `nbytes` cannot be made; checks that nothing is left of it."""
     before = snapshot(), len(masters), masters.total_bytes
     with pytest.raises(MasterError) as failed:
         masters.make(99, nbytes, mutable=False)
@@ -270,8 +270,8 @@ def test_masters_together_keep_to_the_limit() -> None:
     masters = Masters(10 * MIB, Unpinnable())
     masters.make(1, 6 * MIB, mutable=False)
     why = refused(masters, 5 * MIB)
-    assert "a master of 5 MiB" in why
-    assert "masters hold 6 MiB (limit 10 MiB)" in why
+    assert "a host copy of 5 MiB" in why
+    assert "host copies hold 6 MiB (limit 10 MiB)" in why
     assert "--host-memory" in why
     masters.make(2, 4 * MIB, mutable=False)
     refused(masters, 1)

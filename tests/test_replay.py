@@ -44,15 +44,15 @@ def test_the_log_of_a_real_daemon_replays(
     isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'client'}")
-    journal = tmp_path / "swap.jsonl"
-    settings = {"budget": "16MiB", "isolation": isolation, "journal": journal}
+    swap_log = tmp_path / "swap-log.jsonl"
+    settings = {"budget": "16MiB", "isolation": isolation, "swap_log": swap_log}
     with (
         spawn.daemon(**settings) as daemon,
         connect(daemon.folder, label="a") as thinker,
         connect(daemon.folder, label="b") as talker,
     ):
         _work(thinker, talker)
-    lines = [line.raw for line in last_run(read(journal))]
+    lines = [line.raw for line in last_run(read(swap_log))]
     steps = list(replay(lines))
     for step in steps:
         assert step.actions == step.recorded, f"record {step.seq}: {step.event}"
@@ -64,11 +64,11 @@ def test_the_log_of_a_real_daemon_replays(
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 OPENED = Record(2, 0, 1.0, event=events.SessionOpened(1.0, 1, "w"))
 REGISTER = Record(3, 0, 1.0, event=events.Asked(1.0, 1, Register(1, "vae", 5)))
-MAKE = Record(4, 3, 1.0, action=actions.MakeMaster(1, 1, "vae", 5, False))
+MAKE = Record(4, 3, 1.0, action=actions.MakeHostCopy(1, 1, "vae", 5, False))
 
 
 def test_what_differs_is_seen() -> None:
-    other = Record(4, 3, 1.0, action=actions.MakeMaster(1, 1, "vae", 6, False))
+    other = Record(4, 3, 1.0, action=actions.MakeHostCopy(1, 1, "vae", 6, False))
     *_, step = replay(map(render, [START, OPENED, REGISTER, other]))
     assert step.actions != step.recorded
 

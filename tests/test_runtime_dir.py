@@ -46,9 +46,9 @@ def test_a_claimed_folder_is_made_and_is_its_user_s_alone(folder: Path) -> None:
 
 def test_a_folder_that_is_private_already_stays_as_it_is(folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    (folder / "swap.jsonl").write_text("old\n")
+    (folder / "swap-log.jsonl").write_text("old\n")
     with claim(folder):
-        assert (folder / "swap.jsonl").read_text() == "old\n"
+        assert (folder / "swap-log.jsonl").read_text() == "old\n"
 
 
 def test_the_umask_opens_nothing(folder: Path) -> None:

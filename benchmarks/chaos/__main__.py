@@ -135,10 +135,15 @@ class Chaos:
             while len((status := client.status()).sessions) > 1 and time.monotonic() < until:
                 time.sleep(LOOK_S)
             left = [c.name for c in status.components]
-            if len(status.sessions) > 1 or left or status.quarantined_bytes or status.master_bytes:
+            if (
+                len(status.sessions) > 1
+                or left
+                or status.quarantined_bytes
+                or status.host_copy_bytes
+            ):
                 self.faults.append(
                     f"left behind: {status.sessions}, {left}, {status.quarantined_bytes} bytes "
-                    f"fenced off, {status.master_bytes} bytes of host copies"
+                    f"fenced off, {status.host_copy_bytes} bytes of host copies"
                 )
         return self.daemon.figures()
 

@@ -16,7 +16,7 @@ from swapd_client import (
     ComponentInUse,
     DaemonGone,
     NotRunning,
-    SessionFenced,
+    SessionEnded,
     SwapdError,
     WouldDeadlock,
     connect,
@@ -43,7 +43,7 @@ class Worker:
         while not self.enough.is_set():
             try:
                 client = connect(self.endpoint, label=self.name)
-            except (NotRunning, DaemonGone):
+            except (NotRunning, SessionEnded):
                 self.enough.wait(LOOK_S)
                 continue
             except SwapdError as exc:
@@ -53,7 +53,7 @@ class Worker:
 
     def judge(self, ended: SwapdError | None, error: SwapdError) -> None:
         """Nothing may fail, unless the daemon was killed, or told to stop."""
-        if isinstance(ended or error, DaemonGone) and not isinstance(ended, SessionFenced):
+        if isinstance(ended or error, DaemonGone):
             self.counts.add("daemons lost")
             return
         self.enough.set()
@@ -204,7 +204,7 @@ class Worker:
     def _look(self, client: Client, rng: random.Random) -> None:
         client.prefetch(rng.choice(self.book.parts).name)
         client.forecast(self.book.family)
-        client.set_resident(self.book.family, rng.choice((None, 0, MIB, "5MiB")))
+        client.resize(self.book.family, rng.choice((None, 0, MIB, "5MiB")))
         assert self.name in {s.label for s in client.status().sessions}
 
     def _register_again(self, client: Client, rng: random.Random) -> None:

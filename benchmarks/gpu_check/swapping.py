@@ -109,7 +109,7 @@ def _eviction(check: Check, settings: Settings) -> None:
             _granted_s(client, "large")
             _granted_s(client, "small")
         status = client.status()
-        path = Path(status.journal)
+        path = Path(status.swap_log)
         comes_true(lambda: len(list(_evictions(path, "large"))) == times)
         took = list(_evictions(path, "large"))
     chunks = chunks_of(nbytes, settings) // settings.chunk_bytes
@@ -120,10 +120,10 @@ def _eviction(check: Check, settings: Settings) -> None:
     check.at_most(f"{name}: bytes copied", status.bytes_out, 0)
 
 
-def _evictions(journal: Path, name: str) -> Iterator[float]:
+def _evictions(swap_log: Path, name: str) -> Iterator[float]:
     """Seconds from each decision to evict `name` until it had left."""
     decided: dict[int, float] = {}
-    for _, record in history.read(journal):
+    for _, record in history.read(swap_log):
         match record.action:
             case Evict() as evict if evict.name == name:
                 decided[evict.generation] = record.time

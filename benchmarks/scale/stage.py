@@ -189,7 +189,7 @@ class Stage:
         for policy, group, part_of in kinds:
             self._register(owner, "new", 1, policy, group, part_of=part_of, metered=True)
             self._ask("Unregister", owner, protocol.Unregister(self._id(), "new"))
-        self._register(owner, "nothing", 0, "resident", metered=True)
+        self._register(owner, "nothing", 0, "permanent", metered=True)
         self._ask("Unregister", owner, protocol.Unregister(self._id(), "nothing"))
 
     def _renew(self) -> None:
@@ -223,7 +223,7 @@ class Stage:
 
     def _park(self) -> None:
         agent = self._owners[0], 1
-        key = self._acquire(agent, "to come", "Acquire, parked", wait=True)
+        key = self._acquire(agent, "to come", "Acquire, parked", await_registration=True)
         self._register(self._owners[-1], "to come", metered=True)
         self._end(key)
         self._ask("Unregister", self._owners[-1], protocol.Unregister(self._id(), "to come"))
@@ -320,12 +320,14 @@ class Stage:
         kind: str = "",
         *,
         timeout_s: float | None = None,
-        wait: bool = False,
+        await_registration: bool = False,
         fail: bool = False,
     ) -> Key:
         key = self._key(agent[0])
         self.waiting[key] = None
-        asked = protocol.Acquire(key[1], (name,), agent[1], timeout_s, wait=wait)
+        asked = protocol.Acquire(
+            key[1], (name,), agent[1], timeout_s, await_registration=await_registration
+        )
         self._ask(kind, key[0], asked, fail=fail)
         return key
 
@@ -355,10 +357,10 @@ class Stage:
 
     def _note(self, action: AnyAction, *, fail: bool) -> None:
         match action:
-            case actions.MakeMaster():
-                self._due.append(events.MasterMade(self._next(), action.uid))
-            case actions.SealMaster():
-                self._due.append(events.MasterSealed(self._next(), action.uid))
+            case actions.MakeHostCopy():
+                self._due.append(events.HostCopyMade(self._next(), action.uid))
+            case actions.SealHostCopy():
+                self._due.append(events.HostCopySealed(self._next(), action.uid))
             case actions.CopyIn() if fail:
                 failed = events.CopyFailed(self._next(), action.generation, "injected")
                 self._due.append(failed)

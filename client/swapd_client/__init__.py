@@ -1,5 +1,8 @@
 """swapd's client: `connect`, `register`, `acquire`. Imports neither torch nor uvloop."""
 
+from typing import TYPE_CHECKING, Any
+
+from swapd.shared.protocol import ForecastReply, StatusReply
 from swapd_client.aio import AsyncClient, connect_async
 from swapd_client.client import Client, connect
 from swapd_client.errors import (
@@ -18,12 +21,14 @@ from swapd_client.errors import (
     ForkedClient,
     HostMemoryExhausted,
     InternalError,
+    InvalidSettings,
     InvalidSource,
     LimitReached,
     NotAnswering,
     NotOwner,
     NotRunning,
     NotWhileAttached,
+    SessionEnded,
     SessionFenced,
     SwapdError,
     TooLarge,
@@ -35,10 +40,14 @@ from swapd_client.faults import explain_faults
 from swapd_client.lease import AsyncLease, Lease
 from swapd_client.memory.component import Component
 
+if TYPE_CHECKING:
+    from swapd_client.offload.attachment import Attachment
+
 __all__ = [
     "AcquireTimeout",
     "AsyncClient",
     "AsyncLease",
+    "Attachment",
     "BadRequest",
     "Client",
     "ClientClosed",
@@ -52,9 +61,11 @@ __all__ = [
     "DeviceMemoryExhausted",
     "DeviceUnavailable",
     "DuplicateName",
+    "ForecastReply",
     "ForkedClient",
     "HostMemoryExhausted",
     "InternalError",
+    "InvalidSettings",
     "InvalidSource",
     "Lease",
     "LimitReached",
@@ -62,7 +73,9 @@ __all__ = [
     "NotOwner",
     "NotRunning",
     "NotWhileAttached",
+    "SessionEnded",
     "SessionFenced",
+    "StatusReply",
     "SwapdError",
     "TooLarge",
     "UnknownComponent",
@@ -72,3 +85,12 @@ __all__ = [
     "connect_async",
     "explain_faults",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Attachment` needs torch, so it is imported when somebody asks for it."""
+    if name == "Attachment":
+        from swapd_client.offload.attachment import Attachment
+
+        return Attachment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

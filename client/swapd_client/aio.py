@@ -13,7 +13,7 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import moving
 from swapd_client.client import NOTHING, Client, nbytes_of
-from swapd_client.errors import DaemonGone, DeviceFailed, SwapdError
+from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
@@ -71,7 +71,7 @@ class Acquiring:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         assert self._lease is not None
-        with suppress(DaemonGone, DeviceFailed) if exc is not None else nullcontext():
+        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
             self._lease.release()
 
 
@@ -220,10 +220,10 @@ class AsyncClient:
                 name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
             )
 
-    async def set_resident(
+    async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None
     ) -> None:
-        """As `Client.set_resident`."""
+        """As `Client.resize`."""
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
         await self._question(request, timeout)
 
@@ -232,13 +232,15 @@ class AsyncClient:
         *names: str,
         timeout: float | None = None,
         priority: int = 0,
-        wait: bool = False,
+        await_registration: bool = False,
         early: bool = False,
     ) -> Acquiring:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
 
         def ask(request: int, agent: int) -> protocol.Acquire:
-            return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
+            return protocol.Acquire(
+                request, names, agent, timeout, priority, await_registration, early
+            )
 
         return Acquiring(partial(self._acquire, ask, names, timeout))
 
@@ -326,7 +328,7 @@ class AsyncClient:
                 await asyncio.to_thread(threads._keep_no_more)
             await asyncio.to_thread(session.leases.drain)
             if keep:
-                with suppress(DaemonGone):  # then their last bytes are where they were
+                with suppress(SessionEnded):  # then their last bytes are where they were
                     await self._take(moving.take_back_mutable(session, self._release))
         await self._channel.close()
         await asyncio.to_thread(session.close, keep=keep)

@@ -16,8 +16,8 @@ from swapd_client import moving
 from swapd_client.errors import (
     AcquireTimeout,
     ComponentInUse,
-    DaemonGone,
     InvalidSource,
+    SessionEnded,
     SwapdError,
 )
 from swapd_client.faults import explain_if
@@ -114,11 +114,11 @@ class Client:
         """Move a component's weights into swapd, and leave the tensors where they are used.
 
         `source` is a module (its parameters; buffers stay private), or a dict of tensors or
-        of buffers. Every byte is copied once, into the master; then each tensor's storage
+        of buffers. Every byte is copied once, into the host copy; then each tensor's storage
         is the component's address range, for good, and the old memory is free. From here on
         the bytes may be touched under a lease only, and only read unless `mutable`.
 
-        `policy`: "lru", "resident" (never evicted once in), "sequential" (dropped when
+        `policy`: "lru", "permanent" (never evicted once in), "sequential" (dropped when
         released), or "alternating" with a `group` whose members exclude each other.
 
         `segments`: lists of names, or of what they are part of ("layers.0"), in the order in
@@ -139,7 +139,7 @@ class Client:
         (InvalidSource).
 
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
-        InvalidSource, DeviceUnavailable, DaemonGone; after any of them the source is as it was.
+        InvalidSource, DeviceUnavailable, SessionEnded; after any of them the source is as it was.
         """
         steps = moving.register(
             self.session,
@@ -167,7 +167,7 @@ class Client:
 
         Give them in the order in which they are needed. `name` stands for all of them in
         `acquire`, `prefetch` and `unregister`. `policy` and `group` are those of the parts that
-        are kept: `resident` bytes of them, as with `set_resident`; the others leave the device
+        are kept: `resident` bytes of them, as with `resize`; the others leave the device
         when they are released. One that is called "rest" is kept before all others.
 
         Tensors that parts share must be in one of them only. Blocks, and raises, as `register`;
@@ -282,15 +282,13 @@ class Client:
                 name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
             )
 
-    def set_resident(
-        self, name: str, size: int | str | None, *, timeout: float | None = None
-    ) -> None:
+    def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; the rest of it passes through.
 
         What is in no block is kept first, then as many blocks as fit, evenly spread; but so many
         that another has room to pass through. None: as much as leaves room for two. Takes effect at
         once, but for what is held. Does not block. Raises: UnknownComponent if `name` was not
-        registered in parts; TooLarge if what is in no block is "resident", and cannot be;
+        registered in parts; TooLarge if what is in no block is "permanent", and cannot be;
         NotAnswering if the daemon is silent for `timeout` seconds.
         """
         self._flush_kept()  # nobody uses it
@@ -301,18 +299,18 @@ class Client:
         *names: str,
         timeout: float | None = None,
         priority: int = 0,
-        wait: bool = False,
+        await_registration: bool = False,
         early: bool = False,
     ) -> Lease:
         """Wait until all of `names` are on the device, and hold them there.
 
-        All or none. `timeout` in seconds; higher `priority` goes first; `wait` also waits
-        for names that nobody has registered yet. With `early` it returns as soon as all copies
-        are ordered: touch nothing of this process's components before `lease.wait(segment)`
+        All or none. `timeout` in seconds; higher `priority` goes first; `await_registration` also
+        waits for names that nobody has registered yet. With `early` it returns as soon as all
+        copies are ordered: touch nothing of this process's components before `lease.wait(segment)`
         says that it is there. May be nested, and called from any thread.
 
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
-        ComponentGone, DeviceFailed, DaemonGone; then nothing is held.
+        ComponentGone, DeviceFailed, SessionEnded; then nothing is held.
         """
         session, key = self.session, (threading.get_ident(), names)
         if not session.life.usable:  # first: after a fork the keeper's lock may be held for good
@@ -326,7 +324,9 @@ class Client:
             self._end(kept, ack=False)  # its bytes are others by now
 
         def ask(request: int, agent: int) -> protocol.Acquire:
-            return protocol.Acquire(request, names, agent, timeout, priority, wait, early)
+            return protocol.Acquire(
+                request, names, agent, timeout, priority, await_registration, early
+            )
 
         record = self._acquire(ask, names, timeout)
         record.may_be_kept = session.leases.may_be_kept(record)
@@ -369,7 +369,7 @@ class Client:
 
         On a GPU that is memory beside swapd's; it blocks for the copy. Raises: ComponentInUse if
         anybody leases it, DeviceMemoryExhausted if the GPU has no room for it (then it stays
-        registered), UnknownComponent, DaemonGone.
+        registered), UnknownComponent, SessionEnded.
         """
         for part in self.session.registry.family(name) or [name]:
             self._flush_kept()
@@ -419,7 +419,7 @@ class Client:
         other), or `settings`, or the settings themselves (`cpu_offload_strategy="sequential"`, see
         `offload/settings.py`). `resident` streams a component block by block and keeps so many
         bytes of it in ("5.6GiB"); `blocks`: the paths of its blocks, or of lists of them. Both are
-        for the DiT, or what else is worth it, or by component; see also `set_resident`.
+        for the DiT, or what else is worth it, or by component; see also `resize`.
 
         `wrap_methods`: methods that use a component's weights, beside the public ones of its own
         class; by component, or for all that have them. `extra_tensors`: names or patterns of
@@ -488,7 +488,7 @@ class Client:
 
         `values` are tensors (or buffers, where buffers were registered) by the names of those that
         were registered, of their shapes and dtypes; what is not named stays as it is. They are
-        written to a new master beside the old one, which takes its place in one step. Who holds
+        written to a new host copy beside the old one, which takes its place in one step. Who holds
         the component goes on with the old bytes until it releases; every acquire that comes after
         this waits for the new ones, of all parts of a family, however leases of other threads and
         processes overlap. Only a thread that holds it already takes the old bytes again, until it
@@ -497,14 +497,15 @@ class Client:
         What `attach` streams changes between two calls: this waits for those under way.
 
         Values that are in a component themselves are read under its lease. Blocks for the copies,
-        and needs host memory for a second master meanwhile. Raises: InvalidSource, naming the first
-        value that does not fit, or that no lease holds; BadRequest for a mutable
+        and needs host memory for a second host copy meanwhile. Raises: InvalidSource, naming the
+        first value that does not fit, or that no lease holds; BadRequest for a mutable
         component, which is written to under a lease; HostMemoryExhausted, ComponentInUse if
-        another thread updates it; UnknownComponent, DaemonGone. After any of them nothing changed.
+        another thread updates it; UnknownComponent, SessionEnded. After any of them nothing
+        changed.
         """
         with ExitStack() as stack:
             for attachment in list(self._attachments.values()):
-                stack.enter_context(attachment.between_passes(name))
+                stack.enter_context(attachment._between_passes(name))
             self._update_together({name: values})
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -545,7 +546,7 @@ class Client:
             self._keep_no_more()
             session.leases.drain()
             if keep:
-                with suppress(DaemonGone):  # then their last bytes are where they were
+                with suppress(SessionEnded):  # then their last bytes are where they were
                     self._take(moving.take_back_mutable(session, self._end))
         session.close(keep=keep)
         self._let_go()
@@ -561,7 +562,7 @@ class Client:
         """It is closed: models that were attached are as they were."""
         self._dropped.detach()
         for attachment in list(self._attachments.values()):
-            attachment.let_go()
+            attachment._let_go()
 
     def _take(self, steps: moving.Steps[_T]) -> _T:
         return moving.take(steps, self._call)
@@ -685,7 +686,7 @@ class Client:
             return
         release = protocol.Release(session.next_id(), record.id, ack, record.again)
         # it may be waited for under a lock: a daemon that is stopped must not hold us up for ever
-        with suppress(DaemonGone, AcquireTimeout):
+        with suppress(SessionEnded, AcquireTimeout):
             if ack:
                 self._channel().call(release, 0.0)
             else:

@@ -21,7 +21,13 @@ class NotRunning(SwapdError):
     """No daemon serves the endpoint."""
 
 
-class DaemonGone(SwapdError):
+class SessionEnded(SwapdError):
+    """The session is over, and nothing can be asked under it any more: `DaemonGone` and
+    `SessionFenced` say why. `Client.close`, then connect again.
+    """
+
+
+class DaemonGone(SessionEnded):
     """The daemon ended. What is mapped stays mapped, so whoever holds a lease can go on.
 
     `Client.close` then turns the registered tensors into private memory, weights intact.
@@ -42,6 +48,10 @@ class ForkedClient(SwapdError):
 
 class InvalidSource(SwapdError, ValueError):
     """These tensors cannot be registered; the message names the first that cannot."""
+
+
+class InvalidSettings(SwapdError, ValueError):
+    """A setting is unknown or makes no sense; the message names it, and where it stands."""
 
 
 class NotWhileAttached(SwapdError, RuntimeError):
@@ -81,7 +91,7 @@ class Conflict(SwapdError):
 
 
 class HostMemoryExhausted(SwapdError):
-    """The host has no room for another master."""
+    """The host has no room for another host copy."""
 
 
 class DeviceUnavailable(SwapdError):
@@ -112,8 +122,10 @@ class DaemonStopping(DaemonGone):
     """The daemon was told to stop."""
 
 
-class SessionFenced(DaemonGone):
-    """The daemon ended this session, because the process did not answer in time."""
+class SessionFenced(SessionEnded):
+    """The daemon ended this session alone, as the process did not answer in time. It goes on, and
+    others may have had the memory for a moment: discard what was computed under a lease since.
+    """
 
 
 class LimitReached(SwapdError):

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from swapd.shared.protocol import ForecastReply, Granted, Placement, Policy
-from swapd_client.errors import DaemonGone, DeviceFailed, SwapdError
+from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError
 from swapd_client.leases.book import Record
 from swapd_client.leases.keeping import Key
 from swapd_client.memory.component import Component
@@ -19,7 +19,7 @@ from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
 
 
-class HeldLease:
+class BaseLease:
     """The right to use components, until it is released.
 
     On a GPU the release takes effect when the work is done that was on the current stream by
@@ -29,7 +29,7 @@ class HeldLease:
     #: Whether a stream was told to wait: then nobody has seen how that ended.
     _streams_wait = False
     #: Should it become garbage, somebody gives it back, and nobody need be told.
-    is_answered_for = False
+    _is_answered_for = False
 
     # each kind of lease sets these
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class HeldLease:
         return f"<{type(self).__name__} {' + '.join(self.names)} {state}>"
 
     def __del__(self) -> None:
-        if not self._held or self.is_answered_for:
+        if not self._held or self._is_answered_for:
             return
         if self._session.error is None and not self._session.forked:
             warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
@@ -65,7 +65,7 @@ class HeldLease:
         return self._granted.id
 
     @property
-    def placements(self) -> tuple[Placement, ...]:
+    def _placements(self) -> tuple[Placement, ...]:
         """Where the components are that this process registered."""
         return self._granted.placements
 
@@ -91,7 +91,7 @@ class HeldLease:
         """Raise if what was computed under this lease is known to be void. Costs no message.
 
         DeviceFailed: a component never came in, so streams that waited for it went on without.
-        DaemonGone and its kind: the session ended before it came in. SessionFenced: others may
+        SessionEnded: the session ended before it came in. SessionFenced: others may
         have had the memory for a moment. For a verdict on work that still runs, let the GPU
         finish first.
         """
@@ -161,7 +161,7 @@ class Lender(Protocol):
         *names: str,
         timeout: float | None = None,
         priority: int = 0,
-        wait: bool = False,
+        await_registration: bool = False,
         early: bool = False,
     ) -> "Lease":
         """All of `names`, held."""
@@ -194,7 +194,7 @@ class Lender(Protocol):
         """It is detached."""
 
 
-class Lease(HeldLease):
+class Lease(BaseLease):
     """The right to use components; while it is held their bytes neither move nor change.
 
     Ends with `release` or with the `with` block, exceptions included. Released twice is
@@ -218,7 +218,7 @@ class Lease(HeldLease):
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with suppress(DaemonGone, DeviceFailed) if exc is not None else nullcontext():
+        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
             self.release()
 
     def wait(
@@ -228,7 +228,7 @@ class Lease(HeldLease):
 
         Returns at once unless the lease was acquired `early`. `name` says of which component,
         if the lease has several. Raises: DeviceFailed if it will never come (release the lease,
-        then acquire anew); DaemonGone and its kind if the session ended meanwhile.
+        then acquire anew); SessionEnded if the session ended meanwhile.
 
         With `stream` (as for `uses`) it is that stream that waits, and this returns at once:
         work that is put on it afterwards starts when the segment is there. If it will never
@@ -265,7 +265,7 @@ class Lease(HeldLease):
             raise problem
 
 
-class AsyncLease(HeldLease):
+class AsyncLease(BaseLease):
     """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
 
     def __init__(

@@ -153,7 +153,7 @@ def _move_in(
     try:
         for part, policy in parts.items():
             number = session.next_id()
-            yield registry.request(part, number, policy, group, passing=keeping is not None)
+            yield registry.request(part, number, policy, group, transient=keeping is not None)
             registered.append(part)
         for part in parts:
             yield partial(registry.fill, part)

@@ -106,10 +106,10 @@ class Trace:
         self.times_s.append(time.thread_time() - started)
         for action in done:
             match action:
-                case actions.MakeMaster():
-                    self._feed(events.MasterMade(self._now, action.uid))
-                case actions.SealMaster():
-                    self._feed(events.MasterSealed(self._now, action.uid))
+                case actions.MakeHostCopy():
+                    self._feed(events.HostCopyMade(self._now, action.uid))
+                case actions.SealHostCopy():
+                    self._feed(events.HostCopySealed(self._now, action.uid))
                 case actions.CopyIn():
                     self._due.append(events.CopiedIn(self._now + 0.001, action.generation))
                 case actions.Grant():

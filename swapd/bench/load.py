@@ -1,7 +1,8 @@
 """Loading a component from a safetensors file, against reading that file into fresh memory.
 
 The file is in the page cache. What is counted as memory is what both processes have of their own,
-or map of files, and the masters, each once: above what it was before, in a load that is not timed.
+or map of files, and the host copies, each once: above what it was before, in a load that is not
+timed.
 """
 
 import json
@@ -102,7 +103,7 @@ def load(client: swapd_client.Client, path: Path) -> float:
     client.load("loaded", path)
     took = time.perf_counter() - began
     client.unregister("loaded")
-    while client.status().master_bytes:  # until it is dropped it is in the way of the next
+    while client.status().host_copy_bytes:  # until it is dropped it is in the way of the next
         time.sleep(0.01)
     return took
 
@@ -110,7 +111,7 @@ def load(client: swapd_client.Client, path: Path) -> float:
 class Peak:
     """The most that was seen, in bytes above what there was before."""
 
-    #: What processes have of their own, and masters: memory that nothing else can have.
+    #: What processes have of their own, and host copies: memory that nothing else can have.
     own = 0
     #: That, and what they map of files: pages that may be dropped and read again.
     with_files = 0
@@ -153,7 +154,7 @@ def _of_process(pid: int) -> tuple[int, int]:
 
 
 def _masters(daemon: int) -> int:
-    """What masters occupy, whether anybody has mapped them or not."""
+    """What host copies occupy, whether anybody has mapped them or not."""
     occupied = {}
     folder = f"/proc/{daemon}/fd"
     for fd in os.listdir(folder):

@@ -84,7 +84,7 @@ def _measure(torch: Any, rounds: int, block_s: float) -> Streaming:
         peak = client.status().peak_bytes
         kept, copied = {}, {}
         for keep in (BLOCKS // 4, BLOCKS // 2):
-            client.set_resident("dit", keep * BLOCK_BYTES)
+            client.resize("dit", keep * BLOCK_BYTES)
             kept[keep] = _kept(client)
             copied[keep] = _copied(client, lambda: streamed(x))
     return Streaming(

@@ -22,7 +22,7 @@ NBYTES = 256 << 20
 GPU_NBYTES = 1 << 30
 ROUNDS = 51
 WARM_UP = 3
-#: Masters are pinned in the background; a GPU's copies are not at their speed before.
+#: Host copies are pinned in the background; a GPU's copies are not at their speed before.
 PIN_S_PER_GIB = 0.8
 
 
@@ -99,7 +99,7 @@ def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
 
 
 def _warm_up(client: swapd_client.Client, rival: "_Rival", device: str, nbytes: int) -> None:
-    """Some rounds; on a GPU until the masters must have been pinned, which is not told."""
+    """Some rounds; on a GPU until the host copies must have been pinned, which is not told."""
     wait_s = 0.0 if device == "host" else 2 * nbytes / (1 << 30) * PIN_S_PER_GIB
     until = time.monotonic() + wait_s
     rounds = 0

@@ -10,15 +10,15 @@ usage: swapd [--version] [--help] COMMAND ...
 
 Let the stages of a multi-stage model take turns on one device.
 
-  serve   Own a device and serve its memory to workers, until SIGTERM.
-  status  Show what is on the device, who holds it, and how much was moved.
-  resize  Keep so much of a component on the device; the rest passes through it, block by block.
-  log     Show the swap log: what moved, when, and what for.
-  story   Tell why a component came and went: its records, each under what caused it.
-  plan    Say what to keep on a device, what to stream, what to swap, and what it costs.
-  doctor  Check what this machine offers. Ends with status 1 if something needed is missing.
-  bench   Measure what swapd costs on this machine, beside what it is compared with.
-  demo    Run a real Qwen2.5-Omni architecture on a device that cannot hold its three stages.
+  serve     Own a device and serve its memory to workers, until SIGTERM.
+  status    Show what is on the device, who holds it, and how much was moved.
+  resize    Keep so much of a component on the device; the rest passes through it, block by block.
+  log       Show the swap log: what moved, when, and what for.
+  plan      Say what to keep on a device, what to stream, what to swap, and what it costs.
+  forecast  Say what acquiring components would do now. Changes nothing.
+  doctor    Check what this machine offers. Ends with status 1 if something needed is missing.
+  bench     Measure what swapd costs on this machine, beside what it is compared with.
+  demo      Run a real Qwen2.5-Omni architecture on a device that cannot hold its three stages.
 """
 
 

@@ -10,20 +10,20 @@ from swapd.cli.bench import bench
 from swapd.cli.common import guarded
 from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
+from swapd.cli.forecast import forecast
 from swapd.cli.log import log
 from swapd.cli.plan import plan
 from swapd.cli.resize import resize
 from swapd.cli.serve import serve
 from swapd.cli.status import status
-from swapd.cli.story import story
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "status": status,
     "resize": resize,
     "log": log,
-    "story": story,
     "plan": plan,
+    "forecast": forecast,
     "doctor": doctor,
     "bench": bench,
     "demo": demo,

@@ -34,20 +34,20 @@ def demo(
     try:
         if find_spec("transformers") is None:  # stages need it, which are processes of their own
             raise ModuleNotFoundError(name="transformers")
-        from swapd.demo import run as story
+        from swapd.demo import run as run_demo
     except ModuleNotFoundError as exc:
         say_error(f"{exc.name} is missing; pip install 'swapd[demo]'")
         sys.exit(1)
     say = errors if json else console
     try:
-        summary = story.run(
+        summary = run_demo.run(
             prompt.encode(),
             rounds,
             wav,
             say=lambda text: say.print(f"[bold]{text}[/]", highlight=False),
             watch=(lambda folder: None) if json else _scroll,
         )
-    except story.DemoError as exc:
+    except run_demo.DemoError as exc:
         say_error(str(exc))
         sys.exit(1)
     if json:
@@ -80,7 +80,7 @@ def _scroll(folder: Path) -> None:
     threading.Thread(target=follow, name="swap-log", daemon=True).start()
 
 
-def _show(summary: "story.Summary", wav: Path) -> None:  # type: ignore[name-defined]  # noqa: F821
+def _show(summary: "run_demo.Summary", wav: Path) -> None:  # type: ignore[name-defined]  # noqa: F821
     s = summary
     verdict = "[green]bit-identical[/]" if s.bit_identical else "[red]NOT identical[/]"
     saved = 1 - s.peak_bytes / s.sum_bytes

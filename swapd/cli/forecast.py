@@ -1,17 +1,27 @@
-"""What `swapd plan --acquire` prints: what acquiring components would do now."""
+"""`swapd forecast`: what acquiring components would do now."""
 
+from typing import Annotated
+
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import ask, console, print_json
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
 from swapd.shared.protocol import ForecastReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
+Names = Annotated[list[str], typer.Argument(help="Components, acquired together")]
 
-def forecast(names: list[str], endpoint: str | None, json: bool, timeout: float) -> None:
-    """Ask the daemon, and print its answer."""
-    with ask(endpoint, "plan", timeout) as client:
+
+def forecast(
+    names: Names,
+    endpoint: Endpoint = None,
+    json: Json = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Say what acquiring components would do now. Changes nothing."""
+    with ask(endpoint, "forecast", timeout) as client:
         reply = client.forecast(*names, timeout=timeout)
     if json:
         print_json(reply)

@@ -26,6 +26,7 @@ from swapd.cli.common import (
     say_error,
     shown_json,
 )
+from swapd.cli.component_log import show
 from swapd.cli.render import line
 from swapd.log.history import Line, Seen, last_run, parsed, read, read_runs
 from swapd.shared import runtime_dir
@@ -38,6 +39,9 @@ _WIRE_MS = 5000
 #: How far the file may lag behind the stream.
 _LAG_S = 2.0
 
+Name = Annotated[
+    str | None, typer.Argument(help="One component, or what has parts: why it came and went")
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Every record: hits and releases too")]
 AllRuns = Annotated[bool, typer.Option("--all-runs", help="Earlier daemons too, not the last only")]
@@ -49,6 +53,7 @@ File = Annotated[
 
 
 def log(
+    name: Name = None,
     endpoint: Endpoint = None,
     follow: Follow = False,
     everything: All = False,
@@ -62,8 +67,15 @@ def log(
     """Show the swap log: what moved, when, and what for.
 
     On a terminal: swaps, waits and refusals of the daemon that ran last. Elsewhere, or with
-    --json: all its records, as they were written.
+    --json: all its records, as they were written. With a NAME: the records of that component,
+    each under what caused it.
     """
+    if name is not None:
+        if follow or all_runs or lines is not None:
+            raise typer.BadParameter("NAME goes with neither --follow, --all-runs nor --lines")
+        records = last_run(read(swap_log(endpoint, file, timeout)))
+        show(records, name, everything=everything, json=json)
+        return
     if follow and (file or all_runs):
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
     readable = text or (not json and sys.stdout.isatty())
@@ -71,7 +83,7 @@ def log(
     if follow:
         _follow(endpoint, view, lines, timeout)
         return
-    path = journal(endpoint, file, timeout)
+    path = swap_log(endpoint, file, timeout)
     if not all_runs:
         view.show(last_run(read(path)), lines)
         return
@@ -81,15 +93,15 @@ def log(
         say_error(f"{found.left_out} records are left out: another version of swapd wrote them")
 
 
-def journal(endpoint: str | None, file: Path | None, timeout: float) -> Path:
+def swap_log(endpoint: str | None, file: Path | None, timeout: float) -> Path:
     """The file of the log: as named, or as the daemon says."""
     if file is not None:
         return file
     try:
         with ask(endpoint, "log", timeout) as client:
-            return Path(client.status(timeout=timeout).journal)
+            return Path(client.status(timeout=timeout).swap_log)
     except (NotRunning, NotAnswering) as exc:
-        left = resolve(endpoint, None) / runtime_dir.JOURNAL
+        left = resolve(endpoint, None) / runtime_dir.SWAP_LOG
         hint = f". The log it left: --file {left}" if left.exists() else ""
         raise type(exc)(f"{exc}{hint}") from exc
 
@@ -140,7 +152,7 @@ def _follow(
             # Only now: so the record of this very session comes by the stream, and with it
             # the number up to which the file must be read.
             with ask(endpoint, "log", timeout) as client:
-                path = Path(client.status(timeout=timeout).journal)
+                path = Path(client.status(timeout=timeout).swap_log)
                 found = last_run(read(path))
                 view.show(found, lines)
                 last = found[-1].record.seq if found else 0

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
-from swapd.cli.forecast import forecast
 from swapd.cli.plan_of import (
     Bandwidth,
     bandwidth_of,
@@ -52,10 +51,6 @@ _Sources = Annotated[
         "without any, what a running daemon has"
     ),
 ]
-_Acquire = Annotated[
-    bool,
-    typer.Option("--acquire", help="Say what acquiring these components would do now, instead"),
-]
 _Vllm = Annotated[
     Path | None,
     typer.Option(
@@ -81,7 +76,6 @@ _Compute = Annotated[
 
 def plan(
     sources: _Sources = None,
-    acquire: _Acquire = False,
     vllm: _Vllm = None,
     room: _Room = None,
     overlay: Annotated[
@@ -108,13 +102,11 @@ def plan(
 ) -> None:
     """Say what to keep on a device, what to stream, what to swap, and what it costs.
 
-    With --acquire: what acquiring the named components would do now. With --vllm: the same for
-    the stages of a deploy file, and the values to set in it.
+    With --vllm: the same for the stages of a deploy file, and the values to set in it.
     """
     given = sources or []
     if vllm is not None:
         others = {
-            "--acquire": acquire,
             "--kv-cache": kv_cache,
             "--activations": activations,
             "--passes": passes,
@@ -137,8 +129,6 @@ def plan(
         )
     if room or overlay:
         raise PlanError("--room and --overlay go with --vllm DEPLOY.yaml")
-    if acquire:
-        return forecast(given, endpoint, json, timeout)
     needed = not given or endpoint is not None
     told_all = device_memory is not None and bandwidth is not None
     status = status_of(endpoint, timeout, needed=needed) if needed or not told_all else None

@@ -1,6 +1,6 @@
 """Swap log records for people: what each says, in the light of those before it.
 
-Pure: a record and what is `Seen` in, text out. The log and the stories share it.
+Pure: a record and what is `Seen` in, text out. The log, and that of one component, share it.
 """
 
 from datetime import datetime
@@ -56,7 +56,7 @@ def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None
 
 
 def sentence(record: Record, seen: Seen) -> Text:
-    """The same without columns, for a story."""
+    """The same without columns, for one component's log."""
     said = _shown(record, seen)
     words = Text(said.verb, said.style)
     for part in (said.subject, " ".join(said.detail.split())):
@@ -112,11 +112,11 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             return Said("let go", _who(seen, e.session), "its process has unmapped what it had")
         case events.Asked():
             return _asked(e.request, names, _who(seen, e.session))
-        case events.MasterMade():
-            return Said("master", names, "is made; to be filled")
-        case events.MasterSealed():
+        case events.HostCopyMade():
+            return Said("host copy", names, "is made; to be filled")
+        case events.HostCopySealed():
             return Said("ready", names, "may be acquired")
-        case events.MasterFailed():
+        case events.HostCopyFailed():
             return Said("failed", names, f"{e.code}: {plain(e.why)}", _BAD, True)
         case events.Revoked():
             return Said("unmapped", names, f"in {_who(seen, e.session)}")
@@ -185,18 +185,18 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
 def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
     names = _joined(seen.about(record))
     match a:
-        case actions.MakeMaster():
-            return Said("make", names, f"a master of {size(a.nbytes)}")
-        case actions.SealMaster():
-            return Said("seal", names, "the master")
-        case actions.DropMaster():
-            return Said("drop", names, "the master")
+        case actions.MakeHostCopy():
+            return Said("make", names, f"a host copy of {size(a.nbytes)}")
+        case actions.SealHostCopy():
+            return Said("seal", names, "the host copy")
+        case actions.DropHostCopy():
+            return Said("drop", names, "the host copy")
         case actions.CopyIn():
             behind = _joined(tuple(o.name for g in a.behind if (o := seen.order(g))))
             follows = f"  behind the write-back of {behind}" if behind else ""
             return Said("load", names, f"{size(a.nbytes):>9}{follows}")
         case actions.CopyOut():
-            return Said("write", names, f"{size(a.nbytes):>9}  back to its master")
+            return Said("write", names, f"{size(a.nbytes):>9}  back to its host copy")
         case actions.Lend():
             return Said("lend", names, f"to {_who(seen, a.session)}")
         case actions.Reclaim():
@@ -289,7 +289,7 @@ def _terms(asked: protocol.Acquire | protocol.AcquireWorkspace) -> str:
     within_s = deadline(asked.timeout_s, 0.0)
     terms += [f"within {seconds(within_s)}"] if within_s is not None else []
     if isinstance(asked, protocol.Acquire):
-        terms += ["waits for the name"] if asked.wait else []
+        terms += ["waits for the name"] if asked.await_registration else []
         terms += ["early"] if asked.early else []
     return f" ({', '.join(terms)})" if terms else ""
 

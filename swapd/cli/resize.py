@@ -26,7 +26,7 @@ def resize(
     except ValueError as exc:
         raise typer.BadParameter(f"{exc}, or {AUTO}") from exc
     with ask(endpoint, "resize", timeout) as client:
-        client.set_resident(name, nbytes, timeout=timeout)
+        client.resize(name, nbytes, timeout=timeout)
         reply = client.status(timeout=timeout)
     for family in fold(reply.components):
         if isinstance(family, Family) and family.name == name:

@@ -146,7 +146,7 @@ def _summary(reply: StatusReply) -> Table:
     table.add_row("arena", _arena(reply))
     if reply.device_bytes:
         table.add_row("device", _device(reply))
-    table.add_row("masters", f"{size(reply.master_bytes)} of host memory{_private(reply)}")
+    table.add_row("host copies", f"{size(reply.host_copy_bytes)} of host memory{_private(reply)}")
     table.add_row("sessions", _sessions(reply))
     table.add_row(
         "totals",

@@ -1,6 +1,6 @@
 """What the core orders, and what it puts on record. Data only.
 
-MakeMaster, SealMaster, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
+MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
 one event.
 Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as SessionGone.
 Lost and Waiting order nothing: they are there to be read in the swap log. Nor does Evicted,
@@ -21,7 +21,7 @@ class Action(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
     pass
 
 
-class MakeMaster(Action, frozen=True, tag="make_master"):
+class MakeHostCopy(Action, frozen=True, tag="make_host_copy"):
     session: int
     uid: int
     name: str
@@ -33,12 +33,12 @@ class MakeMaster(Action, frozen=True, tag="make_master"):
     replaces: int = 0  # uid of the master that this one is made beside
 
 
-class SealMaster(Action, frozen=True, tag="seal_master"):
+class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
     uid: int
     name: str
 
 
-class DropMaster(Action, frozen=True, tag="drop_master"):
+class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
     """Nothing names this master any more, and no copy uses it."""
 
     uid: int
@@ -181,9 +181,9 @@ class Lost(Action, frozen=True, tag="lost"):
 
 
 AnyAction = (
-    MakeMaster
-    | SealMaster
-    | DropMaster
+    MakeHostCopy
+    | SealHostCopy
+    | DropHostCopy
     | CopyIn
     | CopyOut
     | Lend

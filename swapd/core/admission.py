@@ -13,9 +13,9 @@ from swapd.core import coming, explain, leases, leaving, requests, verdict, work
 from swapd.core.actions import Grant, Waiting
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
+from swapd.core.orders import Ranked
 from swapd.core.queue import WaitQueue
 from swapd.core.records import Component, Key, State, Waiter
-from swapd.core.turns import Ranked
 from swapd.core.verdict import Refused, Shared
 from swapd.shared.protocol import Acquire, Code
 
@@ -59,7 +59,7 @@ class Admission:
             names=self._ledger.expand(asked.names),
             priority=asked.priority,
             deadline=requests.deadline(asked.timeout_s, now),
-            wait=asked.wait,
+            await_registration=asked.await_registration,
             arrived=now,
             seq=self._seq,
             early=asked.early,
@@ -255,7 +255,7 @@ class Admission:
         keys = islice((*c.waiting, *c.promised), most)
         waiters = [self.queue.get(key) for key in keys]
         for w in sorted((w for w in waiters if w is not None), key=_seq):
-            if w.wait and not w.admitted:
+            if w.await_registration and not w.admitted:
                 self._leave_queue(w)
                 self._drop_done_with(w)
                 self._park(w)

@@ -50,7 +50,7 @@ def _check_component(core: Residency, c: Component) -> None:
     assert all(key in queue for key in c.promised | c.waiting), f"{c}: no waiter"
     assert not c.on_device or count(c.runs) == c.chunks, f"{c} is on the wrong chunks"
     idle = c.state is State.RESIDENT and not c.leases and not c.promised
-    assert (c.name in ledger.idle) == (idle and c.policy != "resident"), f"{c}: idle is wrong"
+    assert (c.name in ledger.idle) == (idle and c.policy != "permanent"), f"{c}: idle is wrong"
     moving = c.state in (State.LOADING, State.WRITING_BACK, State.RECLAIMING)
     assert (c.generation in ledger.moves) == moving, f"{c}: copy and state differ"
     if c.state is State.LOADING:
@@ -103,9 +103,9 @@ def _check_masters(ledger: Ledger) -> None:
             assert c.state in (State.LOADING, State.RESIDENT), f"{c} is superseded"
             idle = c.state is State.RESIDENT and not c.leases and not c.promised
             assert not idle, f"{c} was updated, and stays though nobody holds it"
-    assert needed <= ledger.masters.keys() <= needed | read, "masters are wrong"
+    assert needed <= ledger.masters.keys() <= needed | read, "host copies are wrong"
     for uid in ledger.unordered:
-        assert uid in ledger.contents, f"master {uid} is never ordered"
+        assert uid in ledger.contents, f"host copy {uid} is never ordered"
         assert uid not in ledger.making
 
 

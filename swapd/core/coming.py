@@ -17,7 +17,7 @@ def load(ledger: Ledger, c: Component) -> None:
     ledger.recount(c)
     ledger.peak_chunks = max(ledger.peak_chunks, ledger.pool.total - ledger.pool.free)
     ledger.prefetches.pop(c.name, None)
-    if c.policy == "resident":
+    if c.policy == "permanent":
         ledger.room_shrank = ledger.replan = True
     if c.workspace:
         ledger.out.append(Lend(c.session, c.name, c.generation, c.runs))

@@ -14,11 +14,11 @@ from collections.abc import Hashable
 from itertools import takewhile
 from typing import NamedTuple
 
-from swapd.core.turns import Ranked
+from swapd.core.orders import Ranked
 
 
-class Turn(NamedTuple):
-    """What becomes of a master: it is made now, to be filled, or to share that of `original`."""
+class Due(NamedTuple):
+    """A master that is to be made now: to be filled, or to share that of `original`."""
 
     uid: int
     original: int = 0
@@ -61,7 +61,7 @@ class Contents:
         """When the first has waited long enough; None if none waits."""
         return next((until for (until,), _ in self._until.ranked()), None)
 
-    def ask(self, uid: int, session: int, key: Hashable, until: float) -> Turn | None:
+    def ask(self, uid: int, session: int, key: Hashable, until: float) -> Due | None:
         """`uid` needs the bytes that `key` stands for; None: it waits, `until` then at most.
 
         None waits for a session that waits for its own: two that load the same in another order
@@ -74,14 +74,14 @@ class Contents:
             return self._share(content, uid)
         if content.filling is None:
             content.filling, content.filler = uid, session
-            return Turn(uid)
+            return Due(uid)
         if self._waits_for(content.filler, session):
-            return Turn(uid)
+            return Due(uid)
         content.waiting[uid] = session
         self._until.put(uid, (until,))
         return None
 
-    def sealed(self, uid: int) -> list[Turn]:
+    def sealed(self, uid: int) -> list[Due]:
         """The master of `uid` is filled: those that waited share it."""
         content = self._content_of(uid)
         if content is None:
@@ -91,29 +91,29 @@ class Contents:
             content.filling, content.filler = None, 0
         return [self._share(content, other) for other in list(content.waiting)]
 
-    def gone(self, uid: int) -> list[Turn]:
+    def gone(self, uid: int) -> list[Due]:
         """The master of `uid` is dropped, or will never be made: others may have to be filled."""
         content = self._content_of(uid)
         if content is None:
             return []
         content.filled.pop(uid, None)
         self._wait_no_more(content, uid)
-        turns = []
+        all_due = []
         if content.filling == uid:
             content.filling, content.filler = next(iter(content.waiting), None), 0
             if content.filling is not None:
                 content.filler = content.waiting[content.filling]
-                turns.append(self._fill(content, content.filling))
+                all_due.append(self._fill(content, content.filling))
                 for other, session in list(content.waiting.items()):
                     if self._waits_for(content.filler, session):
-                        turns.append(self._fill(content, other))
+                        all_due.append(self._fill(content, other))
         content.asked.discard(uid)
         key = self._of.pop(uid)
         if not content.asked:
             del self._contents[key]
-        return turns
+        return all_due
 
-    def expired(self, now: float) -> list[Turn]:
+    def expired(self, now: float) -> list[Due]:
         """Those that have waited long enough fill their own."""
         late = list(takewhile(lambda ranked: ranked[0][0] <= now, self._until.ranked()))
         return [self._fill(self._contents[self._of[uid]], uid) for _, uid in late]
@@ -139,15 +139,15 @@ class Contents:
     def _content_of(self, uid: int) -> _Content | None:
         return self._contents[self._of[uid]] if uid in self._of else None
 
-    def _share(self, content: _Content, uid: int) -> Turn:
+    def _share(self, content: _Content, uid: int) -> Due:
         original = next(iter(content.filled))
         self._wait_no_more(content, uid)
         content.filled[uid] = None
-        return Turn(uid, original)
+        return Due(uid, original)
 
-    def _fill(self, content: _Content, uid: int) -> Turn:
+    def _fill(self, content: _Content, uid: int) -> Due:
         self._wait_no_more(content, uid)
-        return Turn(uid)
+        return Due(uid)
 
     def _wait_no_more(self, content: _Content, uid: int) -> None:
         content.waiting.pop(uid, None)

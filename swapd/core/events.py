@@ -62,15 +62,15 @@ class Asked(Event, frozen=True, tag="asked"):
     request: AnyOrder
 
 
-class MasterMade(Event, frozen=True, tag="master_made"):
+class HostCopyMade(Event, frozen=True, tag="host_copy_made"):
     uid: int
 
 
-class MasterSealed(Event, frozen=True, tag="master_sealed"):
+class HostCopySealed(Event, frozen=True, tag="host_copy_sealed"):
     uid: int
 
 
-class MasterFailed(Event, frozen=True, tag="master_failed"):
+class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
     """A master could not be made or sealed."""
 
     uid: int
@@ -164,9 +164,9 @@ AnyEvent = (
     | ProcessExited
     | LetGo
     | Asked
-    | MasterMade
-    | MasterSealed
-    | MasterFailed
+    | HostCopyMade
+    | HostCopySealed
+    | HostCopyFailed
     | Revoked
     | CopiedIn
     | CopiedOut

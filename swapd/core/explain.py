@@ -9,14 +9,14 @@ from difflib import get_close_matches
 from itertools import islice
 
 from swapd.core.ledger import Ledger
-from swapd.core.records import WORKSPACE, Component, State, Waiter
+from swapd.core.records import Component, State, Waiter, is_workspace
 from swapd.core.verdict import CODES, Refused, missing_chunks, must_leave_first
 from swapd.shared.protocol import UNANSWERED_MAX, Code, ComponentStatus, SessionStatus
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
 _SMALLER = "register it in smaller components"
-LESS_RESIDENT = 'register it, or others, with another policy than "resident"'
+LESS_PERMANENT = 'register it, or others, with another policy than "permanent"'
 _DOWN = (
     "Nothing can be loaded or saved until swapd is restarted; what is on the device stays there, "
     "and can be acquired. Clients keep their weights when they close, and connect again"
@@ -147,13 +147,16 @@ def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str =
 
 
 def unknown(ledger: Ledger, name: str) -> str:
-    if name.startswith(WORKSPACE):
+    if is_workspace(name):
         return f"{name!r} is no component; a workspace is held by its lease alone"
     if name in ledger.components:
-        return f"{name!r} is still being registered, or going away; acquire it with wait=True"
+        return (
+            f"{name!r} is still being registered, or going away; acquire it with "
+            "await_registration=True"
+        )
     near = _like(name, ledger.names)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(ledger)
-    return f"nobody has registered {name!r}; {hint} Use wait=True to wait for it"
+    return f"nobody has registered {name!r}; {hint} Use await_registration=True to wait for it"
 
 
 def _like(name: str, known: list[str]) -> list[str]:
@@ -248,7 +251,7 @@ def _in_the_way(ledger: Ledger, most: int) -> str:
 
 
 def timeout(ledger: Ledger, w: Waiter, now: float) -> str:
-    named = [n for n in w.names if not n.startswith(WORKSPACE)]
+    named = [n for n in w.names if not is_workspace(n)]
     absent = [n for n in named if not ledger.may_be_acquired(n)]
     why = parked(absent) if absent else blocked(ledger, w)
     return (
@@ -327,7 +330,7 @@ def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
 def lost(c: Component) -> str:
     return (
         f"its worker ended with {c.name!r} on the device; what it wrote since the last "
-        "write-back is gone, the master has the state before"
+        "write-back is gone, the host copy has the state before"
     )
 
 
@@ -349,6 +352,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         swap_in_s=c.swap_in_s,
         copy_s=c.copy_s,
         part_of=c.part_of,
+        kind="workspace" if c.workspace else "component",
     )
 
 

@@ -6,9 +6,9 @@ Pure. Acknowledgements of what was revoked are in the ledger (`acks`), with what
 from collections.abc import Iterator
 from itertools import takewhile
 
+from swapd.core.orders import Ranked
 from swapd.core.policy import Rules
 from swapd.core.records import Component
-from swapd.core.turns import Ranked
 
 #: What a session is to take that it must hear: of its lifeline, of its replies. All other debts are
 #: to let go of memory that is lent, and named after the generation of the workspace.

@@ -12,8 +12,8 @@ from swapd.core import verdict
 from swapd.core.deadlock import deadlocked, must_run_first
 from swapd.core.holdings import Beside, Holdings, Wish
 from swapd.core.ledger import Ledger
+from swapd.core.orders import Ranked
 from swapd.core.records import Agent, Key, Waiter
-from swapd.core.turns import Ranked
 
 _seq = attrgetter("seq")
 

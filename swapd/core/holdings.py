@@ -2,7 +2,7 @@
 
 Most components that are leased are *plain*: one agent alone holds them, and nothing about them
 matters but how many chunks they have. Of those only the sum is kept for each agent. The others
-are kept by name: what several agents hold, members of a group, `resident` ones, and those that
+are kept by name: what several agents hold, members of a group, `permanent` ones, and those that
 were updated meanwhile.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from swapd.core.orders import EvictionOrder, Ranked
 from swapd.core.records import Agent, Component, Key, Lease, State
-from swapd.core.turns import Ranked, Turns
 
 #: A component that is waited for, and whether it has to be loaded anew: its new bytes cannot be
 #: in beside the old ones.
@@ -133,7 +133,7 @@ class Holders:
     `idle` is told which families are in use.
     """
 
-    def __init__(self, idle: Turns) -> None:
+    def __init__(self, idle: EvictionOrder) -> None:
         self._idle = idle
         self._seq = 0
         #: Components that somebody leases; and the names of those of them that may be asked to
@@ -210,7 +210,7 @@ class Holders:
 
     def rank(self, c: Component) -> None:
         """Who is asked to give way before whom: what came in first; what loads, last of all."""
-        if c.name in self.leased and c.policy != "resident":
+        if c.name in self.leased and c.policy != "permanent":
             rank = (c.state is State.LOADING, c.resident_since, c.leased_seq)
             self._giving_way.put(c.name, rank)
         else:

@@ -25,8 +25,8 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         if c.session == w.session and not c.workspace:
             c.mapped = True
             c.dirty = c.mutable
-            passing = c.policy == "sequential"
-            placements.append(Placement(name, c.generation, c.runs, passing))
+            transient = c.policy == "sequential"
+            placements.append(Placement(name, c.generation, c.runs, transient))
     return tuple(placements)
 
 

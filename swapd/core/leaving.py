@@ -35,10 +35,10 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
     before, c.policy = c.policy, c.own_policy if kept else "sequential"
     if c.policy == before:
         return
-    ledger.room_differs |= "resident" in (before, c.policy)
-    ledger.room_shrank |= c.policy == "resident"
-    ledger.staying += c.chunks if c.policy == "resident" else 0
-    ledger.staying -= c.chunks if before == "resident" else 0
+    ledger.room_differs |= "permanent" in (before, c.policy)
+    ledger.room_shrank |= c.policy == "permanent"
+    ledger.staying += c.chunks if c.policy == "permanent" else 0
+    ledger.staying -= c.chunks if before == "permanent" else 0
     ledger.recount(c)
     ledger.holders.rank(c)
     ledger.replan = True
@@ -51,7 +51,7 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
 
 def make_idle(ledger: Ledger, c: Component) -> None:
     c.idle_since = ledger.now
-    if c.policy != "resident":
+    if c.policy != "permanent":
         ledger.idle.add(c)
 
 

@@ -20,13 +20,14 @@ from collections.abc import Collection, Iterable
 from swapd.core.actions import (
     Accept,
     AnyAction,
-    MakeMaster,
+    MakeHostCopy,
     Refuse,
 )
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
 from swapd.core.fences import Debts
 from swapd.core.holdings import Holders
+from swapd.core.orders import EvictionOrder
 from swapd.core.policy import Rules
 from swapd.core.records import (
     Component,
@@ -36,7 +37,6 @@ from swapd.core.records import (
     Session,
     State,
 )
-from swapd.core.turns import Turns
 from swapd.shared.protocol import Code, Runs
 
 #: So far uses are counted that clients tell of: as many again, one by one, fit into 64 bits.
@@ -56,10 +56,10 @@ class Ledger:
         #: Those that are no workspaces, and families, in order.
         self.names: list[str] = []
         self.leases: dict[Key, Lease] = {}
-        #: Resident, leased by nobody, promised to nobody, not `resident`: what may be evicted,
+        #: Resident, leased by nobody, promised to nobody, not `permanent`: what may be evicted,
         #: in this order. First what was brought in ahead and leaves after its use in any case,
         #: then the least recently used.
-        self.idle = Turns()
+        self.idle = EvictionOrder()
         #: Who holds what.
         self.holders = Holders(self.idle)
         #: Copies in flight, and what is being lent or reclaimed, by generation.
@@ -77,17 +77,17 @@ class Ledger:
         self.reclaiming = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
-        #: Chunks that will not come free: these, and those of `resident` components that are in.
+        #: Chunks that will not come free: these, and those of `permanent` components that are in.
         self.fixed = 0
         #: Chunks of all components that will not leave once they are in.
         self.staying = 0
-        #: Whose master it is, by uid; kept until DropMaster is ordered.
+        #: Whose master it is, by uid; kept until DropHostCopy is ordered.
         self.masters: dict[int, Component] = {}
         #: Those of them that are being made or sealed.
         self.making: set[int] = set()
         #: Those that have their bytes in common; and the orders of those that wait for others'.
         self.contents = Contents()
-        self.unordered: dict[int, MakeMaster] = {}
+        self.unordered: dict[int, MakeHostCopy] = {}
         #: The parts of each family, in order of registration: its name is no component's.
         self.families: dict[str, dict[str, Component]] = {}
         #: Families that keep as much as there is room for beside what never leaves.
@@ -173,16 +173,16 @@ class Ledger:
 
     def never_leaving(self, but: Collection[Component] = ()) -> int:
         """Chunks of all components that will not leave once they are in."""
-        return self.staying - sum(c.chunks for c in but if c.policy == "resident")
+        return self.staying - sum(c.chunks for c in but if c.policy == "permanent")
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
-        """Chunks that will not come free: `resident` components that are in, quarantine."""
+        """Chunks that will not come free: `permanent` components that are in, quarantine."""
         return self.fixed - sum(c.fixed for c in but)
 
     def recount(self, c: Component) -> None:
         """It came to the device or left it, or its policy changed: keep sums and groups."""
         there = c.on_device and self.is_current(c)
-        fixed = c.chunks if there and c.policy == "resident" and not c.unregistering else 0
+        fixed = c.chunks if there and c.policy == "permanent" and not c.unregistering else 0
         if fixed != c.fixed:
             with self.holders.reclassified(c):
                 self.fixed += fixed - c.fixed

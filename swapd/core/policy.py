@@ -80,7 +80,7 @@ def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
     return kept[::-1]
 
 
-def turns(idle: Sequence[tuple[str, str]], in_use: Set[str]) -> list[str]:
+def eviction_order(idle: Sequence[tuple[str, str]], in_use: Set[str]) -> list[str]:
     """The names of `idle` components in the order in which they should go.
 
     `idle` is (name, family or ""), least recently used first; `in_use` are families of which a

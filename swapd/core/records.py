@@ -20,6 +20,11 @@ def workspace_name(session: int, request: int) -> str:
     return f"{WORKSPACE}{session}.{request}"
 
 
+def is_workspace(name: str) -> bool:
+    """Whether a workspace is called so, and no component may be."""
+    return name.startswith(WORKSPACE)
+
+
 class State(StrEnum):
     FILLING = "filling"  # the worker writes the master; may not be acquired yet
     ABSENT = "absent"
@@ -176,7 +181,7 @@ class Waiter:
     names: tuple[str, ...]
     priority: int
     deadline: float | None
-    wait: bool
+    await_registration: bool
     arrived: float
     seq: int
     #: It does not wait for copies of what its own session registered.

@@ -34,7 +34,7 @@ def _recount_order(ledger: Ledger) -> None:
     assert ledger.idle.in_use() == in_use, "which families are in use is wrong"
     in_vain = [c.name for c in reversed(idle) if c.policy == "sequential"]
     used = [(c.name, c.part_of) for c in idle if c.policy != "sequential"]
-    turns = in_vain + policy.turns(used, in_use)
+    turns = in_vain + policy.eviction_order(used, in_use)
     assert [c.name for c in ledger.idle] == turns, "the order of eviction is wrong"
     assert ledger.idle.chunks == sum(c.chunks for c in idle), "idle chunks are wrong"
 
@@ -43,7 +43,7 @@ def _recount_sums(ledger: Ledger) -> None:
     components = ledger.components.values()
     names = [*ledger.families, *(c.name for c in components if not c.workspace)]
     assert ledger.names == sorted(names), "names are wrong"
-    staying = [c for c in components if c.policy == "resident"]
+    staying = [c for c in components if c.policy == "permanent"]
     fixed = [c for c in staying if c.on_device and not c.unregistering]
     for c in components:
         assert c.fixed == (c.chunks if c in fixed else 0), f"{c}: fixed is wrong"
@@ -84,7 +84,7 @@ def _recount_holders(ledger: Ledger) -> None:
         assert c.agents == owners, f"{c}: its agents are wrong"
         assert c.holders == Counter(s for s, _ in c.leases), f"{c}: its holders are wrong"
     leased = ledger.holders.leased.values()
-    may_go = [c for c in leased if c.policy != "resident"]
+    may_go = [c for c in leased if c.policy != "permanent"]
     may_go.sort(key=lambda c: (c.state is State.LOADING, c.resident_since))
     assert list(ledger.holders.to_give_way()) == may_go, "who is to give way is wrong"
 

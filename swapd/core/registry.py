@@ -5,8 +5,8 @@ from bisect import bisect_left, insort
 import msgspec
 
 from swapd.core import policy, requests, telling
-from swapd.core.actions import DropMaster, MakeMaster, SealMaster
-from swapd.core.contents import Turn
+from swapd.core.actions import DropHostCopy, MakeHostCopy, SealHostCopy
+from swapd.core.contents import Due
 from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component, State
 from swapd.shared.protocol import Register
@@ -19,15 +19,15 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         session,
         asked.nbytes,
         chunks,
-        "sequential" if asked.passing else asked.policy,
+        "sequential" if asked.transient else asked.policy,
         asked.group,
         asked.mutable,
         part_of=asked.part_of,
         own_policy=asked.policy,
     )
     ledger.components[c.name] = c
-    ledger.staying += c.chunks if c.policy == "resident" else 0
-    ledger.room_differs |= c.policy == "resident"
+    ledger.staying += c.chunks if c.policy == "permanent" else 0
+    ledger.room_differs |= c.policy == "permanent"
     insort(ledger.names, c.name)
     if c.part_of:
         if c.part_of not in ledger.families:
@@ -49,27 +49,27 @@ def make_master(
     """Have a master made; at once, or when it is known whose bytes it may share."""
     ledger.masters[uid] = c
     replaces = c.uid if c.uid != uid else 0
-    ledger.unordered[uid] = MakeMaster(
+    ledger.unordered[uid] = MakeHostCopy(
         c.session, uid, c.name, c.nbytes, c.mutable, segments, request, 0, replaces
     )
     if not content:
-        return order(ledger, Turn(uid))
+        return order(ledger, Due(uid))
     until = ledger.now + policy.share_patience_s(c.nbytes)
-    turn = ledger.contents.ask(uid, c.session, (content, c.nbytes), until)
-    if turn is not None:
-        order(ledger, turn)
+    due = ledger.contents.ask(uid, c.session, (content, c.nbytes), until)
+    if due is not None:
+        order(ledger, due)
 
 
-def order(ledger: Ledger, turn: Turn) -> None:
+def order(ledger: Ledger, due: Due) -> None:
     """Order the master that waited for this."""
-    ledger.making.add(turn.uid)
-    action = ledger.unordered.pop(turn.uid)
-    ledger.out.append(msgspec.structs.replace(action, original=turn.original))
+    ledger.making.add(due.uid)
+    action = ledger.unordered.pop(due.uid)
+    ledger.out.append(msgspec.structs.replace(action, original=due.original))
 
 
 def seal(ledger: Ledger, c: Component, uid: int) -> None:
     ledger.making.add(uid)
-    ledger.out.append(SealMaster(uid, c.name))
+    ledger.out.append(SealHostCopy(uid, c.name))
 
 
 def commit(ledger: Ledger, c: Component) -> None:
@@ -104,7 +104,7 @@ def remove(ledger: Ledger, c: Component) -> None:
     del ledger.components[c.name]
     if session := ledger.sessions.get(c.session):
         session.owns.pop(c.name, None)
-    ledger.staying -= c.chunks if c.policy == "resident" else 0
+    ledger.staying -= c.chunks if c.policy == "permanent" else 0
     ledger.idle.drop(c)
     ledger.recount(c)
     if c.name in ledger.prefetches:
@@ -119,7 +119,7 @@ def remove(ledger: Ledger, c: Component) -> None:
     if c.part_of and c.part_of not in ledger.families:
         _forget_name(ledger, c.part_of)
         ledger.automatic.pop(c.part_of, None)
-    ledger.room_differs |= c.policy == "resident"
+    ledger.room_differs |= c.policy == "permanent"
 
 
 def _forget_name(ledger: Ledger, name: str) -> None:
@@ -131,6 +131,6 @@ def drop_master(ledger: Ledger, uid: int) -> None:
     if uid not in ledger.making:
         c = ledger.masters.pop(uid)
         if ledger.unordered.pop(uid, None) is None:
-            ledger.out.append(DropMaster(uid, c.name))
-    for turn in ledger.contents.gone(uid):
-        order(ledger, turn)
+            ledger.out.append(DropHostCopy(uid, c.name))
+    for due in ledger.contents.gone(uid):
+        order(ledger, due)

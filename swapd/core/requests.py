@@ -6,7 +6,7 @@ is refused at the border, and never becomes an event. May not live here: whether
 
 from itertools import pairwise
 
-from swapd.core.records import WORKSPACE
+from swapd.core.records import WORKSPACE, is_workspace
 from swapd.shared import protocol
 from swapd.shared.text import problem_with_text
 
@@ -61,7 +61,7 @@ def _named(request: protocol.Register) -> str | None:
     name, family = request.name, request.part_of
     if problem := _names((name, family) if family else (name,)):
         return problem
-    if name.startswith(WORKSPACE) or family.startswith(WORKSPACE):
+    if is_workspace(name) or is_workspace(family):
         return f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
     if family == name:
         return (
@@ -79,7 +79,7 @@ def _rest(request: protocol.Register) -> str | None:
             return problem
     if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
-    if request.passing and not request.part_of:
+    if request.transient and not request.part_of:
         return 'only a part of a family passes through; give part_of, or policy="sequential"'
     return None
 

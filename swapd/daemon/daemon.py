@@ -31,8 +31,8 @@ from swapd.daemon.router import Router
 from swapd.daemon.slices import Slices
 from swapd.daemon.worker import Worker
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
-from swapd.log.journal import Journal
 from swapd.log.records import Start
+from swapd.log.swap_log import SwapLog
 from swapd.shared import fds, protocol, runtime_dir
 from swapd.shared.board import SLOTS, Progress
 from swapd.shared.config import Config
@@ -148,11 +148,11 @@ class Daemon:
         loop, folder = self._loop, self._folder.inside
         self._publisher = Publisher(loop, folder / runtime_dir.EVENTS, self._crashed)
         config = self._config
-        own = None if config.journal else self._folder
-        self._journal = Journal(
-            config.journal_path, config.journal_size, self._publisher.publish, loop, own
+        own = None if config.swap_log else self._folder
+        self._swap_log = SwapLog(
+            config.swap_log_path, config.swap_log_size, self._publisher.publish, loop, own
         )
-        self._journal.start(
+        self._swap_log.start(
             Start(
                 __version__,
                 self._device.name,
@@ -198,7 +198,7 @@ class Daemon:
         finished = await self._finish()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)  # from now on they end the process
-        self._journal.close()
+        self._swap_log.close()
         self._router.close()
         self._publisher.close()
         self._folder.remove_sockets()
@@ -256,9 +256,9 @@ class Daemon:
         if isinstance(event, events.DeviceDown) and not self._core.ledger.down:
             log.critical("%s", explain.device_down(event.why))
         done = self._core.handle(event)
-        seq = self._journal.event(event, self._cause_of(event))
+        seq = self._swap_log.event(event, self._cause_of(event))
         for action in done:
-            number = self._journal.action(action, seq, event.now)
+            number = self._swap_log.action(action, seq, event.now)
             self._do[type(action)](self, action, number)
 
     def _cause_of(self, event: AnyEvent) -> int:
@@ -273,7 +273,7 @@ class Daemon:
                 return self._causes.pop(("copy", event.generation), 0)
             case events.Revoked():
                 return self._revocations.pop((event.session, event.generation), 0)
-            case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
+            case events.HostCopyMade() | events.HostCopySealed() | events.HostCopyFailed():
                 return self._causes.pop(("master", event.uid), 0)
             case _:
                 return 0
@@ -510,10 +510,10 @@ class Daemon:
     def _do_broken(self, a: actions.Broken, seq: int) -> None:
         self._tell(a.session, protocol.Broken(a.name, a.generation, a.why))
 
-    def _do_make_master(self, a: actions.MakeMaster, seq: int) -> None:
+    def _do_make_master(self, a: actions.MakeHostCopy, seq: int) -> None:
         self._causes["master", a.uid] = seq
         if a.session not in self._workers:  # it ended meanwhile
-            self._post(events.MasterMade(self._clock(), a.uid))
+            self._post(events.HostCopyMade(self._clock(), a.uid))
         elif not a.original:
             work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
             self._when_done(self._host.submit(a.session, work), self._master_made, a)
@@ -521,18 +521,18 @@ class Daemon:
             fd = self._masters.share(a.uid, a.original)
             self._post(self._master_made(a, fd, filled=True))
 
-    def _master_made(self, a: actions.MakeMaster, fd: int, *, filled: bool = False) -> AnyEvent:
+    def _master_made(self, a: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
         worker = self._workers.get(a.session)
         replaced = self._progress.get(a.replaces)
         if worker is None or (a.replaces and replaced is None):
-            return events.MasterMade(self._clock(), a.uid)  # nobody wants it any more
+            return events.HostCopyMade(self._clock(), a.uid)  # nobody wants it any more
         if (unread := worker.lifeline.unread) >= UNREAD_MAX:
             why = f"this session does not read: {unread} messages unread on its lifeline"
-            return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
+            return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
         try:
             master = fds.keep(OwnedFd(os.dup(fd)), SPARE_FOR_PEERS)
         except OSError as exc:
-            return events.MasterFailed(self._clock(), a.uid, "limit", _why_none(exc))
+            return events.HostCopyFailed(self._clock(), a.uid, "limit", _why_none(exc))
         try:
             if replaced is not None:
                 progress = replaced.share()
@@ -541,20 +541,20 @@ class Daemon:
         except IndexError:
             master.close()
             why = f"this session has {SLOTS} components, and no room for another on its board"
-            return events.MasterFailed(self._clock(), a.uid, "bad_request", why)
+            return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
         self._progress[a.uid] = progress
         message = protocol.Master(a.name, a.nbytes, progress.slot, a.request, filled)
         worker.lifeline.send(message, [master])
-        return events.MasterMade(self._clock(), a.uid)
+        return events.HostCopyMade(self._clock(), a.uid)
 
-    def _do_seal_master(self, a: actions.SealMaster, seq: int) -> None:
+    def _do_seal_master(self, a: actions.SealHostCopy, seq: int) -> None:
         self._causes["master", a.uid] = seq
         c = self._core.ledger.masters[a.uid]
         future = self._host.submit(c.session, self._masters.sealing(a.uid))
         self._when_done(future, self._master_sealed, a)
 
-    def _master_sealed(self, a: actions.SealMaster, _: None) -> AnyEvent:
-        return events.MasterSealed(self._clock(), a.uid)
+    def _master_sealed(self, a: actions.SealHostCopy, _: None) -> AnyEvent:
+        return events.HostCopySealed(self._clock(), a.uid)
 
     def _when_done(
         self, future: "Future[Any]", then: Callable[[Any, Any], AnyEvent], action: Any
@@ -567,10 +567,10 @@ class Daemon:
             error = future.exception()
             if isinstance(error, MasterError):
                 now = self._clock()
-                self._post(events.MasterFailed(now, action.uid, error.code, str(error)))
+                self._post(events.HostCopyFailed(now, action.uid, error.code, str(error)))
             elif isinstance(error, MemoryError) or _is_shortage(error):
                 why = f"the daemon could not: {error or 'no memory'}; try again later"
-                self._post(events.MasterFailed(self._clock(), action.uid, "limit", why))
+                self._post(events.HostCopyFailed(self._clock(), action.uid, "limit", why))
             elif error is not None:
                 self._crashed(error)
             else:
@@ -578,7 +578,7 @@ class Daemon:
 
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
 
-    def _do_drop_master(self, a: actions.DropMaster, seq: int) -> None:
+    def _do_drop_master(self, a: actions.DropHostCopy, seq: int) -> None:
         progress = self._progress.pop(a.uid, None)
         if progress is not None:
             progress.close()
@@ -603,9 +603,9 @@ class Daemon:
         actions.Want: _do_want,
         actions.Hurry: _do_hurry,
         actions.Broken: _do_broken,
-        actions.MakeMaster: _do_make_master,
-        actions.SealMaster: _do_seal_master,
-        actions.DropMaster: _do_drop_master,
+        actions.MakeHostCopy: _do_make_master,
+        actions.SealHostCopy: _do_seal_master,
+        actions.DropHostCopy: _do_drop_master,
         actions.Fence: _do_fence,
         actions.Waiting: _do_nothing,
         actions.Evict: _do_nothing,
@@ -680,7 +680,7 @@ class Daemon:
             version=__version__,
             device=self._device.name,
             runtime_dir=str(self._folder.path),
-            journal=str(self._config.journal_path),
+            swap_log=str(self._config.swap_log_path),
             isolation=self._config.isolation,
             uptime_s=now - self._started,
             chunk_bytes=chunk,
@@ -688,7 +688,7 @@ class Daemon:
             used_bytes=(ledger.pool.total - ledger.pool.free) * chunk,
             peak_bytes=ledger.peak_chunks * chunk,
             quarantined_bytes=quarantined * chunk,
-            master_bytes=self._masters.total_bytes,
+            host_copy_bytes=self._masters.total_bytes,
             private_bytes=private,
             device_bytes=use.total,
             device_free_bytes=use.free,

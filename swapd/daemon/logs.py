@@ -4,7 +4,7 @@ Whoever reads stderr may have stopped reading; a daemon that wrote there itself 
 """
 
 import logging
-import sys
+import os
 import threading
 from collections import deque
 
@@ -48,10 +48,9 @@ class Writer(logging.Handler):
 
     def _run(self) -> None:
         while (line := self._next()) is not None:
-            try:
-                sys.stderr.write(f"{line}\n")
-                sys.stderr.flush()
-            except (OSError, ValueError):  # nobody reads it any more
+            try:  # past sys.stderr: while its lock is held here the interpreter could not end
+                _write(f"{line}\n".encode(errors="backslashreplace"))
+            except OSError:  # nobody reads it any more
                 return
 
     def _next(self) -> str | None:
@@ -61,3 +60,9 @@ class Writer(logging.Handler):
                 return self._lines.popleft()
             dropped, self._dropped = self._dropped, 0
             return f"{dropped} lines were dropped: nobody read them in time" if dropped else None
+
+
+def _write(data: bytes) -> None:
+    """To stderr, all of it. Raises: OSError."""
+    while data:
+        data = data[os.write(2, data) :]

@@ -181,9 +181,9 @@ class Masters:
             master.sealed = True
         except PermissionError as exc:
             why = "the worker has sealed it, or changed its mode; leave its descriptor alone"
-            raise MasterError("bad_request", f"the master cannot be mapped: {why}") from exc
+            raise MasterError("bad_request", f"the host copy cannot be mapped: {why}") from exc
         except OSError as exc:
-            raise MasterError("host_memory", f"the master cannot be mapped: {exc}") from exc
+            raise MasterError("host_memory", f"the host copy cannot be mapped: {exc}") from exc
 
     def _map(self, master: Master) -> Work[None]:
         fd, span = master.fd.fileno(), _pages(master)
@@ -212,7 +212,7 @@ class Masters:
         try:
             self._device.pin(master.address, master.nbytes, writable=self._writable(master))
         except DeviceLost as exc:
-            log.error("masters are not pinned: %s", exc)
+            log.error("host copies are not pinned: %s", exc)
         except DeviceError as exc:
             log.warning("%s; what is not pinned is copied in two steps, more slowly", exc)
 
@@ -257,7 +257,7 @@ class Masters:
             try:
                 self._device.unpin(master.address)
             except DeviceError as exc:
-                log.error("a master stays mapped, for it cannot be unpinned: %s", exc)
+                log.error("a host copy stays mapped, for it cannot be unpinned: %s", exc)
                 master.address = 0
         if master.address:
             for at in range(0, _pages(master), SLICE_BYTES):  # each page fault waits for it
@@ -284,7 +284,7 @@ class Masters:
                 if time.monotonic() > until:
                     raise MasterError(
                         "bad_request",
-                        "the master is still mapped for writing; unmap it, then commit",
+                        "the host copy is still mapped for writing; unmap it, then commit",
                     ) from exc
             with self._left:
                 self._left.wait(_WAIT_S)
@@ -311,7 +311,7 @@ class Masters:
         try:
             return available_bytes()
         except DeviceError as exc:
-            raise MasterError("limit", f"no master of {nbytes} bytes: {exc}") from exc
+            raise MasterError("limit", f"no host copy of {nbytes} bytes: {exc}") from exc
 
     def _change_room(self, total_bytes: int, unallocated_bytes: int) -> None:
         with self._left:
@@ -325,7 +325,7 @@ class Masters:
             available = "an unknown number of MiB is"
         limit = "none" if self._limit_bytes is None else f"{self._limit_bytes >> 20} MiB"
         return (
-            f"no host memory for a master of {nbytes >> 20} MiB ({why}): masters hold "
+            f"no host memory for a host copy of {nbytes >> 20} MiB ({why}): host copies hold "
             f"{self.total_bytes >> 20} MiB (limit {limit}), {available} available. "
             "Unregister components, or raise the daemon's --host-memory"
         )

@@ -1,4 +1,4 @@
-"""The demo's story: build, run without swapd, run the same with it, compare every bit."""
+"""The demo: build, run without swapd, run the same with it, compare every bit."""
 
 import multiprocessing
 import time

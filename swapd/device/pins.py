@@ -97,8 +97,8 @@ class Pins:
         if pinned >= asked or not self._refused:
             return ()
         return (
-            f"{size(pinned)} of {size(asked)} of masters are pinned; the rest is copied through "
-            f"a buffer, which is slower. Refused: {self._refused}",
+            f"{size(pinned)} of {size(asked)} of host copies are pinned; the rest is copied "
+            f"through a buffer, which is slower. Refused: {self._refused}",
         )
 
     def close(self) -> None:

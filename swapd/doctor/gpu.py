@@ -65,7 +65,7 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
     if not _attribute(api, device, "READ_ONLY_HOST_REGISTER_SUPPORTED"):
         slow = "cannot pin memory that is mapped read-only"
         checks.append(
-            Check(name, "warn", slow, "masters are then mapped for writing in the daemon")
+            Check(name, "warn", slow, "host copies are then mapped for writing in the daemon")
         )
     return [*checks, descriptors(total, resource.getrlimit(resource.RLIMIT_NOFILE)[1])]
 

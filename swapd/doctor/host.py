@@ -31,7 +31,7 @@ from swapd_client import NotAnswering, NotRunning, SwapdError, connect
 KERNEL_NEEDED = (5, 14)
 #: A daemon holds about one descriptor for each component and three for each session.
 FILES_WANTED = 1024
-#: Arena and masters of the smallest sensible set-up.
+#: Arena and host copies of the smallest sensible set-up.
 MEMORY_WANTED = 2 << 30
 
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -164,11 +164,11 @@ def peer_credentials() -> Check:
 
 
 def memory(available: int, cgroup: int | None) -> Check:
-    """Host memory for arena and masters. `cgroup`: what its control group may have."""
+    """Host memory for arena and host copies. `cgroup`: what its control group may have."""
     found = f"{size(available)} available"
     found += ", no cgroup limit" if cgroup is None else f", cgroup limit {size(cgroup)}"
     if available < MEMORY_WANTED:
-        advice = f"arena and masters live there; {size(MEMORY_WANTED)} is little already"
+        advice = f"arena and host copies live there; {size(MEMORY_WANTED)} is little already"
         return Check("memory", "warn", found, advice)
     return Check("memory", "ok", found)
 

@@ -156,7 +156,7 @@ class Seen:
             ):
                 order = self.order(item.generation)
                 return (order.name,) if order else ()
-            case events.MasterMade() | events.MasterSealed() | events.MasterFailed():
+            case events.HostCopyMade() | events.HostCopySealed() | events.HostCopyFailed():
                 name = self.masters.get(item.uid)
                 return (name,) if name else ()
             case events.Asked():
@@ -227,10 +227,10 @@ class Seen:
                 self.copies.pop(e.generation, None)
             case actions.Accept() | actions.Refuse() as a:
                 self.asked.pop((a.session, a.request), None)
-            case actions.MakeMaster() as a:
+            case actions.MakeHostCopy() as a:
                 self.masters[a.uid] = a.name
                 self.owned.setdefault(a.session, {})[a.name] = None
-            case actions.DropMaster() as a:
+            case actions.DropHostCopy() as a:
                 self._forget_component(a)
             case actions.CopyIn() | actions.CopyOut() | actions.Lend() | actions.Reclaim() as a:
                 self.copies[a.generation] = (a, record.time)
@@ -250,7 +250,7 @@ class Seen:
         if isinstance(request, protocol.Register):
             self.sizes[request.name] = request.nbytes
 
-    def _forget_component(self, a: actions.DropMaster) -> None:
+    def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)
         if a.name in self.masters.values():
             return  # one of two: it was updated
@@ -277,7 +277,7 @@ def belonging(lines: Iterable[Line], name: str) -> set[str]:
 
 
 class Step(NamedTuple):
-    """One record of a story. `depth`: how many causes lie before it."""
+    """One record of a component's log. `depth`: how many causes lie before it."""
 
     line: Line
     depth: int
@@ -285,7 +285,7 @@ class Step(NamedTuple):
     about: bool
 
 
-def story(lines: Sequence[Line], name: str) -> list[list[Step]]:
+def of_component(lines: Sequence[Line], name: str) -> list[list[Step]]:
     """What happened to a component, or a family: a chapter for each first cause, in order of time.
 
     A chapter holds the records about the component that followed from that cause, each

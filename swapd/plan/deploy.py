@@ -16,7 +16,8 @@ from swapd.plan.advise import PlanError
 from swapd.plan.pipelines import Kind
 from swapd.shared.documents import BadDocument, read_yaml
 from swapd.shared.text import problem_with_text
-from swapd_client.offload.settings import InvalidSettings, OffloadSettings
+from swapd_client.errors import InvalidSettings
+from swapd_client.offload.settings import OffloadSettings
 from swapd_client.vllm.options import options_of
 
 #: swapd's classes in a deploy file, by what kind of stage they are for.

@@ -79,7 +79,7 @@ def python(advice: Advice) -> str:
     """Lines for a worker that has `client` and `model`."""
     lines = []
     if kept := advice.treated("keep"):
-        lines.append(f'client.attach(model, {_listed(kept)}, policy="resident")')
+        lines.append(f'client.attach(model, {_listed(kept)}, policy="permanent")')
     if alternating := advice.treated("alternate"):
         how = "cpu_offload_enabled=True"
         if any(p.kept_bytes for p in advice.treated("stream")):

@@ -14,7 +14,7 @@ from typing import Any
 
 from swapd.plan.advise import Component, PlanError
 from swapd.shared.documents import parsed_json, read_json, regular
-from swapd.shared.protocol import REST, ComponentStatus, part_name
+from swapd.shared.protocol import ComponentStatus, rest_of
 from swapd.shared.text import problem_with_text
 from swapd.shared.units import parse_size
 
@@ -96,13 +96,13 @@ def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
     """The components that a running daemon has; parts of a family as the blocks of one."""
     families: dict[str, dict[str, int]] = {}
     for c in status:
-        if not c.name.startswith("workspace "):
+        if c.kind != "workspace":
             families.setdefault(c.part_of or c.name, {})[c.name] = c.nbytes
     return [_family(name, parts) for name, parts in families.items() if sum(parts.values())]
 
 
 def _family(name: str, parts: Mapping[str, int]) -> Component:
-    rest = part_name(name, REST)
+    rest = rest_of(name)
     blocks = [nbytes for part, nbytes in parts.items() if part not in (name, rest)]
     total = sum(parts.values())
     if len(blocks) < 2:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from swapd.shared import documents
-from swapd.shared.runtime_dir import JOURNAL
+from swapd.shared.runtime_dir import SWAP_LOG
 from swapd.shared.units import parse_rate, parse_size
 
 log = logging.getLogger("swapd.shared.config")
@@ -28,7 +28,7 @@ log = logging.getLogger("swapd.shared.config")
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
 
-_SIZES = {"budget", "chunk", "host_memory", "journal_size", "pin_limit"}
+_SIZES = {"budget", "chunk", "host_memory", "swap_log_size", "pin_limit"}
 _RATES = {"bandwidth"}
 #: What Kubernetes gives as the place of a service: of one called swapd, in SWAPD_PORT.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
@@ -60,11 +60,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     host_memory: Annotated[
         Annotated[int, Meta(gt=0)] | None,
-        Meta(description="Most host memory for masters; default: what is available"),
+        Meta(description="Most host memory for host copies; default: what is available"),
     ] = None
     pin_limit: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Most host memory to pin for a GPU's copies; default: all masters"),
+        Meta(description="Most host memory to pin for a GPU's copies; default: all host copies"),
     ] = None
     runtime_dir: Annotated[
         str | None, Meta(description="Folder of sockets and lock; default: one for each device")
@@ -87,10 +87,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_timeout: Annotated[
         float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
     ] = 10.0
-    journal: Annotated[
-        str | None, Meta(description="Swap log file; default: swap.jsonl in the runtime folder")
+    swap_log: Annotated[
+        str | None, Meta(description="Swap log file; default: swap-log.jsonl in the runtime folder")
     ] = None
-    journal_size: Annotated[
+    swap_log_size: Annotated[
         int, Meta(description="Rotate the swap log at this size; one old file is kept", gt=0)
     ] = 64 << 20
 
@@ -106,8 +106,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return folder.absolute()
 
     @property
-    def journal_path(self) -> Path:
-        return Path(self.journal).absolute() if self.journal else self.folder / JOURNAL
+    def swap_log_path(self) -> Path:
+        return Path(self.swap_log).absolute() if self.swap_log else self.folder / SWAP_LOG
 
 
 _KINDS = get_type_hints(Config, include_extras=True)

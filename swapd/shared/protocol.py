@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 4
+VERSION = 5
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -51,7 +51,7 @@ Uses = Annotated[int, msgspec.Meta(ge=0, le=USES_MAX)]
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
 
-Policy = Literal["lru", "resident", "sequential", "alternating"]
+Policy = Literal["lru", "permanent", "sequential", "alternating"]
 
 #: Why a request was refused. One exception class in `swapd_client.errors` for each.
 Code = Literal[
@@ -75,6 +75,9 @@ Code = Literal[
     "internal",
 ]
 
+#: What may be on the device: components, and workspaces, each for one lease.
+ComponentKind = Literal["component", "workspace"]
+
 #: Of a family, the part that is in no block: it is needed from first to last, so it is kept first.
 REST = "rest"
 
@@ -82,6 +85,11 @@ REST = "rest"
 def part_name(family: str, part: str) -> str:
     """What a part of a family is called."""
     return f"{family}/{part}"
+
+
+def rest_of(family: str) -> str:
+    """What the part of a family is called that is in no block."""
+    return part_name(family, REST)
 
 
 #: Chunks as runs of neighbours: ((first chunk, count), ...), in the order of the bytes.
@@ -94,7 +102,7 @@ class Placement(msgspec.Struct, frozen=True):
     name: str
     generation: int
     runs: Runs
-    passing: bool = False  # it leaves the device when nobody holds it
+    transient: bool = False  # it leaves the device when nobody holds it
 
 
 # --- rpc, client to daemon ---------------------------------------------------------------
@@ -107,22 +115,22 @@ class Request(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
 
 
 class Register(Request, frozen=True, tag="register"):
-    """Reserve a name and have a master made; its descriptor comes by the lifeline."""
+    """Reserve a name and have a host copy made; its descriptor comes by the lifeline."""
 
     name: str
     nbytes: Size
-    layout: str = ""  # hash of what lies where in the master, opaque to the daemon
+    layout: str = ""  # hash of what lies where in the host copy, opaque to the daemon
     policy: Policy = "lru"
     group: str | None = None
     mutable: bool = False
     segments: tuple[Size, ...] = ()  # where each ends, bytes, ascending; () is one segment
     part_of: str = ""  # a name that stands for all its parts; no component has it
-    content: str = ""  # what its bytes are: equal contents and layouts share one master
-    passing: bool = False  # a part: it is dropped when released, until a Resize keeps it
+    content: str = ""  # what its bytes are: equal contents and layouts share one host copy
+    transient: bool = False  # a part: it leaves when released, until a Resize keeps it
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """The new master is filled and unmapped in the worker: from now on it may be acquired.
+    """The new host copy is filled and unmapped in the worker: from now on it may be acquired.
 
     Updates of several components may be committed together: all of them in one step, or none.
     """
@@ -132,7 +140,7 @@ class Commit(Request, frozen=True, tag="commit"):
 
 
 class Update(Request, frozen=True, tag="update"):
-    """Have a new master made for a clean component, beside the one it has.
+    """Have a new host copy made for a clean component, beside the one it has.
 
     Its descriptor comes by the lifeline. Commit puts it in the place of the old one, in one step.
     """
@@ -141,7 +149,7 @@ class Update(Request, frozen=True, tag="update"):
 
 
 class GiveUp(Request, frozen=True, tag="give_up"):
-    """The Update of this id will not be committed: drop the new master."""
+    """The Update of this id will not be committed: drop the new host copy."""
 
     name: str
     update: Id
@@ -161,7 +169,7 @@ class Acquire(Request, frozen=True, tag="acquire"):
     agent: Number = 0  # the thread or task that waits: what it holds is not released meanwhile
     timeout_s: float | None = None
     priority: Number = 0
-    wait: bool = False  # wait for names that nobody has registered yet
+    await_registration: bool = False  # wait for names that nobody has registered yet
     early: bool = False  # granted when the copies are ordered; the board says what has arrived
 
 
@@ -320,6 +328,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     swap_in_s: float | None
     part_of: str = ""
     copy_s: float | None = None  # of the last swap-in, without its wait for other copies
+    kind: ComponentKind = "component"
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
@@ -343,7 +352,7 @@ class StatusReply(Reply, frozen=True, tag="status"):
     version: str
     device: str
     runtime_dir: str
-    journal: str
+    swap_log: str
     isolation: str
     uptime_s: float
     chunk_bytes: int
@@ -351,7 +360,7 @@ class StatusReply(Reply, frozen=True, tag="status"):
     used_bytes: int
     peak_bytes: int
     quarantined_bytes: int
-    master_bytes: int
+    host_copy_bytes: int
     waiting: int
     loads: int
     evictions: int
@@ -419,7 +428,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Master(msgspec.Struct, frozen=True, tag="master"):
-    """Comes with the master's descriptor. `slot` is the component's word on the board.
+    """Comes with the host copy's descriptor. `slot` is the component's word on the board.
 
     `request` is the Register or Update it was made for. If it is `filled`, it has the content
     that was asked for already, is shared, and cannot be written.
@@ -468,7 +477,7 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """A mutable component's bytes are in its master; its chunks may hold others' from now on."""
+    """A mutable component's bytes are in its host copy; its chunks may hold others' from now on."""
 
     name: str
     generation: int

@@ -16,9 +16,9 @@ from swapd.shared import trusted
 from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
-JOURNAL = "swap.jsonl"
+SWAP_LOG = "swap-log.jsonl"
 #: All that a daemon puts there.
-NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, JOURNAL, f"{JOURNAL}.1"))
+NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, SWAP_LOG, f"{SWAP_LOG}.1"))
 
 #: Longer than the process id in a lock.
 _LOCK_MAX_BYTES = 32

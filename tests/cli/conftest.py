@@ -87,8 +87,8 @@ class Running:
     clients: list[swapd_client.Client] = field(default_factory=list)
 
     @property
-    def journal(self) -> Path:
-        return self.folder / "swap.jsonl"
+    def swap_log(self) -> Path:
+        return self.folder / "swap-log.jsonl"
 
     def client(self, label: str, **sizes_mib: int) -> swapd_client.Client:
         """A session that has registered components of these sizes."""
@@ -99,7 +99,7 @@ class Running:
         return client
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the daemon, and wait until it has: then the journal is complete."""
+        """End the daemon, and wait until it has: then the swap log is complete."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         self.process.communicate(timeout=60)

@@ -27,7 +27,7 @@ def assert_harmless(shown: str) -> None:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
+def swap_log(tmp_path: Path) -> Path:
     """The log of a daemon that believed whatever it was told."""
     asked = Register(1, EVIL, 1, EVIL, group=EVIL, part_of=EVIL, content=EVIL)
     said: list[dict[str, Any]] = [
@@ -44,27 +44,27 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_log_for_people(journal: Path) -> None:
-    assert_harmless(swapd("log", "--text", "--all", "--file", journal).stdout)
-    assert_harmless(on_terminal("log", "--all", "--file", journal))
+def test_the_log_for_people(swap_log: Path) -> None:
+    assert_harmless(swapd("log", "--text", "--all", "--file", swap_log).stdout)
+    assert_harmless(on_terminal("log", "--all", "--file", swap_log))
 
 
-def test_the_log_as_json_means_the_same(journal: Path) -> None:
-    shown = swapd("log", "--json", "--file", journal).stdout
+def test_the_log_as_json_means_the_same(swap_log: Path) -> None:
+    shown = swapd("log", "--json", "--file", swap_log).stdout
     assert_harmless(shown)
-    written = journal.read_text().splitlines()
+    written = swap_log.read_text().splitlines()
     assert [json.loads(line) for line in shown.splitlines()] == [
         json.loads(line) for line in written
     ]
 
 
-def test_a_story_and_what_is_no_component(journal: Path) -> None:
-    assert_harmless(swapd("story", EVIL, "--file", journal).stdout)
-    told = swapd("story", EVIL, "--json", "--file", journal).stdout
+def test_the_log_of_a_component_and_of_what_is_none(swap_log: Path) -> None:
+    assert_harmless(swapd("log", EVIL, "--file", swap_log).stdout)
+    told = swapd("log", EVIL, "--json", "--file", swap_log).stdout
     assert_harmless(told)
     assert json.loads(told.splitlines()[0])["depth"] == 0
     for name in ("y", EVIL[:-1]):
-        assert_harmless(swapd("story", name, "--file", journal, status=1).stderr)
+        assert_harmless(swapd("log", name, "--file", swap_log, status=1).stderr)
 
 
 def test_an_error_is_one_line_whatever_it_quotes(folder: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_error_is_one_line_whatever_it_quotes(folder: Path) -> None:
         ["serve", "--config", folder / EVIL],
         ["serve", "--device", EVIL],
         ["serve", "--runtime-dir", folder / EVIL],
-        ["serve", "--journal", folder / EVIL],
+        ["serve", "--swap-log", folder / EVIL],
     ):
         said = swapd(*words, status=1).stderr
         assert_harmless(said)

@@ -34,13 +34,13 @@ def _run(folder: Path) -> Running:
 
 
 def test_without_a_terminal_the_records_as_they_are(folder: Path) -> None:
-    journal = _run(folder).journal
-    done = swapd("log", "--file", journal)
-    assert done.stdout == journal.read_text()
+    swap_log = _run(folder).swap_log
+    done = swapd("log", "--file", swap_log)
+    assert done.stdout == swap_log.read_text()
 
 
 def test_on_a_terminal_the_swaps(folder: Path) -> None:
-    text = on_terminal("log", "--file", _run(folder).journal)
+    text = on_terminal("log", "--file", _run(folder).swap_log)
     assert "evict" in text
     assert "to make room for talker, asked by worker (session 1)" in text
     assert "MiB" in text
@@ -50,46 +50,46 @@ def test_on_a_terminal_the_swaps(folder: Path) -> None:
 
 
 def test_all_shows_hits_and_releases(folder: Path) -> None:
-    text = swapd("log", "--text", "--all", "--file", _run(folder).journal).stdout
+    text = swapd("log", "--text", "--all", "--file", _run(folder).swap_log).stdout
     words = [line.split()[1] for line in text.splitlines()]
     assert words.count("hit") == 1
     assert words.count("release") >= 3  # the last can end with its session instead
 
 
 def test_lines_are_those_shown_last(folder: Path) -> None:
-    journal = _run(folder).journal
-    text = swapd("log", "--text", "--file", journal).stdout.splitlines()
-    assert swapd("log", "--text", "-n", 3, "--file", journal).stdout.splitlines() == text[-3:]
-    raw = journal.read_text().splitlines()
-    assert swapd("log", "-n", 2, "--file", journal).stdout.splitlines() == raw[-2:]
-    assert swapd("log", "-n", 0, "--file", journal).stdout == ""
+    swap_log = _run(folder).swap_log
+    text = swapd("log", "--text", "--file", swap_log).stdout.splitlines()
+    assert swapd("log", "--text", "-n", 3, "--file", swap_log).stdout.splitlines() == text[-3:]
+    raw = swap_log.read_text().splitlines()
+    assert swapd("log", "-n", 2, "--file", swap_log).stdout.splitlines() == raw[-2:]
+    assert swapd("log", "-n", 0, "--file", swap_log).stdout == ""
 
 
 def test_the_last_run_only_unless_all_are_asked_for(folder: Path) -> None:
     _run(folder)
-    one = (folder / "swap.jsonl").read_text()
-    journal = _run(folder).journal
-    assert swapd("log", "--file", journal).stdout == journal.read_text()[len(one) :]
-    assert swapd("log", "--all-runs", "--file", journal).stdout == journal.read_text()
-    text = swapd("log", "--all-runs", "--text", "--file", journal).stdout
+    one = (folder / "swap-log.jsonl").read_text()
+    swap_log = _run(folder).swap_log
+    assert swapd("log", "--file", swap_log).stdout == swap_log.read_text()[len(one) :]
+    assert swapd("log", "--all-runs", "--file", swap_log).stdout == swap_log.read_text()
+    text = swapd("log", "--all-runs", "--text", "--file", swap_log).stdout
     assert text.count(" start ") == 2
 
 
 def test_a_log_in_another_schema_is_one_clear_line(folder: Path) -> None:
-    journal = _run(folder).journal
-    whole = journal.read_bytes()
-    journal.write_bytes(whole.replace(b'"schema":1', b'"schema":7') + whole)
-    assert swapd("log", "--file", journal).stdout.encode() == whole
-    done = swapd("log", "--all-runs", "--file", journal)
+    swap_log = _run(folder).swap_log
+    whole = swap_log.read_bytes()
+    swap_log.write_bytes(whole.replace(b'"schema":1', b'"schema":7') + whole)
+    assert swapd("log", "--file", swap_log).stdout.encode() == whole
+    done = swapd("log", "--all-runs", "--file", swap_log)
     assert done.stdout.encode() == whole
     count = whole.count(b"\n")
     assert done.stderr == (
         f"swapd: {count} records are left out: another version of swapd wrote them\n"
     )
-    journal.write_bytes(whole.replace(b'"schema":1', b'"schema":7'))
-    for command in ("log", "story"):
-        name = ["talker"] if command == "story" else []
-        done = swapd(command, *name, "--file", journal, status=1)
+    swap_log.write_bytes(whole.replace(b'"schema":1', b'"schema":7'))
+    for command in ("log", "log"):
+        name = ["talker"] if command == "log" else []
+        done = swapd(command, *name, "--file", swap_log, status=1)
         (said,) = done.stderr.splitlines()
         assert said.startswith("swapd: this swap log was written in schema 7")
         assert done.stdout == ""
@@ -127,7 +127,7 @@ def test_following_misses_nothing_and_doubles_nothing(daemon: Running) -> None:
         _swap(daemon)
         daemon.stop()
         rest, err = process.communicate(timeout=60)
-    assert shown + rest == daemon.journal.read_text()
+    assert shown + rest == daemon.swap_log.read_text()
     assert process.returncode == 0
     assert err == "swapd: the daemon has stopped, and with it its log\n"
 
@@ -188,8 +188,8 @@ def test_no_daemon_is_one_clear_line(folder: Path, follow: tuple[str, ...]) -> N
 
 
 def test_no_daemon_but_a_log_says_how_to_read_it(folder: Path) -> None:
-    journal = _run(folder).journal
-    assert f"--file {journal}" in swapd("log", "-e", folder, status=1).stderr
+    swap_log = _run(folder).swap_log
+    assert f"--file {swap_log}" in swapd("log", "-e", folder, status=1).stderr
 
 
 def test_no_such_file(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_no_such_file(folder: Path) -> None:
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(folder: Path) -> None:
-    process = start("log", "--file", _run(folder).journal, bufsize=1)
+    process = start("log", "--file", _run(folder).swap_log, bufsize=1)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()

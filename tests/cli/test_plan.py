@@ -145,18 +145,16 @@ def test_a_daemon_that_measured_nothing_has_it_measured_now(daemon: Running) -> 
 def test_acquire_says_what_it_would_do_now(daemon: Running) -> None:
     client = daemon.client("worker", a=10, b=10)
     client.acquire("a").release()
-    reply = json.loads(
-        swapd("plan", "--acquire", "b", "--endpoint", daemon.folder, "--json").stdout
-    )
+    reply = json.loads(swapd("forecast", "b", "--endpoint", daemon.folder, "--json").stdout)
     assert (reply["names"], reply["bytes_in"]) == (["b"], 10 * MIB)
     assert [v["name"] for v in reply["victims"]] == ["a"]
     assert reply["seconds"] > 0
-    shown = swapd("plan", "--acquire", "b", "--endpoint", daemon.folder).stdout
+    shown = swapd("forecast", "b", "--endpoint", daemon.folder).stdout
     assert "a (10 MiB)" in shown
     with client.acquire("a"):
-        shown = swapd("plan", "--acquire", "b", "--endpoint", daemon.folder).stdout
+        shown = swapd("forecast", "b", "--endpoint", daemon.folder).stdout
         assert "a: leased by worker" in shown
-    said = swapd("plan", "--acquire", "c", "--endpoint", daemon.folder, status=1).stderr
+    said = swapd("forecast", "c", "--endpoint", daemon.folder, status=1).stderr
     assert "nobody has registered 'c'" in said
 
 

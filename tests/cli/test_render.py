@@ -26,9 +26,9 @@ def seen() -> Seen:
         events.SessionOpened(0.0, 1, "thinker-worker"),
         events.SessionOpened(0.0, 2, "talker-worker"),
         events.Asked(0.0, 1, Register(1, "thinker", 24 * MIB)),
-        actions.MakeMaster(1, 1, "thinker", 24 * MIB, False),
+        actions.MakeHostCopy(1, 1, "thinker", 24 * MIB, False),
         events.Asked(0.0, 2, Register(1, "talker", 20 * MIB)),
-        actions.MakeMaster(2, 2, "talker", 20 * MIB, False),
+        actions.MakeHostCopy(2, 2, "talker", 20 * MIB, False),
         events.Asked(0.0, 2, Acquire(5, ("talker",))),
     ]
     for seq, item in enumerate(said, 2):

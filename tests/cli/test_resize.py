@@ -83,10 +83,10 @@ def test_the_log_says_who_resized_what(daemon: Running) -> None:
 def test_the_story_of_what_has_parts_is_that_of_all_of_them(daemon: Running) -> None:
     with register(daemon, resident="6MiB") as client:
         client.acquire("dit").release()
-        whole = swapd("story", "dit", "-e", daemon.folder).stdout
+        whole = swapd("log", "dit", "-e", daemon.folder).stdout
         assert "in 5x, out 2x" in line(whole, "dit: ")
         assert "evict dit/0" in whole
-        part = swapd("story", "dit/0", "-e", daemon.folder).stdout
+        part = swapd("log", "dit/0", "-e", daemon.folder).stdout
         assert "in 1x, out 1x" in line(part, "dit/0: ")
         assert "ask dit by worker" in part
         assert "dit/1" not in part

@@ -21,7 +21,7 @@ def _reply(**changes: Any) -> StatusReply:
         "version": "9.9",
         "device": "host",
         "runtime_dir": "/run/swapd/host",
-        "journal": "/run/swapd/host/swap.jsonl",
+        "swap_log": "/run/swapd/host/swap-log.jsonl",
         "isolation": "strict",
         "uptime_s": 4000.0,
         "chunk_bytes": 2 << 20,
@@ -29,7 +29,7 @@ def _reply(**changes: Any) -> StatusReply:
         "used_bytes": 30 * GIB,
         "peak_bytes": 39 * GIB,
         "quarantined_bytes": 0,
-        "master_bytes": 57 * GIB,
+        "host_copy_bytes": 57 * GIB,
         "waiting": 0,
         "loads": 1,
         "evictions": 2,
@@ -171,11 +171,11 @@ def test_as_json(daemon: Running) -> None:
     assert [c["name"] for c in reply["components"]] == ["thinker", "talker"]
     assert reply["components"][0]["holders"] == ["worker (session 1)"]
     assert reply["used_bytes"] == 8 << 20
-    assert reply["journal"] == str(daemon.journal)
+    assert reply["swap_log"] == str(daemon.swap_log)
 
 
 def test_a_daemon_told_relative_paths_is_found_from_anywhere(folder: Path) -> None:
-    words = ("serve", "--runtime-dir", "run", "--journal", "log.jsonl", "--budget", "4MiB")
+    words = ("serve", "--runtime-dir", "run", "--swap-log", "log.jsonl", "--budget", "4MiB")
     process = start(*words, cwd=folder)
     assert process.stdout is not None
     assert process.stdout.readline()
@@ -185,7 +185,7 @@ def test_a_daemon_told_relative_paths_is_found_from_anywhere(folder: Path) -> No
         process.terminate()
         process.communicate(timeout=60)
     assert reply["runtime_dir"] == str(folder / "run")
-    assert reply["journal"] == str(folder / "log.jsonl")
+    assert reply["swap_log"] == str(folder / "log.jsonl")
 
 
 def test_no_daemon_is_one_clear_line(folder: Path) -> None:

@@ -48,10 +48,10 @@ def names_it(text: str, daemon: Running) -> bool:
         "status --json",
         "log",
         "log --follow",
-        "story a",
+        "log a",
         "resize a auto",
         "plan",
-        "plan a --acquire",
+        "forecast a",
     ],
 )
 def test_a_command_says_that_the_daemon_is_stopped(daemon: Running, words: str) -> None:
@@ -144,7 +144,7 @@ def test_a_question_to_a_stopped_daemon_ends_and_the_session_goes_on(daemon: Run
         with pytest.raises(NotAnswering):
             client.forecast("a", timeout=BRIEF)
         with pytest.raises(NotAnswering):
-            client.set_resident("a", None, timeout=BRIEF)
+            client.resize("a", None, timeout=BRIEF)
     assert names_it(str(silent.value), daemon)
     assert client.status(timeout=60).loads == 0
     with client.acquire("a"):

@@ -25,7 +25,7 @@ def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
             seen: list[bytes] = []
 
             def use(name: str = name, seen: list[bytes] = seen) -> None:
-                with client.acquire(name, wait=True):
+                with client.acquire(name, await_registration=True):
                     seen.append(bytes(Component(client.session.own(name)).view("x")))
 
             waiting = threading.Thread(target=use)
@@ -63,7 +63,7 @@ def forked(client: Client) -> int:
     signal.alarm(10)
     calls: list[Callable[[], object]] = [
         lambda: client.acquire("a"),
-        lambda: client.set_resident("a", 0),
+        lambda: client.resize("a", 0),
         lambda: client._refuse_in_use(["a"]),
         lambda: client.unregister("a"),
     ]

@@ -66,7 +66,7 @@ def ask_from_new_threads(client: Client) -> None:
 def test_threads_that_wait_are_told_when_two_others_close(folder: Path) -> None:
     for _ in range(ROUNDS):
         client, threads = swapd_client.connect(folder), Threads()
-        threads.start(lambda c=client: c.acquire("never", wait=True), 4)  # type: ignore[misc]
+        threads.start(lambda c=client: c.acquire("never", await_registration=True), 4)  # type: ignore[misc]
         while client.status().sessions[-1].waiting < 4:
             pass
         threads.start(client.close, 2)
@@ -92,7 +92,7 @@ import swapd_client
 client = swapd_client.connect(sys.argv[1], label="signalled")
 signal.signal(signal.SIGTERM, lambda *_: client.close())
 try:
-    client.acquire("never", wait=True)
+    client.acquire("never", await_registration=True)
 except swapd_client.ClientClosed:
     print("told")
 """

@@ -53,7 +53,14 @@ def test_what_python_has_a_class_for_is_that_too() -> None:
     assert issubclass(errors.InvalidSource, ValueError)
 
 
-def test_every_end_of_the_daemon_is_caught_as_one() -> None:
+def test_every_end_of_a_session_is_caught_as_one() -> None:
     for code in ("no_session", "stopping", "fenced"):
-        assert issubclass(errors.BY_CODE[code], errors.DaemonGone)
-    assert not issubclass(errors.NotRunning, errors.DaemonGone)
+        assert issubclass(errors.BY_CODE[code], errors.SessionEnded)
+    assert not issubclass(errors.NotRunning, errors.SessionEnded)
+    assert errors.SessionEnded not in errors.BY_CODE.values()
+
+
+def test_a_session_that_the_daemon_ended_is_not_taken_for_a_daemon_that_is_gone() -> None:
+    """The daemon goes on, and others may have had the memory."""
+    assert not issubclass(errors.SessionFenced, errors.DaemonGone)
+    assert not issubclass(errors.DaemonGone, errors.SessionFenced)

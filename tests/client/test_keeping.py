@@ -33,7 +33,7 @@ NEVER_S = 3600.0
 @pytest.fixture(autouse=True)
 def anew() -> None:
     """Nothing has happened to LEASE."""
-    LEASE.again, LEASE.untold_since, LEASE.work, LEASE.passes = 0, None, None, False
+    LEASE.again, LEASE.untold_since, LEASE.work, LEASE.transient = 0, None, None, False
 
 
 def trained(now: float = 0.0, told: Told | None = None) -> LoopKeeping:
@@ -197,7 +197,7 @@ def test_it_is_given_back_when_somebody_waits_for_anything(
 def test_it_is_given_back_soon_if_it_then_leaves_the_device(
     keeper: Keeper, daemon: Daemon, endless: None
 ) -> None:
-    LEASE.passes = True
+    LEASE.transient = True
     while not keeper.keep(KEY, LEASE):
         keeper.take(KEY)
     daemon.await_one()

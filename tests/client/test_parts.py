@@ -68,8 +68,8 @@ def test_of_a_family_that_never_leaves_only_what_is_kept_must_fit() -> None:
         spawn.daemon(budget="12MiB", isolation="strict") as daemon,
         swapd_client.connect(daemon.folder) as client,
     ):
-        client.register("vae", {"x": bytes(4 << 20)}, policy="resident")
-        made = client.register_family("dit", parts, policy="resident", resident="4MiB")
+        client.register("vae", {"x": bytes(4 << 20)}, policy="permanent")
+        made = client.register_family("dit", parts, policy="permanent", resident="4MiB")
         for _ in range(2):
             for i, part in enumerate(made):
                 with client.acquire("vae", part.name):
@@ -79,7 +79,7 @@ def test_of_a_family_that_never_leaves_only_what_is_kept_must_fit() -> None:
         }
         more = {"rest": parts["0"], "0": parts["1"]}
         with pytest.raises(TooLarge, match="beside 8 MiB that never leave"):
-            client.register_family("more", more, policy="resident", resident=0)
+            client.register_family("more", more, policy="permanent", resident=0)
         assert len(client.status().components) == 5
 
 
@@ -146,7 +146,7 @@ def test_the_async_client_has_families_too() -> None:
             assert [c.policy for c in (await client.status()).components] == [
                 *("lru", "sequential", "sequential")
             ]
-            await client.set_resident("dit", None)
+            await client.resize("dit", None)
             assert {c.policy for c in (await client.status()).components} == {"lru"}
             with pytest.raises(DuplicateName):
                 await client.register_family("dit", sources())

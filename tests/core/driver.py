@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
     "b": (3, "lru", None, ""),
     "c": (5, "lru", None, ""),
     "d": (8, "lru", None, ""),
-    "r": (2, "resident", None, ""),
+    "r": (2, "permanent", None, ""),
     "s": (3, "sequential", None, ""),
     "t": (4, "sequential", None, ""),
     "x": (2, "alternating", "g", ""),
@@ -168,7 +168,7 @@ def acquire(w: World, choose: Choices) -> bool:
         agent=choose.pick((0, 1, 2)),
         priority=choose.pick((0, 0, 0, 1, 5)),
         timeout=choose.pick((None, None, None, 0.0, 0.5, 60.0)),
-        wait=choose.chance(3),
+        await_registration=choose.chance(3),
         early=choose.chance(2),
     )
     return True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.core.contents import Contents, Turn
+from swapd.core.contents import Contents, Due
 
 
 class Desk:
@@ -14,8 +14,8 @@ class Desk:
 
     def ask(self, uid: int, session: int | None = None, key: str = "x", until: float = 30) -> None:
         self.told[uid] = []
-        turn = self.contents.ask(uid, session or 100 + uid, key, until)
-        self.tell([turn] if turn else [])
+        due = self.contents.ask(uid, session or 100 + uid, key, until)
+        self.tell([due] if due else [])
 
     def seal(self, uid: int) -> None:
         self.tell(self.contents.sealed(uid))
@@ -23,9 +23,9 @@ class Desk:
     def drop(self, uid: int) -> None:
         self.tell(self.contents.gone(uid))
 
-    def tell(self, turns: list[Turn]) -> None:
-        for turn in turns:
-            self.told[turn.uid].append(turn.original or None)
+    def tell(self, all_due: list[Due]) -> None:
+        for due in all_due:
+            self.told[due.uid].append(due.original or None)
 
 
 @pytest.fixture

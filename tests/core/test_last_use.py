@@ -5,8 +5,8 @@ from swapd.core.check import check
 from swapd.core.events import (
     Asked,
     CopiedIn,
-    MasterMade,
-    MasterSealed,
+    HostCopyMade,
+    HostCopySealed,
     SessionGone,
     SessionOpened,
     Tick,
@@ -19,9 +19,9 @@ def _two_that_do_not_fit() -> Residency:
     for session, name in ((1, "vae"), (2, "dit")):
         core.handle(SessionOpened(0.0, session, name))
         core.handle(Asked(0.0, session, Register(1, name, 10)))
-        core.handle(MasterMade(0.0, session))
+        core.handle(HostCopyMade(0.0, session))
         core.handle(Asked(0.0, session, Commit(2, name)))
-        core.handle(MasterSealed(0.0, session))
+        core.handle(HostCopySealed(0.0, session))
     return core
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from swapd.core import events
-from swapd.core.actions import MakeMaster, Refuse
+from swapd.core.actions import MakeHostCopy, Refuse
 from swapd.core.check import check
 from swapd.core.records import State
 from swapd.shared.protocol import Acquire, Register
@@ -29,7 +29,7 @@ def much() -> Made:
         w.use(t, "c2", agent=1)
         w.acquire(s, "c5", agent=9)
         w.acquire(u, "c3", "c4", "c5")
-        w.acquire(u, "f", wait=True)
+        w.acquire(u, "f", await_registration=True)
     return w, s
 
 
@@ -95,7 +95,7 @@ def test_others_are_served_between_two_steps() -> None:
     t = w.open()
     w.core.handle(events.SessionEnds(w.now, s, 1))
     done = w.core.handle(events.Asked(w.now, t, Register(10_001, "new", 1)))
-    assert [a.name for a in done if isinstance(a, MakeMaster)] == ["new"]
+    assert [a.name for a in done if isinstance(a, MakeHostCopy)] == ["new"]
 
 
 def test_what_is_about_to_go_can_be_acquired_no_more() -> None:

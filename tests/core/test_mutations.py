@@ -30,6 +30,7 @@ from swapd.core import (
     leases,
     leaving,
     ledger,
+    orders,
     planner,
     policy,
     queue,
@@ -38,7 +39,6 @@ from swapd.core import (
     requests,
     residency,
     telling,
-    turns,
     updates,
     verdict,
     workspaces,
@@ -85,7 +85,7 @@ BUGS = [
     ),
     Bug(
         "most recently used goes first",
-        turns,
+        orders,
         "            self._places.put(c.name, (False, self._stamp))\n",
         "            self._places.put(c.name, (False, -self._stamp))\n",
     ),
@@ -227,7 +227,7 @@ BUGS = [
     Bug(
         "a master is dropped before it is made, and again when it is",
         registry,
-        "    ledger.making.add(turn.uid)\n",
+        "    ledger.making.add(due.uid)\n",
         "",
     ),
     Bug(
@@ -291,9 +291,9 @@ BUGS = [
         "if down or c.policy",
     ),
     Bug(
-        "resident components are evicted",
+        "permanent components are evicted",
         leaving,
-        '    if c.policy != "resident":\n        ledger.idle',
+        '    if c.policy != "permanent":\n        ledger.idle',
         "    if True:\n        ledger.idle",
     ),
     Bug(
@@ -501,14 +501,14 @@ BUGS = [
     Bug(
         "a component may be named like a workspace",
         requests,
-        "if name.startswith(WORKSPACE) or family",
-        "if family",
+        "if is_workspace(name) or is_workspace(family)",
+        "if is_workspace(family)",
     ),
     Bug(
         "a family may be named like a workspace",
         requests,
-        "name.startswith(WORKSPACE) or family.startswith(WORKSPACE):",
-        "name.startswith(WORKSPACE):",
+        "is_workspace(name) or is_workspace(family):",
+        "is_workspace(name):",
     ),
     Bug(
         "a part stands for itself",
@@ -736,8 +736,8 @@ BUGS = [
     Bug(
         "what passes through is not said to",
         leases,
-        'passing = c.policy == "sequential"',
-        "passing = False",
+        'transient = c.policy == "sequential"',
+        "transient = False",
     ),
     Bug(
         "what is in no block is not kept",
@@ -772,7 +772,7 @@ BUGS = [
     Bug(
         "a part that passes through counts as never leaving",
         registry,
-        '"sequential" if asked.passing else asked.policy',
+        '"sequential" if asked.transient else asked.policy',
         "asked.policy",
     ),
     Bug(
@@ -783,27 +783,27 @@ BUGS = [
     ),
     Bug(
         "the part that is needed next goes first",
-        turns,
+        orders,
         "                yield from reversed(parts.values())\n",
         "                yield from parts.values()\n",
     ),
     Bug(
         "a family goes while it is in use",
-        turns,
+        orders,
         "(family in self._used, stamp)",
         "(False, stamp)",
     ),
     Bug(
         "what comes to stay is not counted by those that keep what there is room for",
         registry,
-        '    ledger.room_differs |= c.policy == "resident"\n    insort(',
+        '    ledger.room_differs |= c.policy == "permanent"\n    insort(',
         "    insort(",
     ),
     Bug(
         "the room of what stayed is not given to those that keep what there is room for",
         registry,
         "        ledger.automatic.pop(c.part_of, None)\n"
-        '    ledger.room_differs |= c.policy == "resident"\n',
+        '    ledger.room_differs |= c.policy == "permanent"\n',
         "        ledger.automatic.pop(c.part_of, None)\n",
     ),
     Bug(
@@ -844,7 +844,7 @@ BUGS = [
     ),
     Bug(
         "what was read ahead in vain outlasts what is kept",
-        turns,
+        orders,
         "        yield from reversed(self._in_vain.values())\n        for name in self._places:\n",
         "        for name in self._places:\n",
     ),
@@ -857,7 +857,7 @@ BUGS = [
     Bug(
         "nobody looks who fits beside what never leaves from now on",
         leaving,
-        '    ledger.room_shrank |= c.policy == "resident"\n',
+        '    ledger.room_shrank |= c.policy == "permanent"\n',
         "",
     ),
     Bug(
@@ -988,7 +988,7 @@ BUGS = [
     ),
     Bug(
         "a family stays where it was when one of its parts is used again",
-        turns,
+        orders,
         "            self._parts.setdefault(c.part_of, OrderedDict())[c.name] = c\n"
         "            self._place(c.part_of)\n",
         "            self._parts.setdefault(c.part_of, OrderedDict())[c.name] = c\n",
@@ -1038,21 +1038,19 @@ BUGS = [
     Bug(
         "whoever waits for one that is gone waits on",
         registry,
-        "    for turn in ledger.contents.gone(uid):\n        order(ledger, turn)\n",
+        "    for due in ledger.contents.gone(uid):\n        order(ledger, due)\n",
         "    ledger.contents.gone(uid)\n",
     ),
     Bug(
         "whoever waits for a seal is not told of it",
         registration,
-        "    for turn in ledger.contents.sealed(event.uid):\n"
-        "        registry.order(ledger, turn)\n",
+        "    for due in ledger.contents.sealed(event.uid):\n        registry.order(ledger, due)\n",
         "",
     ),
     Bug(
         "one that is never filled is waited for without end",
         ending,
-        "    for turn in ledger.contents.expired(event.now):\n"
-        "        registry.order(ledger, turn)\n",
+        "    for due in ledger.contents.expired(event.now):\n        registry.order(ledger, due)\n",
         "",
     ),
     Bug(
@@ -1064,8 +1062,8 @@ BUGS = [
     Bug(
         "two sessions wait for each other's contents",
         contents,
-        "            return Turn(uid)\n        if self._waits_for(content.filler, session):",
-        "            return Turn(uid)\n        if False:",
+        "            return Due(uid)\n        if self._waits_for(content.filler, session):",
+        "            return Due(uid)\n        if False:",
     ),
 ]
 
@@ -1083,7 +1081,7 @@ SCENARIOS.sort(key=lambda scenario: scenario in LONG)
 
 #: The modules a bug may be in, each after those that it imports.
 CHAIN = (
-    *(policy, requests, chunks, turns, contents, fences, queue, deadlock, holdings),
+    *(policy, requests, chunks, orders, contents, fences, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
     *(verdict, hold_and_wait, admission, planner, recount),
     *(copying, owing, ending, families, leasing, registration, residency),

@@ -74,14 +74,16 @@ def test_none_only_if_no_choice_would_do(need: int, idle: list[tuple[str, int]])
 
 def test_a_family_goes_when_the_last_of_its_parts_would_and_that_part_first() -> None:
     idle = [("a", ""), ("f/0", "f"), ("b", ""), ("f/1", "f"), ("c", "")]
-    assert policy.turns(idle, set()) == ["a", "b", "f/1", "f/0", "c"]
-    assert policy.turns(idle, {"f", "g"}) == ["a", "b", "c", "f/1", "f/0"], "it is used now"
+    assert policy.eviction_order(idle, set()) == ["a", "b", "f/1", "f/0", "c"]
+    assert policy.eviction_order(idle, {"f", "g"}) == ["a", "b", "c", "f/1", "f/0"], (
+        "it is used now"
+    )
 
 
 @given(st.lists(st.sampled_from(["", "f", "g"])), st.sets(st.sampled_from(["f", "g", "h"])))
 def test_each_has_its_turn_and_families_stay_together(of: list[str], in_use: set[str]) -> None:
     idle = [(f"c{i}", family) for i, family in enumerate(of)]
-    order = policy.turns(idle, in_use)
+    order = policy.eviction_order(idle, in_use)
     assert sorted(order) == sorted(name for name, _ in idle)
     single = [name for name, family in idle if not family]
     assert [name for name in order if name in single] == single

@@ -15,7 +15,7 @@ def waiter(
         names=("a",),
         priority=priority,
         deadline=deadline,
-        wait=False,
+        await_registration=False,
         arrived=arrived,
         seq=seq,
     )

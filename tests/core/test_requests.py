@@ -37,7 +37,7 @@ GOOD: list[AnyRequest] = [
     GiveUp(1, "a", 2),
     Prefetch(1, ("a",)),
     Register(1, "a", 0),
-    Register(1, "a", 5, segments=(2, 5), part_of="f", passing=True),
+    Register(1, "a", 5, segments=(2, 5), part_of="f", transient=True),
     Register(1, "a", 5, policy="alternating", group="g", content="c", layout="l"),
     Release(1, 2),
     Resize(1, "a", 0),
@@ -80,7 +80,7 @@ BAD: list[tuple[AnyRequest, str]] = [
     (Register(1, "a", 1, content="c", mutable=True), "give no content"),
     (Register(1, "a", 1, content="\n"), "content"),
     (Register(1, "a", 1, layout="\n"), "layout"),
-    (Register(1, "a", 1, passing=True), "only a part of a family"),
+    (Register(1, "a", 1, transient=True), "only a part of a family"),
 ]
 
 

@@ -17,7 +17,7 @@ from swapd.core.actions import (
     Broken,
     CopyIn,
     CopyOut,
-    DropMaster,
+    DropHostCopy,
     Evict,
     Evicted,
     Fence,
@@ -25,11 +25,11 @@ from swapd.core.actions import (
     Hurry,
     Lend,
     Lost,
-    MakeMaster,
+    MakeHostCopy,
     Reclaim,
     Refuse,
     Revoke,
-    SealMaster,
+    SealHostCopy,
     Waiting,
     Want,
 )
@@ -43,11 +43,11 @@ from swapd.core.events import (
     CopyFailed,
     Dropped,
     Dropping,
+    HostCopyFailed,
+    HostCopyMade,
+    HostCopySealed,
     Lent,
     LetGo,
-    MasterFailed,
-    MasterMade,
-    MasterSealed,
     ProcessExited,
     Reclaimed,
     Revoked,
@@ -131,7 +131,7 @@ class World:
         #: What the core waits for: copies by generation, acknowledgements, masters by uid.
         self.moves: dict[int, CopyIn | CopyOut | Lend | Reclaim] = {}
         self.acks: dict[int, Revoke] = {}
-        self.making: dict[int, MakeMaster | SealMaster] = {}
+        self.making: dict[int, MakeHostCopy | SealHostCopy] = {}
         #: Masters ordered, and masters dropped.
         self.masters: set[int] = set()
         self.dropped: set[int] = set()
@@ -193,10 +193,10 @@ class World:
         group: str | None = None,
         mutable: bool = False,
         part_of: str = "",
-        passing: bool = False,
+        transient: bool = False,
     ) -> str:
         """Register and commit, with all that comes between."""
-        made = self.ask_register(session, name, nbytes, policy, group, mutable, part_of, passing)
+        made = self.ask_register(session, name, nbytes, policy, group, mutable, part_of, transient)
         self.make_masters()
         assert isinstance(self.answers[made], Accept), self.answers[made]
         committed = self.commit(session, name)
@@ -213,7 +213,7 @@ class World:
         group: str | None = None,
         mutable: bool = False,
         part_of: str = "",
-        passing: bool = False,
+        transient: bool = False,
         content: str = "",
         layout: str = "",
     ) -> Key:
@@ -234,7 +234,7 @@ class World:
             part_of=part_of,
             content=content,
             layout=layout,
-            passing=passing,
+            transient=transient,
         )
         self.ask(session, asked)
         return key
@@ -279,11 +279,11 @@ class World:
         agent: int = 0,
         priority: int = 0,
         timeout: float | None = None,
-        wait: bool = False,
+        await_registration: bool = False,
         early: bool = False,
     ) -> Key:
         key = self._key(session)
-        asked = Acquire(key[1], names, agent, timeout, priority, wait, early)
+        asked = Acquire(key[1], names, agent, timeout, priority, await_registration, early)
         self.asked[key] = self.waiting[key] = asked
         held = {n for (s, _), held in self.leases.items() if s == session for n in held}
         self.to_see[key] = {n: u for n, u in self.current.items() if n not in held}
@@ -384,14 +384,14 @@ class World:
     def make_master(self, uid: int, fail: Code | None = None) -> None:
         order = self.making.pop(uid)
         if fail is not None:
-            self.send(MasterFailed(self.now, uid, fail, "no memory"))
+            self.send(HostCopyFailed(self.now, uid, fail, "no memory"))
             if self.owner.get(order.name) is not None and order.name not in self.ledger.components:
                 self._forget_name(order.name)
-        elif isinstance(order, MakeMaster):
-            self.send(MasterMade(self.now, uid))
+        elif isinstance(order, MakeHostCopy):
+            self.send(HostCopyMade(self.now, uid))
         else:
             self.filled.add(uid)
-            self.send(MasterSealed(self.now, uid))
+            self.send(HostCopySealed(self.now, uid))
 
     def move(self, name: str, fail: str | None = None, damaged: bool = False) -> None:
         """The copy of `name` ends, or its lending, or its way back."""
@@ -617,7 +617,7 @@ class World:
     def _note(self, action: AnyAction) -> None:
         assert getattr(action, "session", None) not in self.gone, f"{action} to who is gone"
         match action:
-            case MakeMaster():
+            case MakeHostCopy():
                 assert action.replaces == self.current.get(action.name, 0)
                 assert action.replaces or action.name not in self.owner
                 self.owner[action.name] = action.session
@@ -627,10 +627,10 @@ class World:
                 if action.original:
                     assert action.original in self.filled - self.dropped, f"{action}: not filled"
                 self.arena.make_master(action.uid, action.nbytes)
-            case SealMaster():
+            case SealHostCopy():
                 assert action.uid in self.masters - self.dropped
                 self.making[action.uid] = action
-            case DropMaster():
+            case DropHostCopy():
                 assert action.uid in self.masters - self.dropped, f"{action}: not there"
                 assert action.uid not in self.making, f"{action}: still being made"
                 assert all(m.uid != action.uid for m in self.copies()), f"{action}: copying"
@@ -867,8 +867,8 @@ def brief(action: AnyAction) -> str:
             return f"copy out {action.name}"
         case Lend() | Reclaim():
             return type(action).__name__.lower()
-        case DropMaster():
-            return f"drop master {action.name}"
+        case DropHostCopy():
+            return f"drop host copy {action.name}"
         case _:
             return f"{type(action).__name__.lower()} {action.name}"
 

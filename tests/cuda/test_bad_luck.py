@@ -173,7 +173,7 @@ def test_pinning_that_is_refused_half_way_costs_speed_alone(
     worker.unregister("c")
     worker.register("d", 0)
     (note,) = daemon.status().notes
-    assert note.startswith(f"{pinned} of masters are pinned; the rest is copied")
+    assert note.startswith(f"{pinned} of host copies are pinned; the rest is copied")
     assert "slower" in note
     assert why in note
     assert daemon.log.count("copied in two steps, more slowly") >= 1

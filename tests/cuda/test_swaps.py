@@ -98,7 +98,7 @@ def test_a_worker_that_lost_its_gpu_gives_back_what_it_holds(world: World) -> No
 
 
 def test_descriptors_and_memory_stay_constant_over_five_hundred_swaps(world: World) -> None:
-    daemon = world.daemon(isolation="relaxed", journal_size="64MiB")
+    daemon = world.daemon(isolation="relaxed", swap_log_size="64MiB")
     worker = world.worker(daemon)
     worker.register("a", 8 * MIB)
     worker.register("b", 10 * MIB)

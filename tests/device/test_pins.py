@@ -87,7 +87,7 @@ def test_no_more_than_the_limit_is_pinned_over_all_memory(driver: Driver, memory
             Part(3 * page, 3 * page, False),
         ]
         (note,) = pinned.notes()
-        assert note.startswith("12 KiB of 24 KiB of masters are pinned")
+        assert note.startswith("12 KiB of 24 KiB of host copies are pinned")
         assert "raise --pin-limit" in note
         pinned.unpin(memory)
         with pytest.raises(DeviceError, match="only 12 KiB of 20 KiB"):
@@ -185,7 +185,9 @@ def test_a_device_says_what_it_could_not_pin(fake: fakecuda.Fake) -> None:
     with closing(CudaDevice(0, CHUNK, CHUNK, pin_limit=CHUNK)) as device:
         with pytest.raises(DeviceError, match="the limit of 2 MiB is reached"):
             device.pin(memory, 4 * CHUNK, writable=True)
-        assert any("2 MiB of 8 MiB of masters are pinned" in note for note in device.use().notes)
+        assert any(
+            "2 MiB of 8 MiB of host copies are pinned" in note for note in device.use().notes
+        )
         device.unpin(memory)
         assert not any("pinned" in note for note in device.use().notes)
     vm.free(memory, 4 * CHUNK)

@@ -61,7 +61,7 @@ def descriptors(pid: int) -> list[str]:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
             found.append(str(fd.readlink()))
-    return sorted(name for name in found if not name.endswith("swap.jsonl"))
+    return sorted(name for name in found if not name.endswith("swap-log.jsonl"))
 
 
 def limits(**most: int) -> Callable[[], None]:

@@ -57,7 +57,7 @@ def test_components_that_are_too_large_together_are_refused_at_once(world: World
 def test_what_never_leaves_counts_against_those_that_come(world: World) -> None:
     daemon = world.daemon()
     worker = world.worker(daemon, "worker")
-    worker.register("fixed", 8 * MIB, policy="resident")
+    worker.register("fixed", 8 * MIB, policy="permanent")
     worker.register("a", 12 * MIB)
     worker.use("fixed")
     with pytest.raises(WorkerError, match="beside 8 MiB that never leave") as refused:
@@ -71,10 +71,10 @@ def test_host_memory_that_is_too_small_for_a_master_refuses_the_registration(
     daemon = world.daemon(host_memory="12MiB")
     worker, other = world.workers(daemon, "worker", "other")
     a = worker.register("a", 8 * MIB, seed=1)
-    with pytest.raises(WorkerError, match="no host memory for a master of 8 MiB") as refused:
+    with pytest.raises(WorkerError, match="no host memory for a host copy of 8 MiB") as refused:
         other.register("b", 8 * MIB, seed=2)
     assert refused.value.kind == "HostMemoryExhausted"
-    assert daemon.status().master_bytes == 8 * MIB
+    assert daemon.status().host_copy_bytes == 8 * MIB
     assert worker.use("a")[1] == a
 
     worker.unregister("a")

@@ -34,7 +34,7 @@ def settled(daemon: Daemon, worker: Worker) -> int:
     """Bytes of host copies, all of them gone that are to go."""
     worker.register("probe", 0)  # masters are made and dropped in order
     worker.unregister("probe")
-    return daemon.status().master_bytes
+    return daemon.status().host_copy_bytes
 
 
 @pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "buffers"])

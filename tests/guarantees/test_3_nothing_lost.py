@@ -100,7 +100,7 @@ def test_what_is_taken_back_is_private_memory_with_the_same_bytes_and_address(
     for (worker, name), before in expected.items():
         assert worker.look(name) == before
         assert worker.write(name, 9) == worker.look(name)[1], "private memory can be written to"
-        daemon.await_record("DropMaster")
+        daemon.await_record("DropHostCopy")
     assert {c.name for c in daemon.status().components} <= {"filler"}
 
 
@@ -143,7 +143,7 @@ def test_the_daemons_death_loses_nothing_that_was_written(world: World, where: s
 
 
 def test_a_death_in_the_middle_of_a_write_back_loses_nothing(world: World) -> None:
-    """Half of the master is old then; the worker was not told yet to rely on it."""
+    """Half of the host copy is old then; the worker was not told yet to rely on it."""
     daemon = world.daemon(bandwidth="24MB/s", budget="8MiB")
     worker, other = world.workers(daemon, "worker", "other")
     worker.register("m", 8 * MIB, mutable=True)

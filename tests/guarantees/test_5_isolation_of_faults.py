@@ -82,10 +82,10 @@ def test_killed_while_it_registers(world: World) -> None:
     victim.start("stall_in_register", "a", 8 * MIB)
     assert victim.await_event() == "half filled"
     victim.kill()
-    daemon.await_record("DropMaster", name="a")
+    daemon.await_record("DropHostCopy", name="a")
     a = other.register("a", 4 * MIB, seed=1)
     assert other.use("a")[1] == a
-    assert daemon.status().master_bytes == 4 * MIB
+    assert daemon.status().host_copy_bytes == 4 * MIB
     assert_unharmed(daemon, other)
 
 
@@ -100,7 +100,7 @@ def test_killed_while_its_component_is_copied_in(world: World) -> None:
     b = other.register("b", 16 * MIB, seed=2)
     assert other.use("b")[1] == b
     daemon.await_record("CopiedIn", generation=copy.generation)
-    daemon.await_record("DropMaster", name="a")
+    daemon.await_record("DropHostCopy", name="a")
     daemon.await_record("CopyIn", name="b")  # not before: the copy in flight had the chunks
 
 
@@ -145,7 +145,7 @@ def test_killed_while_it_releases(world: World) -> None:
         for _ in range(10 + 7 * i):
             daemon.await_record("Release")
         victim.kill()
-        daemon.await_record("DropMaster", name="a")
+        daemon.await_record("DropHostCopy", name="a")
     assert_unharmed(daemon, other)
 
 
@@ -172,7 +172,7 @@ def test_a_lease_on_a_dead_workers_component_ends_without_harm(world: World) -> 
     b = other.register("b", 8 * MIB, seed=2)
     other.acquire("a", "b", lease="both")
     victim.kill()
-    daemon.await_record("DropMaster", name="a")
+    daemon.await_record("DropHostCopy", name="a")
     assert other.look("b")[1] == b
     other.release("both")
     assert_unharmed(daemon, other)
@@ -400,7 +400,9 @@ def test_an_odd_timeout_is_waited_for_or_refused(world: World) -> None:
     with RawSession(daemon.folder) as raw:
         for timeout in (float("inf"), 1e300, 1e12, -1.0, float("nan")):
             name = str(timeout)
-            acquire = protocol.Acquire(raw.next_id(), (name,), timeout_s=timeout, wait=True)
+            acquire = protocol.Acquire(
+                raw.next_id(), (name,), timeout_s=timeout, await_registration=True
+            )
             raw.rpc.send(protocol.encode(acquire))
             if timeout > 0:
                 daemon.await_record("Waiting", names=(name,))
@@ -426,8 +428,8 @@ def test_absurd_requests_are_refused(world: World) -> None:
         {"op": "register", "content": "c", "layout": LONG},
         {"op": "register", "content": "c", "mutable": True},
         {"op": "register", "content": "c", "nbytes": 1 << 49},
-        {"op": "register", "passing": True},
-        {"op": "register", "part_of": "g", "passing": 2},
+        {"op": "register", "transient": True},
+        {"op": "register", "part_of": "g", "transient": 2},
         *({"op": "update", "name": name} for name in ("", LONG, "f", "a", "workspace 1.1")),
         *({"op": "commit", "name": "a", "also": names} for names in (["no"], [""], ["x"] * 2000)),
         {"op": "give_up", "name": ""},
@@ -615,7 +617,7 @@ def test_the_same_content_under_two_names_and_the_first_unregistered(world: Worl
 def test_a_full_disk_under_the_swap_log_costs_records_of_the_file_only(world: World) -> None:
     log = world.folder / "log.jsonl"
     log.symlink_to("/dev/full")
-    daemon = world.daemon(journal=log)
+    daemon = world.daemon(swap_log=log)
     worker, other = world.workers(daemon, "worker", "other")
     a = worker.register("a", 8 * MIB, seed=1)
     other.register("b", 16 * MIB)
@@ -752,12 +754,12 @@ def test_sessions_and_components_leave_no_descriptor_behind(world: World) -> Non
     worker.register("a", 2 * MIB)
     worker.use("a")
     worker.disconnect()
-    daemon.await_record("DropMaster", name="a")
+    daemon.await_record("DropHostCopy", name="a")
     daemon.status()
     before = {pid: descriptors(pid) for pid in (daemon.pid, worker.pid)}
     for mutable in [False, True] * 5:
         worker.register("a", 2 * MIB, mutable=mutable)
         worker.use("a")
         worker.disconnect()
-        daemon.await_record("DropMaster", name="a")
+        daemon.await_record("DropHostCopy", name="a")
     assert_none_more(daemon, before)

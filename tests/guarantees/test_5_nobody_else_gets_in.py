@@ -145,7 +145,7 @@ def test_a_stranger_who_swaps_a_folder_for_a_link_all_the_time_wins_nothing(
 
 def test_a_stranger_s_link_is_no_swap_log(shared: Path, victim: Path, world: World) -> None:
     as_stranger(f"(here / 'theirs' / 'log').symlink_to({str(victim / 'passwd')!r})", shared)
-    daemon = world.daemon(journal=shared / "theirs" / "log")
+    daemon = world.daemon(swap_log=shared / "theirs" / "log")
     worker = world.worker(daemon, "worker")
     a = worker.register("a", MIB, seed=1)
     assert worker.use("a")[1] == a

@@ -19,13 +19,13 @@ def test_a_small_register_does_not_wait_until_a_large_master_is_made(world: Worl
     with RawSession(daemon.folder) as greedy, RawSession(daemon.folder) as honest:
         honest.register("first", 4096)  # both connections are there, and warm
         register(greedy, "large", 512 * MIB)
-        daemon.await_record("MakeMaster", name="large")
+        daemon.await_record("MakeHostCopy", name="large")
         register(honest, "small", 4096)
-        small = daemon.await_record("MakeMaster", name="small")
+        small = daemon.await_record("MakeHostCopy", name="small")
         assert isinstance(honest.answer(), protocol.Done)
         assert isinstance(greedy.answer(), protocol.Done)
-        made = [one.uid for one in daemon.watch.seen("MasterMade")]
-        (large,) = (m for m in daemon.watch.seen("MakeMaster") if m.name == "large")
+        made = [one.uid for one in daemon.watch.seen("HostCopyMade")]
+        (large,) = (m for m in daemon.watch.seen("MakeHostCopy") if m.name == "large")
         assert made.index(small.uid) < made.index(large.uid)
 
 

@@ -93,7 +93,7 @@ def hung(path: Path) -> Iterator[int]:
 def test_a_swap_log_that_takes_nothing_keeps_nobody_waiting(world: World) -> None:
     path = world.folder / "log"
     with hung(path):
-        daemon = world.daemon(journal=path)
+        daemon = world.daemon(swap_log=path)
         worker = world.worker(daemon, "worker")
         a = worker.register("a", 2 * MIB, seed=1)
         with RawSession(daemon.folder) as raw:

@@ -109,10 +109,10 @@ def test_a_name_that_comes_later_is_waited_for(world: World) -> None:
     daemon = world.daemon()
     early, late = world.workers(daemon, "early", "late")
     late.register("b", 4 * MIB)
-    waiting = early.start("acquire", "a", "b", wait=True)
+    waiting = early.start("acquire", "a", "b", await_registration=True)
     daemon.await_record("Waiting", names=("a", "b"))
     with pytest.raises(WorkerError, match="not registered yet: a") as refused:
-        early.start("acquire", "a", wait=True, timeout=0.1, lane="second").result()
+        early.start("acquire", "a", await_registration=True, timeout=0.1, lane="second").result()
     assert refused.value.kind == "AcquireTimeout"
     late.register("a", 4 * MIB)
     waiting.result()
@@ -276,7 +276,7 @@ async def test_an_awaited_acquire_that_is_cancelled_is_forgotten(world: World) -
             pass
         with pytest.raises(TimeoutError):  # of asyncio, not of swapd
             async with asyncio.timeout(0.1):
-                await client.acquire("later", wait=True)
+                await client.acquire("later", await_registration=True)
         await asyncio.to_thread(daemon.await_record, "Cancel")
         assert (await client.status()).waiting == 0
 

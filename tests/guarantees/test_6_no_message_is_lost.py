@@ -26,8 +26,8 @@ from tests.guarantees.harness import MIB, RawSession, World, stop_process
 MANY = 5000
 
 
-async def acquire(client: AsyncClient, *names: str, wait: bool = False) -> AsyncLease:
-    return await client.acquire(*names, wait=wait)
+async def acquire(client: AsyncClient, *names: str, await_registration: bool = False) -> AsyncLease:
+    return await client.acquire(*names, await_registration=await_registration)
 
 
 def assert_nothing_is_held(status: protocol.StatusReply) -> None:
@@ -147,7 +147,9 @@ async def test_more_requests_than_a_loop_may_have_open_are_refused(
     daemon = world.daemon()
     async with await connect_async(daemon.folder) as client:
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(acquire(client, "later", wait=True)) for _ in range(3010)]
+        tasks = [
+            loop.create_task(acquire(client, "later", await_registration=True)) for _ in range(3010)
+        ]
         done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 10
         for task in done:
@@ -165,7 +167,11 @@ def test_who_asks_past_that_all_the_same_is_refused_by_the_daemon(world: World) 
     other.register("a", 2 * MIB)
     with RawSession(daemon.folder) as raw:
         for number in range(1, protocol.UNANSWERED_MAX + 1):
-            raw.rpc.send(protocol.encode(protocol.Acquire(number, ("later",), number, wait=True)))
+            raw.rpc.send(
+                protocol.encode(
+                    protocol.Acquire(number, ("later",), number, await_registration=True)
+                )
+            )
         said = raw.ask(protocol.Acquire(number + 1, ("a",)))
         assert isinstance(said, protocol.Refused)
         assert (said.id, said.code) == (number + 1, "bad_request")
@@ -225,7 +231,7 @@ def test_a_daemon_that_is_asked_without_pause_still_keeps_time(world: World) -> 
         try:
             for _ in range(5):
                 with pytest.raises(Exception, match="not registered yet"):
-                    other.acquire("later", wait=True, timeout=0.01)
+                    other.acquire("later", await_registration=True, timeout=0.01)
         finally:
             ending.set()
             asking.join()

@@ -18,7 +18,7 @@ def granted_old(daemon: Daemon, name: str) -> list[Any]:
     were granted before these had."""
     daemon.watch.seen("Grant")
     records = [record.event or record.action for record in daemon.watch.history]
-    took_place = max(i for i, said in enumerate(records) if isinstance(said, events.MasterSealed))
+    took_place = max(i for i, said in enumerate(records) if isinstance(said, events.HostCopySealed))
     asked: set[tuple[int, int]] = set()
     early: list[Any] = []
     for said in records[took_place:]:

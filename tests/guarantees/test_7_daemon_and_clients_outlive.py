@@ -22,7 +22,7 @@ def test_workers_go_on_computing_on_what_they_hold(world: World, isolation: str)
     before = holder.look("a")
     waiting = other.start("acquire", "c")
     daemon.await_record("Waiting", names=("c",))
-    parked = other.start("acquire", "later", wait=True, lane="second")
+    parked = other.start("acquire", "later", await_registration=True, lane="second")
     daemon.await_record("Waiting", names=("later",))
 
     daemon.kill()
@@ -88,13 +88,13 @@ async def test_async_waits_end_with_the_daemon(world: World) -> None:
     client = await connect_async(daemon.folder, label="client")
     part = await client.register("a", {"data": bytearray(b"x" * 8 * MIB)})
 
-    async def acquire(name: str, *, wait: bool) -> None:
-        await client.acquire(name, wait=wait)
+    async def acquire(name: str, *, await_registration: bool) -> None:
+        await client.acquire(name, await_registration=await_registration)
 
     loop = asyncio.get_running_loop()
     waiting = [
-        loop.create_task(acquire(name, wait=wait), name=name)
-        for name, wait in (("a", False), ("a", False), ("later", True))
+        loop.create_task(acquire(name, await_registration=await_registration), name=name)
+        for name, await_registration in (("a", False), ("a", False), ("later", True))
     ]
     for _ in waiting:
         await asyncio.to_thread(daemon.await_record, "Waiting")
@@ -123,7 +123,7 @@ def test_stopping_refuses_who_waits_and_waits_for_who_holds(world: World) -> Non
     holder.acquire("a")
     waiting = other.start("acquire", "b")
     daemon.await_record("Waiting", names=("b",))
-    parked = other.start("acquire", "later", wait=True, lane="second")
+    parked = other.start("acquire", "later", await_registration=True, lane="second")
     daemon.await_record("Waiting", names=("later",))
 
     daemon.terminate()
@@ -140,7 +140,7 @@ def test_stopping_refuses_who_waits_and_waits_for_who_holds(world: World) -> Non
 
     holder.release("a")
     assert daemon.wait() == 0
-    assert sorted(f.name for f in daemon.folder.iterdir()) == ["lock", "swap.jsonl"]
+    assert sorted(f.name for f in daemon.folder.iterdir()) == ["lock", "swap-log.jsonl"]
     assert "DaemonStopping: swapd is stopping" in holder.await_end()
     holder.disconnect()
     assert (holder.look("a")[1], holder.look("m")[1]) == (a, m)

@@ -230,7 +230,7 @@ class Worker:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def stall_in_register(self, name: str, nbytes: int) -> None:
-        """Begin to register; say so when half of the master is filled, and stay there."""
+        """Begin to register; say so when half of the host copy is filled, and stay there."""
         session = self.client.session
 
         def half(part: Part) -> None:

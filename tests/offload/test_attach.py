@@ -250,8 +250,8 @@ def test_attached_components_are_updated_by_their_own_state_dicts(client: Client
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"policy": "mru"}, "no policy 'mru'; there are: lru, resident, "),
-        ({"policy": "resident", "enable_cpu_offload": True}, "policy='resident' and settings"),
+        ({"policy": "mru"}, "no policy 'mru'; there are: lru, permanent, "),
+        ({"policy": "permanent", "enable_cpu_offload": True}, "policy='permanent' and settings"),
         ({"resident": "5 parsecs"}, "resident: '5 parsecs' is not a size"),
         ({"resident": -1}, "resident: -1 is no size"),
         ({"resident": {"vae": 0.5}}, "resident: 0.5 is no size"),

@@ -173,7 +173,7 @@ def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
         compiled = None
         for _ in range(2):
             for resident in (None, 0):
-                client.set_resident("text", resident)
+                client.resize("text", resident)
                 for output in swaps(client, call, TOKENS, 2):
                     assert torch.equal(output, expected)
             compiled = compiled or backend.compilations

@@ -69,7 +69,7 @@ decoded, encoded = vae(x), text(TOKENS)
 parts = {"vae": vae, "text_encoder": text}
 with client.attach(parts, blocks={"text_encoder": ["layers"]}) as attachment:
     for resident in (None, 0):
-        client.set_resident("text_encoder", resident)
+        client.resize("text_encoder", resident)
         swaps(text, TOKENS, encoded)
     swaps(vae, x, decoded)
     swaps(vae.decode, x, decoded)
@@ -102,7 +102,7 @@ with client.attach(parts, blocks={"text_encoder": ["layers"]}) as attachment:
     for model, argument, expected in ((text, TOKENS, encoded), (vae.decode, x, decoded)):
         call = torch.compile(model, backend=backend)
         for resident in (None, 0):
-            client.set_resident("text_encoder", resident)
+            client.resize("text_encoder", resident)
             swaps(call, argument, expected)
         compiled = len(compilations)
         swaps(call, argument, expected)
@@ -145,7 +145,7 @@ with client.attach({"text_encoder": text}, blocks=["layers"], resident=None):
     text.compiles = True
     assert torch.equal(text(TOKENS), expected)
     assert compilations
-    client.set_resident("text_encoder", 0)
+    client.resize("text_encoder", 0)
     swaps(text, TOKENS, expected)
 client.close()
 """

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from swapd_client.errors import InvalidSettings
 from swapd_client.offload import settings as module
 from swapd_client.offload.settings import (
-    InvalidSettings,
     OffloadSettings,
     SettingsWarning,
     add_arguments,

@@ -14,11 +14,11 @@ from torch import nn
 
 from swapd_client import Client, DaemonGone, SessionFenced, WouldDeadlock
 from swapd_client.offload import attaching, hooks
+from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.gate import Gate
 from swapd_client.offload.scope import here
 from swapd_client.offload.shortcuts import Enter, Leave, Pair
-from swapd_client.offload.turn import turn
 from tests.offload.modules import WIDTH, seeded
 
 HISTORIES = 30
@@ -244,7 +244,7 @@ class World:
                     client.session.told.wanted.add("whole")
                 stack = ExitStack()
                 stack.callback(client.session.told.wanted.discard, "whole")
-                stack.enter_context(turn(client, 0.0))
+                stack.enter_context(kept_between_calls(client, 0.0))
                 return stack
             case "change":
                 return quiet({client: ["elsewhere"]})

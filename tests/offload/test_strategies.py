@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from swapd_client import Client, InvalidSource
-from swapd_client.offload.settings import InvalidSettings, OffloadSettings
+from swapd_client.errors import InvalidSettings
+from swapd_client.offload.settings import OffloadSettings
 from swapd_client.offload.strategy import How, Kind, kind_of, of_arguments, of_settings
 from tests.offload.modules import TOKENS, Encoder, Model, seeded
 
@@ -44,13 +45,13 @@ def test_what_each_switch_makes_of_a_pipeline() -> None:
         "transformer": How("alternating", exclusive=True),
         "text_encoder": encoder,
         "text_encoder_2": encoder,
-        "vae": How("resident"),
+        "vae": How("permanent"),
     }
     assert hows(enable_layerwise_offload=True) == {
         "transformer": How(streamed=True),
         "text_encoder": How(),
         "text_encoder_2": How(),
-        "vae": How("resident"),
+        "vae": How("permanent"),
     }
 
 
@@ -65,7 +66,7 @@ def test_cpu_offload_gb_leaves_so_much_on_the_host_and_streams_it() -> None:
 def test_what_is_worth_streaming_is_the_dit_or_the_decoder_or_all() -> None:
     streamed = OffloadSettings(enable_layerwise_offload=True)
     of_omni = of_settings({"thinker": 4, "vae": 1}, streamed)
-    assert of_omni == {"thinker": How(streamed=True), "vae": How("resident")}
+    assert of_omni == {"thinker": How(streamed=True), "vae": How("permanent")}
     assert of_settings({"vae": 1}, streamed) == {"vae": How(streamed=True)}
 
 
@@ -147,14 +148,14 @@ def test_dit_and_encoders_exclude_each_other_and_the_vae_stays(client: Client) -
                 "text_encoder": "idle",
                 "text_encoder_2": "idle",
                 "transformer": "absent",
-                "vae": "resident",
+                "vae": "permanent",
             }
             first.transformer(x)
             assert states(client) == {
                 "text_encoder": "absent",
                 "text_encoder_2": "absent",
                 "transformer": "idle",
-                "vae": "resident",
+                "vae": "permanent",
             }
 
 
@@ -175,8 +176,8 @@ def test_nested_components_never_exclude_each_other(client: Client) -> None:
 
 def test_a_policy_is_for_all_components(client: Client) -> None:
     model = seeded(Model)
-    with client.attach(model, policy="resident"):
-        assert {c.policy for c in client.status().components} == {"resident"}
+    with client.attach(model, policy="permanent"):
+        assert {c.policy for c in client.status().components} == {"permanent"}
     with client.attach(model, policy="alternating"):
         assert len({c.group for c in client.status().components}) == 1
         assert {c.policy for c in client.status().components} == {"alternating"}
@@ -219,7 +220,7 @@ def test_those_that_are_to_stay_are_not_evicted_whatever_is_said_of_the_others(
     with client.attach(model, ["transformer", "vae"], settings=settings, stay=["vae"]):
         assert {c.name: c.policy for c in client.status().components} == {
             "transformer": "sequential",
-            "vae": "resident",
+            "vae": "permanent",
         }
     with pytest.raises(InvalidSource, match="stay: no component is called 'unet'"):
         client.attach(model, ["vae"], stay=["unet"])

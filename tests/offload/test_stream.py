@@ -168,11 +168,11 @@ def test_how_much_is_kept_changes_while_it_runs() -> None:
     with swapd(12) as client:
         model = family(client, 8, resident=None)
         for size in (0, None, 4 * BLOCK + 1, None):
-            client.set_resident("m", size)
+            client.resize("m", size)
             for _ in range(3):
                 model.forward()
             assert len(model.resident()) == {0: 3, None: 9, 4 * BLOCK + 1: 7}[size]
-            client.set_resident("m", 0)
+            client.resize("m", 0)
             assert len(model.resident() - {"m/rest"}) <= 2, "two of them may be on their way"
 
 
@@ -303,7 +303,7 @@ def test_what_was_not_needed_is_not_done() -> None:
 
 def test_a_block_that_never_fits_is_refused_and_nothing_is_held() -> None:
     with swapd(5) as client:
-        client.register("stays", {"x": bytes(2 * BLOCK)}, policy="resident")
+        client.register("stays", {"x": bytes(2 * BLOCK)}, policy="permanent")
         client.acquire("stays").release()
         model = family(client, 1, chunks=3)
         with pytest.raises(TooLarge):

@@ -105,7 +105,7 @@ def test_what_is_to_stay_is_set_when_attaching_and_while_it_runs(client: Client)
     with client.attach({"dit": model}, resident="9MiB"):
         assert kept() == {"dit/rest", "dit/blocks.0"} or len(kept()) == 2
         assert torch.equal(model(X), expected)
-        client.set_resident("dit", "5MiB")
+        client.resize("dit", "5MiB")
         assert kept() == {"dit/rest"}
         assert torch.equal(model(X), expected)
     with client.attach({"dit": model}, cpu_offload_gb=19 / 1024):
@@ -187,7 +187,7 @@ def test_layers_beside_the_blocks_are_out_of_the_way_of_what_is_all_in(client: C
         for _ in range(2):  # the first brings it in
             assert torch.equal(model(X), twin(X))
         assert seen == [1, 1, 0, 0]
-        client.set_resident("dit", 0)
+        client.resize("dit", 0)
         assert torch.equal(model(X), twin(X))
         assert seen == [1, 1, 0, 0, 1, 1]
 
@@ -310,8 +310,8 @@ def test_dit_streamed_encoders_and_vae_beside_it(client: Client) -> None:
     with client.attach(parts, enable_layerwise_offload=True):
         policies = {c.name: c.policy for c in client.status().components}
         assert policies["text_encoder"] == "lru"
-        assert policies["vae"] == "resident"
-        assert policies["transformer/rest"] in ("lru", "resident")
+        assert policies["vae"] == "permanent"
+        assert policies["transformer/rest"] in ("lru", "permanent")
         parts["transformer"](X)
 
 
@@ -410,7 +410,7 @@ def test_a_family_that_was_registered_or_loaded_before_is_streamed_as_it_is(
         empty = Dit().requires_grad_(False)
     parts = {f"blocks.{i}": [f"blocks.{i}"] for i in range(6)}
     client.load_family("dit", tmp_path / "dit.safetensors", {"rest": [], **parts}, empty)
-    client.set_resident("dit", 0)
+    client.resize("dit", 0)
     with client.attach({"model": empty}, ["model"]) as attachment:
         assert "streamed in 6 blocks" in str(attachment)
         assert leases(client).keys() == NAMES

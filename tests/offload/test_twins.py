@@ -337,7 +337,7 @@ def test_a_registration_that_fails_at_any_tensor_leaves_all_as_it_was(
         with pytest.raises(OSError, match="injected"):
             client.register("m", module)
     assert not client.status().components
-    assert client.status().master_bytes == 0
+    assert client.status().host_copy_bytes == 0
     for name, parameter in module.named_parameters():
         address, value = before[name]
         assert parameter.data_ptr() == address
@@ -357,7 +357,13 @@ def test_the_ledger_is_the_same_before_and_after_a_hundred_swaps(client: Client)
         client.acquire("m").release()
         client.acquire("all").release()
     after = client.status()
-    for name in ("budget_bytes", "used_bytes", "quarantined_bytes", "master_bytes", "chunk_bytes"):
+    for name in (
+        "budget_bytes",
+        "used_bytes",
+        "quarantined_bytes",
+        "host_copy_bytes",
+        "chunk_bytes",
+    ):
         assert getattr(after, name) == getattr(before, name), name
     assert after.loads == before.loads + 200
     assert after.bytes_out == before.bytes_out

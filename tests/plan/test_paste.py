@@ -29,7 +29,7 @@ def written(folder: Path, advice: Advice) -> Path:
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     advice = advised(8, part("model", 4, 16))
     assert from_yaml(written(tmp_path, advice)).mode == "off"
-    assert paste.python(advice) == 'client.attach(model, ["model"], policy="resident")\n'
+    assert paste.python(advice) == 'client.attach(model, ["model"], policy="permanent")\n'
     assert paste.serve(advice, "cuda:1") == "swapd serve --device cuda:1 --budget 4GiB\n"
 
 
@@ -52,7 +52,7 @@ def test_stages_are_stages_of_the_file(tmp_path: Path) -> None:
     assert from_yaml(path, "code2wav").mode == "off"
     lines = paste.python(advice).splitlines()
     assert lines == [
-        'client.attach(model, ["code2wav"], policy="resident")',
+        'client.attach(model, ["code2wav"], policy="permanent")',
         'client.attach(model, ["thinker", "talker"], cpu_offload_enabled=True)',
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swapd.plan.sizes import NoSizes, named, of_daemon, of_path
-from swapd.shared.protocol import ComponentStatus
+from swapd.shared.protocol import ComponentKind, ComponentStatus
 
 MIB = 1 << 20
 
@@ -202,15 +202,22 @@ def test_without_transformers_it_says_what_to_install(
 # --- daemons -----------------------------------------------------------------------------
 
 
-def status(name: str, nbytes: int, part_of: str = "") -> ComponentStatus:
+def status(
+    name: str, nbytes: int, part_of: str = "", kind: ComponentKind = "component"
+) -> ComponentStatus:
     none = (0, (), None, 0, 0, 0, None)
-    return ComponentStatus(name, 1, nbytes, "idle", "lru", None, False, *none, part_of)
+    return ComponentStatus(name, 1, nbytes, "idle", "lru", None, False, *none, part_of, kind=kind)
 
 
 def test_what_a_daemon_has_is_planned_with_and_parts_are_blocks() -> None:
     parts = [status(f"dit/blocks.{i}", 10, "dit") for i in range(4)]
     found = of_daemon(
-        [*parts, status("dit/rest", 3, "dit"), status("vae", 5), status("workspace 1.2", 9)]
+        [
+            *parts,
+            status("dit/rest", 3, "dit"),
+            status("vae", 5),
+            status("workspace 1.2", 9, kind="workspace"),
+        ]
     )
     by_name = {c.name: c for c in found}
     assert list(by_name) == ["dit", "vae"]

@@ -47,7 +47,7 @@ class Rank:
 
     def run(self) -> None:
         for step in range(self._orders["steps"]):
-            with self._ranks.turn(self._wanted, self._give_back):
+            with self._ranks.acquiring(self._wanted, self._give_back):
                 if self._lease is None:
                     self._take()
                 if self._orders["stop"]:

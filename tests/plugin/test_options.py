@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from swapd_client.offload.settings import InvalidSettings
+from swapd_client.errors import InvalidSettings
 from swapd_client.vllm.options import Options, options_of
 
 

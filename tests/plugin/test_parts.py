@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from swapd_client.offload.settings import InvalidSettings
+from swapd_client.errors import InvalidSettings
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.parts import Part, parts_of
 
@@ -55,7 +55,7 @@ def test_a_stage_that_says_nothing_is_one_component_and_takes_turns() -> None:
 
 
 def test_one_that_says_it_is_not_to_be_offloaded_stays() -> None:
-    assert described(parts(cpu_offload_enabled=False)) == [("thinker", "resident", False)]
+    assert described(parts(cpu_offload_enabled=False)) == [("thinker", "permanent", False)]
 
 
 def test_its_encoders_are_components_of_their_own_if_it_is_to_be_offloaded() -> None:
@@ -70,7 +70,7 @@ def test_its_encoders_are_components_of_their_own_if_it_is_to_be_offloaded() -> 
 
 def test_what_is_not_named_stays() -> None:
     found = parts(cpu_offload_enabled=True, cpu_offload_components=["visual"])
-    assert described(found) == [("thinker", "resident", False), ("thinker.visual", "lru", True)]
+    assert described(found) == [("thinker", "permanent", False), ("thinker.visual", "lru", True)]
     assert found[0].tensors.keys() == MAIN | AUDIO
 
 
@@ -92,7 +92,7 @@ def test_what_is_sequential_leaves_when_it_is_given_back() -> None:
         cpu_offload_strategy="sequential",
         cpu_offload_components=["visual"],
     )
-    assert described(found)[0] == ("thinker", "resident", False)
+    assert described(found)[0] == ("thinker", "permanent", False)
     assert described(found)[1] == ("thinker.visual", "sequential", True)
 
 

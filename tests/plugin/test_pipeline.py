@@ -8,7 +8,7 @@ import torch
 
 from swapd import spawn
 from swapd_client import DuplicateName, SessionFenced, TooLarge
-from swapd_client.offload.settings import InvalidSettings
+from swapd_client.errors import InvalidSettings
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, Whole, as_whole
@@ -90,7 +90,7 @@ def test_what_a_request_had_computed_when_it_was_fenced_is_not_to_be_used(stage:
     def request() -> None:
         with pipeline.request():
             model.transformer(torch.zeros(1, 256))
-            pipeline._attachment.daemon_gone(fenced)
+            pipeline._attachment._daemon_gone(fenced)
 
     with pytest.raises(SessionFenced):
         request()
@@ -111,7 +111,7 @@ def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) 
 @pytest.mark.parametrize("kinds", [KINDS, {}])
 def test_false_said_in_words_is_to_stay(stage: Stage, kinds: dict[str, Kind]) -> None:
     Components(stage, options(cpu_offload_enabled=False), seeded(Model), kinds)
-    assert {c.policy for c in status(stage).values()} == {"resident"}
+    assert {c.policy for c in status(stage).values()} == {"permanent"}
 
 
 def test_all_of_it_is_held_as_one_by_a_request(stage: Stage) -> None:

@@ -81,7 +81,7 @@ class Stage:
         """Have a rank take its turn; `hold` is what it does in it."""
 
         def turn() -> None:
-            with self.ranks[rank].turn(wanted, give_back):
+            with self.ranks[rank].acquiring(wanted, give_back):
                 hold()
 
         return self.threads[rank].submit(turn)

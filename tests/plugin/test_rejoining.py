@@ -84,7 +84,7 @@ def gone(stage: Stage) -> threading.Event:
     return event
 
 
-class Held:
+class HeldBack:
     """Holds back the registration of what comes back, until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_call_that_begins_meanwhile_waits_for_it(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, model = lives.stage("thinker")
-    held = Held(monkeypatch)
+    held = HeldBack(monkeypatch)
     daemon = lives.restart()
     assert held.reached.wait(PATIENCE_S)
     done = lives.meanwhile(lambda: step(stage, model))
@@ -244,7 +244,7 @@ def test_a_daemon_that_dies_while_a_stage_comes_back_leaves_it_as_it_was(
 ) -> None:
     stage, model = lives.stage("thinker", cpu_offload_enabled=True)
     before = addresses(model)
-    held = Held(monkeypatch)
+    held = HeldBack(monkeypatch)
     lives.restart()
     assert held.reached.wait(PATIENCE_S)
     lives.daemon.kill()
@@ -263,7 +263,7 @@ def test_closing_ends_it_and_leaves_private_memory(
 ) -> None:
     stage, model = lives.stage("thinker")
     before = addresses(model)
-    held = Held(monkeypatch)
+    held = HeldBack(monkeypatch)
     daemon = lives.restart()
     assert held.reached.wait(PATIENCE_S)
     closed = lives.meanwhile(stage.close)

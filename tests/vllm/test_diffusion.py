@@ -133,7 +133,7 @@ def test_encoders_and_dits_take_turns_and_the_vae_stays(
     daemon = stages.daemon(budget="12MiB")  # the DiT and the VAE
     stage = toy(daemon, enable_cpu_offload=True)
     assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == {**all_of("alternating"), "toy.vae": "resident"}
+    assert policies(daemon) == {**all_of("alternating"), "toy.vae": "permanent"}
     assert daemon.component("toy.vae").loads == 1
     assert "DiTs and encoders take turns" in stage.log
 
@@ -156,7 +156,7 @@ def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) ->
     settings = {"cpu_offload_enabled": True, "cpu_offload_components": ["text_*"]}
     stage = toy(daemon, cpu_offload_strategy="sequential", **settings)
     assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == {**all_of("resident"), "toy.text_encoder": "sequential"}
+    assert policies(daemon) == {**all_of("permanent"), "toy.text_encoder": "sequential"}
     assert {c.name: c.loads for c in daemon.status().components} == {
         "toy.text_encoder": len(SEEDS) + 1,  # one is to see, at the start, whether it moved well
         "toy.core": 1,
@@ -169,7 +169,7 @@ def test_false_said_in_words_is_to_stay(stages: Scene, toy: Toy, expected: Expec
     daemon = stages.daemon(budget="18MiB")
     stage = toy(daemon, cpu_offload_enabled=False)
     assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == all_of("resident")
+    assert policies(daemon) == all_of("permanent")
 
 
 def test_all_of_it_can_be_one_component(stages: Scene, toy: Toy, expected: Expected) -> None:

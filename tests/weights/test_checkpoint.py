@@ -60,7 +60,7 @@ def test_a_folder_becomes_a_component(
     with client.acquire("llm"), torch.inference_mode():
         assert torch.equal(model(IDS).logits, expected)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert client.status().master_bytes == part.nbytes
+    assert client.status().host_copy_bytes == part.nbytes
 
 
 def test_a_folder_becomes_a_family_of_blocks(
@@ -81,4 +81,4 @@ def test_a_loaded_module_is_attached_as_it_is(
     client.attach(model)
     with torch.inference_mode():
         assert torch.equal(model(IDS).logits, expected)
-    assert client.status().master_bytes == part.nbytes
+    assert client.status().host_copy_bytes == part.nbytes

@@ -13,7 +13,7 @@ import swapd_client
 from swapd import spawn
 from swapd_client import Client, DuplicateName, InvalidSource
 from swapd_client.weights import load as loading
-from tests.weights.test_update import copies, master_bytes, same, seen
+from tests.weights.test_update import copies, host_copy_bytes, same, seen
 
 KIB = 1 << 10
 
@@ -353,7 +353,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     with pytest.raises(InvalidSource, match="while it was read"):
         client.load("x", tmp_path, progress=spoil)
     assert client.status().components == ()
-    assert master_bytes(client) == 0
+    assert host_copy_bytes(client) == 0
 
 
 # --- shared ------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_a_second_process_shares_the_bytes(daemon: spawn.Spawned, saved: Path) -
         told: list[int] = []
         two.load("b", saved, second, progress=lambda done, _: told.append(done))
         assert told == [], "nothing was read"
-        assert two.status().master_bytes == part.nbytes
+        assert two.status().host_copy_bytes == part.nbytes
         assert same(seen(two, "b", second), copies(net()))
         two.update("b", {"mix.bias": torch.ones(6)})
         assert seen(two, "b", second)["mix.bias"].eq(1).all()
@@ -382,11 +382,11 @@ def test_other_tensors_names_dtypes_or_bytes_are_not_shared(client: Client, save
         "rename": {"rename": lambda name: f"x.{name}"},
         "mutable": {"mutable": True},
     }.items():
-        before = client.status().master_bytes
+        before = client.status().host_copy_bytes
         part = client.load(name, saved, **how)  # type: ignore[arg-type]
-        assert client.status().master_bytes == before + part.nbytes, name
+        assert client.status().host_copy_bytes == before + part.nbytes, name
     copy = saved.with_name("copy.safetensors")
     copy.write_bytes(saved.read_bytes())
-    before = client.status().master_bytes
+    before = client.status().host_copy_bytes
     part = client.load("copy", copy)
-    assert client.status().master_bytes == before + part.nbytes
+    assert client.status().host_copy_bytes == before + part.nbytes

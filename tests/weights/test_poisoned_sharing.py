@@ -139,11 +139,11 @@ def test_the_async_client_does_not_believe_a_lie_either(
 def test_the_truth_is_shared(client: Client, liar: Client, file: Path) -> None:
     first = liar.load("honest", file)
     part = client.load("mine", file)
-    assert client.status().master_bytes == part.nbytes == first.nbytes
+    assert client.status().host_copy_bytes == part.nbytes == first.nbytes
     assert same(bits(client, "mine", part), values())
     family = liar.load_family("f", file, PARTS, dtype=torch.float32)
     client.load_family("g", file, PARTS, dtype=torch.float32)
-    assert client.status().master_bytes == part.nbytes + sum(p.nbytes for p in family)
+    assert client.status().host_copy_bytes == part.nbytes + sum(p.nbytes for p in family)
 
 
 def test_a_file_rewritten_in_place_with_its_time_kept_gives_the_new_bytes(

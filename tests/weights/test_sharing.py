@@ -97,7 +97,7 @@ def await_components(client: Client, *names: str) -> None:
 
 
 def host_bytes(daemon: spawn.Spawned) -> int:
-    """What the daemon has of masters in memory, mapped or not, each counted once."""
+    """What the daemon has of host copies in memory, mapped or not, each counted once."""
     seen: dict[int, int] = {}
     for fd in Path(f"/proc/{daemon.pid}/fd").iterdir():
         if "memfd:swapd-master" in str(fd.readlink()):
@@ -124,7 +124,7 @@ def test_the_second_has_the_bits_and_fills_nothing(
         one.expect("loaded")
         with Loader(daemon, "two", files) as two:
             two.expect("loaded")
-            assert client.status().master_bytes == NBYTES
+            assert client.status().host_copy_bytes == NBYTES
             assert host_bytes(daemon) == NBYTES
             assert one.bits() == (digest, True)
             assert two.bits() == (digest, False)
@@ -139,7 +139,7 @@ def test_who_comes_while_the_first_reads_waits_for_it(
     ):
         one.expect("filling")
         await_components(client, "one", "two")
-        assert client.status().master_bytes == NBYTES, "two waits for it"
+        assert client.status().host_copy_bytes == NBYTES, "two waits for it"
         one.go_on()
         one.expect("loaded")
         two.expect("loaded")
@@ -177,7 +177,7 @@ def test_if_the_first_is_killed_after_it_the_bytes_stay_with_the_second(
             assert three.bits() == (digest, False)
             assert host_bytes(daemon) == NBYTES
     await_components(client)
-    while client.status().master_bytes:
+    while client.status().host_copy_bytes:
         pass
     assert host_bytes(daemon) == 0
 

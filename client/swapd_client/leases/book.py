@@ -30,9 +30,9 @@ class Record:
         "may_be_kept",
         "names",
         "outdated",
-        "passes",
         "state",
         "streams",
+        "transient",
         "untold_since",
         "work",
     )
@@ -57,7 +57,7 @@ class Record:
         #: Whether it may stay held for a moment after its release, unseen by the daemon.
         self.may_be_kept = False
         #: Whether some of it leaves the device with it.
-        self.passes = any(place.passing for place in granted.placements)
+        self.transient = any(place.transient for place in granted.placements)
         #: "ending": it was released, and waits for the work under it. "released": for nothing.
         self.state: Literal["granted", "held", "ending", "released", "over"] = "granted"
         #: It is on bytes from before an update.

@@ -117,7 +117,7 @@ class LoopKeeping:
         loop.kept, loop.since = record, now
         self._kept.add(loop)
         # now that it is kept, whoever is told of those that wait sees it: so not before
-        if record.passes or self._told.hurried or self._told.wanted:
+        if record.transient or self._told.hurried or self._told.wanted:
             if now + LINGER_S < self.wakes:
                 self.wakes, self._exact = now + LINGER_S, True
         elif self.wakes is inf:

@@ -14,8 +14,8 @@ from swapd.shared.board import ArrivalFailed, Board, word
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import (
     AcquireTimeout,
-    DaemonGone,
     DeviceFailed,
+    SessionEnded,
     SessionFenced,
     SwapdError,
 )
@@ -116,12 +116,12 @@ class Leases:
     def show(self, record: Record) -> None:
         """Put the chunks of what was granted behind its ranges.
 
-        Raises: DaemonGone, DeviceFailed; then the lease is still to be given back.
+        Raises: SessionEnded, DeviceFailed; then the lease is still to be given back.
         """
         try:
             for place in record.granted.placements:
                 self._parts[place.name].where.show(place.generation, place.runs)
-        except DaemonGone:
+        except SessionEnded:
             self._life.check()  # why the session ended, rather than what did not come by it
             raise
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from swapd.shared.units import size
-from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
+from swapd_client.errors import DuplicateName, InvalidSettings, InvalidSource, TooLarge
 from swapd_client.lease import Lender
 from swapd_client.offload import dropped, find, hooks, settings, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
@@ -21,7 +21,7 @@ from swapd_client.offload.installing import Installer, Methods, methods_of
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings
-from swapd_client.offload.shortcuts import Aside
+from swapd_client.offload.shortcuts import BlockHooks
 from swapd_client.offload.staying import Staying, staying
 from swapd_client.offload.strategy import How, Kind
 from swapd_client.offload.training import Trainable, trained_of, watch_optimizers
@@ -71,10 +71,10 @@ def _attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
             attaching.refuse_attached()
             attaching.run()
         except BaseException:
-            attachment.uninstall()
-            attachment.take_back()
+            attachment._uninstall()
+            attachment._take_back()
             raise
-        attachment.again = run
+        attachment._again = run
     dropped.take_back_if_dropped(client, attachment)
     return attachment
 
@@ -85,7 +85,7 @@ def chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSe
         return given
     if given is not None:
         names = ", ".join(flags)
-        raise settings.InvalidSettings(f"settings= and {names}: give all in one or the other")
+        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
     return settings.from_keywords(**flags)
 
 
@@ -187,7 +187,7 @@ class _Attaching:
             hows = dict.fromkeys(moving, given.how)
         if hows:
             hows = strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
-        hows |= dict.fromkeys(given.stay, How("resident"))
+        hows |= dict.fromkeys(given.stay, How("permanent"))
         beside = strategy.beside_dits(hows, kind_of) if given.components is None else ()
         for name, how in hows.items():
             if how.exclusive and (name in beside or self._is_nested(name)):
@@ -226,9 +226,9 @@ class _Attaching:
 
     def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
         attachment = self._attachment
-        attachment.uninstall()
+        attachment._uninstall()
         attachment.trained = self._trained
-        attachment.to_undo(watch_optimizers())
+        attachment._to_undo(watch_optimizers())
         attachment.components = {one.name: self._attached(one) for one in self._found}
         installer = Installer(self._client, attachment, self._roots, self._starts)
         for module, parts in self._owned.outside.items():
@@ -243,7 +243,7 @@ class _Attaching:
         never_leave = [
             called
             for name, how in hows.items()
-            if how.policy == "resident" and name not in self._attachment.streamed
+            if how.policy == "permanent" and name not in self._attachment.streamed
             for called in components[name].all_of_it.names
         ]
         try:
@@ -265,7 +265,7 @@ class _Attaching:
             return Attached(one.name, one.module, all_of_it if names else None, all_of_it, nbytes)
         others = [name for name in names if name not in streamed.stream.everything]
         beside = Leased(client, others) if others else None
-        held = Passed(streamed.stream, beside, all_of_it, Aside())
+        held = Passed(streamed.stream, beside, all_of_it, BlockHooks())
         attached = Attached(one.name, one.module, held, all_of_it, nbytes)
         for number, modules in enumerate(streamed.blocks):
             attached.blocks.update(dict.fromkeys(modules, Block(held, number)))

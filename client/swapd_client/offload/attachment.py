@@ -12,12 +12,12 @@ from types import TracebackType
 import torch
 
 from swapd.shared.units import size
-from swapd_client.errors import ClientClosed, DaemonGone, InvalidSource, SwapdError
+from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
 from swapd_client.lease import Lender
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.guards import writable
 from swapd_client.offload.registering import Streamed
-from swapd_client.offload.scope import Block, Held, Leased, Passed, here
+from swapd_client.offload.scope import Block, Holdable, Leased, Passed, here
 from swapd_client.offload.training import Trained
 
 log = logging.getLogger("swapd_client")
@@ -57,11 +57,13 @@ class Attached:
 class Use:
     """A `with` block in which components are in; may be nested, and used more than once."""
 
-    def __init__(self, client: Lender, all_of: Sequence[Attached], parts: Sequence[Held]) -> None:
+    def __init__(
+        self, client: Lender, all_of: Sequence[Attached], parts: Sequence[Holdable]
+    ) -> None:
         """`all_of` these components, and of others those `parts` that a call would hold."""
         names = dict.fromkeys(name for one in all_of for name in one.all_of_it.names)
         #: All are asked for at once: who takes one after the other may wait for who does not.
-        self._taken: list[Held] = list(parts)
+        self._taken: list[Holdable] = list(parts)
         if len(all_of) == 1:
             self._taken.insert(0, all_of[0].all_of_it)
         elif all_of:
@@ -120,10 +122,10 @@ class Attachment:
         #: What it says of itself, in a line.
         self.summary = ""
         #: Attaches the model again, as it is now, to what is registered and to what is not yet.
-        self.again: Callable[[], None] = _nothing
+        self._again: Callable[[], None] = _nothing
         #: Called by a component's call that finds the daemon gone: it is to let go of all of this
         #: (`Client.close`), and the call then goes on. None: the call raises.
-        self.when_gone: Callable[[DaemonGone], None] | None = None
+        self._when_gone: Callable[[SessionEnded], None] | None = None
         self._client = client
         self._prefix = prefix
         #: Undoes what was done to modules.
@@ -153,7 +155,7 @@ class Attachment:
         `Client.acquire`.
         """
         whole: dict[str, Attached] = {}
-        parts: dict[Held, None] = {}
+        parts: dict[Holdable, None] = {}
         for item in what:
             found, part = self._meant_by(item)
             whole.update((one.name, one) for one in found if one.held is not None)
@@ -181,7 +183,7 @@ class Attachment:
                 modules[item] = None
         return writable(*modules)
 
-    def _meant_by(self, what: str | torch.nn.Module) -> tuple[list[Attached], Held | None]:
+    def _meant_by(self, what: str | torch.nn.Module) -> tuple[list[Attached], Holdable | None]:
         """Components of which all is meant; or what a call of a module in one would hold."""
         if isinstance(what, str):
             name = what.removeprefix(f"{self._prefix}.") if self._prefix else what
@@ -201,19 +203,19 @@ class Attachment:
         blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
         return [], next(blocks, one.held)
 
-    def between_passes(self, name: str) -> AbstractContextManager[None]:
+    def _between_passes(self, name: str) -> AbstractContextManager[None]:
         """A `with` block in which no call passes through a family, in any other thread."""
         if all(name != streamed.stream.family for streamed in self.streamed.values()):
             return nullcontext()
         return quiet({self._client: self._client.session.registry.family(name)})
 
-    def daemon_gone(self, error: DaemonGone) -> None:
+    def _daemon_gone(self, error: SessionEnded) -> None:
         """A call finds the daemon gone. Raises `error` unless somebody sees to it."""
-        if self.when_gone is None:
+        if self._when_gone is None:
             raise error
-        self.when_gone(error)
+        self._when_gone(error)
 
-    def to_undo(self, undo: Callable[[], None]) -> None:
+    def _to_undo(self, undo: Callable[[], None]) -> None:
         """Something was done to a module; `undo()` is called when it is detached."""
         self._installed.callback(undo)
 
@@ -224,7 +226,7 @@ class Attachment:
         the copies. Raises as `Client.attach`; then the new ones stay private.
         """
         with ONE_AT_A_TIME:
-            self.again()
+            self._again()
 
     def detach(self) -> None:
         """Put everything back as it was: no hooks, and weights in ordinary private memory.
@@ -233,25 +235,25 @@ class Attachment:
         under a lease only: the log names it, `client.unregister` takes it back.
 
         Nothing of it may be in use. Done again it does nothing. Raises: ComponentInUse,
-        DeviceMemoryExhausted, DaemonGone: then what is left is attached as before.
+        DeviceMemoryExhausted, SessionEnded: then what is left is attached as before.
         """
         with ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private memory
                 self._client._refuse_in_use(self.registered)  # while all of it can go on
-                self.take_back()
+                self._take_back()
                 self._tell_of_the_rest()
-            self.let_go()
+            self._let_go()
 
     def _tell_of_the_rest(self) -> None:
         names = {name: None for one in self.components.values() for name in one.all_of_it.names}
-        if names and self.again is not _nothing:
+        if names and self._again is not _nothing:
             log.warning(
                 "detached, and registered as before, to be touched under a lease only: %s. "
                 "client.unregister takes it back",
                 ", ".join(names),
             )
 
-    def take_back(self) -> None:
+    def _take_back(self) -> None:
         """Have the weights in private memory; what is not there yet is still held by calls."""
         while self.registered:
             name = self.registered[-1]
@@ -262,15 +264,15 @@ class Attachment:
                 if name in one.all_of_it.names:
                     one.all_of_it.names.remove(name)
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Leave the modules alone: their weights are in private memory."""
         self.registered.clear()
         self.trained = {}
-        self.again = _nothing
-        self.uninstall()
+        self._again = _nothing
+        self._uninstall()
         self._client._forget(self)
 
-    def uninstall(self) -> None:
+    def _uninstall(self) -> None:
         """Leave the modules alone for now."""
         self._installed.close()
 

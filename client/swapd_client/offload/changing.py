@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from swapd_client.lease import Lender
-from swapd_client.offload.scope import Held, Scope, here, scopes
+from swapd_client.offload.scope import Holdable, Scope, here, scopes
 
 #: A call that ended by an interrupt says nothing: so it is looked again.
 _LOOK_AGAIN_S = 0.1
@@ -31,7 +31,7 @@ class Change:
     def __init__(self, components: Components) -> None:
         self._components = components
 
-    def _is_of(self, held: Held) -> bool:
+    def _is_of(self, held: Holdable) -> bool:
         return any(held.has_any(client, names) for client, names in self._components.items())
 
     def is_called_by(self, scope: Scope) -> bool:

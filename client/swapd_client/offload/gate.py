@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from swapd_client.errors import DaemonGone, NotWhileAttached, SwapdError, WouldDeadlock
+from swapd_client.errors import NotWhileAttached, SessionEnded, SwapdError, WouldDeadlock
 from swapd_client.offload import generators
 from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.returned import LATER, Lent
-from swapd_client.offload.scope import Entry, Held, calling, thread
+from swapd_client.offload.scope import Entry, Holdable, calling, thread
 
 _NOTHING = Lent()
 
@@ -26,12 +26,12 @@ class Gate:
     def __init__(
         self,
         name: str,
-        held: Held,
-        whole: Held,
-        all_of_it: Held,
+        held: Holdable,
+        whole: Holdable,
+        all_of_it: Holdable,
         parameters: tuple[torch.Tensor, ...] = (),
         grown: Growth | None = None,
-        gone: Callable[[DaemonGone], None] | None = None,
+        gone: Callable[[SessionEnded], None] | None = None,
         lent: Lent = _NOTHING,
         all_lent: Lent | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class Gate:
 
     def refused(self, error: SwapdError) -> None:
         """What it holds was not to be had. Raises `error`, or returns if nothing is needed."""
-        if isinstance(error, DaemonGone) and self._gone is not None:
+        if isinstance(error, SessionEnded) and self._gone is not None:
             self._gone(error)
         elif isinstance(error, WouldDeadlock):
             raise WouldDeadlock(

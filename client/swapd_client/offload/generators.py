@@ -13,13 +13,13 @@ from typing import Any
 from swapd_client.errors import SwapdError
 from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.collected import give_back_later
-from swapd_client.offload.scope import Held, here
+from swapd_client.offload.scope import Holdable, here
 
 #: What somebody is given who does not hold what it may be a view of.
 Own = Callable[[Any], Any]
 
 
-def lease(work: Any, held: Held, own: Own) -> Any:
+def lease(work: Any, held: Holdable, own: Own) -> Any:
     """`work`, holding `held` while it is under way. What it gives goes through `own`."""
     if isinstance(work, GeneratorType):
         return LeasedGenerator(work, held, own)
@@ -34,7 +34,7 @@ class _Span:
 
     def __init__(
         self,
-        held: Held,
+        held: Holdable,
         own: Own,
         *,
         yields: bool = False,
@@ -120,7 +120,7 @@ class _Span:
 class LeasedGenerator(Generator[Any, Any, Any]):
     """As the generator in it."""
 
-    def __init__(self, inner: "Generator[Any, Any, Any]", held: Held, own: Own) -> None:
+    def __init__(self, inner: "Generator[Any, Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
         self._span = _Span(held, own, yields=True)
 
@@ -140,7 +140,7 @@ class LeasedGenerator(Generator[Any, Any, Any]):
 class LeasedCoroutine(Coroutine[Any, Any, Any]):
     """As the coroutine in it."""
 
-    def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Held, own: Own) -> None:
+    def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
         self._span = _Span(held, own)
 
@@ -163,7 +163,7 @@ class LeasedCoroutine(Coroutine[Any, Any, Any]):
 class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
     """As the asynchronous generator in it."""
 
-    def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Held, own: Own) -> None:
+    def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
         self._span = _Span(held, own, goes_on=StopIteration)  # so each value ends
 

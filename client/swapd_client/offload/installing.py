@@ -15,7 +15,7 @@ from swapd_client.offload.find import Found
 from swapd_client.offload.gate import Gate
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.returned import Lent
-from swapd_client.offload.scope import Block, Held, Leased, Passed
+from swapd_client.offload.scope import Block, Holdable, Leased, Passed
 from swapd_client.offload.weights_of import Registered
 
 #: How deep below a component's root modules are called from outside.
@@ -52,7 +52,7 @@ def methods_of(found: Sequence[Found], named: Methods) -> dict[str, list[str]]:
 
 
 class Installer:
-    """Puts on a model's modules what `Attachment.uninstall` takes off again."""
+    """Puts on a model's modules what `Attachment._uninstall` takes off again."""
 
     def __init__(
         self, client: Lender, attachment: Attachment, roots: Mapping[str, Module], starts: set[int]
@@ -70,7 +70,7 @@ class Installer:
             for module in root.modules()
             if find.bare(module) is not module
         }
-        self._gone = attachment.daemon_gone
+        self._gone = attachment._daemon_gone
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
         """A module that uses some of what components are made of, and is in none alone."""
@@ -84,7 +84,7 @@ class Installer:
         assert one.held is not None
         known = _known(self._client, self._attachment.trained)
         grown = Growth(one.name, _modules_now(one.module, self._starts), known)
-        self._attachment.to_undo(growth.watch(grown, self._modules(one)))
+        self._attachment._to_undo(growth.watch(grown, self._modules(one)))
         parameters = tuple(
             parameter
             for module in self._modules(one)
@@ -94,7 +94,7 @@ class Installer:
 
         all_lent = self._lent(one.all_of_it.names)
 
-        def gate_of(held: Held, all_of_it: Held) -> Gate:
+        def gate_of(held: Holdable, all_of_it: Holdable) -> Gate:
             assert one.held is not None
             lent = self._lent(held.names) if isinstance(held, Block) else all_lent
             return Gate(
@@ -116,9 +116,9 @@ class Installer:
             else:
                 self._hook(module, inside.get(id(module), whole))
         if find.bare(one.module) is not one.module:
-            self._attachment.to_undo(hooks.wrap_twin(one.module, whole))
+            self._attachment._to_undo(hooks.wrap_twin(one.module, whole))
         for method in methods:
-            self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
+            self._attachment._to_undo(hooks.wrap(find.bare(one.module), method, whole))
 
     def _lent(self, names: Iterable[str]) -> Lent:
         parts = map(self._client.session.own, names)
@@ -135,17 +135,17 @@ class Installer:
             frozenset(one.module.modules()),
         )
         for root in self._roots.values():
-            self._attachment.to_undo(guards.guard(root, weights))
+            self._attachment._to_undo(guards.guard(root, weights))
 
     def _hook(
-        self, module: Module, gate: Gate, held: Held | None = None, *, layer: bool = False
+        self, module: Module, gate: Gate, held: Holdable | None = None, *, layer: bool = False
     ) -> None:
         """If `held` is a pass, they go aside in those that hold all of it."""
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
         pair, undo = hooks.install(module, gate, is_compiled=id(module) in self._compiled)
-        self._attachment.to_undo(undo)
+        self._attachment._to_undo(undo)
         if isinstance(held, Passed):
             held.hooks.add(pair)
         elif layer:

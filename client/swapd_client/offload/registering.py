@@ -120,7 +120,7 @@ class Registering:
         users = [self._hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
         if all(how.policy == "sequential" for how in users):
             return How("sequential")
-        return How("resident") if any(how.policy == "resident" for how in users) else How()
+        return How("permanent") if any(how.policy == "permanent" for how in users) else How()
 
     def _whole(self, piece: Piece, how: How, one: Found | None) -> None:
         called = self._called(piece.name)
@@ -165,7 +165,8 @@ class Registering:
         try:
             made = self._client.register_family(
                 family,
-                ({"rest": rest} if rest else {}) | {block.name: part for block, part in full},
+                ({protocol.REST: rest} if rest else {})
+                | {block.name: part for block, part in full},
                 policy=how.policy,
                 group=self._group if how.exclusive else None,
                 resident=how.resident,
@@ -190,7 +191,7 @@ def stream_of(client: Lender, one: Found, names: Sequence[str]) -> Streamed | No
         return None
     family = families.pop()
     parts = session.registry.family(family)
-    rest = protocol.part_name(family, "rest")
+    rest = protocol.rest_of(family)
     numbers = {name: number for number, name in enumerate(p for p in parts if p != rest)}
     blocks: list[list[Module]] = [[] for _ in numbers]
     waiting = [find.bare(one.module)]

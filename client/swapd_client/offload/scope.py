@@ -32,7 +32,7 @@ _NEAR = 3
 _SPARE = 6
 
 
-class Held(Protocol):
+class Holdable(Protocol):
     """Something that a thread holds or does not."""
 
     #: Whether what `take` gives may be given back by another thread, and taken twice by one.
@@ -63,7 +63,7 @@ class Hooks(Protocol):
 class Kept(Protocol):
     """What a thread has of things that it does not hold by any call."""
 
-    def take(self, held: Held) -> Callable[[], None]:
+    def take(self, held: Holdable) -> Callable[[], None]:
         """As `held.take()`; what is returned may keep it instead."""
 
     def end(self) -> None:
@@ -88,7 +88,7 @@ class Leased:
         if not self.names:  # as lease
             return _nothing
         lease = self._client.acquire(*self.names)
-        lease.is_answered_for = True
+        lease._is_answered_for = True
         return lease.release
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
@@ -100,7 +100,7 @@ class Leased:
         if not self.names:
             return None
         lease = self._client.acquire(*self.names)
-        lease.is_answered_for = True
+        lease._is_answered_for = True
         return lease
 
 
@@ -238,13 +238,13 @@ class Scope:
 
     def __init__(self) -> None:
         #: What is held, and how often.
-        self.counts: dict[Held, Count] = {}
+        self.counts: dict[Holdable, Count] = {}
         #: The last is the innermost.
         self.entries: list[Entry] = []
-        #: Through it things are taken, if there is one; see `turn.py`.
+        #: Through it things are taken, if there is one; see `between_calls.py`.
         self.kept: Kept | None = None
         #: What a call that begins is going to hold, until it is an entry; see `changing.py`.
-        self.begins: Held | None = None
+        self.begins: Holdable | None = None
         self.thread = threading.get_ident()
         with _registering:
             _scopes.add(self)
@@ -259,10 +259,10 @@ class Scope:
         if self._process == getpid() and self.counts:
             give_back_later(partial(_give_back, self.counts))
 
-    def __contains__(self, held: Held) -> bool:
+    def __contains__(self, held: Holdable) -> bool:
         return held in self.counts
 
-    def has(self, held: Held, all_of_it: Held, far: int) -> int:
+    def has(self, held: Holdable, all_of_it: Holdable, far: int) -> int:
         """Whether one of them is held for longer than a call that begins now; 0 if not.
 
         Asked at every call. Else it is how far up the stack the call is that holds them, for the
@@ -284,7 +284,7 @@ class Scope:
         self.reap()
         return far if held in counts or all_of_it in counts else 0
 
-    def count_up(self, held: Held) -> None:
+    def count_up(self, held: Holdable) -> None:
         """Hold once more. Raises as `Client.acquire`."""
         count = self.counts.get(held)
         if count is not None:
@@ -293,7 +293,7 @@ class Scope:
             kept = self.kept
             self.counts[held] = Count(held.take() if kept is None else kept.take(held))
 
-    def lend(self, held: Held) -> None:
+    def lend(self, held: Holdable) -> None:
         """Hold once more what is there anyway, under a lease of the caller's."""
         count = self.counts.get(held)
         if count is not None:
@@ -301,7 +301,7 @@ class Scope:
         else:
             self.counts[held] = Count()
 
-    def count_down(self, held: Held) -> None:
+    def count_down(self, held: Holdable) -> None:
         """Hold once less. Raises what giving back raises; then it is given back all the same."""
         count = self.counts[held]
         count.n -= 1
@@ -310,12 +310,14 @@ class Scope:
             if count.give_back is not None:
                 count.give_back()
 
-    def enter(self, held: Held, frame: FrameType | None, by: object, is_call: bool = True) -> None:
+    def enter(
+        self, held: Holdable, frame: FrameType | None, by: object, is_call: bool = True
+    ) -> None:
         """A call of `by`, or a `with` block, begins. Raises as `Client.acquire`."""
         self.count_up(held)
         self.entries.append(Entry(held, frame, by, is_call))
 
-    def add(self, held: Held, by: object) -> Entry:
+    def add(self, held: Holdable, by: object) -> Entry:
         """Something that is held, and counted, is now by a call of `by`; to `leave`."""
         self.entries.append(Entry(held, None, by))
         return self.entries[-1]
@@ -374,7 +376,7 @@ def _nothing() -> None:
     pass
 
 
-def _give_back(counts: "dict[Held, Count]") -> None:
+def _give_back(counts: "dict[Holdable, Count]") -> None:
     while counts:  # the last first: giving it back counts down what it was taken in
         _, count = counts.popitem()
         if count.give_back is not None:

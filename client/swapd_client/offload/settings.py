@@ -29,14 +29,10 @@ import msgspec
 from msgspec import Meta
 
 from swapd.shared.documents import BadDocument, read_yaml
-from swapd_client.errors import SwapdError
+from swapd_client.errors import InvalidSettings
 
 Strategy = Literal["alternating", "sequential"]
 Mode = Literal["off", "alternating", "sequential", "model", "layerwise", "partial"]
-
-
-class InvalidSettings(SwapdError, ValueError):
-    """A setting is unknown or makes no sense; the message names it, and where it stands."""
 
 
 class SettingsWarning(UserWarning):

@@ -193,7 +193,7 @@ class Pair:
         self.last: Any = module._forward_hooks
         self.always: Any = module._forward_hooks_always_called
         #: Who puts it aside, if anybody does.
-        self.aside: Aside | None = None
+        self.aside: BlockHooks | None = None
 
     def leave_if_entered(self) -> None:
         """`leave` is there from the first call on that says `have_leave`, not before."""
@@ -215,7 +215,7 @@ class Pair:
         self.always.pop(self.after, None)
 
 
-class Aside:
+class BlockHooks:
     """The pairs of a component's blocks. They are there unless all passes hold all of it.
 
     Worth 116 us of 278 for 16 blocks and a layer.
@@ -302,9 +302,9 @@ class Aside:
                 first.move_to_end(before, last=False)
 
 
-_all: "weakref.WeakSet[Aside]" = weakref.WeakSet()
+_all: "weakref.WeakSet[BlockHooks]" = weakref.WeakSet()
 #: Those that were told, by compilation: one may begin in the midst of another.
-_told: list[list[Aside]] = []
+_told: list[list[BlockHooks]] = []
 
 
 def _compile_begins(*_: object) -> None:

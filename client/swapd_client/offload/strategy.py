@@ -75,7 +75,7 @@ def of_settings(
     return hows
 
 
-_STAYING = {"vae": How("resident")}
+_STAYING = {"vae": How("permanent")}
 _ALTERNATING = {
     "dit": How("alternating", exclusive=True),
     "encoder": How("alternating", exclusive=True, part_of=ENCODERS_FAMILY),

@@ -52,7 +52,7 @@ class Stream:
         self.order = Order(len(self.parts))
         self.everything = (*([rest] if rest else []), *self.parts)
         #: Whether a part leaves the device when it is released, as far as is known.
-        self._passing: dict[str, bool] = {}
+        self._transient: dict[str, bool] = {}
         #: Whether it is worth a try to have all of it at once: then no part is known to.
         self.may_be_in = True
         #: The grant that this was last learned from.
@@ -60,8 +60,8 @@ class Stream:
         self._local = threading.local()
 
     def __repr__(self) -> str:
-        passing = sum(self._passing.values())
-        return f"<Stream {self.family}: {len(self.parts)} blocks, {passing} pass through>"
+        transient = sum(self._transient.values())
+        return f"<Stream {self.family}: {len(self.parts)} blocks, {transient} pass through>"
 
     def whole(self) -> Lease | None:
         """All of it under one lease, if all of it is in; None if not. Never waits.
@@ -110,17 +110,17 @@ class Stream:
 
     def passes(self, part: int) -> bool:
         """Whether it takes a slot; one that nothing is known of does."""
-        return self._passing.get(self.parts[part], True)
+        return self._transient.get(self.parts[part], True)
 
     def note(self, lease: Lease) -> Lease:
         """Learn from a grant which parts are kept: that may change at any time. The lease is given
         back by what notes it, also if that becomes garbage.
         """
-        lease.is_answered_for = True
-        places = lease.placements
+        lease._is_answered_for = True
+        places = lease._placements
         if places is not self._noted:  # what is kept from one pass to the next has the same
-            self._passing.update((place.name, place.passing) for place in places)
-            self.may_be_in = not any(self._passing.values())
+            self._transient.update((place.name, place.transient) for place in places)
+            self.may_be_in = not any(self._transient.values())
             self._noted = places
         return lease
 
@@ -307,7 +307,7 @@ class _Pass:
         if self._expected is None:
             return
         wanted = list(self._wanted())
-        while wait and not wanted and len(self._ending) > 1 and self._passing_come():
+        while wait and not wanted and len(self._ending) > 1 and self._needs_more_slots():
             self._client.session.leases.await_end(self._ending[0])
             wanted = list(self._wanted())
         for part in [p for p in self._ahead if p not in wanted]:
@@ -315,7 +315,7 @@ class _Pass:
         for part in wanted:
             if part not in self._ahead:
                 self._ahead[part] = self._client._ask(self._stream.parts[part])
-        if not self._hinted and not self._passing_come():
+        if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots: the next may have them
             self._hint(self._room())
 
@@ -335,7 +335,7 @@ class _Pass:
             room -= passes
             yield part
 
-    def _passing_come(self) -> bool:
+    def _needs_more_slots(self) -> bool:
         """Whether this pass needs slots for more than what it uses now."""
         assert self._expected is not None
         return any(map(self._stream.passes, self._expected.coming))

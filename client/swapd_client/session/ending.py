@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 
-from swapd_client.errors import DaemonGone, SessionFenced, SwapdError
+from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.processor import Processor
@@ -22,7 +22,7 @@ def make_all_private(
     processor.before_private(parts)
     # on a GPU there may be no room for a copy of what is in use, and there need be none when the
     # daemon is dead: nobody else will use its memory
-    died = isinstance(error, DaemonGone) and not isinstance(error, SessionFenced)
+    died = isinstance(error, DaemonGone)
     spares = processor.memory_is_scarce and died
     staying = [part for part in parts if _stays(part, spares=spares)]
     leaving = [part for part in parts if not _stays(part, spares=spares)]

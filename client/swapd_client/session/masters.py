@@ -33,13 +33,13 @@ class Masters:
                 self._came.notify_all()
 
     def take(self, request: int) -> tuple[Master, OwnedFd]:
-        """Wait for one; its descriptor is the caller's. Raises: DaemonGone and its kind."""
+        """Wait for one; its descriptor is the caller's. Raises: SessionEnded."""
         with self._came:
             self._came.wait_for(lambda: request in self._masters or self._ended, MASTER_S)
             if not self._ended and request in self._masters:
                 return self._masters.pop(request)
         self._life.check()
-        raise DaemonGone("the daemon sent no master that it had made")
+        raise DaemonGone("the daemon sent no host copy that it had made")
 
     def forget(self, request: int) -> None:
         """Nobody will take it: close it, now or when it comes."""

@@ -155,7 +155,13 @@ class Registry:
         return prepared
 
     def request(
-        self, part: Part, number: int, policy: protocol.Policy, group: str | None, *, passing: bool
+        self,
+        part: Part,
+        number: int,
+        policy: protocol.Policy,
+        group: str | None,
+        *,
+        transient: bool,
     ) -> protocol.Register:
         """What asks the daemon for its master. Raises: BadRequest, LimitReached."""
         if policy not in (policies := get_args(protocol.Policy)):
@@ -173,7 +179,7 @@ class Registry:
             part.layout.segments if part.segments > 1 else (),
             part.part_of,
             part.layout.content,
-            passing,
+            transient,
         )
 
     def fill(self, part: Part) -> None:

@@ -21,6 +21,7 @@ from swapd_client.errors import (
     ClientClosed,
     DaemonGone,
     NotAnswering,
+    SessionEnded,
     SessionFenced,
     SwapdError,
     from_refusal,
@@ -153,7 +154,9 @@ class Session:
             old.close()
 
     def take_master(self, request: int) -> OwnedFd:
-        """The master that was made for a request, from now on the caller's. Raises: DaemonGone."""
+        """The master that was made for a request, from now on the caller's. Raises:
+        SessionEnded.
+        """
         return self._masters.take(request)[1]
 
     def forget_master(self, request: int) -> None:
@@ -251,7 +254,7 @@ class Session:
             if self.life.error is not None:
                 return
             self.life.end(error)
-            self.registry.deserted |= isinstance(error, DaemonGone)
+            self.registry.deserted |= isinstance(error, SessionEnded)
             for part in self.components.values():
                 part.incomplete = part.placed is not None and not self.leases.is_complete(
                     part.placed

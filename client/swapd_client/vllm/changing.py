@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from swapd_client.client import Client
-from swapd_client.errors import DaemonGone, InvalidSource
+from swapd_client.errors import InvalidSource, SessionEnded
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
@@ -25,7 +25,7 @@ class _Moved(NamedTuple):
     home: torch.Tensor
 
 
-class Aside:
+class WritableCopies:
     """The parameters of some components, over private copies. Values are read from the masters."""
 
     def __init__(self, client: Client, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -75,19 +75,19 @@ class Aside:
 def changing(
     client: Client,
     parts: Mapping[str, Mapping[str, torch.Tensor]],
-    when_gone: Callable[[DaemonGone], None],
+    when_gone: Callable[[SessionEnded], None],
 ) -> Iterator[None]:
     """While in it the parameters may be written to; if it ends well, swapd has what they are.
 
     If it raises, or what was written does not fit, they are as they were. If the daemon is gone by
     then, `when_gone` is to close the client, and the new values are in private memory.
     """
-    aside = Aside(client, parts)
+    aside = WritableCopies(client, parts)
     try:
         yield
         try:
             aside.keep()
-        except DaemonGone as exc:
+        except SessionEnded as exc:
             when_gone(exc)
             aside.keep_private()
     finally:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from swapd.shared.units import parse_size
+from swapd_client.errors import InvalidSettings
 from swapd_client.offload import settings
-from swapd_client.offload.settings import InvalidSettings, OffloadSettings
+from swapd_client.offload.settings import OffloadSettings
 
 #: The key of `additional_config` under which all of it is.
 KEY = "swapd"

@@ -12,9 +12,9 @@ import torch
 from torch.nn import Module
 
 from swapd.shared.protocol import Policy
+from swapd_client.errors import InvalidSettings
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
-from swapd_client.offload.settings import InvalidSettings
 from swapd_client.vllm.options import Options
 
 #: Modules whose weights only steps with encoder inputs use, by the usual names.
@@ -83,9 +83,9 @@ def _refuse(options: Options, name: str) -> None:
 def _policy_of_main(options: Options, name: str) -> Policy:
     offload = options.offload
     if not offload.cpu_offload_enabled:
-        return "resident" if options.offload_said else "lru"
+        return "permanent" if options.offload_said else "lru"
     named = offload.cpu_offload_components
-    return _taking_turns(options) if named is None or _stage_itself(named, name) else "resident"
+    return _taking_turns(options) if named is None or _stage_itself(named, name) else "permanent"
 
 
 def _stage_itself(named: Sequence[str], name: str) -> bool:

@@ -19,12 +19,18 @@ from torch.nn import Module
 
 from swapd.shared.units import size
 from swapd_client.client import Client
-from swapd_client.errors import DaemonGone, DuplicateName, SessionFenced, SwapdError, TooLarge
+from swapd_client.errors import (
+    DuplicateName,
+    InvalidSettings,
+    SessionEnded,
+    SessionFenced,
+    SwapdError,
+    TooLarge,
+)
 from swapd_client.offload import find
 from swapd_client.offload.attachment import Attachment
-from swapd_client.offload.settings import InvalidSettings
+from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.strategy import Kind
-from swapd_client.offload.turn import turn
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.stage import Stage
 
@@ -103,7 +109,7 @@ class Components:
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
                 self._go_alone(error)
-            with turn(self._stage.client, self._options.finish_within_s):
+            with kept_between_calls(self._stage.client, self._options.finish_within_s):
                 yield
 
     def around(self, module: Module) -> Module | None:
@@ -124,14 +130,14 @@ class Components:
         attachment = _attach(
             client, self._stage.name, self._options, self._pipeline, self._found, self._stay
         )
-        attachment.when_gone = partial(self._gone, attachment)
+        attachment._when_gone = partial(self._gone, attachment)
         return attachment
 
     def _attach_again(self, client: Client) -> None:
         """With a daemon that has come back. Raises as `Client.attach`."""
         self._attachment = self._attach(client)
 
-    def _gone(self, attachment: Attachment, error: DaemonGone) -> None:
+    def _gone(self, attachment: Attachment, error: SessionEnded) -> None:
         """In a request. Raises `error` if what it has computed so far may be wrong."""
         if attachment is not self._attachment:
             return  # compiled code has its hooks, and those of what is attached now
@@ -255,7 +261,7 @@ def _attach(
             names,
             settings=None if options.offload.mode == "off" else options.offload,
             prefix=stage,
-            policy="resident" if all_stay else "lru",
+            policy="permanent" if all_stay else "lru",
             wrap_methods=_methods(found),
             kinds={name: one.kind for name, one in found.items()},
             stay=[] if all_stay else stay,

@@ -123,8 +123,12 @@ class Ranks:
             self._poll.register(self._last.sock, select.POLLIN)
 
     @contextmanager
-    def turn(self, wanted: Callable[[], bool], give_back: Callable[[], None]) -> Iterator[None]:
-        """Wait for this rank's turn; in the block it gets its lease, then the next is told.
+    def acquiring(
+        self, wanted: Callable[[], bool], give_back: Callable[[], None]
+    ) -> Iterator[None]:
+        """Wait until the ranks before have theirs; in the block this one gets its lease.
+
+        Then the next rank is told.
 
         Once for each step, also if the lease was kept. The block calls `waits` before it waits for
         memory. While an earlier rank waits, this one calls `give_back()` if `wanted()`, which it

@@ -36,9 +36,9 @@ from swapd_client.client import Client
 from swapd_client.errors import (
     AcquireTimeout,
     ClientClosed,
-    DaemonGone,
     DuplicateName,
     NotRunning,
+    SessionEnded,
     SwapdError,
     TooLarge,
 )
@@ -60,7 +60,6 @@ IDLE_S = 0.05
 RETURN_S = 10.0
 RETURN_STEP_S = 0.02
 #: How the daemon calls what it lends.
-_LENT = "workspace "
 
 #: How often a stage that is alone looks whether there is a daemon; and at most how rarely it asks
 #: one that has refused it.
@@ -191,7 +190,7 @@ class Stage:
         if self._ranks is None:
             lease = self._workspace(nbytes)
         else:
-            with self._ranks.turn(self._is_wanted, self._give_back):
+            with self._ranks.acquiring(self._is_wanted, self._give_back):
                 self._ranks.waits()
                 lease = self._workspace(nbytes)
         with lease:
@@ -202,7 +201,7 @@ class Stage:
         """Until the driver has given swapd back what was lent; at most RETURN_S."""
         mine = self.client.session.welcome.session
         until = time.monotonic() + RETURN_S
-        with suppress(DaemonGone, ClientClosed):  # the next acquire says so
+        with suppress(SessionEnded, ClientClosed):  # the next acquire says so
             while _lends(status := self.client.status(), mine):
                 if time.monotonic() > until:
                     log.warning(
@@ -275,7 +274,7 @@ class Stage:
     def begin_in_full(self, *, encoders: bool = False) -> None:
         """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
 
-        Blocks until it is granted. Raises as `Client.acquire`, but for DaemonGone: then the stage
+        Blocks until it is granted. Raises as `Client.acquire`, but for SessionEnded: then the stage
         goes on by itself.
         """
         if not self._stepping:
@@ -349,7 +348,7 @@ class Stage:
             self.go_alone(error)
         if self._alone:
             if self._ranks is not None:  # the others wait for its word as ever
-                with self._ranks.turn(self._is_wanted, self._give_back):
+                with self._ranks.acquiring(self._is_wanted, self._give_back):
                     pass
             yield
             return
@@ -406,7 +405,7 @@ class Stage:
         if self._ranks is None or self._depth > 1:  # no rank lets go in the middle of a step
             self._take(names)
         else:
-            with self._ranks.turn(self._is_wanted, self._give_back):
+            with self._ranks.acquiring(self._is_wanted, self._give_back):
                 self._take(names)
 
     def _take(self, names: tuple[str, ...]) -> None:
@@ -436,7 +435,7 @@ class Stage:
             self._ranks.waits()
         try:
             self._lease = self.client.acquire(*names)
-        except (DaemonGone, ClientClosed) as exc:
+        except (SessionEnded, ClientClosed) as exc:
             self.go_alone(exc)
             return
         self._held = names
@@ -449,7 +448,7 @@ class Stage:
         held = self._lease
         try:
             self._lease = self.client.acquire(*names, timeout=0)
-        except (AcquireTimeout, DaemonGone):
+        except (AcquireTimeout, SessionEnded):
             return False
         self._held = names
         if held is not None:
@@ -470,7 +469,7 @@ class Stage:
             log.info("%s gives way after %s, %s", self.name, _counted(requests), spent)
         for stream in self._streams:
             lease.uses(stream)
-        with suppress(DaemonGone):  # the next acquire says so
+        with suppress(SessionEnded):  # the next acquire says so
             lease.release()
 
     def _give_when_idle(self) -> None:
@@ -494,7 +493,7 @@ class Stage:
     # --- the daemon is gone --------------------------------------------------------------
 
     def _tell_of_end(self, error: SwapdError) -> None:
-        if isinstance(error, DaemonGone):
+        if isinstance(error, SessionEnded):
             log.error("%s has lost swapd: %s", self.name, error)
         self._wanted.set()
 
@@ -542,7 +541,7 @@ class Stage:
             if self._stopped is not None or not self._may_ask(lost.endpoint):
                 return
             client = swapd_client.connect(lost.endpoint, label=f"{self.name}:{os.getpid()}")
-        except (NotRunning, DaemonGone):
+        except (NotRunning, SessionEnded):
             return
         except Exception as exc:  # noqa: BLE001 - the stage goes on all the same
             return self._could_not_join(exc)
@@ -622,7 +621,7 @@ class Stage:
         return True
 
     def _could_not_join(self, error: Exception) -> None:
-        if isinstance(error, DaemonGone) or self._closed.is_set():
+        if isinstance(error, SessionEnded) or self._closed.is_set():
             return
         if error is self._stopped:
             return log.error("%s", error)
@@ -656,7 +655,7 @@ def _lendable(status: StatusReply) -> int:
     stays = sum(
         vm.round_up(part.nbytes, status.chunk_bytes)
         for part in status.components
-        if part.policy == "resident" and part.state == "resident"
+        if part.policy == "permanent" and part.state == "resident"
     )
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
 
@@ -668,11 +667,11 @@ def _close(client: Client) -> None:
 
 def _lends(status: StatusReply, session: int) -> bool:
     """Whether memory is lent to a session, or on its way back."""
-    return any(c.session == session and c.name.startswith(_LENT) for c in status.components)
+    return any(c.session == session and c.kind == "workspace" for c in status.components)
 
 
 def _in_words(part: Part) -> str:
-    if part.policy == "resident":
+    if part.policy == "permanent":
         return "stays"
     when = "comes for steps with encoder inputs" if part.encoder else "takes turns"
     return f"{when} and leaves at once" if part.policy == "sequential" else when

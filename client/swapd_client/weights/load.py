@@ -1,7 +1,7 @@
-"""Components straight from safetensors files: read into the master, never held beside it.
+"""Components straight from safetensors files: read into the host copy, never held beside it.
 
-The kernel moves the bytes from the page cache into the master (`sendfile`): nothing is mapped, no
-page is zeroed first or faulted in. Tensors that are cast pass through a small buffer instead.
+The kernel moves the bytes from the page cache into the host copy (`sendfile`): nothing is mapped,
+no page is zeroed first or faulted in. Tensors that are cast pass through a small buffer instead.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from swapd.shared import vm
+from swapd.shared import protocol, vm
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import dlpack, ranges
 from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment
@@ -295,7 +295,7 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
     found: dict[str, list[str]] = {part: [] for part in parts}
     whose = [(f"{p}.", part) for part, prefixes in parts.items() for p in prefixes]
     for name in names:
-        part = next((part for p, part in whose if f"{name}.".startswith(p)), "rest")
+        part = next((part for p, part in whose if f"{name}.".startswith(p)), protocol.REST)
         if part not in found:
             raise InvalidSource(f"{name!r} is in none of the parts; add one called 'rest'")
         found[part].append(name)
@@ -316,7 +316,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int]]:
-    """(place, file, offset, bytes) of what lies together in a file and in the master."""
+    """(place, file, offset, bytes) of what lies together in a file and in the host copy."""
     run: tuple[int, File, int, int] | None = None
     for place, stored in plain:
         if run and run[1] is stored.file:
@@ -334,7 +334,7 @@ def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int
 def _move(
     target: int, place: int, file: File, offset: int, nbytes: int, add: Callable[[int], None]
 ) -> None:
-    """Have the kernel copy a part of a file into the master."""
+    """Have the kernel copy a part of a file into the host copy."""
     os.lseek(target, place, os.SEEK_SET)
     done = 0
     while done < nbytes:
@@ -373,7 +373,9 @@ def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -
 
 @contextmanager
 def _mapped(fd: int, nbytes: int) -> Iterator[int]:
-    """The address of a master that may be sealed: so a private mapping, which nobody writes to."""
+    """The address of a host copy that may be sealed: so a private mapping, which nobody writes
+    to.
+    """
     span = vm.round_up(nbytes)
     address = vm.reserve(span)
     try:
@@ -384,7 +386,7 @@ def _mapped(fd: int, nbytes: int) -> Iterator[int]:
 
 
 def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
-    """Whether a part of a file is what the master has at `place`."""
+    """Whether a part of a file is what the host copy has at `place`."""
     buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
     done = 0
     while done < nbytes:
@@ -399,7 +401,7 @@ def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> b
 
 
 def _is_cast_same(master: int, wanted: Wanted) -> bool:
-    """Whether a tensor, cast, is what the master has at this address."""
+    """Whether a tensor, cast, is what the host copy has at this address."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):

@@ -1,4 +1,4 @@
-"""New values for a clean component: a second master is filled, and takes the place of the first.
+"""New values for a clean component: a second host copy is filled, and takes the place of the first.
 
 Nothing changes until all of it is written, and then all of it in one step. No torch:
 what values are, and where they go, the layout knows.
@@ -61,7 +61,7 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
 
 
 def apply(session: Session, call: Call, asked: list[Change]) -> None:
-    """Fill new masters and commit them. Blocks for the copies.
+    """Fill new host copies and commit them. Blocks for the copies.
 
     After an error all is as it was. Raises what the daemon refuses with.
     """
@@ -129,7 +129,7 @@ def _owners(family: str, parts: list[Part]) -> dict[str, list[tuple[Part, str]]]
 
 
 def _copy(source: int, target: int, nbytes: int) -> None:
-    """Copy one master to another."""
+    """Copy one host copy to another."""
     at = 0
     os.lseek(target, 0, os.SEEK_SET)
     while at < nbytes:

@@ -25,8 +25,8 @@ def on_session_opened(ledger: Ledger, admission: Admission, event: SessionOpened
 
 def on_tick(ledger: Ledger, admission: Admission, event: Tick) -> None:
     owing.fence_late(ledger)
-    for turn in ledger.contents.expired(event.now):
-        registry.order(ledger, turn)
+    for due in ledger.contents.expired(event.now):
+        registry.order(ledger, due)
     ledger.replan = True
 
 

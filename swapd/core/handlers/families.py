@@ -3,7 +3,7 @@
 from swapd.core import explain, leaving, policy
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
-from swapd.shared.protocol import REST, Code, Resize, part_name
+from swapd.shared.protocol import Code, Resize, rest_of
 
 
 def on_resize(ledger: Ledger, admission: Admission, session: int, asked: Resize) -> None:
@@ -24,21 +24,21 @@ def _never_stays(ledger: Ledger, name: str) -> tuple[Code, str] | None:
     """Why what is in no block of a family cannot stay for good, or None if it can, or need
     not: some other part must fit beside it."""
     family = ledger.families[name]
-    rest = family.get(part_name(name, REST))
-    if rest is None or rest.own_policy != "resident":
+    rest = family.get(rest_of(name))
+    if rest is None or rest.own_policy != "permanent":
         return None
     others = (c.chunks for c in family.values() if c is not rest)
     least = rest.chunks + max(others, default=0)
     fixed = ledger.never_leaving(family.values())
     if least + fixed <= ledger.pool.total:
         return None
-    return "too_large", explain.too_large(ledger, name, least, fixed, explain.LESS_RESIDENT)
+    return "too_large", explain.too_large(ledger, name, least, fixed, explain.LESS_PERMANENT)
 
 
 def spread(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
     """Keep so much of a family; None: as much as there is room for beside what never leaves."""
     family = ledger.families[name]
-    first = [c for c in family.values() if c.name == part_name(name, REST)]
+    first = [c for c in family.values() if c.name == rest_of(name)]
     others = [c for c in family.values() if c not in first]
     sizes = [c.chunks for c in others]
     room = ledger.pool.total - ledger.never_leaving(family.values())

@@ -3,7 +3,7 @@
 from swapd.core import explain, leases, verdict, workspaces
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
-from swapd.core.records import WORKSPACE, Key, workspace_name
+from swapd.core.records import Key, is_workspace, workspace_name
 from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release
 
 
@@ -13,8 +13,8 @@ def on_acquire(ledger: Ledger, admission: Admission, session: int, asked: Acquir
         return ledger.refuse(key, *problem)
     w = admission.waiter(session, asked)
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
-    missing.sort(key=lambda n: not n.startswith(WORKSPACE))
-    if missing and (not w.wait or missing[0].startswith(WORKSPACE)):
+    missing.sort(key=lambda n: not is_workspace(n))
+    if missing and (not w.await_registration or is_workspace(missing[0])):
         return ledger.refuse(key, "unknown_component", explain.unknown(ledger, missing[0]))
     admission.ask(w, missing)
 

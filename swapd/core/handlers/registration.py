@@ -2,7 +2,7 @@
 
 from swapd.core import explain, leaving, registry, updates
 from swapd.core.admission import Admission
-from swapd.core.events import MasterFailed, MasterMade, MasterSealed
+from swapd.core.events import HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State
 from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
@@ -26,7 +26,7 @@ def _unregisterable(
         return "stopping", explain.STOPPING
     if problem := _misnamed(ledger, session, asked):
         return problem
-    fixed = ledger.never_leaving() if asked.policy == "resident" else 0
+    fixed = ledger.never_leaving() if asked.policy == "permanent" else 0
     if chunks + fixed > ledger.pool.total:
         return "too_large", explain.too_large(ledger, asked.name, chunks, fixed)
     return None
@@ -48,7 +48,7 @@ def _misnamed(ledger: Ledger, session: int, asked: Register) -> tuple[Code, str]
     return None
 
 
-def on_master_made(ledger: Ledger, admission: Admission, event: MasterMade) -> None:
+def on_host_copy_made(ledger: Ledger, admission: Admission, event: HostCopyMade) -> None:
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
@@ -75,9 +75,9 @@ def on_commit(ledger: Ledger, admission: Admission, session: int, asked: Commit)
     registry.seal(ledger, c, c.uid)
 
 
-def on_master_sealed(ledger: Ledger, admission: Admission, event: MasterSealed) -> None:
-    for turn in ledger.contents.sealed(event.uid):
-        registry.order(ledger, turn)
+def on_host_copy_sealed(ledger: Ledger, admission: Admission, event: HostCopySealed) -> None:
+    for due in ledger.contents.sealed(event.uid):
+        registry.order(ledger, due)
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
@@ -88,7 +88,7 @@ def on_master_sealed(ledger: Ledger, admission: Admission, event: MasterSealed) 
         admission.unpark(c)
 
 
-def on_master_failed(ledger: Ledger, admission: Admission, event: MasterFailed) -> None:
+def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFailed) -> None:
     """A component whose first master fails is gone; an update that fails changes nothing."""
     c = _made_or_sealed(ledger, event.uid)
     if c is None:

@@ -120,7 +120,7 @@ def test_a_holder_may_use_what_is_wanted_for_another(make: Make) -> None:
 def test_who_holds_nothing_that_the_head_needs_waits_its_turn(make: Make) -> None:
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()
-    w.register(s, "r", 1, policy="resident")
+    w.register(s, "r", 1, policy="permanent")
     for session, name, size in ((t, "a", 6), (u, "big", 8), (s, "c", 2)):
         w.register(session, name, size)
     w.use(s, "r")

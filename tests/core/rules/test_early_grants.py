@@ -153,7 +153,7 @@ def test_unregister_of_what_is_held_early_is_refused_until_it_is_released(make: 
         "evict a (failed)",
         "revoke a",
         f"accept {answer[1]}",
-        "drop master a",
+        "drop host copy a",
     ]
 
 
@@ -198,7 +198,7 @@ def test_gone_while_it_held_what_was_loading(make: Make) -> None:
         w.leave(s)
         assert outcome(w) == ["lost a"]
         w.move("a", fail=fail)
-        assert w.told() == ["drop master a", "copy in b"]
+        assert w.told() == ["drop host copy a", "copy in b"]
 
 
 def test_gone_while_it_held_what_was_loading_and_may_still_write_there(make: Make) -> None:

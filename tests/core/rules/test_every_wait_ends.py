@@ -47,7 +47,9 @@ def test_a_deadline_ends_a_wait_for_a_name_and_says_which(make: Make) -> None:
     s = w.open()
     w.ask_register(s, "filling")
     w.make_masters()
-    keys = [w.acquire(s, name, timeout=1.0, wait=True) for name in ("unborn", "filling")]
+    keys = [
+        w.acquire(s, name, timeout=1.0, await_registration=True) for name in ("unborn", "filling")
+    ]
     w.sleep(1.0)
     for key, name in zip(keys, ("unborn", "filling"), strict=True):
         assert w.refusal(key).code == "timeout"
@@ -88,7 +90,7 @@ def test_a_try_does_not_wait_for_a_load_in_flight_or_for_what_is_wanted(make: Ma
 def test_a_try_of_what_is_not_registered_is_not_parked(make: Make) -> None:
     w = make(10)
     s = w.open()
-    refusal = w.refusal(w.acquire(s, "unborn", timeout=0.0, wait=True))
+    refusal = w.refusal(w.acquire(s, "unborn", timeout=0.0, await_registration=True))
     assert refusal.code == "timeout"
     assert "not registered yet: unborn" in refusal.message
     assert w.told() == [f"refuse {refusal.request} timeout"]
@@ -118,7 +120,7 @@ def test_past_its_deadline_a_waiter_starts_nothing(make: Make) -> None:
 def test_past_its_deadline_a_parked_waiter_starts_nothing(make: Make) -> None:
     w = make(10)
     s, t = w.open(), w.open()
-    late = w.acquire(t, "a", timeout=1.0, wait=True)
+    late = w.acquire(t, "a", timeout=1.0, await_registration=True)
     w.now = 2.0
     w.register(s, "a", 6)
     assert w.refusal(late).code == "timeout"
@@ -160,7 +162,7 @@ def test_a_component_that_is_not_committed_is_refused_with_that_reason(make: Mak
 def test_wait_parks_until_all_names_are_registered(make: Make) -> None:
     w = make(10)
     s, t = w.open(), w.open()
-    key = w.acquire(s, "a", "b", wait=True)
+    key = w.acquire(s, "a", "b", await_registration=True)
     assert w.told() == [f"waiting {key[1]}"]
     w.register(t, "a")
     w.ask_register(t, "b")
@@ -177,7 +179,7 @@ def test_who_waits_for_names_delays_nobody(make: Make) -> None:
     w = make(10)
     s = w.open()
     w.register(s, "a", 10)
-    w.acquire(s, "unborn", wait=True, priority=9)
+    w.acquire(s, "unborn", await_registration=True, priority=9)
     assert w.granted(w.use(s, "a", agent=1))
 
 
@@ -190,11 +192,11 @@ def test_too_large_for_the_budget_is_refused_at_registration(make: Make) -> None
     w.register(s, "a", 10)
 
 
-def test_resident_components_that_are_too_large_together_are_refused(make: Make) -> None:
+def test_permanent_components_that_are_too_large_together_are_refused(make: Make) -> None:
     w = make(10)
     s = w.open()
-    w.register(s, "a", 6, policy="resident")
-    refusal = w.refusal(w.ask_register(s, "b", 5, policy="resident"))
+    w.register(s, "a", 6, policy="permanent")
+    refusal = w.refusal(w.ask_register(s, "b", 5, policy="permanent"))
     assert refusal.code == "too_large"
     assert "beside 6 B that never leave" in refusal.message
 
@@ -209,10 +211,10 @@ def test_several_that_are_too_large_together_are_refused(make: Make) -> None:
     assert refusal.message.startswith("a + b needs 12 B; the budget is 10 B")
 
 
-def test_too_large_beside_what_is_resident_is_refused(make: Make) -> None:
+def test_too_large_beside_what_is_permanent_is_refused(make: Make) -> None:
     w = make(10)
     s = w.open()
-    w.register(s, "r", 3, policy="resident")
+    w.register(s, "r", 3, policy="permanent")
     w.register(s, "a", 8)
     w.touch(s, "a")
     w.touch(s, "r")
@@ -221,10 +223,10 @@ def test_too_large_beside_what_is_resident_is_refused(make: Make) -> None:
     assert "beside 3 B that never leave" in refusal.message
 
 
-def test_a_waiter_is_refused_when_a_resident_component_takes_its_room(make: Make) -> None:
+def test_a_waiter_is_refused_when_a_permanent_component_takes_its_room(make: Make) -> None:
     w = make(10)
     s, t = w.open(), w.open()
-    w.register(s, "r", 3, policy="resident")
+    w.register(s, "r", 3, policy="permanent")
     w.register(s, "x", 8)
     w.register(t, "a", 8)
     held = w.use(s, "x")
@@ -239,7 +241,7 @@ def test_who_waits_behind_a_waiter_refused_for_room_goes_on_at_once(make: Make) 
     s, t = w.open(), w.open()
     for name, size in (("x", 9), ("big", 8), ("small", 2)):
         w.register(s, name, size)
-    w.register(s, "r", 3, policy="resident")
+    w.register(s, "r", 3, policy="permanent")
     held = w.use(s, "x")
     keys = [w.acquire(t, name, agent=i) for i, name in enumerate(("r", "big", "small"))]
     w.release(held)
@@ -248,12 +250,12 @@ def test_who_waits_behind_a_waiter_refused_for_room_goes_on_at_once(make: Make) 
     assert w.granted(keys[0], keys[2])
 
 
-def test_a_resident_component_that_is_being_unregistered_does_not_count_as_fixed(
+def test_a_permanent_component_that_is_being_unregistered_does_not_count_as_fixed(
     make: Make,
 ) -> None:
     w = make(10, strict=True)
     s = w.open()
-    w.register(s, "r", 3, policy="resident")
+    w.register(s, "r", 3, policy="permanent")
     w.register(s, "a", 8)
     w.touch(s, "r")
     w.unregister(s, "r")

@@ -141,7 +141,7 @@ def test_a_family_that_is_not_there_whole_is_waited_for(make: Make) -> None:
     w.commit(s, "f/1")
     w.make_masters()
     assert "'f/2' is still being registered" in w.refusal(w.acquire(s, "f")).message
-    key = w.acquire(s, "f", wait=True)
+    key = w.acquire(s, "f", await_registration=True)
     w.commit(s, "f/2")
     w.make_masters()
     w.settle()
@@ -153,7 +153,7 @@ def test_a_family_that_is_not_there_whole_is_waited_for(make: Make) -> None:
 def test_who_waits_for_a_family_that_nobody_has_registered_gets_its_parts(make: Make) -> None:
     w = make(10)
     s, t = w.open(), w.open()
-    key = w.acquire(t, "f", wait=True)
+    key = w.acquire(t, "f", await_registration=True)
     w.register(s, "f/1", part_of="f")
     w.settle()
     assert w.granted(key)
@@ -196,7 +196,7 @@ def test_a_grant_says_what_leaves_when_it_is_released(make: Make) -> None:
     w.register(s, "f/2", part_of="f", policy="sequential")
     grant = w.answers[w.use(s, "f")]
     assert isinstance(grant, Grant)
-    assert [p.passing for p in grant.placements] == [False, True]
+    assert [p.transient for p in grant.placements] == [False, True]
 
 
 # --- keeping a part of it ----------------------------------------------------------------
@@ -264,11 +264,11 @@ def test_what_a_waiter_names_stays_until_it_was_used(make: Make) -> None:
 def test_without_a_number_as_much_is_kept_as_there_is_room_for(make: Make) -> None:
     w = make(12)
     s = w.open()
-    w.register(s, "vae", 2, policy="resident")
+    w.register(s, "vae", 2, policy="permanent")
     family(w, s)
     w.resize(s, "f")
     assert len(kept(w)) == 5, "all of it fits"
-    w.register(s, "more", 2, policy="resident")
+    w.register(s, "more", 2, policy="permanent")
     assert kept(w) == ["f/rest", "f/2"], "two others have room beside it"
 
 
@@ -279,20 +279,20 @@ def test_it_has_what_comes_to_stay_beside_it_and_its_room_when_that_goes(make: M
     w.resize(s, "f")
     for name in ("f/0", "f/1"):
         w.touch(s, name)
-    w.register(t, "vae", 4, policy="resident")
+    w.register(t, "vae", 4, policy="permanent")
     assert kept(w) == ["f/rest", "f/2"]
     assert w.evictions() == ["f/0", "f/1"]
     w.leave(t)
     assert len(kept(w)) == 5
     w.resize(s, "f", 5)
-    w.register(s, "vae", 1, policy="resident")
+    w.register(s, "vae", 1, policy="permanent")
     assert kept(w) == ["f/rest", "f/1", "f/3"], "it was told how much to keep"
 
 
 def test_parts_of_a_family_that_never_leaves_do_when_they_are_not_kept(make: Make) -> None:
     w = make(20)
     s = w.open()
-    family(w, s, policy="resident")
+    family(w, s, policy="permanent")
     held = w.use(s, "f")
     w.resize(s, "f", 5)
     w.release(held)
@@ -310,8 +310,8 @@ def test_parts_of_a_family_that_never_leaves_do_when_they_are_not_kept(make: Mak
 def test_what_passes_through_does_not_count_though_what_is_kept_never_leaves(make: Make) -> None:
     w = make(8)
     s = w.open()
-    w.register(s, "vae", 2, policy="resident")
-    family(w, s, policy="resident", passing=True)
+    w.register(s, "vae", 2, policy="permanent")
+    family(w, s, policy="permanent", transient=True)
     assert kept(w) == []
     w.resize(s, "f", 3)
     assert kept(w) == ["f/rest", "f/2"]
@@ -324,8 +324,8 @@ def test_what_passes_through_does_not_count_though_what_is_kept_never_leaves(mak
 def test_no_more_is_kept_than_leaves_room_for_what_passes_through(make: Make) -> None:
     w = make(10)
     s = w.open()
-    w.register(s, "vae", 2, policy="resident")
-    family(w, s, policy="resident", passing=True)
+    w.register(s, "vae", 2, policy="permanent")
+    family(w, s, policy="permanent", transient=True)
     w.resize(s, "f", 8)
     assert kept(w) == ["f/rest", "f/1", "f/3"]
     held = w.use(s, "vae", "f/rest", "f/1", "f/3")
@@ -336,8 +336,8 @@ def test_no_more_is_kept_than_leaves_room_for_what_passes_through(make: Make) ->
 def test_what_is_in_no_block_and_never_leaves_must_fit(make: Make) -> None:
     w = make(8)
     s = w.open()
-    w.register(s, "vae", 6, policy="resident")
-    family(w, s, policy="resident", passing=True)
+    w.register(s, "vae", 6, policy="permanent")
+    family(w, s, policy="permanent", transient=True)
     refusal = w.refusal(w.resize(s, "f", 0))
     assert refusal.code == "too_large"
     assert "f needs 3" in refusal.message
@@ -348,7 +348,7 @@ def test_what_is_in_no_block_and_never_leaves_must_fit(make: Make) -> None:
 def test_who_does_not_fit_beside_what_never_leaves_from_now_on_is_refused(make: Make) -> None:
     w = make(6)
     s, t = w.open(), w.open()
-    family(w, s, blocks=2, policy="resident")
+    family(w, s, blocks=2, policy="permanent")
     w.register(t, "a", 4)
     w.resize(s, "f", 1)
     held = w.use(s, "f")

@@ -31,7 +31,7 @@ def test_of_those_that_hold_and_wait_the_one_that_must_run_overtakes(make: Make)
 def test_two_that_could_run_were_it_not_for_what_never_leaves_are_deadlocked(make: Make) -> None:
     w = make(10)
     s, a, b = w.open(), w.open(), w.open()
-    w.register(s, "r", 4, policy="resident")
+    w.register(s, "r", 4, policy="permanent")
     for name in "abxy":
         w.register(s, name, 3)
     w.touch(s, "r")

@@ -94,7 +94,7 @@ def test_if_the_write_back_fails_who_found_room_elsewhere_is_not_refused(make: M
 def test_who_was_parked_when_it_was_to_go_goes_on_when_the_write_back_fails(make: Make) -> None:
     w, s, t = mutable_pair(make)
     w.workspace(t, 6)
-    back = w.acquire(t, "a", agent=1, wait=True)
+    back = w.acquire(t, "a", agent=1, await_registration=True)
     answer = w.unregister(s, "a")
     w.ack("a")
     w.move("a", fail="bus")
@@ -135,19 +135,19 @@ def test_lost_is_said_when_the_worker_dies_with_what_it_wrote(make: Make) -> Non
     w, s, _ = mutable_pair(make)
     w.leave(s)
     assert [type(a) for a in w.out[:1]] == [Lost]
-    assert w.told() == ["lost a", "drop master a"]
+    assert w.told() == ["lost a", "drop host copy a"]
 
 
 def test_nothing_is_lost_if_all_was_written_back(make: Make) -> None:
     w, s, t = mutable_pair(make)
     w.use(t, "b")
     w.leave(s)
-    assert w.told() == ["drop master a"]
+    assert w.told() == ["drop host copy a"]
 
 
 def test_what_a_living_process_may_still_write_is_not_reused_until_it_ends(make: Make) -> None:
     w, s, t = mutable_pair(make)
-    key = w.acquire(t, "b", wait=True)
+    key = w.acquire(t, "b", await_registration=True)
     w.leave(s, alive=True)
     assert w.refusal(key).code == "too_large"
     assert w.ledger.pool.free == 4

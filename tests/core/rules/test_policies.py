@@ -129,10 +129,10 @@ def test_sequential_that_was_brought_in_but_not_used_stays(make: Make) -> None:
     assert "a" in w.ledger.idle
 
 
-def test_resident_is_never_evicted(make: Make) -> None:
+def test_permanent_is_never_evicted(make: Make) -> None:
     w = make(10)
     s = w.open()
-    w.register(s, "r", 2, policy="resident")
+    w.register(s, "r", 2, policy="permanent")
     for name in "abc":
         w.register(s, name, 4)
     w.touch(s, "r")

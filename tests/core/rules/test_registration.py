@@ -13,11 +13,11 @@ def test_registration_is_answered_when_the_master_is_made_and_when_it_is_sealed(
     w = make(10)
     s = w.open()
     made = w.ask_register(s, "a", 3)
-    assert w.told() == ["makemaster a"]
+    assert w.told() == ["makehostcopy a"]
     w.make_masters()
     assert w.out == [Accept(*made)]
     committed = w.commit(s, "a")
-    assert w.told() == ["sealmaster a"]
+    assert w.told() == ["sealhostcopy a"]
     assert w.state("a") is State.FILLING
     w.make_masters()
     assert w.out == [Accept(*committed)]

@@ -15,7 +15,7 @@ def test_gone_before_its_master_was_made(make: Make) -> None:
     w.leave(s)
     assert w.told() == []
     w.make_masters()
-    assert w.told() == ["drop master a"]
+    assert w.told() == ["drop host copy a"]
 
 
 def test_gone_before_its_master_failed(make: Make) -> None:
@@ -33,7 +33,7 @@ def test_gone_while_filling(make: Make) -> None:
     w.ask_register(s, "a")
     w.make_masters()
     w.leave(s)
-    assert w.told() == ["drop master a"]
+    assert w.told() == ["drop host copy a"]
 
 
 def test_gone_before_its_master_was_sealed(make: Make) -> None:
@@ -45,7 +45,7 @@ def test_gone_before_its_master_was_sealed(make: Make) -> None:
     w.leave(s)
     assert w.told() == []
     w.make_masters()
-    assert w.told() == ["drop master a"]
+    assert w.told() == ["drop host copy a"]
 
 
 def test_gone_while_absent(make: Make) -> None:
@@ -53,7 +53,7 @@ def test_gone_while_absent(make: Make) -> None:
     s = w.open()
     w.register(s, "a")
     w.leave(s)
-    assert w.told() == ["drop master a"]
+    assert w.told() == ["drop host copy a"]
 
 
 @pytest.mark.parametrize("fail", [None, "bus"])
@@ -70,7 +70,7 @@ def test_gone_while_loading_frees_the_chunks_when_the_copy_ends(
     key = w.acquire(t, "b")
     assert w.state("b") is State.ABSENT
     w.move("a", fail=fail)
-    assert w.told() == ["drop master a", "copy in b"]
+    assert w.told() == ["drop host copy a", "copy in b"]
     w.settle()
     assert w.granted(key)
 
@@ -83,7 +83,7 @@ def test_gone_while_resident_lets_the_waiters_in_at_once(make: Make) -> None:
     w.use(s, "a")
     w.acquire(t, "b")
     w.leave(s)
-    assert outcome(w) == ["drop master a", "copy in b"]
+    assert outcome(w) == ["drop host copy a", "copy in b"]
 
 
 def test_gone_while_resident_takes_it_from_the_leases_of_others(make: Make) -> None:
@@ -103,7 +103,7 @@ def test_gone_while_revoking(make: Make, alive: bool) -> None:
     w, s, t = strict_pair(make)
     key = w.acquire(t, "b")
     w.leave(s, alive)
-    assert w.told() == ["drop master a", "copy in b"]
+    assert w.told() == ["drop host copy a", "copy in b"]
     assert w.core.next_deadline() is None
     w.settle()
     assert w.granted(key)
@@ -132,7 +132,7 @@ def test_gone_while_writing_back_frees_the_chunks_when_the_copy_ends(
     w.leave(s, alive)
     assert outcome(w) == ["lost a"]
     w.move("a", fail=fail)
-    assert w.told() == ["drop master a", "lend"]
+    assert w.told() == ["drop host copy a", "lend"]
     w.settle()
     assert w.granted(key)
 
@@ -140,7 +140,7 @@ def test_gone_while_writing_back_frees_the_chunks_when_the_copy_ends(
 def test_gone_while_waiting_loading_and_parked(make: Make) -> None:
     w, held, (t, u, v) = blocked(make)
     w.acquire(t, "c0", timeout=50.0)
-    w.acquire(t, "unborn", wait=True, agent=1)
+    w.acquire(t, "unborn", await_registration=True, agent=1)
     key = w.acquire(u, "c1")
     w.leave(t)
     w.release(held)
@@ -173,7 +173,7 @@ def test_gone_with_a_sequential_component_promised_to_itself(make: Make) -> None
     w.acquire(s, "a", "b", agent=1)
     w.release(held)
     w.leave(s)
-    assert w.told() == ["drop master a"]
+    assert w.told() == ["drop host copy a"]
 
 
 def test_gone_though_something_was_evicted_for_it(make: Make) -> None:
@@ -195,7 +195,7 @@ def test_isolation_the_name_of_who_is_gone_is_free(make: Make) -> None:
     w = make(10)
     s, t = w.open(), w.open()
     w.register(s, "a", 6)
-    waiting = w.acquire(t, "a", wait=True)
+    waiting = w.acquire(t, "a", await_registration=True)
     w.leave(s)
     w.register(t, "a", 3)
     w.settle()

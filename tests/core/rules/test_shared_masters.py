@@ -1,13 +1,13 @@
 """Components of one content share one master."""
 
-from swapd.core.actions import Accept, DropMaster, MakeMaster
+from swapd.core.actions import Accept, DropHostCopy, MakeHostCopy
 from swapd.core.policy import SHARE_PATIENCE_S
 from tests.core.world import Make, World
 
 
 def made(w: World) -> list[tuple[str, int]]:
     """What the last event ordered: for which component, and whose master it shares."""
-    return [(a.name, a.original) for a in w.out if isinstance(a, MakeMaster)]
+    return [(a.name, a.original) for a in w.out if isinstance(a, MakeHostCopy)]
 
 
 def ask(w: World, session: int, name: str, content: str = "x") -> tuple[int, int]:
@@ -97,7 +97,7 @@ def test_a_first_that_takes_too_long_is_not_waited_for(make: Make) -> None:
     assert at is not None
     assert SHARE_PATIENCE_S <= at - w.now < SHARE_PATIENCE_S + 1
     w.sleep(SHARE_PATIENCE_S + 1)
-    assert [a.original for a in w.log if isinstance(a, MakeMaster)] == [0, 0]
+    assert [a.original for a in w.log if isinstance(a, MakeHostCopy)] == [0, 0]
     fill(w, first, "a")
     fill(w, second, "b")
 
@@ -106,7 +106,7 @@ def test_nothing_is_left_of_one_that_goes_while_it_waits(make: Make) -> None:
     w, first, second = two(make)
     ask(w, second, "b")
     w.leave(second)
-    assert not [a for a in w.out if isinstance(a, DropMaster)]
+    assert not [a for a in w.out if isinstance(a, DropHostCopy)]
     fill(w, first, "a")
     assert not made(w)
 

@@ -7,7 +7,7 @@ from tests.core.world import Make
 def test_stopping_refuses_who_waits_and_who_comes_and_leases_run_on(make: Make) -> None:
     w, held, (t, u, _) = blocked(make)
     queued = w.acquire(t, "c0")
-    parked = w.acquire(u, "unborn", wait=True)
+    parked = w.acquire(u, "unborn", await_registration=True)
     w.stop()
     late = [w.acquire(t, "c0"), w.ask_register(t, "new"), w.prefetch(t, "c0")]
     for key in (queued, parked, *late):

@@ -12,7 +12,7 @@ def test_unregister_what_is_filling(make: Make) -> None:
     assert w.refusal(w.unregister(s, "a")).code == "in_use"
     w.make_masters()
     w.unregister(s, "a")
-    assert w.told() == ["accept 3", "drop master a"]
+    assert w.told() == ["accept 3", "drop host copy a"]
     w.register(s, "a")
 
 
@@ -21,7 +21,7 @@ def test_unregister_what_is_absent(make: Make) -> None:
     s = w.open()
     w.register(s, "a")
     w.unregister(s, "a")
-    assert w.told() == ["accept 3", "drop master a"]
+    assert w.told() == ["accept 3", "drop host copy a"]
 
 
 def test_unregister_what_is_loading_refuses_the_waiters_and_ends_with_the_copy(
@@ -35,7 +35,7 @@ def test_unregister_what_is_loading_refuses_the_waiters_and_ends_with_the_copy(
     assert w.refusal(key).code == "component_gone"
     assert w.state("a") is State.LOADING
     w.move("a")
-    assert w.told() == ["evict a (unregister)", "evicted a", "accept 4", "drop master a"]
+    assert w.told() == ["evict a (unregister)", "evicted a", "accept 4", "drop host copy a"]
 
 
 def test_unregister_what_is_loading_ends_with_a_copy_that_fails(make: Make) -> None:
@@ -46,7 +46,7 @@ def test_unregister_what_is_loading_ends_with_a_copy_that_fails(make: Make) -> N
     w.unregister(s, "a")
     w.move("a", fail="bus")
     assert w.refusal(key).code == "component_gone"
-    assert w.told() == ["accept 4", "drop master a"]
+    assert w.told() == ["accept 4", "drop host copy a"]
 
 
 def test_unregister_what_is_idle(make: Make) -> None:
@@ -55,7 +55,7 @@ def test_unregister_what_is_idle(make: Make) -> None:
     w.register(s, "a")
     w.touch(s, "a")
     w.unregister(s, "a")
-    assert outcome(w) == ["evict a (unregister)", "revoke a", "accept 4", "drop master a"]
+    assert outcome(w) == ["evict a (unregister)", "revoke a", "accept 4", "drop host copy a"]
 
 
 def test_unregister_what_is_leased_is_refused_and_says_by_whom(make: Make) -> None:
@@ -98,7 +98,7 @@ def test_unregister_what_is_being_revoked_or_written_back_ends_with_the_eviction
     assert w.state("a") is State.WRITING_BACK
     assert w.refusal(w.unregister(s, "a")).code == "in_use"
     w.move("a")
-    assert w.told() == ["evicted a", f"accept {answer[1]}", "drop master a"]
+    assert w.told() == ["evicted a", f"accept {answer[1]}", "drop host copy a"]
     w.settle()
     assert w.granted(key)
 
@@ -135,7 +135,7 @@ def test_unregister_parks_the_waiters_that_said_they_would_wait(make: Make) -> N
     w.register(s, "a", 6)
     w.register(t, "b", 6)
     held = w.use(t, "b")
-    key = w.acquire(t, "a", wait=True, agent=1)
+    key = w.acquire(t, "a", await_registration=True, agent=1)
     w.unregister(s, "a")
     assert key not in w.answers
     w.release(held)
@@ -150,7 +150,7 @@ def test_who_waits_behind_a_waiter_that_is_parked_goes_on_at_once(make: Make) ->
     for session, name, size in ((s, "a", 6), (t, "big", 8), (u, "small", 3)):
         w.register(session, name, size)
     w.use(s, "a")
-    w.acquire(u, "big", wait=True)
+    w.acquire(u, "big", await_registration=True)
     w.acquire(u, "small", agent=1)
     w.unregister(t, "big")
     assert outcome(w)[-1] == "copy in small"

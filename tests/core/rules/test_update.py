@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.core.actions import Accept, CopyIn, DropMaster, Evict, MakeMaster, SealMaster
+from swapd.core.actions import Accept, CopyIn, DropHostCopy, Evict, MakeHostCopy, SealHostCopy
 from swapd.core.events import DeviceDown
 from swapd.core.records import State
 from tests.core.world import Make, World
@@ -19,13 +19,13 @@ def there(make: Make, nbytes: int = 6, **rules: object) -> tuple[World, int]:
 def test_a_second_master_is_made_beside_the_first(make: Make) -> None:
     w, s = there(make)
     began = w.update(s, "a")
-    assert w.out == [MakeMaster(s, 2, "a", 6, False, (), began[1], 0, 1)]
+    assert w.out == [MakeHostCopy(s, 2, "a", 6, False, (), began[1], 0, 1)]
     w.make_master(2)
     assert w.out == [Accept(*began)]
     w.commit(s, "a")
-    assert w.out == [SealMaster(2, "a")]
+    assert w.out == [SealHostCopy(2, "a")]
     w.make_master(2)
-    assert w.out[1:] == [DropMaster(1, "a")]
+    assert w.out[1:] == [DropHostCopy(1, "a")]
 
 
 def test_until_it_is_committed_the_old_bytes_are_loaded(make: Make) -> None:
@@ -40,15 +40,15 @@ def test_an_idle_one_leaves_at_once_and_the_next_acquire_loads_the_new_bytes(mak
     w, s = there(make)
     w.touch(s, "a")
     w.renew(s, "a")
-    assert w.told()[1:] == ["drop master a", "evict a (update)", "revoke a", "evicted a"]
+    assert w.told()[1:] == ["drop host copy a", "evict a (update)", "revoke a", "evicted a"]
     w.acquire(s, "a")
     assert w.out == [CopyIn(2, "a", 2, 6, ((0, 6),))]
 
 
-def test_a_resident_or_busy_one_leaves_all_the_same(make: Make) -> None:
+def test_a_permanent_or_busy_one_leaves_all_the_same(make: Make) -> None:
     w = make(10)
     s = w.open()
-    w.register(s, "r", 2, "resident")
+    w.register(s, "r", 2, "permanent")
     w.touch(s, "r")
     w.renew(s, "r")
     assert w.evictions() == ["r"]
@@ -58,7 +58,7 @@ def test_holders_keep_the_old_bytes_and_are_told(make: Make) -> None:
     w, s = there(make)
     held = w.use(s, "a")
     w.renew(s, "a")
-    assert w.told()[1:] == ["drop master a", "want a"]
+    assert w.told()[1:] == ["drop host copy a", "want a"]
     w.release(held)
     assert w.told() == ["unwant a", "evict a (update)", "revoke a", "evicted a"]
 
@@ -141,9 +141,9 @@ def test_a_load_under_way_ends_before_its_master_is_dropped(make: Make) -> None:
     w, s = there(make)
     key = w.acquire(s, "a")
     w.renew(s, "a")
-    assert not any(isinstance(a, DropMaster) for a in w.log)
+    assert not any(isinstance(a, DropHostCopy) for a in w.log)
     w.move("a")
-    assert w.told()[:1] == ["drop master a"]
+    assert w.told()[:1] == ["drop host copy a"]
     assert w.granted(key), "it asked before"
     w.release(key)
     assert w.evictions() == ["a"]
@@ -154,9 +154,9 @@ def test_two_updates_during_a_load_leave_only_what_it_reads_and_what_is_next(mak
     w.prefetch(s, "a")
     w.renew(s, "a")
     w.renew(s, "a")
-    assert [a.uid for a in w.log if isinstance(a, DropMaster)] == [2]
+    assert [a.uid for a in w.log if isinstance(a, DropHostCopy)] == [2]
     w.move("a")
-    assert w.told() == ["drop master a", "evict a (update)", "evicted a"]
+    assert w.told() == ["drop host copy a", "evict a (update)", "evicted a"]
     w.acquire(s, "a")
     assert w.out == [CopyIn(3, "a", 2, 6, ((0, 6),))]
 
@@ -167,7 +167,7 @@ def test_a_load_that_fails_leaves_the_new_bytes_to_be_loaded(make: Make) -> None
     w.renew(s, "a")
     w.move("a", fail="injected")
     assert w.refusal(key).code == "device_failed"
-    assert any(isinstance(a, DropMaster) and a.uid == 1 for a in w.out)
+    assert any(isinstance(a, DropHostCopy) and a.uid == 1 for a in w.out)
     w.acquire(s, "a")
     assert any(isinstance(a, CopyIn) and a.uid == 2 for a in w.out)
 
@@ -275,7 +275,7 @@ def test_an_update_given_up_leaves_nothing(make: Make) -> None:
     w.update(s, "a")
     w.make_masters()
     given = w.give_up(s, "a")
-    assert w.out == [DropMaster(2, "a"), Accept(*given)]
+    assert w.out == [DropHostCopy(2, "a"), Accept(*given)]
     w.release(held)
     assert w.evictions() == []
 
@@ -287,7 +287,7 @@ def test_one_given_up_while_its_master_is_made_is_dropped_when_it_is(make: Make)
     assert w.refusal(began).code == "bad_request"
     assert isinstance(w.answers[given], Accept)
     w.make_masters()
-    assert w.out == [DropMaster(2, "a")]
+    assert w.out == [DropHostCopy(2, "a")]
     w.renew(s, "a")
 
 
@@ -297,7 +297,7 @@ def test_another_may_begin_while_the_master_of_one_given_up_is_still_made(make: 
     w.give_up(s, "a")
     second = w.update(s, "a")
     w.make_master(2)
-    assert w.out == [DropMaster(2, "a")]
+    assert w.out == [DropHostCopy(2, "a")]
     w.make_master(3)
     assert w.out == [Accept(*second)]
 
@@ -323,7 +323,7 @@ def test_no_memory_for_it_changes_nothing(step: str) -> None:
         asked = w.commit(s, "a")
     w.make_master(2, "host_memory")
     assert w.refusal(asked).code == "host_memory"
-    assert w.out[1:] == [DropMaster(2, "a")]
+    assert w.out[1:] == [DropHostCopy(2, "a")]
     w.use(s, "a")
     assert w.placed[1].uid == 1
     w.renew(s, "a")

@@ -89,7 +89,7 @@ def test_a_workspace_too_large_or_of_nothing_is_refused(make: Make) -> None:
     )
     for nbytes in (0, -1):
         assert w.refusal(w.workspace(s, nbytes)).code == "bad_request"
-    w.register(s, "r", 3, policy="resident")
+    w.register(s, "r", 3, policy="permanent")
     w.touch(s, "r")
     assert "beside 3 B that never leave" in w.refusal(w.workspace(s, 8)).message
     assert set(w.ledger.components) == {"r"}
@@ -236,7 +236,7 @@ def test_a_workspace_cannot_be_named(make: Make) -> None:
     assert w.refusal(w.ask_register(s, "workspace 9.9")).code == "bad_request"
     for asked in (
         w.acquire(s, name),
-        w.acquire(s, "a", "workspace 9.9", wait=True),
+        w.acquire(s, "a", "workspace 9.9", await_registration=True),
         w.prefetch(s, name),
         w.commit(s, name),
         w.unregister(s, name),

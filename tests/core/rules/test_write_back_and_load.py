@@ -124,19 +124,24 @@ def test_what_cannot_be_restored_is_lost_and_cannot_be_acquired(make: Make) -> N
     assert "saving 'a' failed (bus), and part of it had been overwritten" in lost.why
     assert w.granted(key), "who overwrote it may use it"
     assert w.ledger.pool.free == 4
-    for refused in (behind, w.acquire(t, "a"), w.acquire(s, "a", wait=True), w.prefetch(s, "a")):
+    for refused in (
+        behind,
+        w.acquire(t, "a"),
+        w.acquire(s, "a", await_registration=True),
+        w.prefetch(s, "a"),
+    ):
         assert w.refusal(refused).code == "device_failed"
         assert "'a' is damaged: saving 'a' failed (bus)" in w.refusal(refused).message
     assert w.ledger.prefetches == {}
     w.unregister(s, "a")
-    assert w.told()[-1] == "drop master a"
+    assert w.told()[-1] == "drop host copy a"
     w.register(s, "a", 4)
     assert w.granted(w.use(s, "a"))
 
 
 def test_what_is_damaged_while_it_is_unregistered_can_be_unregistered_again(make: Make) -> None:
     w, s, _, _ = saved_and_inherited(make)
-    parked = w.acquire(s, "a", "unborn", wait=True)
+    parked = w.acquire(s, "a", "unborn", await_registration=True)
     answer = w.unregister(s, "a")
     w.move("b")
     w.move("a", fail="bus")
@@ -151,7 +156,7 @@ def test_unregister_what_others_inherit_from_ends_with_the_write_back(make: Make
     w, s, _, key = saved_and_inherited(make)
     answer = w.unregister(s, "a")
     w.move("a")
-    assert w.told() == ["evicted a", f"accept {answer[1]}", "drop master a"]
+    assert w.told() == ["evicted a", f"accept {answer[1]}", "drop host copy a"]
     w.move("b")
     assert w.granted(key)
 
@@ -162,7 +167,7 @@ def test_gone_while_others_inherit_from_it(make: Make) -> None:
         w.leave(s, alive=True)
         assert outcome(w) == ["lost a"]
         w.move("a", fail)
-        assert "drop master a" in w.told()
+        assert "drop host copy a" in w.told()
         if fail is None:
             w.move("b")
             assert w.granted(key)
@@ -176,7 +181,7 @@ def test_gone_while_it_loads_on_what_it_inherited(make: Make) -> None:
         w, s, t, _ = saved_and_inherited(make)
         w.leave(t)
         w.move("b", fail)
-        assert w.told() == ["drop master b"]
+        assert w.told() == ["drop host copy b"]
         assert (w.ledger.leaving, w.ledger.pool.free) == (6, 4)
         w.move("a")
         assert w.ledger.pool.free == 10

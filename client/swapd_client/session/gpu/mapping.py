@@ -88,7 +88,7 @@ class GpuRange:
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range.
 
-        Blocks until the daemon has sent them. Raises: DeviceFailed, DaemonGone; then it is
+        Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then it is
         hidden, or as it was.
         """
         if self.is_shown(generation):

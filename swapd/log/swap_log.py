@@ -33,7 +33,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import NOT_ENCODABLE
 from swapd.shared.runtime_dir import Folder
 
-log = logging.getLogger("swapd.log.journal")
+log = logging.getLogger("swapd.log.swap_log")
 
 #: How long records may wait to be rendered and written together.
 BATCH_S = 0.02
@@ -45,7 +45,7 @@ QUEUE_MAX_BYTES = 16 << 20
 CLOSE_S = 1.0
 
 
-class Journal:
+class SwapLog:
     """Numbers records, renders them, and hands them to a publisher and a file."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Journal:
         folder: Folder | None = None,
     ) -> None:
         """`folder`: the one that `path` is in, if it is open already."""
-        self._file = JournalFile(path, max_bytes, folder)
+        self._file = SwapLogFile(path, max_bytes, folder)
         self._publish = publish
         self._loop = loop
         self._seq = 0
@@ -140,7 +140,7 @@ def _rendered_one(parts: Parts) -> bytes:
     return line
 
 
-class JournalFile:
+class SwapLogFile:
     """Appends lines to a file in a thread of its own; rotates it; survives a full disk.
 
     `write` never waits for the disk: what it cannot take soon enough is dropped, and counted.
@@ -162,7 +162,7 @@ class JournalFile:
         self._change = threading.Condition()
         #: Lines that the disk refused.
         self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="swapd-journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="swapd-swap-log", daemon=True)
         limits.start(self._thread)
 
     def write(self, lines: list[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""A turn: what a call brought in stays for the calls after it, within a bound."""
+"""In a request what a call brought in stays for the calls after it, within a bound."""
 
 import threading
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import swapd_client
 from swapd import spawn
 from swapd_client import Client
 from swapd_client.leases.keeping import RequestKeeping
+from swapd_client.offload.between_calls import KeptBetweenCalls, kept_between_calls
 from swapd_client.offload.scope import Leased, here
-from swapd_client.offload.turn import Turn, turn
 from tests.offload.modules import Model, leases, seeded
 
 
@@ -31,10 +31,10 @@ def test_a_component_is_held_from_call_to_call_until_another_is_needed(client: C
     model = seeded(Model)
     hidden = torch.zeros(1, 256)
     with client.attach(model):
-        with turn(client, 10.0):
+        with kept_between_calls(client, 10.0):
             model.transformer(hidden)
             assert leases(client) == {"text_encoder": 0, "transformer": 1, "vae": 0}
-            with turn(client, 10.0):  # the same
+            with kept_between_calls(client, 10.0):  # the same
                 model.transformer(hidden)
             assert leases(client)["transformer"] == 1
             model.vae.decode(hidden)
@@ -47,7 +47,7 @@ def test_a_turn_that_fails_gives_all_back(client: Client) -> None:
     model = seeded(Model)
 
     def request() -> None:
-        with turn(client, 10.0):
+        with kept_between_calls(client, 10.0):
             model.transformer(torch.zeros(1, 256))
             model.transformer(torch.zeros(1, 3))
 
@@ -71,7 +71,7 @@ class Chunks(nn.Module):
 
 def test_what_runs_later_is_held_beside_nothing_that_is_kept(client: Client) -> None:
     model = seeded(nn.ModuleDict, {"transformer": nn.Linear(256, 256), "vae": Chunks()})
-    with client.attach(model), turn(client, 10.0):
+    with client.attach(model), kept_between_calls(client, 10.0):
         chunks = model["vae"](torch.zeros(2, 256))
         model["transformer"](torch.zeros(1, 256))
         next(chunks)
@@ -87,7 +87,7 @@ def test_what_is_wanted_is_kept_until_the_request_ends(busy: tuple[Client, Clien
     told = threading.Event()
     one.session.told.when_wanted(told.set)
     with one.attach(model):
-        with turn(one, 1000.0):
+        with kept_between_calls(one, 1000.0):
             model["transformer"](torch.zeros(1, 700))
             asked.start()
             assert told.wait(20)
@@ -104,8 +104,8 @@ def test_what_is_wanted_is_not_kept_beyond_the_bound(
     one.register("dit", {"x": bytes(100)})
     held = Leased(one, ["dit"])
     now = 100.0
-    monkeypatch.setattr("swapd_client.offload.turn.time.monotonic", lambda: now)
-    kept = Turn(one, RequestKeeping(10.0))
+    monkeypatch.setattr("swapd_client.offload.between_calls.time.monotonic", lambda: now)
+    kept = KeptBetweenCalls(one, RequestKeeping(10.0))
     kept.take(held)()
     assert leases(one) == {"dit": 1}
     one.session.told.wanted.add("dit")
@@ -128,7 +128,7 @@ def test_the_streams_that_worked_under_a_kept_lease_are_all_waited_for(
     used: list[int] = []
     monkeypatch.setattr(swapd_client.Lease, "uses", lambda _, stream: used.append(stream))
     client.register("dit", {"x": bytes(100)})
-    held, kept = Leased(client, ["dit"]), Turn(client, RequestKeeping(10.0))
+    held, kept = Leased(client, ["dit"]), KeptBetweenCalls(client, RequestKeeping(10.0))
     for stream in (7, 8, 7):
         monkeypatch.setattr(client.session.leases, "current_streams", lambda now=stream: (now,))
         kept.take(held)()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swapd_client.offload.shortcuts import Aside, Pair, _compile_begins, _compile_ends
+from swapd_client.offload.shortcuts import BlockHooks, Pair, _compile_begins, _compile_ends
 
 
 def block(seen: list[str]) -> nn.Module:
@@ -16,8 +16,8 @@ def block(seen: list[str]) -> nn.Module:
     return module
 
 
-def hooked(seen: list[str], module: nn.Module | None = None) -> tuple[nn.Module, Aside, Pair]:
-    aside = Aside()
+def hooked(seen: list[str], module: nn.Module | None = None) -> tuple[nn.Module, BlockHooks, Pair]:
+    aside = BlockHooks()
     module = module or block(seen)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

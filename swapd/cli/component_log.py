@@ -1,4 +1,4 @@
-"""`swapd story NAME`: what happened to one component, each thing under its cause."""
+"""`swapd log NAME`: what happened to one component, each thing under its cause."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,8 +9,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, shown_json
-from swapd.cli.log import File, journal
+from swapd.cli.common import console, shown_json
 from swapd.cli.render import clock, sentence
 from swapd.core import actions, events
 from swapd.log import history
@@ -28,7 +27,7 @@ All = Annotated[bool, typer.Option("--all", "-a", help="Each use, also those wit
 
 
 class Told(msgspec.Struct):
-    """One record of the story, as `--json` prints it, a line each."""
+    """One record of a component's log, as `--json` prints it, a line each."""
 
     depth: int
     about: bool
@@ -36,17 +35,9 @@ class Told(msgspec.Struct):
     record: msgspec.Raw
 
 
-def story(
-    name: Name,
-    endpoint: Endpoint = None,
-    everything: All = False,
-    json: Json = False,
-    file: File = None,
-    timeout: Timeout = TIMEOUT_S,
-) -> None:
-    """Tell why a component came and went: its records, each under what caused it."""
-    lines = history.last_run(history.read(journal(endpoint, file, timeout)))
-    chapters = history.story(lines, name)
+def show(lines: Sequence[Line], name: str, *, everything: bool, json: bool) -> None:
+    """Say why a component came and went: its records, each under what caused it."""
+    chapters = history.of_component(lines, name)
     if not chapters:
         raise UnknownComponent(_unknown(name, lines))
     said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})

@@ -1,8 +1,8 @@
 """One request of several calls: what a call has brought in stays for the calls after it.
 
 A DiT is called at every step of a request, and others may want its memory meanwhile. If they got it
-between two steps they would have to give it back for the next one. So within a turn a lease is kept
-from call to call, as long as it may be; but none is kept while the thread waits for another.
+between two steps they would have to give it back for the next one. So within a request a lease is
+kept from call to call, as long as it may be; but none is kept while the thread waits for another.
 """
 
 import time
@@ -12,11 +12,11 @@ from functools import partial
 
 from swapd_client.lease import Lease, Lender
 from swapd_client.leases.keeping import RequestKeeping
-from swapd_client.offload.scope import Held, Kept, Leased, here
+from swapd_client.offload.scope import Holdable, Kept, Leased, here
 
 
 class _Lease:
-    """One lease of a turn."""
+    """One lease that is kept between calls."""
 
     def __init__(self, lease: Lease | None) -> None:
         self._lease = lease
@@ -34,7 +34,7 @@ class _Lease:
             self._lease.release()
 
 
-class Turn(Kept):
+class KeptBetweenCalls(Kept):
     """What one thread keeps between calls. Used by that thread alone."""
 
     def __init__(self, client: Lender, keeping: RequestKeeping) -> None:
@@ -42,7 +42,7 @@ class Turn(Kept):
         self._keeping = keeping
         self._kept: dict[Leased, _Lease] = {}
 
-    def take(self, held: Held) -> Callable[[], None]:
+    def take(self, held: Holdable) -> Callable[[], None]:
         if not isinstance(held, Leased):
             self.end()
             return held.take()
@@ -68,17 +68,18 @@ class Turn(Kept):
 
 
 @contextmanager
-def turn(client: Lender, within_s: float) -> Iterator[None]:
+def kept_between_calls(client: Lender, within_s: float) -> Iterator[None]:
     """A request: what its calls bring in, of what `client` has, this thread keeps between them.
 
-    What somebody else wants is kept for `within_s` more, in seconds. In a turn another begins none.
+    What somebody else wants is kept for `within_s` more, in seconds. Inside of one another begins
+    none.
     """
     scope = here()
     if scope.kept is not None:
         yield
         return
     scope.reap()
-    kept = scope.kept = Turn(client, RequestKeeping(within_s))
+    kept = scope.kept = KeptBetweenCalls(client, RequestKeeping(within_s))
     try:
         yield
     finally:

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from swapd.core import actions, events
-from swapd.core.actions import AnyAction, DropMaster
+from swapd.core.actions import AnyAction, DropHostCopy
 from swapd.core.events import AnyEvent, Tick
 from swapd.core.policy import Rules
 from swapd.log import history
-from swapd.log import journal as journal_module
-from swapd.log.journal import Journal, JournalFile
+from swapd.log import swap_log as swap_log_module
 from swapd.log.records import Record, Start, parse, render
+from swapd.log.swap_log import SwapLog, SwapLogFile
 from swapd.shared import protocol
 from tests.processes import output_of
 from tests.samples import sample
@@ -30,7 +30,7 @@ REQUESTS = typing.get_args(protocol.AnyOrder)
 
 
 def line(seq: int, width: int = 0) -> bytes:
-    return render(Record(seq, 0, 1.5, action=DropMaster(seq, "x" * width)))
+    return render(Record(seq, 0, 1.5, action=DropHostCopy(seq, "x" * width)))
 
 
 def seqs(path: Path) -> list[int]:
@@ -62,11 +62,11 @@ def subscriber() -> Subscriber:
 
 
 @pytest.fixture
-async def journal(tmp_path: Path, subscriber: Subscriber) -> AsyncIterator[Journal]:
+async def swap_log(tmp_path: Path, subscriber: Subscriber) -> AsyncIterator[SwapLog]:
     loop = asyncio.get_running_loop()
-    journal = Journal(tmp_path / "swap.jsonl", 1 << 20, subscriber, loop)
-    yield journal
-    journal.close()
+    swap_log = SwapLog(tmp_path / "swap-log.jsonl", 1 << 20, subscriber, loop)
+    yield swap_log
+    swap_log.close()
 
 
 # --- records -----------------------------------------------------------------------------
@@ -97,45 +97,47 @@ def test_the_first_record_and_what_was_dropped_read_back_too() -> None:
 
 
 def test_names_with_newlines_and_quotes_stay_on_their_line() -> None:
-    record = Record(1, 0, 0.0, action=DropMaster(1, 'a\n"b"\u2028\\'))
+    record = Record(1, 0, 0.0, action=DropHostCopy(1, 'a\n"b"\u2028\\'))
     assert parse(render(record)) == record
     assert len(render(record).splitlines()) == 1
 
 
 async def test_records_count_up_by_one_and_carry_their_cause(
-    journal: Journal, subscriber: Subscriber
+    swap_log: SwapLog, subscriber: Subscriber
 ) -> None:
-    journal.start(START)
-    asked = journal.event(Tick(1.0), 0)
-    ordered = journal.action(actions.SealMaster(5, "a"), asked, 1.0)
-    answered = journal.event(events.MasterSealed(2.0, 5), ordered)
-    done = journal.action(actions.Accept(1, 2), answered, 2.0)
-    journal.flush()
+    swap_log.start(START)
+    asked = swap_log.event(Tick(1.0), 0)
+    ordered = swap_log.action(actions.SealHostCopy(5, "a"), asked, 1.0)
+    answered = swap_log.event(events.HostCopySealed(2.0, 5), ordered)
+    done = swap_log.action(actions.Accept(1, 2), answered, 2.0)
+    swap_log.flush()
     assert (asked, ordered, answered, done) == (2, 3, 4, 5)
     found = subscriber.records
     assert [record.seq for record in found] == [1, 2, 3, 4, 5]
     assert [record.cause for record in found] == [0, 0, 2, 3, 4]
     assert found[0].start == START
-    assert found[3].event == events.MasterSealed(2.0, 5)
+    assert found[3].event == events.HostCopySealed(2.0, 5)
     assert found[4].action == actions.Accept(1, 2)
 
 
-async def test_each_record_says_exactly_one_thing(journal: Journal, subscriber: Subscriber) -> None:
-    journal.start(START)
-    journal.action(actions.Accept(1, 2), journal.event(Tick(1.0), 0), 1.0)
-    journal.flush()
+async def test_each_record_says_exactly_one_thing(
+    swap_log: SwapLog, subscriber: Subscriber
+) -> None:
+    swap_log.start(START)
+    swap_log.action(actions.Accept(1, 2), swap_log.event(Tick(1.0), 0), 1.0)
+    swap_log.flush()
     for record in subscriber.records:
         said = (record.start, record.event, record.action, record.dropped or None)
         assert len([part for part in said if part is not None]) == 1
 
 
 async def test_times_are_those_of_the_events_on_the_wall_clock(
-    journal: Journal, subscriber: Subscriber
+    swap_log: SwapLog, subscriber: Subscriber
 ) -> None:
     now = time.monotonic()
-    journal.event(Tick(now), 0)
-    journal.event(Tick(now + 10.0), 0)
-    journal.flush()
+    swap_log.event(Tick(now), 0)
+    swap_log.event(Tick(now + 10.0), 0)
+    swap_log.flush()
     first, second = subscriber.records
     assert second.time - first.time == pytest.approx(10.0)
     assert first.time == pytest.approx(time.time(), abs=60)  # noqa: TID251
@@ -145,57 +147,59 @@ async def test_times_are_those_of_the_events_on_the_wall_clock(
 
 
 async def test_records_are_handed_over_together_soon_after_the_first(
-    journal: Journal, subscriber: Subscriber
+    swap_log: SwapLog, subscriber: Subscriber
 ) -> None:
     for i in range(100):
-        journal.event(Tick(float(i)), 0)
+        swap_log.event(Tick(float(i)), 0)
     assert not subscriber.batches, "nothing is rendered while the core works"
     await subscriber.came.wait()
     assert [len(batch) for batch in subscriber.batches] == [100]
     subscriber.came.clear()
-    journal.event(Tick(101.0), 0)
+    swap_log.event(Tick(101.0), 0)
     await subscriber.came.wait()
     assert [len(batch) for batch in subscriber.batches] == [100, 1]
 
 
-async def test_flushing_nothing_publishes_nothing(journal: Journal, subscriber: Subscriber) -> None:
-    journal.flush()
-    journal.event(Tick(1.0), 0)
-    journal.flush()
-    journal.flush()
+async def test_flushing_nothing_publishes_nothing(
+    swap_log: SwapLog, subscriber: Subscriber
+) -> None:
+    swap_log.flush()
+    swap_log.event(Tick(1.0), 0)
+    swap_log.flush()
+    swap_log.flush()
     assert [len(batch) for batch in subscriber.batches] == [1]
 
 
 async def test_close_waits_until_the_file_has_it_all(
     tmp_path: Path, subscriber: Subscriber
 ) -> None:
-    path = tmp_path / "swap.jsonl"
-    journal = Journal(path, 1 << 20, subscriber, asyncio.get_running_loop())
+    path = tmp_path / "swap-log.jsonl"
+    swap_log = SwapLog(path, 1 << 20, subscriber, asyncio.get_running_loop())
     before = threading.active_count()
     for i in range(50):
-        journal.event(Tick(float(i)), 0)
+        swap_log.event(Tick(float(i)), 0)
         if i % 7 == 0:
-            journal.flush()
-    journal.close()
+            swap_log.flush()
+    swap_log.close()
     assert path.read_bytes().splitlines() == [render(record) for record in subscriber.records]
     assert seqs(path) == list(range(1, 51))
     assert threading.active_count() == before - 1
 
 
 async def test_a_new_daemon_appends(tmp_path: Path, subscriber: Subscriber) -> None:
-    path = tmp_path / "swap.jsonl"
+    path = tmp_path / "swap-log.jsonl"
     for _ in range(2):
-        journal = Journal(path, 1 << 20, subscriber, asyncio.get_running_loop())
-        journal.start(START)
-        journal.event(Tick(1.0), 0)
-        journal.close()
+        swap_log = SwapLog(path, 1 << 20, subscriber, asyncio.get_running_loop())
+        swap_log.start(START)
+        swap_log.event(Tick(1.0), 0)
+        swap_log.close()
     assert seqs(path) == [1, 2, 1, 2]
 
 
 # --- the file ----------------------------------------------------------------------------
 
 
-class Watched(JournalFile):
+class Watched(SwapLogFile):
     """`wait(n)` returns when n batches have been tried."""
 
     def __init__(self, path: Path, max_bytes: int = 1 << 20) -> None:
@@ -214,8 +218,8 @@ class Watched(JournalFile):
 
 
 def test_the_log_is_its_user_s_alone(tmp_path: Path) -> None:
-    path = tmp_path / "swap.jsonl"
-    file = JournalFile(path, 1 << 20)
+    path = tmp_path / "swap-log.jsonl"
+    file = SwapLogFile(path, 1 << 20)
     file.write([line(1)])
     file.close()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -223,7 +227,7 @@ def test_the_log_is_its_user_s_alone(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_drops_lines_counts_them_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
-    path = folder / "swap.jsonl"
+    path = folder / "swap-log.jsonl"
     file = Watched(path)
     file.write([line(1), line(2)])
     file.write([line(3)])
@@ -243,7 +247,7 @@ def test_a_file_that_cannot_be_written_drops_lines_counts_them_and_says_so(tmp_p
 
 
 def test_a_full_disk_is_survived(tmp_path: Path) -> None:
-    path = tmp_path / "swap.jsonl"
+    path = tmp_path / "swap-log.jsonl"
     path.symlink_to("/dev/full")
     file = Watched(path)
     file.write([line(1)])
@@ -259,20 +263,20 @@ def test_a_disk_with_room_for_half_a_batch_gets_none_of_it() -> None:
     output_of("""
         import resource, tempfile, threading
         from pathlib import Path
-        from swapd.core.actions import DropMaster
-        from swapd.log.journal import JournalFile
+        from swapd.core.actions import DropHostCopy
+        from swapd.log.swap_log import SwapLogFile
         from swapd.log.records import Record, parse, render
         def line(seq):
-            return render(Record(seq, 0, 1.5, action=DropMaster(seq, "x" * 100)))
+            return render(Record(seq, 0, 1.5, action=DropHostCopy(seq, "x" * 100)))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "log")
-            first = JournalFile(path, 1 << 20)
+            first = SwapLogFile(path, 1 << 20)
             first.write([line(1)])
             first.close()
             whole = path.read_bytes()
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 2, resource.RLIM_INFINITY))
             tried = threading.Event()
-            class Watched(JournalFile):
+            class Watched(SwapLogFile):
                 def _append(self, lines):
                     try:
                         super()._append(lines)
@@ -293,20 +297,20 @@ def test_a_disk_with_room_for_half_a_batch_gets_none_of_it() -> None:
 async def test_subscribers_miss_nothing_when_the_file_does(
     tmp_path: Path, subscriber: Subscriber
 ) -> None:
-    path = tmp_path / "gone" / "swap.jsonl"
-    journal = Journal(path, 1 << 20, subscriber, asyncio.get_running_loop())
+    path = tmp_path / "gone" / "swap-log.jsonl"
+    swap_log = SwapLog(path, 1 << 20, subscriber, asyncio.get_running_loop())
     for i in range(10):
-        journal.event(Tick(float(i)), 0)
-        journal.flush()
-    journal.close()
+        swap_log.event(Tick(float(i)), 0)
+        swap_log.flush()
+    swap_log.close()
     assert [record.seq for record in subscriber.records] == list(range(1, 11))
     assert not path.exists()
 
 
 def test_what_a_crash_left_half_written_does_not_swallow_the_next_line(tmp_path: Path) -> None:
-    path = tmp_path / "swap.jsonl"
+    path = tmp_path / "swap-log.jsonl"
     path.write_bytes(line(1) + b"\n" + line(2)[:9])
-    file = JournalFile(path, 1 << 20)
+    file = SwapLogFile(path, 1 << 20)
     file.write([line(3)])
     file.write([line(4)])
     file.close()
@@ -317,12 +321,12 @@ def test_what_a_crash_left_half_written_does_not_swallow_the_next_line(tmp_path:
 
 
 def test_rotation_keeps_one_old_file_and_whole_lines(tmp_path: Path) -> None:
-    path, limit = tmp_path / "swap.jsonl", 2000
-    file = JournalFile(path, limit)
+    path, limit = tmp_path / "swap-log.jsonl", 2000
+    file = SwapLogFile(path, limit)
     for seq in range(1, 101):
         file.write([line(seq, width=seq)])
     file.close()
-    old = tmp_path / "swap.jsonl.1"
+    old = tmp_path / "swap-log.jsonl.1"
     assert sorted(tmp_path.iterdir()) == [path, old]
     assert path.stat().st_size <= limit
     assert old.stat().st_size <= limit
@@ -332,25 +336,25 @@ def test_rotation_keeps_one_old_file_and_whole_lines(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_never_split_by_a_rotation(tmp_path: Path) -> None:
-    path = tmp_path / "swap.jsonl"
-    file = JournalFile(path, 1000)
+    path = tmp_path / "swap-log.jsonl"
+    file = SwapLogFile(path, 1000)
     file.write([line(1)])
     file.write([line(seq, width=100) for seq in range(2, 20)])
     file.write([line(20)])
     file.close()
-    assert seqs(tmp_path / "swap.jsonl.1") == list(range(2, 20))
+    assert seqs(tmp_path / "swap-log.jsonl.1") == list(range(2, 20))
     assert seqs(path) == [20]
 
 
 def test_nothing_is_rotated_before_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "swap.jsonl"
+    path = tmp_path / "swap-log.jsonl"
     nbytes = len(line(1)) + 1
-    file = JournalFile(path, nbytes * 3)
+    file = SwapLogFile(path, nbytes * 3)
     for seq in (1, 2, 3):
         file.write([line(seq)])
     file.close()
     assert seqs(path) == [1, 2, 3]
-    assert not (tmp_path / "swap.jsonl.1").exists()
+    assert not (tmp_path / "swap-log.jsonl.1").exists()
 
 
 # --- reading back ------------------------------------------------------------------------
@@ -370,7 +374,7 @@ def test_nothing_is_rotated_before_the_limit(tmp_path: Path) -> None:
     ids=range(7),
 )
 def test_a_damaged_line_costs_nobody_but_itself(tmp_path: Path, damaged: bytes) -> None:
-    path = tmp_path / "swap.jsonl"
+    path = tmp_path / "swap-log.jsonl"
     path.write_bytes(b"\n".join([line(1), damaged, line(3), b""]))
     assert [found.record.seq for found in history.read(path)] == [1, 3]
 
@@ -391,12 +395,12 @@ def read_all(fd: int, last: int) -> list[Record]:
 def test_what_a_hung_disk_does_not_take_is_bounded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal_module, "QUEUE_MAX_BYTES", 1 << 20)
-    path = tmp_path / "swap.jsonl"
+    monkeypatch.setattr(swap_log_module, "QUEUE_MAX_BYTES", 1 << 20)
+    path = tmp_path / "swap-log.jsonl"
     os.mkfifo(path)
     end = os.open(path, os.O_RDWR)
     try:
-        file = JournalFile(path, 1 << 40)
+        file = SwapLogFile(path, 1 << 40)
         total = 4000
         for seq in range(1, total + 1):
             file.write([line(seq, width=1000)])  # never blocks
@@ -416,12 +420,12 @@ def test_what_a_hung_disk_does_not_take_is_bounded_and_counted(
 def test_a_hung_disk_does_not_keep_the_end_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal_module, "CLOSE_S", 0.05)
-    path = tmp_path / "swap.jsonl"
+    monkeypatch.setattr(swap_log_module, "CLOSE_S", 0.05)
+    path = tmp_path / "swap-log.jsonl"
     os.mkfifo(path)
     end = os.open(path, os.O_RDWR)
     try:
-        file = JournalFile(path, 1 << 40)
+        file = SwapLogFile(path, 1 << 40)
         file.write([line(seq, width=1000) for seq in range(1, 1000)])
         file.close()
         assert "hangs" in caplog.text
@@ -433,15 +437,15 @@ def test_a_hung_disk_does_not_keep_the_end_waiting(
 
 @pytest.mark.parametrize("odd", ["\udcff", 1j], ids=["no text", "no data"])
 async def test_a_record_that_cannot_be_written_is_counted_and_the_others_are(
-    journal: Journal, subscriber: Subscriber, caplog: pytest.LogCaptureFixture, odd: Any
+    swap_log: SwapLog, subscriber: Subscriber, caplog: pytest.LogCaptureFixture, odd: Any
 ) -> None:
-    journal.action(DropMaster(1, "a"), 0, 1.0)
-    journal.action(DropMaster(2, odd), 0, 1.0)
-    journal.action(DropMaster(3, "b"), 0, 1.0)
-    journal.flush()
+    swap_log.action(DropHostCopy(1, "a"), 0, 1.0)
+    swap_log.action(DropHostCopy(2, odd), 0, 1.0)
+    swap_log.action(DropHostCopy(3, "b"), 0, 1.0)
+    swap_log.flush()
     assert [(record.seq, record.dropped) for record in subscriber.records] == [
         (1, 0),
         (2, 1),
         (3, 0),
     ]
-    assert "DropMaster" in caplog.text
+    assert "DropHostCopy" in caplog.text

@@ -1,7 +1,7 @@
 """Orders that are kept, not made anew at each event. Pure; chooses nothing.
 
-`Ranked` is any set of things in order of a rank. `Turns` are the idle components in the order
-in which they should go: what `policy.turns` says of them all, kept as each comes and goes.
+`Ranked` is any set of things in order of a rank. `EvictionOrder` are the idle components in the
+order in which they should go: what `policy.turns` says of them all, kept as each comes and goes.
 """
 
 from bisect import bisect_left, insort
@@ -51,7 +51,7 @@ class Ranked(Generic[Thing]):
             del self._sorted[bisect_left(self._sorted, (rank, thing))]
 
 
-class Turns:
+class EvictionOrder:
     """Idle components in the order in which they should go.
 
     First the `sequential` ones, which were brought in ahead and not used; then the others. Each
