@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import swapd_client
 from swapd import spawn
 from swapd.shared import protocol, runtime_dir
