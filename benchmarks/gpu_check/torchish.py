@@ -13,7 +13,8 @@ import torch
 
 from benchmarks.gpu_check.settings import Settings
 from swapd.device.driver import Driver
-from swapd_client import Client, Component, Lease, dlpack
+from swapd_client import Client, Component, Lease
+from swapd_client.memory import dlpack
 
 
 def device_of(settings: Settings) -> torch.device:

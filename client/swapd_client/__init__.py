@@ -86,11 +86,12 @@ __all__ = [
     "explain_faults",
 ]
 
+if not TYPE_CHECKING:  # else every name would be one that there is
 
-def __getattr__(name: str) -> Any:
-    """`Attachment` needs torch, so it is imported when somebody asks for it."""
-    if name == "Attachment":
-        from swapd_client.offload.attachment import Attachment
+    def __getattr__(name: str) -> Any:
+        """`Attachment` needs torch, so it is imported when somebody asks for it."""
+        if name == "Attachment":
+            from swapd_client.offload.attachment import Attachment
 
-        return Attachment
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return Attachment
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
