@@ -5,14 +5,11 @@ order of start and stop. Decisions live in `swapd.core`.
 """
 
 import asyncio
-import errno
 import logging
-import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -21,25 +18,24 @@ from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.forecast import forecast
+from swapd.daemon.host_copies import HostCopies
+from swapd.daemon.left import Left
 from swapd.daemon.lending import Lender
-from swapd.daemon.lifeline import UNREAD_MAX, Lifeline, LifelineServer
-from swapd.daemon.masters import NAME, MasterError, Masters
+from swapd.daemon.lifeline import Lifeline, LifelineServer
+from swapd.daemon.masters import Masters
 from swapd.daemon.mover import Mover
 from swapd.daemon.peers import Peer
 from swapd.daemon.publisher import Publisher
 from swapd.daemon.router import Router
-from swapd.daemon.slices import Slices
+from swapd.daemon.statuses import Statuses
 from swapd.daemon.worker import Worker
-from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
+from swapd.device import Device
 from swapd.log.records import Start
 from swapd.log.swap_log import SwapLog
 from swapd.shared import fds, protocol, runtime_dir
-from swapd.shared.board import SLOTS, Progress
 from swapd.shared.config import Config
-from swapd.shared.fds import OwnedFd
-from swapd.shared.limits import Pool
 from swapd.shared.runtime_dir import Folder
-from swapd.shared.system import is_alive, notify_systemd, open_pidfd, private_bytes
+from swapd.shared.system import notify_systemd
 
 log = logging.getLogger("swapd")
 
@@ -47,8 +43,6 @@ T = TypeVar("T")
 
 #: So much of a session's end is done before anything else has its turn.
 END_STEP = 32
-#: So many components are looked at for a status before anything else has its turn.
-STATUS_STEP = 200
 #: Sessions at a time, and of one process: two connections and a board each.
 SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
@@ -56,8 +50,6 @@ SESSIONS_OF_ONE_MAX = 256
 SESSIONS_SHARE = 10
 #: Descriptors that no session takes, so that those there are may ask in other threads.
 SPARE_FOR_PEERS = 4
-#: How often a process is asked after that no descriptor was there to watch with.
-LOOK_AGAIN_S = 1.0
 
 
 class Daemon:
@@ -72,10 +64,6 @@ class Daemon:
         self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._masters = Masters(config.host_memory, device)
-        #: Masters are made and sealed by turns, and dropped where nobody waits for it.
-        self._host = Slices(2, "swapd-host")
-        self._drops = Pool(1, "swapd-drop")
-        self._queries = Pool(1, "swapd-query")
         self._events: deque[AnyEvent] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -83,12 +71,6 @@ class Daemon:
         #: The clock of all events: the loop's own counts whole milliseconds under uvloop.
         self._clock = time.monotonic
         self._workers: dict[int, Worker] = {}
-        #: Processes that may still write to what a session of theirs had, by its token: the
-        #: session and the process; and what says that it has ended.
-        self._left: dict[bytes, tuple[int, int]] = {}
-        self._watches: dict[bytes, OwnedFd] = {}
-        #: Where it is said how far each component's copies are, by uid.
-        self._progress: dict[int, Progress] = {}
         self._last_session = 0
         #: Where to send the reply to each request that has none yet, by session.
         self._peers: dict[int, dict[int, Peer]] = {}
@@ -96,8 +78,6 @@ class Daemon:
         self._causes: dict[tuple[str, int], int] = {}
         #: The record that ordered a revocation, by session and generation.
         self._revocations: dict[tuple[int, int], int] = {}
-        #: Requests for a status, and what was found out of memory.
-        self._statuses: asyncio.Queue[tuple[int, int, MemoryUse, int]] = asyncio.Queue()
         self._stop = asyncio.Event()
         self._quiet = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -110,10 +90,9 @@ class Daemon:
         Raises: whatever broke the daemon itself; then workers keep what they have mapped.
         """
         self._loop = asyncio.get_running_loop()
-        self._started = self._clock()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._open()
-        statuses = self._loop.create_task(self._answer_statuses(), name="status")
+        statuses = self._loop.create_task(self._statuses.run(), name="status")
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
@@ -163,6 +142,30 @@ class Daemon:
         )
         self._mover = Mover(self._device, loop, self._clock, self._post, self._crashed)
         self._lender = Lender(self._device, loop, self._clock, self._post, self._crashed)
+        self._copies = HostCopies(
+            self._masters,
+            self._workers,
+            SPARE_FOR_PEERS,
+            loop,
+            self._clock,
+            self._post,
+            self._crashed,
+        )
+        self._left = Left(self._core, loop, self._clock, self._post)
+        self._statuses = Statuses(
+            self._core,
+            self._device,
+            self._masters,
+            config,
+            self._folder.path,
+            loop,
+            self._clock,
+            pids=lambda: {worker.lifeline.pid for worker in self._workers.values()},
+            notes=self._lender.notes,
+            reply=self._reply,
+            post=self._post,
+            crashed=self._crashed,
+        )
         self._router = Router(
             loop,
             folder / runtime_dir.RPC,
@@ -206,7 +209,7 @@ class Daemon:
             return False
         self._lender.close()
         self._mover.close()
-        for threads in (self._host, self._drops, self._queries):
+        for threads in (self._copies, self._statuses):
             threads.shutdown()
         self._masters.close()
         for worker in self._workers.values():
@@ -215,7 +218,7 @@ class Daemon:
 
     async def _finish(self) -> bool:
         """Wait for what threads do, until it is told not to; whether they have done it all."""
-        parts = (self._lender, self._mover, self._host, self._drops, self._queries)
+        parts = (self._lender, self._mover, self._copies, self._statuses)
         work = asyncio.gather(*(part.finish() for part in parts))
         told = self._loop.create_task(self._at_once.wait(), name="at once")
         await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
@@ -313,7 +316,7 @@ class Daemon:
         elif not one_way:
             unanswered[request.id] = peer
         if isinstance(request, protocol.Status):
-            self._ask_device(session, request.id)
+            self._statuses.ask(session, request.id)
             return
         self._mover.settle()
         self._post(events.Asked(self._clock(), session, request))
@@ -327,7 +330,7 @@ class Daemon:
         try:
             worker = Worker(lifeline, self._device, SPARE_FOR_PEERS)
         except OSError as exc:
-            self._server.drop(lifeline, "limit", _why_none(exc))
+            self._server.drop(lifeline, "limit", fds.why_none(exc))
             return
         self._last_session += 1
         session = lifeline.session = self._last_session
@@ -374,8 +377,7 @@ class Daemon:
         self._lender.session_gone(session)
         self._router.forget(lifeline.token)
         del self._peers[session]
-        if is_alive(lifeline.pid):
-            self._left[lifeline.token] = session, lifeline.pid
+        self._left.add(lifeline.token, session, lifeline.pid)
         self._end(session, lifeline.token)
 
     def _end(self, session: int, token: bytes) -> None:
@@ -390,52 +392,13 @@ class Daemon:
         self._post(events.SessionGone(self._clock(), session, alive))
         if alive:
             # later: the event may be queued behind the one that fenced this session
-            self._loop.call_soon(self._await_exit, token)
-
-    def _await_exit(self, token: bytes) -> None:
-        """Watch a process whose memory nobody else may have while it lives."""
-        if token not in self._left:
-            return  # it has let go by now
-        session, pid = self._left[token]
-        if session not in self._core.ledger.quarantined:
-            del self._left[token]
-            return
-        try:
-            watch = open_pidfd(pid)
-            watch = None if watch is None else fds.keep(watch)
-        except OSError as exc:
-            log.warning("cannot watch process %d (%s); again in %g s", pid, exc, LOOK_AGAIN_S)
-            self._loop.call_later(LOOK_AGAIN_S, self._await_exit, token)
-            return
-        if watch is None:
-            self._process_exited(token)
-        else:
-            self._watches[token] = watch
-            self._loop.add_reader(watch.fileno(), self._process_exited, token)
-
-    def _process_exited(self, token: bytes) -> None:
-        self._post(events.ProcessExited(self._clock(), self._forget_left(token)))
+            self._loop.call_soon(self._left.watch, token)
 
     def _on_let_go(self, pid: int, token: bytes) -> None:
-        """A process has unmapped what a session of its own had; nobody says so for another."""
         for worker in list(self._workers.values()):
             if worker.lifeline.token == token and worker.lifeline.pid == pid:
                 self._server.gone(worker.lifeline)  # its end is on its way
-        if token not in self._left or self._left[token][1] != pid:
-            return
-        if self._left[token][0] in self._core.ledger.sessions:
-            self._loop.call_soon(self._on_let_go, pid, token)  # it ends in steps
-        else:
-            self._post(events.LetGo(self._clock(), self._forget_left(token)))
-
-    def _forget_left(self, token: bytes) -> int:
-        """The session it was the token of."""
-        session, _ = self._left.pop(token)
-        watch = self._watches.pop(token, None)
-        if watch is not None:
-            self._loop.remove_reader(watch.fileno())
-            watch.close()
-        return session
+        self._left.let_go(pid, token)
 
     # --- actions become I/O --------------------------------------------------------------
 
@@ -471,12 +434,12 @@ class Daemon:
 
     def _do_copy_in(self, a: actions.CopyIn, seq: int) -> None:
         self._causes["copy", a.generation] = seq
-        landed = partial(self._progress[a.uid].landed, a.generation)
+        landed = partial(self._copies.progress[a.uid].landed, a.generation)
         self._mover.copy_in(a, self._masters.address(a.uid), landed)
 
     def _do_copy_out(self, a: actions.CopyOut, seq: int) -> None:
         self._causes["copy", a.generation] = seq
-        saved = partial(self._progress[a.uid].saved, a.generation)
+        saved = partial(self._copies.progress[a.uid].saved, a.generation)
         self._mover.copy_out(a, self._masters.address(a.uid), saved)
 
     def _do_lend(self, a: actions.Lend, seq: int) -> None:
@@ -512,78 +475,14 @@ class Daemon:
 
     def _do_make_master(self, a: actions.MakeHostCopy, seq: int) -> None:
         self._causes["master", a.uid] = seq
-        if a.session not in self._workers:  # it ended meanwhile
-            self._post(events.HostCopyMade(self._clock(), a.uid))
-        elif not a.original:
-            work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
-            self._when_done(self._host.submit(a.session, work), self._master_made, a)
-        else:
-            fd = self._masters.share(a.uid, a.original)
-            self._post(self._master_made(a, fd, filled=True))
-
-    def _master_made(self, a: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
-        worker = self._workers.get(a.session)
-        replaced = self._progress.get(a.replaces)
-        if worker is None or (a.replaces and replaced is None):
-            return events.HostCopyMade(self._clock(), a.uid)  # nobody wants it any more
-        if (unread := worker.lifeline.unread) >= UNREAD_MAX:
-            why = f"this session does not read: {unread} messages unread on its lifeline"
-            return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
-        try:
-            master = fds.keep(OwnedFd(os.dup(fd)), SPARE_FOR_PEERS)
-        except OSError as exc:
-            return events.HostCopyFailed(self._clock(), a.uid, "limit", _why_none(exc))
-        try:
-            if replaced is not None:
-                progress = replaced.share()
-            else:
-                progress = Progress(worker.boards, a.segments or (a.nbytes,))
-        except IndexError:
-            master.close()
-            why = f"this session has {SLOTS} components, and no room for another on its board"
-            return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
-        self._progress[a.uid] = progress
-        message = protocol.Master(a.name, a.nbytes, progress.slot, a.request, filled)
-        worker.lifeline.send(message, [master])
-        return events.HostCopyMade(self._clock(), a.uid)
+        self._copies.make(a)
 
     def _do_seal_master(self, a: actions.SealHostCopy, seq: int) -> None:
         self._causes["master", a.uid] = seq
-        c = self._core.ledger.masters[a.uid]
-        future = self._host.submit(c.session, self._masters.sealing(a.uid))
-        self._when_done(future, self._master_sealed, a)
-
-    def _master_sealed(self, a: actions.SealHostCopy, _: None) -> AnyEvent:
-        return events.HostCopySealed(self._clock(), a.uid)
-
-    def _when_done(
-        self, future: "Future[Any]", then: Callable[[Any, Any], AnyEvent], action: Any
-    ) -> None:
-        """Post what `then(action, result)` returns, or that the master failed."""
-
-        def finish() -> None:
-            if future.cancelled():
-                return  # the daemon ends
-            error = future.exception()
-            if isinstance(error, MasterError):
-                now = self._clock()
-                self._post(events.HostCopyFailed(now, action.uid, error.code, str(error)))
-            elif isinstance(error, MemoryError) or _is_shortage(error):
-                why = f"the daemon could not: {error or 'no memory'}; try again later"
-                self._post(events.HostCopyFailed(self._clock(), action.uid, "limit", why))
-            elif error is not None:
-                self._crashed(error)
-            else:
-                self._post(then(action, future.result()))
-
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
+        self._copies.seal(a, self._core.ledger.masters[a.uid].session)
 
     def _do_drop_master(self, a: actions.DropHostCopy, seq: int) -> None:
-        progress = self._progress.pop(a.uid, None)
-        if progress is not None:
-            progress.close()
-        self._masters.dropping()
-        self._drops.submit(self._masters.dropped, a.uid)  # unmapping gigabytes takes a while
+        self._copies.drop(a.uid)
 
     def _do_fence(self, a: actions.Fence, seq: int) -> None:
         self._fence(a.session, a.why)
@@ -613,108 +512,6 @@ class Daemon:
         actions.Lost: _do_nothing,
     }
 
-    # --- status --------------------------------------------------------------------------
-
-    def _ask_device(self, session: int, request: int) -> None:
-        """Answer a status once the device has said what holds its memory: it may take a while."""
-
-        pids = {worker.lifeline.pid for worker in self._workers.values()}
-
-        def answer(asked: "Future[tuple[MemoryUse, int]]") -> None:
-            if not asked.cancelled():
-                self._loop.call_soon_threadsafe(self._device_said, session, request, asked)
-
-        self._queries.submit(self._memory_use, pids).add_done_callback(answer)
-
-    def _memory_use(self, pids: Collection[int]) -> tuple[MemoryUse, int]:
-        """What the device says of its memory, and how much of masters these processes keep as their
-        own. In a thread."""
-        return self._device.use(), _private_copies(pids)
-
-    def _device_said(
-        self, session: int, request: int, asked: "Future[tuple[MemoryUse, int]]"
-    ) -> None:
-        private = 0
-        error = asked.exception()
-        if isinstance(error, DeviceLost):
-            self._post(events.DeviceDown(self._clock(), str(error)))
-            use = MemoryUse(0, 0, (), (explain.device_down(str(error)),))
-        elif isinstance(error, DeviceError | MemoryError) or _is_shortage(error):
-            use = MemoryUse(0, 0, (), (str(error) or "no memory",))
-        elif error is not None:
-            return self._crashed(error)
-        else:
-            use, private = asked.result()
-        self._statuses.put_nowait((session, request, use, private))
-
-    async def _answer_statuses(self) -> None:
-        """One after the other; each looks at a few components, then others have their turn.
-
-        So what it says of two components may be of two moments.
-        """
-        while True:
-            session, request, use, private = await self._statuses.get()
-            ledger = self._core.ledger
-            components: list[protocol.ComponentStatus] = []
-            for some in _batched(list(ledger.components.values()), STATUS_STEP):
-                if components:
-                    await asyncio.sleep(0)
-                now, known = self._clock(), filter(ledger.is_current, some)
-                components += [explain.component_status(ledger, c, now) for c in known]
-            self._reply(session, request, self._status(request, use, private, components))
-
-    def _status(
-        self,
-        request: int,
-        use: MemoryUse,
-        private: int,
-        components: list[protocol.ComponentStatus],
-    ) -> protocol.StatusReply:
-        ledger, now = self._core.ledger, self._clock()
-        chunk = self._device.chunk_bytes
-        quarantined = sum(
-            n for held in ledger.quarantined.values() for runs in held for _, n in runs
-        )
-        return protocol.StatusReply(
-            id=request,
-            version=__version__,
-            device=self._device.name,
-            runtime_dir=str(self._folder.path),
-            swap_log=str(self._config.swap_log_path),
-            isolation=self._config.isolation,
-            uptime_s=now - self._started,
-            chunk_bytes=chunk,
-            budget_bytes=ledger.pool.total * chunk,
-            used_bytes=(ledger.pool.total - ledger.pool.free) * chunk,
-            peak_bytes=ledger.peak_chunks * chunk,
-            quarantined_bytes=quarantined * chunk,
-            host_copy_bytes=self._masters.total_bytes,
-            private_bytes=private,
-            device_bytes=use.total,
-            device_free_bytes=use.free,
-            processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
-            notes=use.notes + self._lender.notes(),
-            waiting=len(self._core.admission.queue),
-            loads=ledger.loads,
-            evictions=ledger.evictions,
-            hits=ledger.hits,
-            bytes_in=ledger.bytes_in,
-            bytes_out=ledger.bytes_out,
-            components=tuple(components),
-            sessions=tuple(explain.session_status(ledger, s) for s in ledger.sessions),
-        )
-
-
-def _batched(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """`things`, at most so many at a time."""
-    return (things[at : at + most] for at in range(0, len(things), most))
-
-
-def _private_copies(pids: Iterable[int]) -> int:
-    """Bytes of masters that these processes have mapped as memory of their own: what they had
-    registered, and their tensors still lie in. May block for some milliseconds."""
-    return sum(private_bytes(pid, NAME) for pid in pids)
-
 
 def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
     """Why a session with these requests unanswered may not ask this one; None if it may."""
@@ -723,16 +520,6 @@ def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
     if len(unanswered) >= protocol.UNANSWERED_MAX:
         return explain.TOO_MANY_REQUESTS
     return None
-
-
-def _is_shortage(error: BaseException | None) -> bool:
-    """Whether the machine lacked something for a moment; nobody made a mistake then."""
-    return isinstance(error, OSError) and error.errno in fds.EXHAUSTED
-
-
-def _why_none(error: OSError) -> str:
-    """Why what the system has none of is refused."""
-    return fds.exhausted() if error.errno == errno.EMFILE else f"{error.strerror}: try again later"
 
 
 def _rules(config: Config) -> Rules:

@@ -177,3 +177,13 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             whole = len(data) // _INT.size * _INT.size
             yield from (fd for (fd,) in _INT.iter_unpack(data[:whole]))
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether the machine lacked something for a moment; nobody made a mistake then."""
+    return isinstance(error, OSError) and error.errno in EXHAUSTED
+
+
+def why_none(error: OSError) -> str:
+    """Why what the system has none of is refused."""
+    return exhausted() if error.errno == errno.EMFILE else f"{error.strerror}: try again later"

@@ -1,6 +1,7 @@
 """Guarantee 5: that one session has much, or does much, costs the others no more than a turn."""
 
-from swapd.daemon.daemon import END_STEP, STATUS_STEP
+from swapd.daemon.daemon import END_STEP
+from swapd.daemon.statuses import STATUS_STEP
 from swapd.shared import protocol
 from tests.guarantees.harness import MIB, RawSession, World
 

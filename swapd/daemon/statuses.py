@@ -1,0 +1,171 @@
+"""Answers to `status`: what the core knows, and what the device and the kernel say of memory.
+
+Lives here: asking the device in a thread, and putting an answer together in turns with everything
+else. Changes nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from swapd import __version__
+from swapd.core import Residency, events, explain
+from swapd.core.events import AnyEvent
+from swapd.daemon.masters import NAME, Masters
+from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
+from swapd.shared import fds, protocol
+from swapd.shared.config import Config
+from swapd.shared.limits import Pool
+from swapd.shared.system import private_bytes
+
+T = TypeVar("T")
+
+#: So many components are looked at for a status before anything else has its turn.
+STATUS_STEP = 200
+
+
+class Statuses:
+    """Of one daemon."""
+
+    def __init__(
+        self,
+        core: Residency,
+        device: Device,
+        masters: Masters,
+        config: Config,
+        folder: Path,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        *,
+        pids: Callable[[], Collection[int]],
+        notes: Callable[[], tuple[str, ...]],
+        reply: Callable[[int, int, protocol.AnyReply], None],
+        post: Callable[[AnyEvent], None],
+        crashed: Callable[[BaseException], None],
+    ) -> None:
+        """`pids()`: of the processes that have a session; `notes()`: what else there is to say.
+        `reply(session, request, reply)` sends an answer."""
+        self._core = core
+        self._device = device
+        self._masters = masters
+        self._config = config
+        self._folder = folder
+        self._loop = loop
+        self._clock = clock
+        self._pids = pids
+        self._notes = notes
+        self._reply = reply
+        self._post = post
+        self._crashed = crashed
+        self._started = clock()
+        self._queries = Pool(1, "swapd-query")
+        #: Requests, and what was found out of memory for them.
+        self._asked: asyncio.Queue[tuple[int, int, MemoryUse, int]] = asyncio.Queue()
+
+    def ask(self, session: int, request: int) -> None:
+        """Answer a status once the device has said what holds its memory: it may take a while."""
+
+        def answer(asked: "Future[tuple[MemoryUse, int]]") -> None:
+            if not asked.cancelled():
+                self._loop.call_soon_threadsafe(self._device_said, session, request, asked)
+
+        self._queries.submit(self._memory_use, self._pids()).add_done_callback(answer)
+
+    def _memory_use(self, pids: Collection[int]) -> tuple[MemoryUse, int]:
+        """What the device says of its memory, and how much of masters these processes keep as their
+        own. In a thread."""
+        return self._device.use(), _private_copies(pids)
+
+    def _device_said(
+        self, session: int, request: int, asked: "Future[tuple[MemoryUse, int]]"
+    ) -> None:
+        private = 0
+        error = asked.exception()
+        if isinstance(error, DeviceLost):
+            self._post(events.DeviceDown(self._clock(), str(error)))
+            use = MemoryUse(0, 0, (), (explain.device_down(str(error)),))
+        elif isinstance(error, DeviceError | MemoryError) or fds.is_shortage(error):
+            use = MemoryUse(0, 0, (), (str(error) or "no memory",))
+        elif error is not None:
+            return self._crashed(error)
+        else:
+            use, private = asked.result()
+        self._asked.put_nowait((session, request, use, private))
+
+    async def run(self) -> None:
+        """One after the other; each looks at a few components, then others have their turn.
+
+        So what it says of two components may be of two moments.
+        """
+        while True:
+            session, request, use, private = await self._asked.get()
+            ledger = self._core.ledger
+            components: list[protocol.ComponentStatus] = []
+            for some in _batched(list(ledger.components.values()), STATUS_STEP):
+                if components:
+                    await asyncio.sleep(0)
+                now, known = self._clock(), filter(ledger.is_current, some)
+                components += [explain.component_status(ledger, c, now) for c in known]
+            self._reply(session, request, self._status(request, use, private, components))
+
+    def _status(
+        self,
+        request: int,
+        use: MemoryUse,
+        private: int,
+        components: list[protocol.ComponentStatus],
+    ) -> protocol.StatusReply:
+        ledger, now = self._core.ledger, self._clock()
+        chunk = self._device.chunk_bytes
+        quarantined = sum(
+            n for held in ledger.quarantined.values() for runs in held for _, n in runs
+        )
+        return protocol.StatusReply(
+            id=request,
+            version=__version__,
+            device=self._device.name,
+            runtime_dir=str(self._folder),
+            swap_log=str(self._config.swap_log_path),
+            isolation=self._config.isolation,
+            uptime_s=now - self._started,
+            chunk_bytes=chunk,
+            budget_bytes=ledger.pool.total * chunk,
+            used_bytes=(ledger.pool.total - ledger.pool.free) * chunk,
+            peak_bytes=ledger.peak_chunks * chunk,
+            quarantined_bytes=quarantined * chunk,
+            host_copy_bytes=self._masters.total_bytes,
+            private_bytes=private,
+            device_bytes=use.total,
+            device_free_bytes=use.free,
+            processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
+            notes=use.notes + self._notes(),
+            waiting=len(self._core.admission.queue),
+            loads=ledger.loads,
+            evictions=ledger.evictions,
+            hits=ledger.hits,
+            bytes_in=ledger.bytes_in,
+            bytes_out=ledger.bytes_out,
+            components=tuple(components),
+            sessions=tuple(explain.session_status(ledger, s) for s in ledger.sessions),
+        )
+
+    async def finish(self) -> None:
+        """Wait for what the device is asked; nobody is told any more."""
+        await self._queries.finish()
+
+    def shutdown(self) -> None:
+        """End the thread. Blocks."""
+        self._queries.shutdown()
+
+
+def _batched(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """`things`, at most so many at a time."""
+    return (things[at : at + most] for at in range(0, len(things), most))
+
+
+def _private_copies(pids: Iterable[int]) -> int:
+    """Bytes of masters that these processes have mapped as memory of their own: what they had
+    registered, and their tensors still lie in. May block for some milliseconds."""
+    return sum(private_bytes(pid, NAME) for pid in pids)
