@@ -50,9 +50,10 @@ def test_the_base_install_says_its_version() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
 def test_the_base_install_says_its_commands_and_what_they_need(arguments: list[str]) -> None:
     said = without("swapd", *arguments).stdout
+    width = max(map(len, COMMANDS)) + 2
     for name, command in COMMANDS.items():
         about = inspect.getdoc(command) or ""
-        assert f"\n  {name.ljust(8)}{about.splitlines()[0]}\n" in said
+        assert f"\n  {name.ljust(width)}{about.splitlines()[0]}\n" in said
     assert "pip install 'swapd[daemon]'" in said
 
 

@@ -21,6 +21,10 @@ WHOLE = [-(1 << 63), -1, 0, 1 << 31, 1 << 53, (1 << 63) - 1, (1 << 64) - 1]
 REAL = [*WHOLE, math.nan, math.inf, -math.inf, 1e300]
 
 
+#: Of what is asked next; samples count up from 1.
+QUESTION = 1_000_000
+
+
 def numbers_in(kind: Any) -> set[type]:
     """Which of int and float a field of this type may hold, in a tuple too."""
     if kind in (int, float):
@@ -108,8 +112,8 @@ def test_a_request_with_an_extreme_number_costs_nobody_else(
     with RawSession(daemon.folder) as raw:
         raw.rpc.send(message(kind, **said))
         # one way or waited for, it may have no answer; what is asked next has one
-        raw.rpc.send(protocol.encode(protocol.Status(77)))
-        while (reply := raw.answer()).id != 77:
+        raw.rpc.send(protocol.encode(protocol.Status(QUESTION)))
+        while (reply := raw.answer()).id != QUESTION:
             assert isinstance(reply, protocol.AnyReply)
         assert isinstance(reply, protocol.StatusReply)
         assert_served(honest)

@@ -43,7 +43,7 @@ class PlainLeave(Leave):
 
 
 class Never:
-    """Instead of `Aside`: the hooks of blocks are always there."""
+    """Instead of `BlockHooks`: the hooks of blocks are always there."""
 
     def add(self, pair: Pair) -> None:
         pass
@@ -333,7 +333,7 @@ def test_hooks_that_are_aside_would_have_done_nothing(
     ends = [end for end in ENDS if end != "stopped"]
     around = [what for what in AROUND if what != "thread"]
     seen = history(client, seed, ends, around)
-    monkeypatch.setattr(attaching, "Aside", Never)
+    monkeypatch.setattr(attaching, "BlockHooks", Never)
     compare(seen, history(client, seed, ends, around))
 
 
@@ -374,6 +374,17 @@ def test_a_call_that_finds_all_of_it_there_calls_few_functions(client: Client) -
             client.acquire("streamed").release()
             call()
             seen = [one for one in functions(call) if not one.startswith("Stream.note")]
-            passes = ["Passed.take", "Stream.whole", "Scope.lend", "Aside.begin", "Aside._turn"]
-            passed = ["Passed._leave_whole", "Aside.end", "Aside._turn", "Scope.count_down"]
+            passes = [
+                "Passed.take",
+                "Stream.whole",
+                "Scope.lend",
+                "BlockHooks.begin",
+                "BlockHooks._turn",
+            ]
+            passed = [
+                "Passed._leave_whole",
+                "BlockHooks.end",
+                "BlockHooks._turn",
+                "Scope.count_down",
+            ]
             assert seen == ["Enter.__call__", *passes, *ends, *passed]

@@ -148,14 +148,14 @@ def test_dit_and_encoders_exclude_each_other_and_the_vae_stays(client: Client) -
                 "text_encoder": "idle",
                 "text_encoder_2": "idle",
                 "transformer": "absent",
-                "vae": "permanent",
+                "vae": "resident",
             }
             first.transformer(x)
             assert states(client) == {
                 "text_encoder": "absent",
                 "text_encoder_2": "absent",
                 "transformer": "idle",
-                "vae": "permanent",
+                "vae": "resident",
             }
 
 
