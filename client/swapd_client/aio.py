@@ -86,7 +86,7 @@ class AsyncClient:
         self._dropped = weakref.finalize(self, session.leave_behind, session.close)
         self._dropped.atexit = False
         #: For what runs in threads: of the same session. None before the first.
-        self._threads: Client | None = None
+        self._inner: Client | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -113,6 +113,7 @@ class AsyncClient:
         """As `Client.register`; the copy runs in a thread."""
         steps = moving.register(
             self.session,
+            self._channel.send,
             name,
             source,
             policy,
@@ -136,6 +137,7 @@ class AsyncClient:
         """As `Client.register_family`; the copies run in a thread."""
         steps = moving.register_family(
             self.session,
+            self._channel.send,
             name,
             parts,
             policy,
@@ -263,6 +265,8 @@ class AsyncClient:
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""
         for part in self.session.registry.family(name) or [name]:
+            if self._inner is not None:
+                await in_thread(self._inner._flush_kept)
             await self._take(moving.unregister(self.session, part))
 
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
@@ -273,7 +277,7 @@ class AsyncClient:
 
     async def update(self, name: str, values: Mapping[str, Any]) -> None:
         """As `Client.update`; it runs in a thread."""
-        await in_thread(self._in_threads().update, name, values)
+        await in_thread(self._have_inner().update, name, values)
 
     async def attach(
         self,
@@ -297,8 +301,12 @@ class AsyncClient:
         A call of the model waits in the thread that makes it for what it needs, as it computes
         there. So call it in a thread, too: `await asyncio.to_thread(model, x)`.
         """
+        with needed("attach"):
+            import torch
+        if trainable is None and not torch.is_grad_enabled():
+            trainable = False  # as it is here: in the thread it may be another way
         attach = partial(
-            self._in_threads().attach,
+            self._have_inner().attach,
             settings=settings,
             prefix=prefix,
             policy=policy,
@@ -321,26 +329,26 @@ class AsyncClient:
 
     async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
-        session, threads = self.session, self._threads
+        session, inner = self.session, self._inner
         self._dropped.detach()
         if not session.forked:
-            if threads is not None:
-                await asyncio.to_thread(threads._keep_no_more)
+            if inner is not None:
+                await asyncio.to_thread(inner._keep_no_more)
             await asyncio.to_thread(session.leases.drain)
             if keep:
                 with suppress(SessionEnded):  # then their last bytes are where they were
                     await self._take(moving.take_back_mutable(session, self._release))
         await self._channel.close()
         await asyncio.to_thread(session.close, keep=keep)
-        if threads is not None:
-            threads._let_go()
+        if inner is not None:
+            inner._let_go()
         if not session.forked:
             self._factory.close()
 
-    def _in_threads(self) -> Client:
-        if self._threads is None:
-            self._threads = Client(self.session, self._factory)
-        return self._threads
+    def _have_inner(self) -> Client:
+        if self._inner is None:
+            self._inner = Client(self.session, self._factory)
+        return self._inner
 
     async def _acquire(
         self,

@@ -143,6 +143,7 @@ class Client:
         """
         steps = moving.register(
             self.session,
+            self._call,
             name,
             source,
             policy,
@@ -175,6 +176,7 @@ class Client:
         """
         steps = moving.register_family(
             self.session,
+            self._call,
             name,
             parts,
             policy,
@@ -189,7 +191,7 @@ class Client:
 
         All of them or none. Blocks, and raises, as `register`; InvalidSource if one would move.
         """
-        self._take(moving.register_again(self.session, sources))
+        self._take(moving.register_again(self.session, self._call, sources))
 
     def load(
         self,

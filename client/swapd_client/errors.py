@@ -140,7 +140,7 @@ class InternalError(SwapdError):
 BY_CODE: dict[Code, type[SwapdError]] = {
     "bad_request": BadRequest,
     "version": VersionMismatch,
-    "no_session": DaemonGone,
+    "no_session": SessionFenced,
     "unknown_component": UnknownComponent,
     "duplicate_name": DuplicateName,
     "not_owner": NotOwner,

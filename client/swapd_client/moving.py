@@ -6,7 +6,7 @@ sent the reply, or what blocks, and is sent what that returns; what goes wrong i
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 #: Steps that end with a result of this kind.
 Steps = Generator[protocol.AnyRequest | Callable[[], Any], Any, T]
+#: Sends a request, and need not wait for the reply. Never by way of the loop.
+Tell = Callable[[protocol.AnyRequest], object]
 #: Sends a request and waits; raises what it is refused with.
 Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 
@@ -47,6 +49,8 @@ def take(steps: Steps[T], call: Call) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+    finally:
+        steps.close()  # an interrupt may have come between two of them
 
 
 async def take_awaited(
@@ -68,6 +72,8 @@ async def take_awaited(
     except StopIteration as end:
         result: T = end.value
         return result
+    finally:
+        steps.close()
 
 
 async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
@@ -76,7 +82,9 @@ async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
     try:
         return await asyncio.shield(calling)
     except asyncio.CancelledError:
-        await asyncio.gather(calling, return_exceptions=True)
+        while not calling.done():  # cancelled once more it is still at work
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([calling])
         raise
 
 
@@ -85,6 +93,7 @@ async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
 
 def register(
     session: Session,
+    tell: Tell,
     name: str,
     source: object,
     policy: protocol.Policy,
@@ -95,16 +104,22 @@ def register(
     part_of: str,
 ) -> Steps[Part]:
     """One component."""
-    prepare = session.registry.prepare
-    part: Part = yield partial(
-        prepare, name, source, mutable=mutable, segments=segments, part_of=part_of
-    )
-    yield from _move_in(session, {part: policy}, group)
+
+    def prepare() -> list[Part]:
+        return [
+            session.registry.prepare(
+                name, source, mutable=mutable, segments=segments, part_of=part_of
+            )
+        ]
+
+    (part,) = yield from _prepared(session, prepare)
+    yield from _move_in(session, tell, {part: policy}, group)
     return part
 
 
 def register_family(
     session: Session,
+    tell: Tell,
     name: str,
     sources: Mapping[str, Any],
     policy: protocol.Policy,
@@ -114,31 +129,48 @@ def register_family(
     resident_bytes: int | None,
 ) -> Steps[list[Part]]:
     """A component in parts, of which so many bytes are kept on the device."""
-    prepare = session.registry.prepare_family
-    parts: list[Part] = yield partial(prepare, name, sources, mutable=mutable)
+    prepare = partial(session.registry.prepare_family, name, sources, mutable=mutable)
+    parts = yield from _prepared(session, prepare)
     keeping = partial(protocol.Resize, name=name, resident_bytes=resident_bytes)
-    yield from _move_in(session, dict.fromkeys(parts, policy), group, keeping)
+    yield from _move_in(session, tell, dict.fromkeys(parts, policy), group, keeping)
     return parts
 
 
 def register_again(
-    session: Session, sources: Mapping[str, tuple[object, protocol.Policy]]
+    session: Session, tell: Tell, sources: Mapping[str, tuple[object, protocol.Policy]]
 ) -> Steps[None]:
     """What lost its daemon, by name, each where it lies: all of them or none."""
-    prepared: dict[Part, protocol.Policy] = {}
+
+    def prepare() -> list[Part]:
+        prepared: list[Part] = []
+        try:
+            for name, (source, _) in sources.items():
+                part = session.registry.prepare(name, source, mutable=False, stays=True)
+                prepared.append(part)
+        except BaseException:
+            _discard(session, prepared)
+            raise
+        return prepared
+
+    parts = yield from _prepared(session, prepare)
+    policies = {part: sources[part.name][1] for part in parts}
+    yield from _move_in(session, tell, policies, None)
+
+
+def _prepared(session: Session, prepare: Callable[[], list[Part]]) -> Steps[list[Part]]:
+    """What `prepare()` makes. It is not lost, if nobody waits for it any more."""
+    made: list[Part] = []
     try:
-        for name, (source, policy) in sources.items():
-            prepare = partial(session.registry.prepare, name, source, mutable=False, stays=True)
-            prepared[(yield prepare)] = policy
+        yield lambda: made.extend(prepare())
     except BaseException:
-        for part in prepared:
-            session.registry.discard(part)
+        _discard(session, made)
         raise
-    yield from _move_in(session, prepared, None)
+    return made
 
 
 def _move_in(
     session: Session,
+    tell: Tell,
     parts: Mapping[Part, protocol.Policy],
     group: str | None,
     keeping: Callable[[int], protocol.Resize] | None = None,
@@ -148,38 +180,55 @@ def _move_in(
     `keeping` makes the request that says which parts of a family are kept: until it is granted
     they pass through.
     """
-    registry = session.registry
     registered: list[Part] = []
     try:
-        for part, policy in parts.items():
-            number = session.next_id()
-            yield registry.request(part, number, policy, group, transient=keeping is not None)
-            registered.append(part)
-        for part in parts:
-            yield partial(registry.fill, part)
-        for part in parts:
-            yield protocol.Commit(session.next_id(), part.name)
-        if keeping is not None:
-            yield keeping(session.next_id())
-    except OtherBytes as lie:
-        yield from _take_out(session, registered)
-        registry.start_over(parts, lie)
-        return (yield from _move_in(session, parts, group, keeping))
+        while True:
+            try:
+                yield from _fill(session, parts, group, keeping, registered)
+                break
+            except OtherBytes as lie:
+                _take_out(session, tell, registered)
+                registered.clear()
+                session.registry.start_over(parts, lie)
     except BaseException:
-        try:
-            yield from _take_out(session, registered)
-        finally:
-            for part in parts:
-                registry.discard(part)
+        # no steps in here: whoever took them may be gone
+        _take_out(session, tell, registered)
+        _discard(session, parts)
         raise
     for part in parts:
-        registry.bind(part)
+        session.registry.bind(part)
 
 
-def _take_out(session: Session, registered: Sequence[Part]) -> Steps[None]:
+def _fill(
+    session: Session,
+    parts: Mapping[Part, protocol.Policy],
+    group: str | None,
+    keeping: Callable[[int], protocol.Resize] | None,
+    registered: list[Part],
+) -> Steps[None]:
+    """Until the daemon has all of it; `registered` grows by what it knows."""
+    registry = session.registry
+    for part, policy in parts.items():
+        number = session.next_id()
+        yield registry.request(part, number, policy, group, transient=keeping is not None)
+        registered.append(part)
+    for part in parts:
+        yield partial(registry.fill, part)
+    for part in parts:
+        yield protocol.Commit(session.next_id(), part.name)
+    if keeping is not None:
+        yield keeping(session.next_id())
+
+
+def _take_out(session: Session, tell: Tell, registered: Sequence[Part]) -> None:
     for part in registered if session.error is None else ():
         with suppress(SwapdError):  # what went wrong first is what to say
-            yield protocol.Unregister(session.next_id(), part.name)
+            tell(protocol.Unregister(session.next_id(), part.name))
+
+
+def _discard(session: Session, parts: Iterable[Part]) -> None:
+    for part in parts:
+        session.registry.discard(part)
 
 
 # --- out -----------------------------------------------------------------------------------
@@ -209,8 +258,10 @@ def take_back_mutable(session: Session, release: Callable[[Record], None]) -> St
     if session.error is not None or not mutable:
         return
     for record in session.leases:
-        record.work = session.leases.mark(session.leases.current_streams())
-        release(record)
+        if record.state == "held":
+            streams = (*session.leases.current_streams(), *record.streams)
+            record.work = session.leases.mark(streams)
+            release(record)
     yield session.leases.drain
     for part in mutable:
         # in use by another session, no room, or not to be saved: its bytes stay where they are

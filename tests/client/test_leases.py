@@ -130,6 +130,20 @@ def test_a_lease_that_waits_for_the_gpu_is_held_until_it_is_done(world: World) -
     assert world.told == [record.id]
 
 
+def test_a_lease_is_ending_until_the_daemon_has_been_told(world: World) -> None:
+    record = world.take("a", busy=True)
+    seen: list[bool] = []
+
+    def give_back(record: Record) -> None:
+        world.give_back(record)
+        seen.append(world.leases.is_ending(record.id))
+
+    assert world.leases.ends_later(record, give_back)
+    world.gpu.finish()
+    assert seen == [True]
+    assert not world.leases.is_ending(record.id)
+
+
 def test_who_holds_another_lease_waits_for_what_is_ending(world: World) -> None:
     world.take("a")
     world.release(world.take("b", busy=True))

@@ -92,6 +92,8 @@ class Book:
     def __init__(self) -> None:
         self._records: dict[int, Record] = {}
         self.agents = Agents()
+        #: Those that were released, and wait for the work under them, or have not been told of.
+        self._ending: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -117,10 +119,13 @@ class Book:
         """Its holder has done with it; it ends now, or when the work under it is done."""
         self.agents.released(record.agent, late=late)
         record.state = "ending" if late else "released"
+        if late:
+            self._ending.add(record.id)
 
     def ended(self, record: Record) -> None:
         """What it waited for after its release is done."""
         self.agents.ended(record.agent)
+        self._ending.discard(record.id)
         self.over(record)
 
     def over(self, record: Record) -> bool:
@@ -130,9 +135,9 @@ class Book:
         return self._records.pop(record.id, None) is not None
 
     def is_ending(self, lease: int) -> bool:
-        """Whether a lease that was released waits for the work under it."""
-        record = self._records.get(lease)
-        return record is not None and record.state == "ending"
+        """Whether a lease that was released waits for the work under it, or the daemon has not
+        heard of its end."""
+        return lease in self._ending
 
     def cut(self, is_there: Callable[[Word], bool]) -> None:
         """The session ends: whatever streams wait for, they go on."""

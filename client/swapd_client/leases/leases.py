@@ -105,7 +105,8 @@ class Leases:
         """It is held. Raises what ended the session."""
         with self._lock:
             if self._life.error is not None:
-                raise self._life.error  # whether all of it had come in was not looked at
+                # whether all of it had come in by then was not looked at
+                raise self._life.error.with_traceback(None)
             places = record.granted.placements
             self._book.granted(record, [self._parts[place.name].renewed for place in places])
             for place in places:
@@ -151,7 +152,10 @@ class Leases:
         never will be; what ended the session.
         """
         for place in record.granted.placements:
-            part = self._parts[place.name]
+            part = self._parts.get(place.name)
+            if part is None:
+                self._life.check()
+                continue  # it is private memory again
             if not part.is_of(name):
                 continue
             arrived = part.segments if segment is None else segment + 1
@@ -257,7 +261,7 @@ class Leases:
         for a moment others may have had the memory. ForkedClient.
         """
         if isinstance(self._life.error, SessionFenced):
-            raise self._life.error
+            raise self._life.error.with_traceback(None)
         if self._life.error is not None:
             return False
         self._life.check()

@@ -59,13 +59,15 @@ class Line:
     ZeroMQ's sockets bear neither use nor closing by two threads at once: each ends the process.
     """
 
-    __slots__ = ("_lock", "_users", "socket")
+    __slots__ = ("_closing", "_lock", "_users", "socket")
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
         self._lock = threading.RLock()
         #: More than one: a signal handler, in the middle of a call.
         self._users = 0
+        #: Its last user closes it.
+        self._closing = False
 
     def __enter__(self) -> "zmq.Socket[bytes]":
         self._lock.acquire()
@@ -74,17 +76,22 @@ class Line:
 
     def __exit__(self, *_: object) -> None:
         self._users -= 1
+        if self._closing and not self._users:
+            self.socket.close(linger=0)
         self._lock.release()
 
     def close(self) -> bool:
         """Close it once its user has left it, which the end of the session makes it do at once.
 
-        False if that is the caller itself, in a signal handler; then it stays open.
+        False if that is the caller itself, in a signal handler: then it is closed when what that
+        has interrupted leaves it.
         """
         with self._lock:
-            if not self._users:
-                self.socket.close(linger=0)
-            return not self._users
+            if self._users:
+                self._closing = True
+                return False
+            self.socket.close(linger=0)
+            return True
 
 
 class ChannelFactory:
@@ -283,7 +290,7 @@ class AsyncChannel:
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
         self._loop = asyncio.get_running_loop()
-        context: zmq.asyncio.Context = zmq.asyncio.Context.shadow(factory.context.underlying)
+        context: zmq.asyncio.Context = zmq.asyncio.Context.shadow(factory.context)
         self._socket: zmq.asyncio.Socket = factory.socket(context)
         self._replies: dict[int, asyncio.Future[AnyReply]] = {}
         self._reader = self._loop.create_task(self._read(), name="swapd-replies")

@@ -20,7 +20,7 @@ class Host:
     memory_is_scarce = False
     index = None
 
-    def __init__(self, welcome: Welcome, files: Files, lock: threading.Lock) -> None:
+    def __init__(self, welcome: Welcome, files: Files, lock: "threading.RLock") -> None:
         """`lock`: under which a part is given another master."""
         self._chunk_bytes = welcome.chunk_bytes
         self._files = files

@@ -18,8 +18,9 @@ class Life:
         self.error: SwapdError | None = None
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        #: Guards what is registered and leased. Who holds it sees no half of the session's end.
-        self.lock = threading.Lock()
+        #: Guards what is registered and leased. Who holds it sees no half of the session's end. A
+        #: signal handler that closes may have interrupted somebody under it.
+        self.lock = threading.RLock()
         self._process = os.getpid()
         self._left_to_parent = False
         self._listeners: list[Callable[[SwapdError], None]] = []
@@ -32,7 +33,8 @@ class Life:
                 "with the parent. Connect in the child, or start it with spawn"
             )
         if self.error is not None:
-            raise self.error
+            # it is raised again and again: its traceback would keep all that had asked
+            raise self.error.with_traceback(None)
 
     @property
     def forked(self) -> bool:

@@ -271,8 +271,10 @@ class Session:
 
         Unless `keep`: then their addresses are nobody's any more. Closed twice is closed once.
         """
+        if self.life.left_to_parent:  # first: the lock may be held for good
+            return
         with self.life.lock:
-            if self.life.left_to_parent or self._closed:
+            if self._closed:
                 return
             self._closed = True
         # it may not have been heard of yet
