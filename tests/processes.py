@@ -17,7 +17,7 @@ NOTHING: Mapping[str, str] = {}
 
 
 def run_python(
-    program: str,
+    program: str | Path,
     *args: object,
     fds: Sequence[int] = (),
     env: Mapping[str, str] = NOTHING,
@@ -25,6 +25,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run `program` to its end, whatever that is; it inherits `fds`, by the same numbers.
 
+    A program is text, or the path of a file.
     Of the environment it has `env` and the way to the sources, no more. `anew`: it has imported
     nothing when it begins.
     """
@@ -37,7 +38,7 @@ def run_python(
 
 
 def output_of(
-    program: str,
+    program: str | Path,
     *args: object,
     fds: Sequence[int] = (),
     env: Mapping[str, str] = NOTHING,
@@ -50,7 +51,7 @@ def output_of(
 
 
 def start_python(
-    program: str, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
+    program: str | Path, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
 ) -> "subprocess.Popen[str]":
     """Start `program` with pipes; use it in a `with` block, which waits for its end."""
     return _start(
@@ -60,16 +61,18 @@ def start_python(
 
 def _start(
     make: Callable[..., "subprocess.Popen[str]"],
-    program: str,
+    program: str | Path,
     args: Sequence[object],
     fds: Sequence[int],
     env: Mapping[str, str],
     **pipes: int,
 ) -> "subprocess.Popen[str]":
-    if make is forked.Popen and ("torch" in program or "tests.offload" in program):
+    text = program.read_text() if isinstance(program, Path) else dedent(program)
+    if make is forked.Popen and ("torch" in text or "tests.offload" in text):
         make = partial(forked.Popen, imported=("torch",))
+    words = [str(program)] if isinstance(program, Path) else ["-c", text]
     return make(
-        [sys.executable, "-c", dedent(program), *map(str, args)],
+        [sys.executable, *words, *map(str, args)],
         env={"PYTHONPATH": PYTHONPATH, **env},
         pass_fds=tuple(fds),
         text=True,
