@@ -1,0 +1,97 @@
+"""A GPU that one process has for itself, and chunks on it as a daemon would make and send them."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from swapd.device.driver import Access, Driver
+from swapd.shared import protocol
+from swapd_client.session.files import Files
+from swapd_client.session.gpu import GpuRange
+from swapd_client.session.gpu.card import Card
+
+CHUNK, NBYTES = 2 << 20, (4 << 20) + 5000
+
+
+class LoneGpu:
+    """Chunks 0 to 7, every byte of which is 100 + its number; and the client's side of the card."""
+
+    def __init__(self) -> None:
+        self.daemon = Driver(0)
+        self._handles: dict[int, int] = {}
+        self.files = Files(1)
+        welcome = protocol.Welcome(2, 1, b"", "", "cuda:0", CHUNK, 8, True, 1, self.daemon.uuid)
+        self.card = Card(welcome, self.files)
+        for number in range(8):
+            self.make(number)
+
+    def range(self, *, writable: bool = False) -> GpuRange:
+        """A range of three chunks, the last of which is not full."""
+        return GpuRange(NBYTES, self.card, writable=writable)
+
+    def make(self, number: int) -> None:
+        with self.daemon.current():
+            self._handles[number] = handle = self.daemon.create(CHUNK)
+            at = self.daemon.reserve(CHUNK)
+            self.daemon.map(at, CHUNK, handle)
+            self.daemon.set_access(at, CHUNK, Access.READ_WRITE)
+            self.daemon.call(self.daemon.api.cuMemsetD8, at, 100 + number, CHUNK)
+            self.daemon.unmap(at, CHUNK)
+            self.daemon.free(at, CHUNK)
+
+    def send(self, *numbers: int, writable: bool = False) -> None:
+        with self.daemon.current():
+            fds = [self.daemon.export(self._handles[n]) for n in numbers]
+        self.files.add(protocol.Files(numbers, writable), fds)
+
+    def lend(self, *numbers: int) -> None:
+        """Have these chunks no longer, as a daemon that counts on its client to drop them."""
+        with self.daemon.current():
+            for number in numbers:
+                self.daemon.release(self._handles.pop(number))
+
+    def free(self) -> int:
+        with self.daemon.current():
+            return self.daemon.memory()[0]
+
+    def look(self, where: GpuRange) -> list[int]:
+        """Which chunk is behind each part of the range: their first bytes, by the GPU."""
+        buffer = (ctypes.c_ubyte * 1)()
+        target, found = ctypes.addressof(buffer), []
+        with self.daemon.current():
+            for at in range(where.address, where.address + where.nbytes, CHUNK):
+                self.daemon.call(self.daemon.api.cuMemcpyDtoH, target, at, 1)
+                found.append(buffer[0] - 100)
+        return found
+
+
+def refused(kind: type[Exception], call: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """What the call raises, which must be of this kind."""
+    try:
+        call(*args, **options)
+    except kind as exc:
+        return str(exc)
+    raise AssertionError("not refused")
+
+
+def put(owner: type, name: str, method: Callable[..., Any]) -> Any:
+    """Put a method in the place of the one of that name. Returns that one."""
+    real = getattr(owner, name)
+    setattr(owner, name, method)
+    return real
+
+
+def count(*names: str) -> dict[str, int]:
+    """How often each of these methods of a `Driver` is called, from now on."""
+    calls = dict.fromkeys(names, 0)
+
+    def count_one(name: str) -> None:
+        def counted(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return real(*args, **options)
+
+        real = put(Driver, name, counted)
+
+    for name in names:
+        count_one(name)
+    return calls
