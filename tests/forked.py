@@ -179,8 +179,8 @@ def _writing(fd: int, at_once: bool, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(stream, errors=errors, line_buffering=lines, write_through=at_once)
 
 
-def _run(argv: list[str]) -> None:
-    """What `python *argv` does."""
+def run(argv: list[str]) -> None:
+    """Do what `python *argv` does."""
     kind, *words = argv
     if kind == "-m":
         sys.argv = words
@@ -209,7 +209,7 @@ def _main() -> None:
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as orders:
         order = _serve(orders)
-    _run(order["argv"])
+    run(order["argv"])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Processes that may crash, one for each program: forked from one that has torch already.
 
-`python nursery.py MODULE...` is that one, with these modules as well: a program as a JSON string in
-each line of its stdin, run in a child; the child's exit status (negative for a signal) and what it
-printed, in a line of stdout.
+`python nursery.py MODULE...` is that one, with these modules as well: a program and its arguments,
+as `python` takes them, as a JSON list in each line of its stdin, run in a child; the child's exit
+status (negative for a signal) and what it printed, in a line of stdout.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from textwrap import dedent
 
 from tests import forked
@@ -31,11 +32,12 @@ class Nursery:
             text=True,
         )
 
-    def run(self, program: str) -> tuple[int, str]:
-        """How a process ends that runs `program`, and what it printed."""
+    def run(self, program: str | Path, *args: object) -> tuple[int, str]:
+        """How a process ends that runs `program`, text or a file, and what it printed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(dedent(program)) + "\n")
+        words = [str(program)] if isinstance(program, Path) else ["-c", dedent(program)]
+        self._process.stdin.write(json.dumps([*words, *map(str, args)]) + "\n")
         self._process.stdin.flush()
         status, said = json.loads(self._process.stdout.readline())
         return status, said
@@ -66,9 +68,9 @@ def _serve() -> None:
         sys.stdout.flush()
 
 
-def _run(program: str) -> int:
+def _run(argv: list[str]) -> int:
     try:
-        exec(program, {"__name__": "__child__"})
+        forked.run(argv)
     except BaseException:  # noqa: BLE001 - whoever asked sees it
         traceback.print_exc()
         return 1

@@ -5,6 +5,7 @@ Each that must end in a segmentation fault runs in a process of its own.
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,24 +200,5 @@ def test_a_forked_child_is_told_that_it_has_no_weights(child: Child) -> None:
 def test_a_model_that_a_forked_child_drops_stays_with_its_parent(
     daemon: Daemon, nursery: Nursery
 ) -> None:
-    program = f"""
-    import gc, os, torch
-    from swapd_client import connect
-    from tests.offload.modules import TOKENS, Model, evict, seeded
-
-    model = seeded(Model)
-    expected = model(TOKENS)
-    client = connect({str(daemon.folder)!r})
-    client.attach(model)
-    model(TOKENS)
-    child = os.fork()
-    if child == 0:
-        del model
-        gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    evict(client, "text_encoder", "transformer", "vae")
-    assert torch.equal(model(TOKENS), expected)
-    print(len(client.status().components))
-    """
-    assert nursery.run(program) == (0, "3\n")
+    program = Path(__file__).parent / "programs" / "dropped_in_a_child.py"
+    assert nursery.run(program, daemon.folder) == (0, "3\n")

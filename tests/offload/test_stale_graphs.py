@@ -9,7 +9,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Iterator
-from textwrap import dedent, indent
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,161 +19,17 @@ from tests.guarantees.harness import Daemon
 from tests.offload.modules import TOKENS, Encoder, seeded
 from tests.offload.nursery import Nursery
 
-PREPARE = """
-    import torch
-    from swapd_client import connect
-    from tests.offload.modules import TOKENS, Encoder, evict, seeded
+PROGRAM = Path(__file__).parent / "programs" / "stale_graphs.py"
 
-    torch.set_grad_enabled(False)
-    client = connect({folder!r}, label="child")
-    compilations = []
-
-
-    def backend(graph, inputs):
-        compilations.append(graph)
-        return graph.forward
-
-
-    def compiled(what):
-        return torch.compile(what, backend=backend)
-
-
-    def swaps(model, expected, times=1):
-        for _ in range(times):
-            evict(client, *(c.name for c in client.status().components))
-            assert torch.equal(model(TOKENS), expected)
-        leases = [c.leases for c in client.status().components]
-        assert not any(leases), leases
-
-
-    def attach(model):
-        return client.attach(**as_said(model))
-
-
-    #: What is attached of an Encoder: all of it, its blocks one by one, parts of it.
-    WAYS = (
-        lambda model: dict(model={{"text": model}}),
-        lambda model: dict(model={{"text": model}}, blocks=["layers"], resident=0),
-        lambda model: dict(model=model, components=["norm", "layers.0", "embed"]),
-    )
-    for as_said in WAYS:
-        torch._dynamo.reset()
-        print("a way", flush=True)
-"""
-
-PROGRAMS = {
-    "another one was compiled before": """
-        first, second = seeded(Encoder), seeded(Encoder)
-        expected = second(TOKENS)
-        assert torch.equal(compiled(first)(TOKENS), expected)
-        with attach(second):
-            swaps(compiled(second), expected)
-            assert torch.equal(compiled(first)(TOKENS), expected)
-            swaps(compiled(second), expected)
-    """,
-    "another one is compiled in between": """
-        first, second = seeded(Encoder), seeded(Encoder)
-        expected = second(TOKENS)
-        with attach(second):
-            assert torch.equal(compiled(first)(TOKENS), expected)
-            swaps(compiled(second), expected)
-            assert torch.equal(compiled(first)(TOKENS), expected)
-            swaps(compiled(second), expected)
-    """,
-    "it was compiled itself before": """
-        model = seeded(Encoder)
-        expected = model(TOKENS)
-        call = compiled(model)
-        assert torch.equal(call(TOKENS), expected)
-        with attach(model):
-            swaps(call, expected)
-    """,
-    "a function that calls it was compiled before": """
-        first, second = seeded(Encoder), seeded(Encoder)
-        expected = second(TOKENS)
-        held = [first]
-
-
-        def around(x):
-            return held[0](x)
-
-
-        call = compiled(around)
-        assert torch.equal(call(TOKENS), expected)
-        held[0] = second
-        assert torch.equal(call(TOKENS), expected)
-        with attach(second):
-            swaps(call, expected)
-            held[0] = first
-            assert torch.equal(call(TOKENS), expected)
-            held[0] = second
-            swaps(call, expected)
-    """,
-    "both are attached": """
-        first, second = seeded(Encoder), seeded(Encoder)
-        expected = second(TOKENS)
-        with client.attach({"other": first}), attach(second):
-            for _ in range(2):
-                swaps(compiled(first), expected)
-                swaps(compiled(second), expected)
-    """,
-    "it was compiled while it was attached, and is detached": """
-        model = seeded(Encoder)
-        expected = model(TOKENS)
-        with attach(model):
-            call = compiled(model)
-            swaps(call, expected)
-        assert torch.equal(call(TOKENS), expected)
-        with attach(model):
-            swaps(call, expected)
-            swaps(model, expected)
-    """,
-    "blocks were compiled in place": """
-        first, second = seeded(Encoder), seeded(Encoder)
-        expected = second(TOKENS)
-        for model in (first, second):
-            for layer in model.layers:
-                layer.compile(backend=backend)
-        assert torch.equal(first(TOKENS), expected)
-        with attach(second):
-            swaps(second, expected)
-            assert torch.equal(first(TOKENS), expected)
-            swaps(second, expected)
-    """,
-}
-
-
-TWINS = """
-    model = seeded(Encoder)
-    expected = model(TOKENS)
-    call = torch.compile(model, backend=backend, fullgraph=True)
-    with client.attach({"text": call}):
-        swaps(model, expected)  # not compiled
-        assert not compilations
-        swaps(call, expected)
-        swaps(model, expected)
-        swaps(torch.compile(model, backend=backend, fullgraph=True), expected)
-        assert len(compilations) == 1
-
-
-        def around(x):
-            return model(x) + 1
-
-
-        swaps(torch.compile(around, backend=backend), expected + 1)
-    assert torch.equal(call(TOKENS), expected)
-    assert torch.equal(model(TOKENS), expected)
-    assert "_call_impl" not in vars(model)
-
-    layer = torch.nn.Sequential(*seeded(Encoder).layers)
-    x = torch.ones(2, 256)
-    expected = layer(x)
-    call = torch.compile(layer, backend=backend, fullgraph=True)  # torch takes its call apart
-    with client.attach({"text": call}):
-        evict(client, "text")
-        assert torch.equal(call(x), expected)
-    client.close()
-"""
+CASES = [
+    "another_one_was_compiled_before",
+    "another_one_is_compiled_in_between",
+    "it_was_compiled_itself_before",
+    "a_function_that_calls_it_was_compiled_before",
+    "both_are_attached",
+    "it_was_compiled_while_it_was_attached_and_is_detached",
+    "blocks_were_compiled_in_place",
+]
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +39,11 @@ def nursery() -> Iterator[Nursery]:
     nursery.close()
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("case", CASES)
 def test_code_compiled_without_its_hooks_never_runs(
-    nursery: Nursery, daemon: Daemon, program: str
+    nursery: Nursery, daemon: Daemon, case: str
 ) -> None:
-    prepare = dedent(PREPARE.format(folder=str(daemon.folder)))
-    status, said = nursery.run(prepare + indent(dedent(program), "    ") + "client.close()\n")
+    status, said = nursery.run(PROGRAM, case, daemon.folder)
     assert status == 0, said
     assert said.count("a way") == 3
 
@@ -196,9 +51,7 @@ def test_code_compiled_without_its_hooks_never_runs(
 def test_a_module_whose_compiled_twin_is_attached_can_be_called_itself(
     nursery: Nursery, daemon: Daemon
 ) -> None:
-    prepare = dedent(PREPARE.format(folder=str(daemon.folder)))
-    prepare = prepare[: prepare.index("#: What is attached")]
-    status, said = nursery.run(prepare + dedent(TWINS))
+    status, said = nursery.run(PROGRAM, "twins", daemon.folder)
     assert status == 0, said
 
 

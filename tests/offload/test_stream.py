@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +23,7 @@ from tests.processes import run_python, start_python
 
 #: A chunk of the host device, which is what a block takes.
 BLOCK = 2 << 20
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Model(NamedTuple):
@@ -360,20 +362,7 @@ def test_blocks_that_are_written_keep_what_was_written() -> None:
 
 def test_a_block_that_is_touched_when_it_is_not_its_turn_is_a_fault() -> None:
     with spawn.daemon(budget=12 * BLOCK, isolation="strict") as daemon:
-        done = run_python(
-            """
-            import sys
-            import swapd_client
-            from tests.offload.test_stream import family
-
-            model = family(swapd_client.connect(sys.argv[1]), 4)
-            model.stream.enter()
-            model.run(0)
-            print("so far", flush=True)
-            model.use(0)
-            """,
-            daemon.folder,
-        )
+        done = run_python(PROGRAMS / "out_of_turn.py", daemon.folder)
         assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "so far\n"), done.stderr
 
 
@@ -435,23 +424,6 @@ def test_a_thread_that_holds_something_else_is_told_of_a_deadlock() -> None:
         model.forward()
 
 
-WORKER = """
-    import sys
-    import swapd_client
-    from tests.offload.test_stream import family
-
-    folder, name, chunks = sys.argv[1:]
-    with swapd_client.connect(folder) as client:
-        model = family(client, 6, name=name, chunks=int(chunks))
-        print("ready", flush=True)
-        sys.stdin.readline()
-        for _ in range(5):
-            model.forward()
-        print(model.held(), flush=True)
-        sys.stdin.readline()
-"""
-
-
 def line_of(worker: "subprocess.Popen[str]") -> str:
     assert worker.stdout
     return worker.stdout.readline()
@@ -461,8 +433,8 @@ def line_of(worker: "subprocess.Popen[str]") -> str:
 def test_two_processes_stream_at_once_though_memory_holds_a_few_blocks_only(chunks: int) -> None:
     with (
         spawn.daemon(budget=chunks * BLOCK, isolation="strict") as daemon,
-        start_python(WORKER, daemon.folder, "one", 2) as one,
-        start_python(WORKER, daemon.folder, "two", 2) as two,
+        start_python(PROGRAMS / "streaming_worker.py", daemon.folder, "one", 2) as one,
+        start_python(PROGRAMS / "streaming_worker.py", daemon.folder, "two", 2) as two,
     ):
         for worker in (one, two):
             assert line_of(worker) == "ready\n"

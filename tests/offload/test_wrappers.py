@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,17 +238,7 @@ def test_one_on_another_device_than_the_daemon_s_is_refused() -> None:
         TensorLayout({"w": scaled(2, 2)}, gpu=0)
 
 
-_MESH = """
-    import torch, torch.distributed as dist
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).requires_grad_(False)
-    from swapd_client import connect, InvalidSource
-    from tests.offload.modules import evict
-"""
+PROGRAM = Path(__file__).parent / "programs" / "wrappers.py"
 
 
 @pytest.fixture(scope="module")
@@ -259,44 +250,10 @@ def nursery() -> Iterator[Nursery]:
 
 def test_tensor_parallel_weights_are_lent_and_loaded(daemon: Daemon, nursery: Nursery) -> None:
     """DTensors also name a mesh as a part of theirs, which is no tensor."""
-    program = f"""{_MESH}
-    from torch.distributed.tensor import DTensor, distribute_tensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    x = torch.ones(1, 64)
-    parallelize_module(model, mesh, {{"0": ColwiseParallel(), "1": RowwiseParallel()}})
-    expected = model(x)
-    with connect({str(daemon.folder)!r}) as client, torch.no_grad():
-        with client.attach({{"dit": model}}) as attachment:
-            assert attachment.components["dit"].nbytes > 2 * 64 * 64 * 4, attachment
-            evict(client, "dit")
-            assert torch.equal(model(x), expected)
-            evict(client, "dit")
-            state = model.state_dict()
-            assert all(isinstance(value, DTensor) for value in state.values())
-            zeros = {{name: value * 0 for name, value in state.items()}}
-            model.load_state_dict(zeros)
-            assert not model(x).any()
-            model.load_state_dict(state)
-            evict(client, "dit")
-        assert torch.equal(model(x), expected)
-    print("held")
-    """
-    assert nursery.run(program) == (0, "held\n")
+    assert nursery.run(PROGRAM, "tensor_parallel", daemon.folder) == (0, "held\n")
 
 
 def test_what_fsdp_shards_is_refused_by_name(daemon: Daemon, nursery: Nursery) -> None:
-    program = f"""{_MESH}
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(model, mesh=mesh)
-    with connect({str(daemon.folder)!r}) as client:
-        try:
-            client.attach({{"dit": model}})
-        except InvalidSource as exc:
-            print(exc)
-    """
-    status, said = nursery.run(program)
+    status, said = nursery.run(PROGRAM, "fsdp", daemon.folder)
     assert status == 0
     assert "'dit' is sharded by FSDP, which gathers its weights" in said

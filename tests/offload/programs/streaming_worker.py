@@ -1,0 +1,24 @@
+"""A process that streams a family of blocks: `python streaming_worker.py FOLDER NAME CHUNKS`.
+
+It is ready, and works and says what it holds after a line on stdin, and ends after another.
+"""
+
+import sys
+
+import swapd_client
+from tests.offload.test_stream import family
+
+
+def main(folder: str, name: str, chunks: str) -> None:
+    with swapd_client.connect(folder) as client:
+        model = family(client, 6, name=name, chunks=int(chunks))
+        print("ready", flush=True)  # noqa: T201
+        sys.stdin.readline()
+        for _ in range(5):
+            model.forward()
+        print(model.held(), flush=True)  # noqa: T201
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
