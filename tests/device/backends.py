@@ -10,57 +10,25 @@ from swapd.device import Device, HostDevice, open_device
 
 CHUNK = 2 << 20
 
-#: Runs first in another process; `sys.argv` is what `arguments` says.
-_CHILD = """
-import ctypes, sys, zlib
-fd, chunk, CHUNK, writable = map(int, sys.argv[1:5])
-"""
-
-_ON_HOST = """
-from swapd.shared import vm
-at = vm.map_shared(fd, chunk * CHUNK, CHUNK, writable=writable)
-def read(nbytes):
-    return bytes(vm.view(at, nbytes))
-def write(content):
-    vm.view(at, len(content))[:] = content
-"""
-
-_ON_CUDA = """
-from swapd.device.driver import Access, Driver
-driver = Driver.by_uuid(sys.argv[5])
-with driver.current():
-    handle = driver.adopt(fd)
-    at = driver.reserve(CHUNK)
-    driver.map(at, CHUNK, handle)
-    driver.set_access(at, CHUNK, Access.READ_WRITE if writable else Access.READ)
-    driver.release(handle)
-def read(nbytes):
-    buffer = ctypes.create_string_buffer(nbytes)
-    with driver.current():
-        driver.call(driver.api.cuMemcpyDtoH, ctypes.addressof(buffer), at, nbytes)
-    return buffer.raw
-def write(content):
-    buffer = ctypes.create_string_buffer(content, len(content))
-    with driver.current():
-        driver.call(driver.api.cuMemcpyHtoD, at, ctypes.addressof(buffer), len(content))
-"""
+#: Run in another process with the `arguments` of a `Backend`.
+PROGRAM = Path(__file__).parent / "programs" / "lent_chunk.py"
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How to open a device, and what another process runs to map a chunk of it: afterwards
-    it has `read(nbytes)` and `write(content)`. `held` is how much memory its arena takes."""
+    """How to open a device, and its name in `PROGRAM`, which maps a chunk of it in another process.
+    `held` is how much memory its arena takes."""
 
     open: Callable[[int, int], Device]
-    child: str
+    kind: str
     held: Callable[[Device], int]
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def program(self, body: str) -> str:
-        return f"{_CHILD}{self.child}{body}"
-
-    def arguments(self, device: Device, fd: int, chunk: int, writable: bool) -> tuple[object, ...]:
-        return fd, chunk % device.chunks_per_file, CHUNK, int(writable), device.uuid
+    def arguments(
+        self, case: str, device: Device, fd: int, chunk: int, writable: bool
+    ) -> tuple[object, ...]:
+        number = chunk % device.chunks_per_file
+        return self.kind, case, fd, number, CHUNK, int(writable), device.uuid
 
 
 def _held_on_host(device: Device) -> int:
@@ -73,14 +41,14 @@ def _held_on_cuda(device: Device) -> int:
     return use.total - use.free
 
 
-HOST = Backend(lambda budget, chunk: HostDevice(budget, chunk), _ON_HOST, _held_on_host)
+HOST = Backend(lambda budget, chunk: HostDevice(budget, chunk), "host", _held_on_host)
 
 
 def cuda(environment: Mapping[str, str]) -> Backend:
     """The first GPU that this process sees; `environment` makes others see it too."""
     return Backend(
         lambda budget, chunk: open_device("cuda", budget, chunk, None),
-        _ON_CUDA,
+        "cuda",
         _held_on_cuda,
         environment,
     )

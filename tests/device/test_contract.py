@@ -15,7 +15,7 @@ import pytest
 from swapd.device import Device, DeviceError
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
-from tests.device.backends import CHUNK, Backend, HostBytes
+from tests.device.backends import CHUNK, PROGRAM, Backend, HostBytes
 from tests.processes import output_of, start_python
 
 CHUNKS = 8
@@ -132,7 +132,7 @@ def test_nothing_is_left_of_what_a_worker_wrote_beyond_its_component(
     backend: Backend, device: Device
 ) -> None:
     copy_in(device, ((2, 1),), b"small")
-    in_another_process(backend, device, "write(b'x' * CHUNK)", chunk=2, writable=True)
+    in_another_process(backend, device, "fill", chunk=2, writable=True)
     copy_in(device, ((2, 1),), b"tiny")
     assert copy_out(device, ((2, 1),), CHUNK) == b"tiny".ljust(CHUNK, b"\0")
 
@@ -409,8 +409,7 @@ def test_chunks_that_were_lent_are_exported_anew(backend: Backend, device: Devic
     device.lend(((0, CHUNKS),))
     device.reclaim(((0, CHUNKS),))
     copy_in(device, ((4, 1),), content := noise(CHUNK))
-    show = "print(zlib.crc32(read(CHUNK)))"
-    seen = in_another_process(backend, device, show, chunk=4, writable=False)
+    seen = in_another_process(backend, device, "checksum", chunk=4, writable=False)
     assert int(seen) == zlib.crc32(content)
 
 
@@ -432,14 +431,13 @@ def test_use_says_how_much_there_is_and_how_much_is_free(device: Device) -> None
 
 
 def in_another_process(
-    backend: Backend, device: Device, body: str, *, chunk: int = 0, writable: bool
+    backend: Backend, device: Device, case: str, *, chunk: int = 0, writable: bool
 ) -> str:
-    """What `body` prints where `chunk` is mapped from an export of its own."""
+    """What this case of the program prints where `chunk` is mapped from an export of its own."""
     with device.export(chunk // device.chunks_per_file, writable=writable) as fd:
         number = fd.fileno()
-        arguments = backend.arguments(device, number, chunk, writable)
-        program = backend.program(body)
-        return output_of(program, *arguments, fds=[number], env=backend.environment).strip()
+        arguments = backend.arguments(case, device, number, chunk, writable)
+        return output_of(PROGRAM, *arguments, fds=[number], env=backend.environment).strip()
 
 
 @pytest.mark.parametrize("writable", [False, True])
@@ -448,8 +446,7 @@ def test_another_process_sees_each_chunk_at_its_place(
     backend: Backend, device: Device, chunk: int, writable: bool
 ) -> None:
     copy_in(device, ((0, CHUNKS),), content := noise(CHUNKS * CHUNK))
-    show = "print(zlib.crc32(read(CHUNK)))"
-    seen = in_another_process(backend, device, show, chunk=chunk, writable=writable)
+    seen = in_another_process(backend, device, "checksum", chunk=chunk, writable=writable)
     assert int(seen) == zlib.crc32(content[chunk * CHUNK : (chunk + 1) * CHUNK])
 
 
@@ -457,7 +454,7 @@ def test_what_another_process_writes_through_a_writable_export_is_copied_out(
     backend: Backend, device: Device
 ) -> None:
     copy_in(device, ((0, CHUNKS),), bytes(CHUNKS * CHUNK))
-    in_another_process(backend, device, "write(b'hello')", chunk=2, writable=True)
+    in_another_process(backend, device, "hello", chunk=2, writable=True)
     assert copy_out(device, ((1, 2),), CHUNK + 5) == bytes(CHUNK) + b"hello"
 
 
@@ -470,16 +467,10 @@ def test_exports_are_not_inherited(device: Device) -> None:
 def test_a_mapping_outlives_the_device(backend: Backend) -> None:
     device = backend.open(CHUNKS * CHUNK, CHUNK)
     copy_in(device, ((3, 1),), content := noise(CHUNK))
-    body = """
-print("mapped", flush=True)
-sys.stdin.readline()
-print(zlib.crc32(read(CHUNK)))
-"""
     with device.export(3 // device.chunks_per_file, writable=False) as fd:
         number = fd.fileno()
-        arguments = backend.arguments(device, number, 3, False)
-        program = backend.program(body)
-        child = start_python(program, *arguments, fds=[number], env=backend.environment)
+        arguments = backend.arguments("keep", device, number, 3, False)
+        child = start_python(PROGRAM, *arguments, fds=[number], env=backend.environment)
     with child:
         assert child.stdin is not None
         assert child.stdout is not None

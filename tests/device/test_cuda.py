@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
-from textwrap import dedent
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.device.backends import CHUNK, HostBytes
 from tests.processes import output_of, start_python
 
 MIB = 1 << 20
+PROGRAM = Path(__file__).parent / "programs" / "cuda_device.py"
 
 
 @pytest.fixture(autouse=True)
@@ -125,19 +126,7 @@ def test_a_gpu_whose_memory_cannot_be_shared_is_refused(
 
 
 def test_too_few_descriptors_are_asked_for_and_if_need_be_demanded(fake: fakecuda.Fake) -> None:
-    program = """
-        import resource
-        from swapd.device import DeviceError, open_device
-        MIB = 1 << 20
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
-        open_device("cuda", 10 * MIB, 2 * MIB, None).close()
-        print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-        try:
-            open_device("cuda", 200 * MIB, 2 * MIB, None)
-        except DeviceError as exc:
-            print(exc)
-    """
-    limits, said = output_of(program, env=fake.environment()).splitlines()
+    limits, said = output_of(PROGRAM, "with_few_descriptors", env=fake.environment()).splitlines()
     assert limits == "300 300"
     found = re.search(r"100 chunks need (\d+) open files, and this process may have 300", said)
     assert found is not None
@@ -304,11 +293,10 @@ def test_lent_memory_is_the_driver_s_when_the_last_worker_lets_go(fake: fakecuda
     with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
         free = fake.free_bytes()
         with device.export(2, writable=False) as fd:
-            program = backends.cuda({}).program("print('mapped', flush=True)\nsys.stdin.read()")
+            arguments = backends.cuda({}).arguments("keep", device, fd.fileno(), 2, False)
             child = start_python(
-                program, fd.fileno(), 0, CHUNK, 0, device.uuid, fds=[fd.fileno()],
-                env=fake.environment(),
-            )  # fmt: skip
+                backends.PROGRAM, *arguments, fds=[fd.fileno()], env=fake.environment()
+            )
         with child:
             assert child.stdout is not None
             assert child.stdout.readline() == "mapped\n"
@@ -370,17 +358,10 @@ def test_use_tells_of_other_processes_and_of_no_note_without_a_reason(
 
 
 def test_use_is_of_the_card_that_is_served_and_says_that_mig_is_on() -> None:
-    program = """
-        from swapd.device import open_device
-        device = open_device("cuda", 2 << 20, 2 << 20, None)
-        use = device.use()
-        print(*[(p.pid, p.nbytes) for p in use.processes], *use.notes, sep="\\n")
-        device.close()
-    """
     with fakecuda.machine(devices=2, total=64 * MIB, mig=True) as machine:
         environment = {**machine.environment(), "CUDA_VISIBLE_DEVICES": "1"}
         with machine.occupied(7 * MIB, pid=1, gpu=1), machine.occupied(5 * MIB, pid=2, gpu=0):
-            processes, *notes = output_of(program, env=environment).splitlines()
+            processes, *notes = output_of(PROGRAM, "use", env=environment).splitlines()
     assert processes == str((1, 7 * MIB))
     assert len(notes) == 1
     assert notes[0].startswith("MIG is on")
@@ -394,18 +375,10 @@ def test_a_worker_that_writes_to_what_it_may_only_read_harms_itself_alone(
 ) -> None:
     with closing(CudaDevice(0, 2 * CHUNK, CHUNK)) as device:
         assert goes_in_and_out(device, 2 * CHUNK)
-        body = """
-try:
-    write(b"stray")
-except Exception as exc:
-    print(exc)
-"""
         with device.export(0, writable=False) as fd:
+            arguments = backends.cuda({}).arguments("stray", device, fd.fileno(), 0, False)
             said = output_of(
-                backends.cuda({}).program(body),
-                *(fd.fileno(), 0, CHUNK, 0, device.uuid),
-                fds=[fd.fileno()],
-                env=fake.environment(),
+                backends.PROGRAM, *arguments, fds=[fd.fileno()], env=fake.environment()
             )
         assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said
         target = HostBytes(5)
@@ -423,41 +396,9 @@ except Exception as exc:
     ],
 )
 def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str) -> None:
-    program = """
-        import os, sys, threading
-        from swapd.device import DeviceLost, open_device
-        from swapd.shared import vm
-        from swapd.device import streams
-        MIB = 1 << 20
-        memory = vm.map_anonymous(32 * MIB)
-        device = open_device("cuda", 32 * MIB, 2 * MIB, None)
-        fds = len(os.listdir("/proc/self/fd"))
-        device.pin(memory, 8 * MIB, writable=True)
-        everything = {
-            "copy_in": lambda: device.copy_in(((0, 16),), memory, 32 * MIB),
-            "copy_out": lambda: device.copy_out(((0, 16),), memory, 32 * MIB),
-            "pin": lambda: device.pin(memory + 16 * MIB, MIB, writable=True),
-            "lend": lambda: device.lend(((0, 1),)),
-            "use": lambda: device.use(),
-            "again": lambda: device.copy_in(((0, 1),), memory, MIB),
-        }
-        for name, act in everything.items():
-            try:
-                act()
-            except DeviceLost as exc:
-                print(name, exc)
-            else:
-                print(name, "did it")
-        device.unpin(memory)
-        vm.free(memory, 32 * MIB)
-        device.export(15, writable=False).close()
-        device.close()
-        device.close()
-        print(fds - len(os.listdir("/proc/self/fd")), threading.active_count())
-    """
     with fakecuda.machine(total=64 * MIB) as machine:
         machine.faults(fault)
-        said = output_of(program, env=machine.environment()).splitlines()
+        said = output_of(PROGRAM, "lose_it", env=machine.environment()).splitlines()
         assert machine.allocations() == []
     # which of the two threads meets it first is chance; from then on it is the same error
     code, calls = fault.split()[1], "cuMemcpyHtoDAsync|cuEventRecord|cuEventSynchronize"
@@ -470,21 +411,9 @@ def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str) -> Non
 
 
 def test_a_start_that_loses_the_device_leaves_no_descriptor() -> None:
-    program = dedent("""
-        import os
-        from swapd.device import DeviceLost, open_device
-        open_device("cuda", 2 << 20, 2 << 20, None).close()
-        before = os.listdir("/proc/self/fd")
-        with open(os.environ["FAKECUDA_FAULTS"], "w") as faults:
-            faults.write("cuMemMap 719 after=2 sticky\\n")
-        try:
-            open_device("cuda", 16 << 20, 2 << 20, None)
-        except DeviceLost as exc:
-            print(exc)
-        after = os.listdir("/proc/self/fd")
-        print(len(after) - len(before))
-    """)
     with fakecuda.machine(total=64 * MIB) as machine:
-        said, left = output_of(program, env=machine.environment()).splitlines()
+        said, left = output_of(
+            PROGRAM, "lose_it_at_the_start", env=machine.environment()
+        ).splitlines()
     assert "CUDA_ERROR_LAUNCH_FAILED (719) in cuMemMap" in said
     assert int(left) <= 4, "handles and a context, which are the driver's and end with the process"

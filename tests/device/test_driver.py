@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from textwrap import dedent
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.device import backends
 from tests.processes import output_of
 
 CHUNK = 2 << 20
+PROGRAM = Path(__file__).parent / "programs" / "driver.py"
 
 
 @pytest.fixture
@@ -27,26 +28,11 @@ def driver(fake: fakecuda.Fake) -> Iterator[Driver]:
     assert fake.allocations() == []
 
 
-def said_by(program: str, faults: Sequence[str] = (), **knobs: object) -> str:
-    """What `program` prints on a fake machine of its own, with these failures injected.
-
-    In it, `refused(call)` prints the error that `call` ends in.
-    """
-    prelude = """
-        import sys
-        from swapd.device import DeviceError, DeviceLost, open_device
-        from swapd.device.driver import Driver
-        def refused(call, *arguments):
-            try:
-                call(*arguments)
-            except DeviceError as exc:
-                print(type(exc).__name__ + ":", exc)
-            else:
-                raise AssertionError("not refused")
-    """
+def said_by(case: str, *args: object, faults: Sequence[str] = (), **knobs: object) -> str:
+    """What this case prints on a fake machine of its own, with these failures injected."""
     with fakecuda.machine(**knobs) as machine:
         machine.faults(*faults)
-        said = output_of(dedent(prelude) + dedent(program), env=machine.environment())
+        said = output_of(PROGRAM, case, *args, env=machine.environment())
         assert machine.allocations() == []
     return said.strip()
 
@@ -55,57 +41,41 @@ def said_by(program: str, faults: Sequence[str] = (), **knobs: object) -> str:
 
 
 def test_without_the_bindings_it_says_what_to_install() -> None:
-    said = said_by("sys.modules['cuda.bindings.driver'] = None\nrefused(Driver, 0)")
+    said = said_by("without_bindings")
     assert said.startswith("DeviceError: the CUDA driver's Python bindings are missing")
     assert said.endswith("pip install 'swapd[cuda]'")
 
 
 @pytest.mark.skipif(backends.gpu_here(), reason="there is a driver here")
 def test_without_a_driver_it_says_so_and_names_the_ways_out() -> None:
-    said = output_of("""
-        from swapd.device import DeviceError, open_device
-        try:
-            open_device("cuda", 1 << 30, 64 << 20, None)
-        except DeviceError as exc:
-            print(exc)
-    """)
+    said = output_of(PROGRAM, "refused_device")
     for words in ("no NVIDIA driver", "libcuda.so.1", "--gpus all", "--device host"):
         assert words in said
 
 
 def test_without_a_gpu_it_says_where_to_look() -> None:
-    said = said_by("refused(Driver, 0)", devices=0)
+    said = said_by("refused_card", 0, devices=0)
     assert "CUDA_ERROR_NO_DEVICE (100) in cuInit" in said or "this process sees no GPU" in said
     assert "CUDA_VISIBLE_DEVICES" in said
 
 
 def test_a_driver_that_is_too_old_is_told_with_both_versions() -> None:
-    said = said_by("refused(Driver, 0)", version=11080)
+    said = said_by("refused_card", 0, version=11080)
     assert "it is for CUDA 11.8, and CUDA 12.0 (driver 525) or newer is needed" in said
 
 
 def test_the_oldest_driver_that_will_do_does() -> None:
-    assert said_by("Driver(0).close(); print('opened')", version=12000) == "opened"
+    assert said_by("opened", version=12000) == "opened"
 
 
 def test_an_index_that_does_not_exist_is_answered_with_those_that_do() -> None:
-    said = said_by("refused(Driver, 2)", devices=2)
+    said = said_by("refused_card", 2, devices=2)
     assert "there is no cuda:2; this process sees cuda:0 (" in said
     assert ", cuda:1 (" in said
 
 
 def test_a_gpu_is_found_by_its_uuid_whatever_its_index() -> None:
-    said = said_by(
-        """
-        first, second = Driver(0), Driver(1)
-        again = Driver.by_uuid(second.uuid)
-        print(again.index, first.uuid != second.uuid, second.uuid[:4])
-        refused(Driver.by_uuid, "GPU-none")
-        for one in (first, second, again):
-            one.close()
-        """,
-        devices=2,
-    )
+    said = said_by("by_uuid", devices=2)
     assert said.splitlines() == [
         "1 True GPU-",
         "DeviceError: this process does not see the GPU GPU-none; is CUDA_VISIBLE_DEVICES set?",
@@ -144,24 +114,7 @@ STICKY = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 
 
 @pytest.mark.parametrize("code", STICKY)
 def test_after_an_error_that_the_context_does_not_survive_no_call_is_made(code: int) -> None:
-    program = f"""
-        driver = Driver(0)
-        name = driver.api.CUresult({code}).name
-        class Spoiled:
-            __name__ = "cuSpoiled"
-            def __call__(self):
-                return (driver.api.CUresult({code}),)
-        refused(driver.call, Spoiled())
-        def never(*arguments):
-            raise AssertionError("the driver was called")
-        driver.api.cuMemGetInfo = never
-        refused(driver.memory)
-        refused(driver.create, 2 << 20)
-        refused(driver.current().__enter__)
-        driver.close()
-        print(driver.lost, name)
-    """
-    *said, last = said_by(program).splitlines()
+    *said, last = said_by("spoiled", code).splitlines()
     lost, name = last.split()
     assert lost == "True"
     assert said == [f"DeviceLost: cuda:0 is lost: {name} ({code}) in cuSpoiled"] * 4
@@ -176,13 +129,7 @@ def test_after_an_error_that_the_context_does_not_survive_no_call_is_made(code: 
     ids=["well", "lost"],
 )
 def test_after_an_unknown_error_the_context_is_asked(faults: list[str], error: str) -> None:
-    program = """
-        driver = Driver(0)
-        with driver.current():
-            refused(lambda: driver.pin(4096, 4096, writable=True))
-        driver.close()
-    """
-    assert said_by(program, faults).startswith(error)
+    assert said_by("pin", faults=faults).startswith(error)
 
 
 # --- contexts ----------------------------------------------------------------------------
@@ -214,17 +161,7 @@ def test_calls_work_in_any_thread(driver: Driver) -> None:
 
 
 def test_a_forked_child_is_told_not_to(driver: Driver) -> None:
-    said = said_by("""
-        import os
-        driver = Driver(0)
-        child = os.fork()
-        if not child:
-            refused(driver.current().__enter__)
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
-        driver.close()
-    """)
+    said = said_by("fork")
     assert said == "DeviceError: CUDA does not survive a fork: start processes with spawn"
 
 
@@ -276,5 +213,5 @@ def test_the_bindings_are_imported_when_a_gpu_is_opened_and_not_before() -> None
 
 
 def test_a_device_that_is_lost_already_is_told_as_such() -> None:
-    said = said_by("refused(Driver, 0)", ["cuDevicePrimaryCtxRetain 214"])
+    said = said_by("refused_card", 0, faults=["cuDevicePrimaryCtxRetain 214"])
     assert said.startswith("DeviceLost: cuda:0 is lost: CUDA_ERROR_ECC_UNCORRECTABLE (214)")

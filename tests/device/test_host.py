@@ -15,6 +15,7 @@ from swapd.shared import vm
 from tests.processes import output_of
 
 CHUNK = 2 << 20
+PROGRAM = Path(__file__).parent / "programs" / "host_device.py"
 
 
 def arenas() -> int:
@@ -88,47 +89,13 @@ def test_close_unmaps_the_arena() -> None:
 
 def test_no_worker_can_shut_the_arena_for_the_next() -> None:
     """A worker runs as the same user, so the memfd's mode and seals are its to change."""
-    output_of("""
-        import errno, fcntl, os
-        from swapd.device import HostDevice
-        if os.getuid() == 0:
-            os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
-        device = HostDevice(2 << 20, 2 << 20)
-        with device.export(0, writable=False) as reader, device.export(0, writable=True) as writer:
-            os.fchmod(reader.fileno(), 0)
-            for seal in (fcntl.F_SEAL_WRITE, 0x10):
-                try:
-                    fcntl.fcntl(writer.fileno(), fcntl.F_ADD_SEALS, seal)
-                except PermissionError:
-                    continue
-                raise AssertionError("sealed by a worker")
-        device.export(0, writable=False).close()
-        device.export(0, writable=True).close()
-        device.close()
-    """)
+    output_of(PROGRAM, "shut_the_arena")
 
 
 def test_a_read_only_export_can_never_be_mapped_writable() -> None:
     with closing(HostDevice(CHUNK, CHUNK)) as device, device.export(0, writable=False) as fd:
-        said = output_of(
-            """
-            import ctypes, os, sys
-            from swapd.shared import vm
-            fd, nbytes = map(int, sys.argv[1:])
-            try:
-                vm.map_shared(fd, 0, nbytes, writable=True)
-            except OSError as exc:
-                print(exc.strerror)
-            at = vm.map_shared(fd, 0, nbytes, writable=False)
-            mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-            mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-            failed = mprotect(at, nbytes, vm.PROT_READ | vm.PROT_WRITE)
-            print(failed, os.strerror(ctypes.get_errno()))
-            """,
-            fd.fileno(),
-            CHUNK,
-            fds=[fd.fileno()],
-        )
+        number = fd.fileno()
+        said = output_of(PROGRAM, "write_a_read_only_export", number, CHUNK, fds=[number])
     assert said.splitlines() == ["Permission denied", "-1 Permission denied"]
 
 

@@ -15,37 +15,16 @@ from tests.processes import output_of, run_python
 
 NBYTES = 4 << 20
 
-#: Runs before each child's program: shared memory of NBYTES bytes, with a pattern in it.
-PRELUDE = """
-import os, signal
-from swapd.shared import vm
-NBYTES = 4 << 20
-PATTERN = bytes(range(256)) * (NBYTES // 256)
-fd = os.memfd_create("arena")
-os.write(fd, PATTERN)
-def content(address):
-    return bytes(vm.view(address, NBYTES))
-def end_of_child(touch):
-    "How a forked child that touches the address ends."
-    pid = os.fork()
-    if not pid:
-        try:
-            vm.view(touch, 1)[0]
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-"""
+PROGRAM = Path(__file__).parent / "programs" / "address_space.py"
 
 
-def ends_well(program: str) -> None:
-    output_of(PRELUDE + program)
+def ends_well(case: str) -> None:
+    output_of(PROGRAM, case)
 
 
-def faults(program: str) -> None:
-    """All of the program runs but its last line, which faults."""
-    *before, last = program.strip().splitlines()
-    program = "\n".join([*before, "print('alive', flush=True)", last, "print('survived')"])
-    done = run_python(PRELUDE + program)
+def faults(case: str) -> None:
+    """It all runs but its last line, which faults."""
+    done = run_python(PROGRAM, case)
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "alive\n"), done.stderr
 
 
@@ -84,9 +63,9 @@ def present_bytes(address: int) -> int:
 # --- reserve and free --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("touch", ["vm.view(at, 1)[0]", "vm.view(at + NBYTES - 1, 1)[0] = 1"])
+@pytest.mark.parametrize("touch", ["read_reserved", "write_reserved"])
 def test_a_reserved_range_may_not_be_touched(touch: str) -> None:
-    faults(f"at = vm.reserve(NBYTES)\n{touch}")
+    faults(touch)
 
 
 def test_a_reserved_range_is_aligned_for_whole_page_tables() -> None:
@@ -136,11 +115,7 @@ def test_a_writable_mapping_writes_the_memory_itself(arena: int) -> None:
 
 
 def test_a_read_only_mapping_may_be_read_but_not_written() -> None:
-    faults("""
-at = vm.map_shared(fd, 0, NBYTES, writable=False)
-assert content(at) == PATTERN
-vm.view(at, 1)[0] = 1
-""")
+    faults("write_read_only")
 
 
 def test_a_private_view_reads_the_file_and_keeps_its_writes_to_itself(arena: int) -> None:
@@ -202,26 +177,11 @@ def test_pages_that_were_shelved_come_back_without_faulting(arena: int) -> None:
 
 
 def test_a_shelved_range_may_not_be_touched() -> None:
-    faults("""
-at, shelf = vm.reserve(NBYTES), vm.reserve(NBYTES)
-vm.map_shared(fd, 0, NBYTES, writable=True, at=at)
-assert content(at) == PATTERN
-vm.move_pages(at, shelf, NBYTES)
-vm.protect_none(at, NBYTES)
-vm.view(at + NBYTES // 2, 1)[0]
-""")
+    faults("read_shelved")
 
 
 def test_what_comes_back_from_the_shelf_is_as_read_only_as_before() -> None:
-    faults("""
-at, shelf = vm.reserve(NBYTES), vm.reserve(NBYTES)
-vm.map_shared(fd, 0, NBYTES, writable=False, at=at)
-vm.move_pages(at, shelf, NBYTES)
-vm.protect_none(at, NBYTES)
-vm.move_pages(shelf, at, NBYTES)
-assert content(at) == PATTERN
-vm.view(at, 1)[0] = 1
-""")
+    faults("write_read_only_from_the_shelf")
 
 
 def test_private_pages_can_be_moved_too() -> None:
@@ -238,12 +198,7 @@ def test_private_pages_can_be_moved_too() -> None:
 
 
 def test_a_revoked_range_may_not_be_touched() -> None:
-    faults("""
-at = vm.map_shared(fd, 0, NBYTES, writable=True)
-assert content(at) == PATTERN
-vm.revoke(at, NBYTES)
-vm.view(at, 1)[0]
-""")
+    faults("read_revoked")
 
 
 def test_a_revoked_range_can_be_mapped_again(arena: int) -> None:
@@ -266,46 +221,18 @@ def test_memory_that_is_mapped_nowhere_else_is_given_back_by_revoke() -> None:
 # --- fork --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "vm.map_shared(fd, 0, NBYTES, writable=True)",
-        "vm.map_shared(fd, 0, NBYTES, writable=False, at=vm.reserve(NBYTES))",
-    ],
-)
+@pytest.mark.parametrize("how", ["fork_with_writable", "fork_with_read_only"])
 def test_a_forked_child_that_touches_a_mapping_dies(how: str) -> None:
-    ends_well(f"""
-at = {how}
-assert content(at) == PATTERN
-assert end_of_child(at) == -signal.SIGSEGV
-assert content(at) == PATTERN
-""")
+    ends_well(how)
 
 
 def test_a_forked_child_has_no_mapping_either_after_a_stay_on_the_shelf() -> None:
-    ends_well("""
-at, shelf = vm.reserve(NBYTES), vm.reserve(NBYTES)
-vm.map_shared(fd, 0, NBYTES, writable=True, at=at)
-for _ in range(2):
-    vm.move_pages(at, shelf, NBYTES)
-    vm.protect_none(at, NBYTES)
-    assert end_of_child(shelf) == -signal.SIGSEGV
-    vm.move_pages(shelf, at, NBYTES)
-    assert end_of_child(at) == -signal.SIGSEGV
-vm.revoke(at, NBYTES)
-assert end_of_child(at) == -signal.SIGSEGV
-""")
+    ends_well("fork_after_the_shelf")
 
 
-@pytest.mark.parametrize(
-    "how", ["vm.map_private(fd, NBYTES, at=at)", "vm.map_anonymous(NBYTES, at=at)"]
-)
+@pytest.mark.parametrize("how", ["fork_with_private", "fork_with_anonymous"])
 def test_private_memory_is_a_child_s_as_any_other(how: str) -> None:
-    ends_well(f"""
-at = vm.reserve(NBYTES)
-{how}
-assert end_of_child(at) == 0
-""")
+    ends_well(how)
 
 
 # --- units -------------------------------------------------------------------------------
