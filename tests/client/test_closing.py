@@ -85,22 +85,12 @@ def test_threads_that_ask_on_and_on_are_told_when_two_others_close(folder: Path)
         assert len(threads.told) == 3
 
 
-CLOSED_BY_SIGNAL = """
-import signal, sys
-import swapd_client
-
-client = swapd_client.connect(sys.argv[1], label="signalled")
-signal.signal(signal.SIGTERM, lambda *_: client.close())
-try:
-    client.acquire("never", await_registration=True)
-except swapd_client.ClientClosed:
-    print("told")
-"""
+CLOSED_BY_SIGNAL = Path(__file__).parent / "programs" / "closed_by_signal.py"
 
 
 def test_a_signal_handler_may_close_what_it_interrupts(folder: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", CLOSED_BY_SIGNAL, folder], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(CLOSED_BY_SIGNAL), folder], stdout=subprocess.PIPE, text=True
     )
     with child, swapd_client.connect(folder) as client:
         until = time.monotonic() + PATIENCE_S

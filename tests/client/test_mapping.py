@@ -250,61 +250,19 @@ def test_writes_through_a_mutable_range_reach_the_arena(world: World) -> None:
 
 # --- faults ------------------------------------------------------------------------------
 
-PRELUDE = f"""
-import os
-from swapd.shared import protocol
-from swapd.shared import vm
-from swapd.shared.fds import OwnedFd, reopen_read_only
-from swapd_client.session.files import Files
-from swapd_client.memory.mapping import Range
-CHUNK, NBYTES = {CHUNK}, {NBYTES}
-arena = OwnedFd(os.memfd_create("arena"))
-os.write(arena.fileno(), b"x" * 8 * CHUNK)
-reader = reopen_read_only(arena.fileno())
-master = OwnedFd(os.memfd_create("master"))
-os.write(master.fileno(), b"m" * NBYTES)
-files = Files({CHUNKS})
-files.add(protocol.Files((0,)), [reader])
-where = Range(NBYTES, CHUNK, files, writable=False)
-def touch(at=0):
-    return vm.view(where.address + at, 1)[0]
-"""
+PROGRAM = Path(__file__).parent / "programs" / "mapped_range.py"
 
 
 @pytest.mark.parametrize(
-    "program",
-    [
-        "touch()",
-        "where.show(1, ((0, 3),)); touch(); where.hide(1); touch(2 * CHUNK)",
-        "where.show(1, ((0, 1), (4, 2))); where.hide(); touch(CHUNK)",
-        "where.show(1, ((0, 3),)); where.hide(1); where.show(2, ((0, 3),)); where.hide(2); touch()",
-        "where.show(1, ((0, 3),)); vm.view(where.address, 1)[0] = 1",
-        "where.show(1, ((0, 3),)); where.hide(); where.show(2, ((0, 3),)); "
-        "vm.view(where.address, 1)[0] = 1",
-    ],
-    ids=["new", "hidden", "hidden in runs", "hidden again", "written", "written when back"],
+    "case",
+    ["new", "hidden", "hidden_in_runs", "hidden_again", "written", "written_when_back"],
 )
-def test_a_stray_access_ends_the_process(program: str) -> None:
-    assert run_python(PRELUDE + program).returncode == -signal.SIGSEGV
+def test_a_stray_access_ends_the_process(case: str) -> None:
+    assert run_python(PROGRAM, case).returncode == -signal.SIGSEGV
 
 
 def test_a_forked_child_has_private_bytes_but_none_of_the_arena_s() -> None:
-    output_of(
-        PRELUDE
-        + """
-def child():
-    pid = os.fork()
-    if not pid:
-        os._exit(0 if touch() == ord("m") else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-where.show(1, ((0, 3),))
-assert child() == -11
-where.make_private(master, keep_shown=False)
-assert child() == 0
-for fd in (arena, reader, master):
-    fd.close()
-"""
-    )
+    output_of(PROGRAM, "fork")
 
 
 # --- private -----------------------------------------------------------------------------
