@@ -18,27 +18,7 @@ MIB = 1 << 20
 NBYTES = 8 * MIB
 
 #: Loads what it is told, and says how; then does as it is told, a line each.
-LOADS = """
-import hashlib, json, sys, torch, swapd_client
-torch.set_num_threads(1)
-folder, name, files, stop_at = sys.argv[1:]
-client = swapd_client.connect(folder, label=name)
-read = []
-
-def progress(done, total):
-    read.append(done)
-    if stop_at == "filling":
-        print("filling", flush=True)
-        sys.stdin.readline()
-
-print("here", flush=True)
-part = client.load(name, files, progress=progress)
-print("loaded", flush=True)
-for line in sys.stdin:
-    with client.acquire(name):
-        values = b"".join(t.numpy().tobytes() for _, t in sorted(part.tensors.items()))
-    print(json.dumps([hashlib.sha256(values).hexdigest(), bool(read)]), flush=True)
-"""
+LOADS = Path(__file__).parent / "programs" / "loader.py"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -423,23 +424,11 @@ def test_one_update_at_a_time(client: Client) -> None:
     client.update("raw", {"a": b"y"})
 
 
-DIES = """
-import sys, swapd_client
-from swapd.shared import protocol
-client = swapd_client.connect(sys.argv[1])
-client.register("raw", {"a": bytes(1 << 20)})
-request = client.session.next_id()
-client._call(protocol.Update(request, "raw"))
-client.session.take_master(request)
-print("begun", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_of_a_client_killed_in_the_middle_nothing_is_left(
     daemon: spawn.Spawned, client: Client
 ) -> None:
-    with start_python(DIES, daemon.folder) as worker:
+    program = Path(__file__).parent / "programs" / "half_updated.py"
+    with start_python(program, daemon.folder) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "begun\n"
         assert client.status().host_copy_bytes == 2 * MIB
