@@ -185,24 +185,8 @@ def test_one_descriptor_left_open_in_each_round_is_found(
     assert found.swaps == 10
 
 
-BUSY = """
-import os, subprocess, sys
-from swapd.bench.machine import Machine, too_busy
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-spinning = subprocess.Popen([sys.executable, "-c", "print(flush=True)\\nwhile True: pass"],
-                            stdout=subprocess.PIPE)
-spinning.stdout.readline()
-machine = Machine()
-machine.watch("work", lambda: sum(range(5_000_000)))
-spinning.kill()
-spinning.wait()
-found = machine.surroundings()
-print(too_busy(found.conditions["work"], found))
-"""
-
-
 def test_a_process_that_computes_on_the_same_cpu_is_noticed() -> None:
-    said = output_of(BUSY)
+    said = output_of(Path(__file__).parent / "programs" / "busy.py")
     assert "of the time for a CPU" in said
     assert "other processes used" in said
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -69,16 +70,7 @@ def test_a_wait_ends_when_the_word_is_there(boards: Boards) -> None:
 
 
 def test_a_wait_in_another_process_ends_too(boards: Boards) -> None:
-    program = """
-        import sys
-        from swapd.shared.board import Board, word
-        from swapd.shared.fds import OwnedFd
-        with OwnedFd(int(sys.argv[1])) as fd:
-            board = Board(fd)
-        board.set(1, word(1, 1))
-        board.wait(0, word(7, 3))
-        print("arrived")
-    """
+    program = Path(__file__).parent / "programs" / "board_wait.py"
 
     def answer() -> None:
         boards.board.wait(1, word(1, 1))

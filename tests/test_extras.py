@@ -12,23 +12,7 @@ from swapd.cli.app import COMMANDS
 from swapd.shared.extras import EXTRA_OF
 
 #: Runs the rest of the command line as a program in which these modules cannot be imported.
-WITHOUT = """
-import runpy, sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-blocked = set(sys.argv[1].split(","))
-sys.meta_path.insert(0, Blocked())
-sys.argv = sys.argv[2:]
-if sys.argv[0] == "swapd":
-    from swapd.cli import main
-    main()
-else:
-    exec(sys.argv[0])
-"""
+WITHOUT = Path(__file__).parent / "programs" / "without.py"
 ALL = ",".join([*EXTRA_OF, "numpy", "safetensors", "diffusers", "accelerate", "vllm", "vllm_omni"])
 
 
@@ -36,7 +20,7 @@ def without(
     *arguments: str, blocked: str = ALL, fails: bool = False
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, blocked, *arguments], capture_output=True, text=True
+        [sys.executable, str(WITHOUT), blocked, *arguments], capture_output=True, text=True
     )
     assert (done.returncode != 0) == fails, done.stderr
     assert not fails or len(done.stderr.strip().splitlines()) == 1, done.stderr

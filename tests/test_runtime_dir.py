@@ -211,34 +211,16 @@ def test_closing_the_lock_gives_the_folder_to_the_next(folder: Path) -> None:
 def test_another_process_is_refused_too_and_two_folders_are_two(
     folder: Path, tmp_path: Path
 ) -> None:
-    program = """
-        import sys
-        from pathlib import Path
-        from swapd.shared.runtime_dir import RuntimeDirError, claim
-        try:
-            claim(Path(sys.argv[1])).close()
-        except RuntimeDirError as exc:
-            print(exc)
-    """
+    program = Path(__file__).parent / "programs" / "claims.py"
     with claim(folder):
-        assert f"(process {os.getpid()})" in output_of(program, folder)
-        assert output_of(program, tmp_path / "other") == ""
-    assert output_of(program, folder) == ""
+        assert f"(process {os.getpid()})" in output_of(program, "once", folder)
+        assert output_of(program, "once", tmp_path / "other") == ""
+    assert output_of(program, "once", folder) == ""
 
 
 def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Path) -> None:
-    program = """
-        import socket, sys
-        from pathlib import Path
-        from swapd.shared.runtime_dir import EVENTS, LIFELINE, RPC, claim
-        folder = Path(sys.argv[1])
-        claimed = claim(folder)
-        for name in (EVENTS, LIFELINE, RPC):
-            socket.socket(socket.AF_UNIX).bind(str(folder / name))
-        print("claimed, by a process with a longer number than most", flush=True)
-        sys.stdin.readline()
-    """
-    with start_python(program, folder) as child:
+    program = Path(__file__).parent / "programs" / "claims.py"
+    with start_python(program, "with_sockets", folder) as child:
         assert child.stdout is not None
         assert child.stdout.readline().startswith("claimed")
         assert f"(process {child.pid})" in refusal(folder)

@@ -260,38 +260,7 @@ def test_a_full_disk_is_survived(tmp_path: Path) -> None:
 
 
 def test_a_disk_with_room_for_half_a_batch_gets_none_of_it() -> None:
-    output_of("""
-        import resource, tempfile, threading
-        from pathlib import Path
-        from swapd.core.actions import DropHostCopy
-        from swapd.log.swap_log import SwapLogFile
-        from swapd.log.records import Record, parse, render
-        def line(seq):
-            return render(Record(seq, 0, 1.5, action=DropHostCopy(seq, "x" * 100)))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "log")
-            first = SwapLogFile(path, 1 << 20)
-            first.write([line(1)])
-            first.close()
-            whole = path.read_bytes()
-            resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 2, resource.RLIM_INFINITY))
-            tried = threading.Event()
-            class Watched(SwapLogFile):
-                def _append(self, lines):
-                    try:
-                        super()._append(lines)
-                    finally:
-                        tried.set()
-            second = Watched(path, 1 << 20)
-            second.write([line(2), line(3)])
-            tried.wait()
-            assert path.read_bytes() == whole, path.read_bytes()
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-            second.write([line(4)])
-            second.close()
-            records = [parse(text) for text in path.read_bytes().splitlines()]
-            assert [(r.seq, r.dropped) for r in records] == [(1, 0), (4, 2), (4, 0)], records
-    """)
+    output_of(Path(__file__).parent / "programs" / "full_disk.py")
 
 
 async def test_subscribers_miss_nothing_when_the_file_does(

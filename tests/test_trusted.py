@@ -162,31 +162,7 @@ def test_what_another_user_has_in_a_sticky_folder_is_no_way(tmp_path: Path) -> N
 @as_root
 def test_the_owner_of_the_root_folder_is_trusted_as_root_is(tmp_path: Path) -> None:
     """In some containers that is whoever built the image: all programs are theirs to change."""
-    output_of(
-        """
-        import os, sys
-        from pathlib import Path
-        from swapd.shared.trusted import Untrusted, open_folder
-        here = Path(sys.argv[1])
-        (here / "run" / "mine").mkdir(parents=True)
-        for path in (here, here / "run"):
-            os.chown(path, 1234, 1234)
-        os.chown(here / "run" / "mine", 4321, 4321)
-        here.chmod(0o755)
-        os.chroot(here)
-        os.chdir("/")
-        os.setuid(4321)
-        open_folder(Path("/run/mine")).close()
-        os.stat = lambda path, real=os.stat: real(path if path != "/" else "/run/mine")
-        try:
-            open_folder(Path("/run/mine"))
-        except Untrusted as exc:
-            assert str(exc) == "/run belongs to user 1234", exc
-        else:
-            raise AssertionError("only as the owner of / is 1234 trusted")
-        """,
-        tmp_path,
-    )
+    output_of(Path(__file__).parent / "programs" / "another_root.py", tmp_path)
 
 
 # --- files by their path -----------------------------------------------------------------

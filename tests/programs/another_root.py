@@ -1,0 +1,43 @@
+"""A root folder that is another user's, made of FOLDER by root: `python another_root.py FOLDER`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from swapd.shared.trusted import Untrusted, open_folder
+
+MINE = Path("/run/mine")
+real_stat = os.stat
+
+
+def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
+    """The root folder's owner is the one of what is mine."""
+    return real_stat(path if path != "/" else str(MINE), *args, **options)
+
+
+def main(here: Path) -> None:
+    (here / "run" / "mine").mkdir(parents=True)
+    for path in (here, here / "run"):
+        os.chown(path, 1234, 1234)
+    os.chown(here / "run" / "mine", 4321, 4321)
+    here.chmod(0o755)
+    os.chroot(here)
+    os.chdir("/")
+    os.setuid(4321)
+    open_folder(MINE).close()
+    vars(os)["stat"] = stat
+    said = refused()
+    assert said == "/run belongs to user 1234", said
+
+
+def refused() -> str:
+    try:
+        open_folder(MINE)
+    except Untrusted as exc:
+        return str(exc)
+    raise AssertionError("only as the owner of / is 1234 trusted")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
