@@ -38,24 +38,14 @@ KINDS = {
 }
 MANY = 1000
 
-#: Connects, without a word, as often as it can; says how often; ends when it is told to.
-FLOOD = """
-import socket, sys
-path, kind, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-held = []
-for _ in range(count):
-    sock = socket.socket(socket.AF_UNIX, kind)
-    sock.connect(path)
-    held.append(sock)
-print(len(held), flush=True)
-sys.stdin.read()
-"""
+#: Holds what it can take, says how much, and ends when it is told to.
+GREEDY = Path(__file__).parent / "programs" / "greedy.py"
 
 
 @contextmanager
-def holding(program: str, *arguments: object) -> Iterator[None]:
-    """Another process runs `program`; from when it says so until the end."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
+def holding(case: str, *arguments: object) -> Iterator[None]:
+    """Another process takes what it can; from when it says so until the end."""
+    command = [sys.executable, str(GREEDY), case, *map(str, arguments)]
     with subprocess.Popen(
         command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -70,29 +60,14 @@ def holding(program: str, *arguments: object) -> Iterator[None]:
 @contextmanager
 def flood(daemon: Daemon, name: str, count: int = MANY) -> Iterator[None]:
     """Another process that has made so many connections, and holds its ends."""
-    with holding(FLOOD, daemon.folder / name, int(KINDS[name]), count):
+    with holding("connections", daemon.folder / name, int(KINDS[name]), count):
         yield
-
-
-#: Says hello as often as it can, and as FLOOD.
-GREET = """
-import socket, sys
-from swapd.shared import protocol
-held = []
-for _ in range(int(sys.argv[2])):
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(sys.argv[1])
-    sock.send(protocol.encode(protocol.Hello(protocol.VERSION)))
-    held.append((sock, sock.recv(1 << 16)))
-print(len(held), flush=True)
-sys.stdin.read()
-"""
 
 
 @contextmanager
 def sessions(daemon: Daemon, count: int) -> Iterator[None]:
     """Another process that has asked for so many sessions, and keeps those it got."""
-    with holding(GREET, daemon.folder / LIFELINE, count):
+    with holding("sessions", daemon.folder / LIFELINE, count):
         yield
 
 

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -29,22 +28,11 @@ pytestmark = pytest.mark.skipif(
 
 NOBODY = 65534
 
-#: Imports first: what is installed may be root's to read.
-BECOME = f"""
-import os, sys, time
-from pathlib import Path
-import swapd_client
-from swapd.cli import serve
-from swapd.shared.config import Config
-os.setgroups([])
-os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
-os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
-here = Path(sys.argv[1])
-"""
+STRANGER = Path(__file__).parent / "programs" / "stranger.py"
 
 
-def as_stranger(program: str, here: Path) -> str:
-    return output_of(BECOME + dedent(program), here)
+def as_stranger(case: str, here: Path, *arguments: object) -> str:
+    return output_of(STRANGER, case, here, *arguments)
 
 
 @pytest.fixture
@@ -52,7 +40,7 @@ def shared() -> Iterator[Path]:
     """A folder as /tmp is, in which a stranger has one, too: `theirs`."""
     made = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     made.chmod(0o1777)
-    as_stranger("(here / 'theirs').mkdir()", made)
+    as_stranger("folder", made, "theirs")
     yield made
     shutil.rmtree(made)
 
@@ -107,13 +95,8 @@ def test_a_folder_in_one_of_a_stranger_is_refused(shared: Path, where: str) -> N
 def test_a_stranger_s_link_has_nothing_shut_or_written_to(
     shared: Path, victim: Path, where: str
 ) -> None:
-    as_stranger(
-        f"""
-        for link in (here / "theirs" / "run", here / "swapd-0"):
-            link.symlink_to({str(victim)!r})
-        """,
-        shared,
-    )
+    for name in ("theirs/run", "swapd-0"):
+        as_stranger("link", shared, name, victim)
     assert "choose another --runtime-dir" in refusal(shared / where)
     assert_untouched(victim)
 
@@ -121,19 +104,7 @@ def test_a_stranger_s_link_has_nothing_shut_or_written_to(
 def test_a_stranger_who_swaps_a_folder_for_a_link_all_the_time_wins_nothing(
     shared: Path, victim: Path
 ) -> None:
-    flips = BECOME + dedent(
-        f"""
-        run, folder, link = here / "theirs" / "run", here / "theirs" / "f", here / "theirs" / "l"
-        folder.mkdir()
-        link.symlink_to({str(victim)!r})
-        print("ready", flush=True)
-        while True:
-            for one in (folder, link):
-                one.rename(run)
-                run.rename(one)
-        """
-    )
-    with start_python(flips, shared) as stranger:
+    with start_python(STRANGER, "flip", shared, victim) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "ready\n"
         for _ in range(300):
@@ -144,7 +115,7 @@ def test_a_stranger_who_swaps_a_folder_for_a_link_all_the_time_wins_nothing(
 
 
 def test_a_stranger_s_link_is_no_swap_log(shared: Path, victim: Path, world: World) -> None:
-    as_stranger(f"(here / 'theirs' / 'log').symlink_to({str(victim / 'passwd')!r})", shared)
+    as_stranger("link", shared, "theirs/log", victim / "passwd")
     daemon = world.daemon(swap_log=shared / "theirs" / "log")
     worker = world.worker(daemon, "worker")
     a = worker.register("a", MIB, seed=1)
@@ -163,32 +134,15 @@ def test_a_stranger_cannot_stand_between_a_client_and_its_daemon(
 ) -> None:
     """Whose lifeline is relayed would map what the stranger chooses: its rpc is another's."""
     daemon = world.daemon()
-    as_stranger(
-        f"""
-        for name in ({LIFELINE!r}, {RPC!r}, {EVENTS!r}):
-            (here / "theirs" / name).symlink_to(Path({str(daemon.folder)!r}) / name)
-        """,
-        shared,
-    )
+    for name in (LIFELINE, RPC, EVENTS):
+        as_stranger("link", shared, f"theirs/{name}", daemon.folder / name)
     with pytest.raises(NotRunning, match=f"theirs belongs to user {NOBODY}, so another user"):
         connect(shared / "theirs")
     assert [one.label for one in daemon.status().sessions] == ["observer"]
 
 
 def test_a_stranger_who_listens_where_anybody_may_is_not_asked(shared: Path) -> None:
-    listens = BECOME + dedent(
-        f"""
-        import socket
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(str(here / {LIFELINE!r}))
-            door.listen()
-            os.chmod(here / {LIFELINE!r}, 0o777)
-            print("ready", flush=True)
-            door.accept()
-            print("somebody came", flush=True)
-        """
-    )
-    with start_python(listens, shared) as stranger:
+    with start_python(STRANGER, "listen", shared, LIFELINE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "ready\n"
         with pytest.raises(NotRunning, match="can be written by other users"):
@@ -198,23 +152,11 @@ def test_a_stranger_who_listens_where_anybody_may_is_not_asked(shared: Path) -> 
 
 
 def test_each_user_has_a_daemon_of_one_s_own_and_no_other(shared: Path) -> None:
-    serves = BECOME + dedent(
-        """
-        folder = here / "swapd-65534" / "host"
-        serve.run(Config(budget=4 << 20, runtime_dir=str(folder)))
-        """
-    )
-    uses = """
-        with swapd_client.connect(here / "swapd-65534" / "host") as client:
-            client.register("a", {"w": bytearray(b"x" * 4096)})
-            with client.acquire("a"):
-                print(client.status().used_bytes)
-    """
-    with start_python(serves, shared) as theirs:
+    with start_python(STRANGER, "run_a_daemon", shared) as theirs:
         try:
             assert theirs.stdout is not None
             assert theirs.stdout.readline().startswith("swapd serves host")
-            assert as_stranger(uses, shared) == f"{2 * MIB}\n"
+            assert as_stranger("use_the_daemon", shared) == f"{2 * MIB}\n"
             folder = shared / "swapd-65534" / "host"
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             with pytest.raises(NotRunning, match=f"belongs to user {NOBODY}"):

@@ -24,6 +24,7 @@ from swapd_client import Client, Component
 
 MIB = 1 << 20
 CHUNK = 2 * MIB
+PROGRAM = Path(__file__).parent / "programs" / "secrets_in_memory.py"
 
 
 @pytest.fixture
@@ -93,19 +94,7 @@ def test_no_core_of_a_worker_or_the_daemon_has_weights(
 
 def test_a_core_that_is_written_has_no_weights(daemon: spawn.Spawned, tmp_path: Path) -> None:
     """Wherever the kernel writes cores into the folder of the process."""
-    program = """
-import os, resource, sys, swapd_client
-open("/proc/self/coredump_filter", "w").write("0x7f")  # all there is
-resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
-client = swapd_client.connect(sys.argv[1])
-secret = bytes(range(1, 65)).hex().encode()  # nowhere else in this form
-part = client.register("a", {"x": secret * 10_000}, mutable=True)
-with client.acquire("a"):
-    assert bytes(part.view("x")[:128]) == secret
-    del secret
-    os.abort()
-"""
-    command = [sys.executable, "-c", program, str(daemon.folder)]
+    command = [sys.executable, str(PROGRAM), "abort", str(daemon.folder)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == -signal.SIGABRT, done.stderr
     secret = bytes(range(1, 65)).hex().encode()
@@ -178,26 +167,8 @@ def test_a_host_copy_is_not_written_to_however_it_is_opened(client: Client) -> N
                 os.ftruncate(fd, 0)
 
 
-#: Of a user who may not open what the mode forbids: root may.
-READS = """
-import os, sys
-from swapd.device import HostDevice
-if os.getuid() == 0:
-    os.setgroups([])
-    os.setresgid(65534, 65534, 65534)
-    os.setresuid(65534, 65534, 65534)
-device = HostDevice(2 << 20, 2 << 20)
-with device.export(0, writable=False) as reader:
-    for mode in (os.O_RDWR, os.O_WRONLY):
-        try:
-            os.open(f"/proc/self/fd/{reader.fileno()}", mode)
-        except PermissionError as exc:
-            print(exc.strerror)
-    os.close(os.open(f"/proc/self/fd/{reader.fileno()}", os.O_RDONLY))
-device.close()
-"""
-
-
 def test_what_is_lent_to_be_read_does_not_open_for_writing() -> None:
-    done = subprocess.run([sys.executable, "-c", READS], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "open_for_writing"], capture_output=True, text=True
+    )
     assert done.stdout == "Permission denied\nPermission denied\n", done.stderr
