@@ -14,8 +14,10 @@ import pytest
 from tests import fakecuda
 from tests.fakecuda import calls
 from tests.fakecuda.calls import UNIT, call, code_of, create, export, mapped, unmapped
+from tests.fakecuda.programs import faults
 from tests.processes import output_of, run_python, start_python
 
+PROGRAMS = Path(__file__).parent / "programs"
 PRELUDE = """
 import ctypes, os, socket, sys
 from tests.fakecuda.calls import *
@@ -33,12 +35,16 @@ def fake() -> Iterator[fakecuda.Fake]:
     assert fake.held_bytes() == 0
 
 
-def start(fake: fakecuda.Fake, program: str, *args: object, fds: Sequence[int] = ()) -> Any:
-    return start_python(PRELUDE + dedent(program), *args, fds=fds, env=fake.environment())
+def whole(program: str | Path) -> str | Path:
+    return program if isinstance(program, Path) else PRELUDE + dedent(program)
 
 
-def output(fake: fakecuda.Fake, program: str, *args: object, **knobs: object) -> str:
-    return output_of(PRELUDE + dedent(program), *args, env=fake.environment(**knobs)).strip()
+def start(fake: fakecuda.Fake, program: str | Path, *args: object, fds: Sequence[int] = ()) -> Any:
+    return start_python(whole(program), *args, fds=fds, env=fake.environment())
+
+
+def output(fake: fakecuda.Fake, program: str | Path, *args: object, **knobs: object) -> str:
+    return output_of(whole(program), *args, env=fake.environment(**knobs)).strip()
 
 
 def kill(child: Any) -> None:
@@ -282,105 +288,23 @@ def test_memory_of_a_card_that_is_not_visible_cannot_be_imported(fake: fakecuda.
 
 # ---- faults of the device
 
-FAULTS = {
-    "into memory that is not mapped": "fill(reserve())",
-    "into memory without access": "fill(memory(flags=NONE))",
-    "into memory that is read-only": "fill(memory(flags=READ))",
-    "over the end of a mapping": """
-address = reserve(2 * UNIT)
-call("cuMemMap", address, UNIT, 0, create(), 0)
-access(address, UNIT, WRITE)
-fill(address + UNIT - 8)
-""",
-    "out of memory without access": """
-target = Host(4096).pin()
-call("cuMemcpyDtoHAsync", target.address, memory(flags=NONE), 16, s)
-""",
-    "unmapped before the copy runs": """
-address, gate = memory(), Gate(s)
-fill(address)
-unmapped(address)
-gate.open()
-""",
-    "revoked before the copy runs": """
-address, gate = memory(), Gate(s)
-fill(address)
-access(address, UNIT, NONE)
-gate.open()
-""",
-    "from memory that was unregistered meanwhile": """
-source, address, gate = Host(4096).pin(), memory(), Gate(s)
-call("cuMemcpyHtoDAsync", address, source.address, 16, s)
-source.unpin()
-gate.open()
-""",
-    "from registered memory that is gone": """
-source, address, gate = Host(4096).pin(), memory(), Gate(s)
-call("cuMemcpyHtoDAsync", address, source.address, 16, s)
-source.close()
-gate.open()
-""",
-    "into memory that was registered for reading": """
-call("cuMemcpyDtoHAsync", Host(4096).pin(8).address, memory(), 16, s)
-""",
-    "a flag in memory that is read-only": """
-call("cuStreamWriteValue64", s, memory(flags=READ), 1, 0)
-""",
-}
 
-
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("what", [case.__name__ for case in faults.CASES])
 def test_a_fault_spoils_the_process_and_ends_every_wait(fake: fakecuda.Fake, what: str) -> None:
-    prelude = """
-start()
-s, other, event = stream(), stream(), event()
-fill = lambda address: call("cuMemsetD8Async", address, 1, 16, s)
-held = Gate(other)  # never opened
-call("cuEventRecord", event, other)
-"""
-    after = """
-waits = [code_of("cuStreamSynchronize", s), code_of("cuEventSynchronize", event)]
-later = [
-    code_of("cuMemGetInfo"), code_of("cuMemCreate", UNIT, properties(), 0),
-    code_of("cuMemUnmap", 0, UNIT), code_of("cuStreamQuery", s), code_of("cuEventQuery", event),
-    code_of("cuMemHostUnregister", 0), code_of("cuDevicePrimaryCtxRetain", 0),
-]
-say(set(waits + later))
-"""
-    program = prelude + FAULTS[what] + after
-    assert output(fake, program) == str({calls.ILLEGAL_ADDRESS})
+    assert output(fake, PROGRAMS / "faults.py", what) == str({calls.ILLEGAL_ADDRESS})
     call("cuCtxSynchronize")  # nobody else is hurt
 
 
 def test_a_copy_is_caught_when_its_memory_goes_in_the_middle() -> None:
-    program = """
-        start()
-        address, source, s = memory(), Host(UNIT).pin(), stream()
-        source[:1] = b"x"
-        call("cuMemcpyHtoDAsync", address, source.address, UNIT, s)
-        while ctypes.string_at(address, 1) != b"x": pass
-        call("cuMemUnmap", address, UNIT)
-        say(code_of("cuStreamSynchronize", s))
-    """
     with fakecuda.machine(gbps=0.01) as fake:
-        assert output(fake, program) == str(calls.ILLEGAL_ADDRESS)
+        assert output(fake, PROGRAMS / "faults.py", "unmap_in_the_middle") == str(
+            calls.ILLEGAL_ADDRESS
+        )
 
 
 def test_nothing_runs_after_a_fault(fake: fakecuda.Fake) -> None:
-    program = """
-        start()
-        address, s, seen = memory(), stream(), []
-        gate = Gate(s)
-        call("cuMemsetD8Async", reserve(), 1, 16, s)
-        call("cuMemsetD8Async", address, 1, 16, s)
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        function = kind(seen.append)
-        pointer = driver.CUhostFn(ctypes.cast(function, ctypes.c_void_p).value)
-        call("cuLaunchHostFunc", s, pointer, 0)
-        gate.open()
-        say(code_of("cuCtxSynchronize"), seen, ctypes.string_at(address, 1))
-    """
-    assert output(fake, program) == f"{calls.ILLEGAL_ADDRESS} [] {bytes(1)!r}"
+    said = output(fake, PROGRAMS / "faults.py", "enqueue_more")
+    assert said == f"{calls.ILLEGAL_ADDRESS} [] {bytes(1)!r}"
 
 
 @pytest.mark.parametrize(
@@ -478,76 +402,28 @@ def test_a_machine_without_a_folder_says_so() -> None:
 
 # ---- copy engines
 
-ENGINES = """
-start()
-address, source = memory(8 * UNIT), Host(8 * UNIT).pin()
-source[:1], source[8 * UNIT - 1 :] = b"x", b"z"
-long, same, opposite = stream(), stream(), stream()
-arrived = lambda: ctypes.string_at(address + 8 * UNIT - 1, 1) == b"z"
-def record(s):
-    made = event()
-    call("cuEventRecord", made, s)
-    return made
-call("cuMemcpyHtoDAsync", address, source.address, 8 * UNIT, long)
-while ctypes.string_at(address, 1) != b"x": pass
-"""
+ENGINES = PROGRAMS / "engines.py"
 
 
 def test_the_two_directions_run_side_by_side() -> None:
-    program = """
-        back = Host(4096).pin()
-        call("cuMemcpyDtoHAsync", back.address, address, 4096, opposite)
-        call("cuEventSynchronize", record(opposite))
-        say(arrived())
-    """
     with fakecuda.machine(gbps=0.02) as fake:
-        assert output(fake, ENGINES + dedent(program)) == "False"
+        assert output(fake, ENGINES, "other_direction") == "False"
 
 
 def test_each_direction_has_a_rate_of_its_own() -> None:
-    program = """
-        start()
-        address, host = memory(8 * UNIT), Host(8 * UNIT).pin()
-        out = event()
-        call("cuMemcpyDtoHAsync", host.address, address, UNIT, s := stream())
-        call("cuEventRecord", out, s)
-        call("cuMemcpyHtoD", address, host.address, 8 * UNIT)
-        say(code_of("cuEventQuery", out))
-        os._exit(0)
-    """
     with fakecuda.machine(gbps_out=0.0001) as fake:
-        assert output(fake, program) == str(calls.NOT_READY)
+        assert output(fake, ENGINES, "own_rates") == str(calls.NOT_READY)
 
 
 def test_copies_in_one_direction_take_turns() -> None:
-    program = """
-        call("cuMemcpyHtoDAsync", address + 4096, source.address, 1, same)
-        call("cuEventSynchronize", record(same))
-        say(arrived())
-    """
     with fakecuda.machine(gbps=0.1) as fake:
-        assert output(fake, ENGINES + dedent(program)) == "True"
+        assert output(fake, ENGINES, "same_direction") == "True"
 
 
 def test_copies_of_two_processes_in_one_direction_take_turns(fake: fakecuda.Fake) -> None:
-    program = """
-        say("copying")
-        sys.stdin.readline()
-        say(arrived())
-        os._exit(0)
-    """
-    short = """
-        start()
-        a, source = memory(), Host(4096).pin()
-        call("cuMemcpyHtoD", a, source.address, 1)
-        say(call("cuMemGetInfo")[0])
-    """
-    with (
-        fakecuda.machine(gbps=0.02) as slow,
-        start(slow, ENGINES + dedent(program)) as child,
-    ):
+    with fakecuda.machine(gbps=0.02) as slow, start(slow, ENGINES, "long") as child:
         assert child.stdout.readline() == "copying\n"
-        output(slow, short)
+        output(slow, ENGINES, "short")
         child.stdin.write("\n")
         child.stdin.flush()
         assert child.stdout.readline() == "True\n"
