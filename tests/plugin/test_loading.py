@@ -1,7 +1,7 @@
 """What a stage borrows to load is swapd's again before vLLM measures the GPU's free memory."""
 
 from collections.abc import Iterator
-from textwrap import dedent
+from pathlib import Path
 
 import pytest
 
@@ -27,15 +27,7 @@ def test_loading_ends_when_the_memory_is_back(world: World) -> None:
     before = daemon.status().device_free_bytes
     # the driver has not got it back at once: the first chunks that swapd asks for are refused
     world.fake.faults(f"cuMemCreate 2 times=3 pid={daemon.pid}")
-    program = f"""
-        from swapd_client.vllm.options import Options
-        from swapd_client.vllm.stage import Stage
-
-        stage = Stage.connect(Options(endpoint={str(daemon.folder)!r}), "s", gpu=0)
-        with stage.loading({12 * MIB}):
-            print(stage.client.status().device_free_bytes)
-        print(stage.client.status().device_free_bytes)
-        stage.close()
-    """
-    during, after = map(int, output_of(dedent(program), env=world.fake.environment()).split())
+    program = Path(__file__).parent / "programs" / "stage.py"
+    said = output_of(program, "load", daemon.folder, 12 * MIB, env=world.fake.environment())
+    during, after = map(int, said.split())
     assert (during, after) == (before + 12 * MIB, before)
