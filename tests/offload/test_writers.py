@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -380,40 +381,10 @@ def test_embeddings_of_another_size_are_refused_before_anything_is_changed(clien
     assert module.resize_token_embeddings(70).num_embeddings == 70
 
 
-#: Each runs on an attached module that is out.
-TOOLS = {
-    "quantize_": "quantize_(module, Int8WeightOnlyConfig())",
-    "share_memory_": "module[0].weight.share_memory_()",
-    "prune": "torch.nn.utils.prune.l1_unstructured(module[0], 'weight', 0.5)",
-    "by hand": "module[0].weight.data.zero_()",
-}
-
-
 def test_what_nobody_can_foresee_is_explained_before_the_process_dies(daemon: Daemon) -> None:
-    program = f"""
-import os
-import torch
-import torch._dynamo  # so that no child has to
-import torch.nn.utils.prune
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-os.dup2(1, 2)
-for tool in {list(TOOLS.values())!r}:
-    child = os.fork()
-    if child == 0:
-        from swapd_client import connect
-
-        client = connect({str(daemon.folder)!r}, faults="explain")
-        module = torch.nn.Sequential(torch.nn.Linear(64, 64)).requires_grad_(False)
-        attachment = client.attach({{"child": module}})
-        exec(tool)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print("status", os.waitstatus_to_exitcode(status), flush=True)
-"""
-    said = output_of(program)
+    said = output_of(Path(__file__).parent / "programs" / "tools_outside.py", daemon.folder)
     *each, _ = said.split(f"status {-signal.SIGSEGV}\n")
-    assert len(each) == len(TOOLS), said
+    assert len(each) == 4, said
     for one in each:
         assert "a fault in component 'child'" in one
         assert "attachment.edit" in one
