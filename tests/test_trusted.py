@@ -162,7 +162,7 @@ def test_what_another_user_has_in_a_sticky_folder_is_no_way(tmp_path: Path) -> N
 @as_root
 def test_the_owner_of_the_root_folder_is_trusted_as_root_is(tmp_path: Path) -> None:
     """In some containers that is whoever built the image: all programs are theirs to change."""
-    output_of(Path(__file__).parent / "programs" / "another_root.py", tmp_path)
+    output_of(Path(__file__).parent / "programs" / "another_root.py", tmp_path, anew=True)
 
 
 # --- files by their path -----------------------------------------------------------------
