@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client, DaemonGone, SessionFenced, WouldDeadlock
-from swapd_client.offload import attaching, hooks
+from swapd_client.offload import attaching, hooks, shortcuts
 from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.gate import Gate
