@@ -11,10 +11,9 @@ for all; and it costs less than filling would (0.6 to 0.75 of that, of files in 
 """
 
 from collections.abc import Hashable
-from itertools import takewhile
 from typing import NamedTuple
 
-from swapd.core.orders import Ranked
+from swapd.core.orders import Deadlines
 
 
 class Due(NamedTuple):
@@ -47,7 +46,7 @@ class Contents:
         self._contents: dict[Hashable, _Content] = {}
         self._of: dict[int, Hashable] = {}
         #: All that wait, by until when.
-        self._until: Ranked[int] = Ranked()
+        self._until: Deadlines[int] = Deadlines()
 
     def __len__(self) -> int:
         """How many are told of."""
@@ -59,7 +58,7 @@ class Contents:
 
     def next_deadline(self) -> float | None:
         """When the first has waited long enough; None if none waits."""
-        return next((until for (until,), _ in self._until.ranked()), None)
+        return self._until.next()
 
     def ask(self, uid: int, session: int, key: Hashable, until: float) -> Due | None:
         """`uid` needs the bytes that `key` stands for; None: it waits, `until` then at most.
@@ -78,7 +77,7 @@ class Contents:
         if self._waits_for(content.filler, session):
             return Due(uid)
         content.waiting[uid] = session
-        self._until.put(uid, (until,))
+        self._until.set(uid, until)
         return None
 
     def sealed(self, uid: int) -> list[Due]:
@@ -115,8 +114,7 @@ class Contents:
 
     def expired(self, now: float) -> list[Due]:
         """Those that have waited long enough fill their own."""
-        late = list(takewhile(lambda ranked: ranked[0][0] <= now, self._until.ranked()))
-        return [self._fill(self._contents[self._of[uid]], uid) for _, uid in late]
+        return [self._fill(self._contents[self._of[uid]], uid) for uid in self._until.over(now)]
 
     def _waits_for(self, one: int, other: int) -> bool:
         """Whether the session `one` is `other`, or waits for what that one fills, however long

@@ -4,9 +4,8 @@ Pure. Acknowledgements of what was revoked are in the ledger (`acks`), with what
 """
 
 from collections.abc import Iterator
-from itertools import takewhile
 
-from swapd.core.orders import Ranked
+from swapd.core.orders import Deadlines
 from swapd.core.policy import Rules
 from swapd.core.records import Component
 
@@ -25,7 +24,7 @@ class Debts:
     """
 
     def __init__(self) -> None:
-        self._until: Ranked[Debt] = Ranked()
+        self._until: Deadlines[Debt] = Deadlines()
         #: What to say of who takes longer, by session and what it owes.
         self._why: dict[int, dict[int, str]] = {}
 
@@ -35,7 +34,7 @@ class Debts:
 
     def owe(self, session: int, what: int, until: float, why: str) -> None:
         """It owes this from now on; or has longer for it."""
-        self._until.put((session, what), (until,))
+        self._until.set((session, what), until)
         self._why.setdefault(session, {})[what] = why
 
     def settle(self, session: int, what: int) -> None:
@@ -51,14 +50,11 @@ class Debts:
             self._until.drop((session, what))
 
     def next_deadline(self) -> float | None:
-        for (until,), _ in self._until.ranked():
-            return until
-        return None
+        return self._until.next()
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
         """The sessions that took too long, and what to say of it: each as often as it did."""
-        late = takewhile(lambda ranked: ranked[0][0] <= now, self._until.ranked())
-        return [(session, self._why[session][what]) for _, (session, what) in late]
+        return [(session, self._why[session][what]) for session, what in self._until.over(now)]
 
 
 def unacknowledged(c: Component, timeout_s: float) -> str:

@@ -1,12 +1,14 @@
 """Orders that are kept, not made anew at each event. Pure; chooses nothing.
 
-`Ranked` is any set of things in order of a rank. `EvictionOrder` are the idle components in the
-order in which they should go: what `policy.turns` says of them all, kept as each comes and goes.
+`Ranked` is any set of things in order of a rank; `Deadlines` are things in order of time.
+`EvictionOrder` are the idle components in the order in which they should go: what
+`policy.eviction_order` says of them all, kept as each comes and goes.
 """
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 from swapd.core.records import Component
@@ -49,6 +51,25 @@ class Ranked(Generic[Thing]):
         rank = self._ranks.pop(thing, None)
         if rank is not None:
             del self._sorted[bisect_left(self._sorted, (rank, thing))]
+
+
+class Deadlines(Ranked[Thing]):
+    """Things by until when there is time for each. `next` and `over` are asked at every event."""
+
+    def set(self, thing: Thing, until: float) -> None:
+        """It has so long, whatever it had before."""
+        self.put(thing, (until,))
+
+    def next(self) -> float | None:
+        """When the time of the first is over; None if there is none."""
+        return self._sorted[0][0][0] if self._sorted else None
+
+    def over(self, now: float) -> list[Thing]:
+        """Those whose time is over, earliest first."""
+        if not self._sorted or self._sorted[0][0][0] > now:
+            return []
+        late = takewhile(lambda ranked: ranked[0][0] <= now, self._sorted)
+        return [thing for _, thing in late]
 
 
 class EvictionOrder:

@@ -1,9 +1,10 @@
 """Who waits, in which order, and until when. Pure; decides nothing about memory."""
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
+from swapd.core.orders import Deadlines
 from swapd.core.records import Key, Waiter
 
 _order = attrgetter("order")
@@ -22,8 +23,8 @@ class WaitQueue:
         self._queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
-        #: Of all, sorted.
-        self._deadlines: list[tuple[float, Key]] = []
+        #: Of all that have one.
+        self._deadlines: Deadlines[Key] = Deadlines()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -46,7 +47,7 @@ class WaitQueue:
         """Know a waiter and its deadline; it is not queued yet."""
         self._all[waiter.key] = waiter
         if waiter.deadline is not None:
-            insort(self._deadlines, (waiter.deadline, waiter.key))
+            self._deadlines.set(waiter.key, waiter.deadline)
 
     def push(self, waiter: Waiter) -> None:
         """Queue a known waiter for memory."""
@@ -65,8 +66,7 @@ class WaitQueue:
         """Granted or refused: nothing is left of it."""
         self.unqueue(waiter)
         del self._all[waiter.key]
-        if waiter.deadline is not None:
-            del self._deadlines[bisect_left(self._deadlines, (waiter.deadline, waiter.key))]
+        self._deadlines.drop(waiter.key)
 
     def head(self, now: float) -> Waiter | None:
         """Whose turn it is: the oldest if its patience is over, else the first in order."""
@@ -77,14 +77,12 @@ class WaitQueue:
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""
-        if not self._deadlines or self._deadlines[0][0] > now:
-            return []
-        end = bisect_right(self._deadlines, now, key=itemgetter(0))
-        return [self._all[key] for _, key in self._deadlines[:end]]
+        return [self._all[key] for key in self._deadlines.over(now)]
 
     def next_deadline(self, since: float) -> float | None:
         """When `expired` or `head` first answers differently than `head` did at `since`."""
-        times = [self._deadlines[0][0]] if self._deadlines else []
+        first = self._deadlines.next()
+        times = [] if first is None else [first]
         if self._queued:
             oldest = self._arrivals[0]
             impatient_at = oldest.arrived + self._patience_s

@@ -158,9 +158,9 @@ BUGS = [
     Bug(
         "who takes some now and then is fenced",
         fences,
-        "        self._until.put((session, what), (until,))\n",
+        "        self._until.set((session, what), until)\n",
         "        if what not in self._why.get(session, {}):\n"
-        "            self._until.put((session, what), (until,))\n",
+        "            self._until.set((session, what), until)\n",
     ),
     Bug(
         "what is owed for one lending is owed for none",
