@@ -128,6 +128,10 @@ class SessionFenced(SessionEnded):
     """
 
 
+class SessionForgotten(SessionFenced):
+    """The daemon knows the session no longer: it ended it, and a request found that out first."""
+
+
 class LimitReached(SwapdError):
     """This process, or the daemon, may have no more of something: open files, sessions,
     connections. The message says of what, and what to set."""
@@ -140,7 +144,7 @@ class InternalError(SwapdError):
 BY_CODE: dict[Code, type[SwapdError]] = {
     "bad_request": BadRequest,
     "version": VersionMismatch,
-    "no_session": SessionFenced,
+    "no_session": SessionForgotten,
     "unknown_component": UnknownComponent,
     "duplicate_name": DuplicateName,
     "not_owner": NotOwner,
