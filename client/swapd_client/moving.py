@@ -23,7 +23,7 @@ from swapd_client.errors import (
 from swapd_client.leases.book import Record
 from swapd_client.memory.layout import OtherBytes, Segments
 from swapd_client.memory.part import Part
-from swapd_client.session.session import Session
+from swapd_client.session.session import Call, Session
 
 T = TypeVar("T")
 
@@ -31,8 +31,6 @@ T = TypeVar("T")
 Steps = Generator[protocol.AnyRequest | Callable[[], Any], Any, T]
 #: Sends a request, and need not wait for the reply. Never by way of the loop.
 Tell = Callable[[protocol.AnyRequest], object]
-#: Sends a request and waits; raises what it is refused with.
-Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 
 
 def take(steps: Steps[T], call: Call) -> T:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swapd.shared.config import notify_socket
-from swapd.shared.fds import EXHAUSTED, OwnedFd
+from swapd.shared.fds import OwnedFd, is_shortage
 
 log = logging.getLogger("swapd.shared.system")
 
@@ -67,7 +67,7 @@ def open_pidfd(pid: int) -> OwnedFd | None:
     try:
         fd = OwnedFd(os.pidfd_open(pid))
     except OSError as exc:
-        if exc.errno in EXHAUSTED:
+        if is_shortage(exc):
             raise
         return None  # gone, or in another pid namespace: then EOF is all there is
     poll = select.poll()

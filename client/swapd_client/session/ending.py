@@ -40,12 +40,11 @@ def _stays(part: Part, *, spares: bool) -> bool:
     return not part.incomplete and (part.mutable or (spares and part.holders > 0))
 
 
-def let_go_of_all(registry: Registry, processor: Processor) -> list[str]:
+def let_go_of_all(registry: Registry, processor: Processor) -> None:
     """Have nothing of any component."""
     for part in registry.all():
         registry.let_go(part)
     processor.let_go_of(())
-    return []
 
 
 def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:

@@ -40,6 +40,9 @@ from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
 from swapd_client.session.told import Told
 
+#: Sends a request and waits; raises what it is refused with.
+Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
+
 #: Descriptors that a session opens at once.
 SESSION_DESCRIPTORS = 10
 
@@ -282,10 +285,11 @@ class Session:
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         could_write = any(part.mutable for part in self.registry.all())
+        without_memory: list[str] = []
         if keep:
             without_memory = ending.make_all_private(self.registry, self.processor, self.error)
         else:
-            without_memory = ending.let_go_of_all(self.registry, self.processor)
+            ending.let_go_of_all(self.registry, self.processor)
         self._masters.close()
         self._files.close()
         self.processor.close()

@@ -15,12 +15,9 @@ from swapd_client.errors import BadRequest, InvalidSource, SwapdError
 from swapd_client.memory import ranges
 from swapd_client.memory.part import Part
 from swapd_client.memory.sources import extent_of
-from swapd_client.session.session import Session
+from swapd_client.session.session import Call, Session
 
 log = logging.getLogger("swapd_client")
-
-#: Sends a request and waits; raises what it is refused with.
-Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 
 
 class Change(NamedTuple):
