@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swapd_client import WouldDeadlock
-from swapd_client.vllm import stage as stages
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage import stage as stages
 from tests.guarantees.harness import Daemon
 from tests.plugin.test_stage import Scene, daemon
 

@@ -17,8 +17,8 @@ import swapd_client
 from swapd_client import Client, NotRunning, VersionMismatch, connect
 from swapd_client.memory.part import Part
 from swapd_client.session.registry import Registry
-from swapd_client.vllm import stage as stages
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage import stage as stages
 from tests.guarantees.harness import PATIENCE_S, Daemon
 from tests.plugin.test_stage import Model, Scene, X, leases
 

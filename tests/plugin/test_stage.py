@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
-from swapd_client.vllm import stage as stages
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage import stage as stages
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from swapd_client.vllm import stage as stages
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage import stage as stages
 from tests.guarantees.harness import PATIENCE_S, Daemon, World
 
 REQUESTS = 6
