@@ -72,7 +72,7 @@ class Told:
                 case "goes":
                     stage.note([], [str(self._running)])
                 case "wanted":
-                    wanted.update(stage._main)
+                    wanted.update(stage.components.main)
                 case "unwanted":
                     wanted.clear()
         self.seen.append((what, stage._depth, stage._stepping, stage._lease is not None))

@@ -351,6 +351,6 @@ def begin_step(stage: Any, *, encoders: bool = False) -> None:
         or not session.life.usable
         or session.told.wanted
         or stage._ranks is not None
-        or (encoders and stage._held is not stage._all)
+        or (encoders and stage._held is not stage.components.all)
     ):
         stage.begin_in_full(encoders=encoders)

@@ -90,7 +90,7 @@ class Components:
         names = list(found) or [WHOLE]
         self._stay = stay = _stay(stage.name, names, options)
         self._attachment = self._attach(stage.client)
-        stage.register_again = self._attach_again
+        stage.components.register_again = self._attach_again
         self.nbytes = sum(one.nbytes for one in self._attachment.components.values())
         said = "" if stay == names else f"; {_IN_WORDS[options.offload.mode]}"
         if stay:
@@ -123,7 +123,7 @@ class Components:
         return nullcontext() if what is None else self._attachment.use(what)
 
     def take_back(self) -> None:
-        self._stage.register_again = None
+        self._stage.components.register_again = None
         self._attachment.detach()
 
     def _attach(self, client: Client) -> Attachment:
@@ -175,10 +175,7 @@ class Whole:
         return self._stage.using()
 
     def take_back(self) -> None:
-        client = self._stage.client
-        self._stage.register_again = None
-        for name in list(client.session.components):
-            client.unregister(name)
+        self._stage.take_back()
 
 
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:

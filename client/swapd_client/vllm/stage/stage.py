@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,19 +27,15 @@ import torch
 from torch.nn import Module
 
 import swapd_client
-from swapd.shared import vm
-from swapd.shared.protocol import StatusReply
 from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import seconds, size
 from swapd_client.client import Client
 from swapd_client.errors import (
     AcquireTimeout,
     ClientClosed,
-    DuplicateName,
     NotRunning,
     SessionEnded,
     SwapdError,
-    TooLarge,
 )
 from swapd_client.lease import Lease
 from swapd_client.leases.keeping import StageKeeping
@@ -48,18 +43,16 @@ from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus
 from swapd_client.vllm.changing import changing
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.parts import Part, parts_of
+from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.stage import loading
+from swapd_client.vllm.stage.components import StageComponents
 
 log = logging.getLogger("swapd_client")
 
 #: A stage that takes no step for so long gives its lease back if it is wanted.
 IDLE_S = 0.05
 
-#: How long to wait for swapd to have back what it lent for loading, and how often to ask.
-RETURN_S = 10.0
-RETURN_STEP_S = 0.02
-#: How the daemon calls what it lends.
 
 #: How often a stage that is alone looks whether there is a daemon; and at most how rarely it asks
 #: one that has refused it.
@@ -85,12 +78,8 @@ class Stage:
         self.name = name
         self._options = options
         self._ranks = ranks
+        self.components = StageComponents()
         self._keeping = StageKeeping(options.finish_within_s)
-        #: By component, its parameters.
-        self._parts: dict[str, dict[str, torch.Tensor]] = {}
-        #: What every step needs, and what one needs that has encoder inputs.
-        self._main: tuple[str, ...] = ()
-        self._all: tuple[str, ...] = ()
         self._lease: Lease | None = None
         #: What it is on: one of the two.
         self._held: tuple[str, ...] = ()
@@ -111,8 +100,6 @@ class Stage:
         self._alone = False
         #: ... or are nowhere: then no step can be made.
         self._stopped: Stopped | None = None
-        #: Registers the weights with another client, where they are. None: there are none yet.
-        self.register_again: Callable[[Client], None] | None = None
         #: A client of a daemon that has come back, while the stage is to join it.
         self._newcomer: Client | None = None
         #: The stage joins before the next call does anything.
@@ -188,43 +175,14 @@ class Stage:
             yield
             return
         if self._ranks is None:
-            lease = self._workspace(nbytes)
+            lease = loading.workspace(self.client, self.name, nbytes)
         else:
             with self._ranks.acquiring(self._is_wanted, self._give_back):
                 self._ranks.waits()
-                lease = self._workspace(nbytes)
+                lease = loading.workspace(self.client, self.name, nbytes)
         with lease:
             yield
-        self._await_return()
-
-    def _await_return(self) -> None:
-        """Until the driver has given swapd back what was lent; at most RETURN_S."""
-        mine = self.client.session.welcome.session
-        until = time.monotonic() + RETURN_S
-        with suppress(SessionEnded, ClientClosed):  # the next acquire says so
-            while _lends(status := self.client.status(), mine):
-                if time.monotonic() > until:
-                    log.warning(
-                        "%s has loaded, and swapd has not got back what it lent for that: vLLM may "
-                        "count it as free. %s",
-                        self.name,
-                        "; ".join(status.notes),
-                    )
-                    return
-                self._closed.wait(RETURN_STEP_S)
-
-    def _workspace(self, nbytes: int | None) -> Lease:
-        lendable = _lendable(self.client.status())
-        nbytes = lendable if nbytes is None else min(nbytes, lendable)
-        try:
-            lease = self.client.acquire_workspace(nbytes)
-        except TooLarge as exc:
-            raise TooLarge(
-                f"stage {self.name!r} cannot have {size(nbytes)} to load its weights: {exc}. Give "
-                "swapd a larger --budget, or the stage a smaller load_workspace"
-            ) from exc
-        log.info("%s loads, with %s of swapd's memory", self.name, size(nbytes))
-        return lease
+        loading.await_return(self.client, self.name, self._closed)
 
     def take(
         self,
@@ -239,28 +197,11 @@ class Stage:
         then the models are as they were.
         """
         parts = parts_of(models, self._options, self.name, outside, aliases)
-        done: list[str] = []
-        try:
-            for part in parts:
-                self.client.register(part.name, part.tensors, policy=part.policy)
-                done.append(part.name)
-        except BaseException as exc:
-            for name in done:
-                self.client.unregister(name)
-            if isinstance(exc, DuplicateName):
-                raise DuplicateName(
-                    f"{exc}. Give this stage a name of its own: additional_config: "
-                    "{swapd: {component: ...}}"
-                ) from exc
-            raise
-        self._parts = {part.name: part.tensors for part in parts}
-        self.register_again = partial(_register_again, parts)
-        self._main = tuple(part.name for part in parts if not part.encoder)
-        self._all = tuple(done) if len(done) > len(self._main) else self._main
-        sizes = {name: self.client.session.own(name).nbytes for name in done}
-        said = ", ".join(f"{p.name} ({size(sizes[p.name])}) {_in_words(p)}" for p in parts)
-        log.info("in swapd at %s: %s", self.client.session.endpoint, said)
-        return sum(sizes.values())
+        return self.components.register(self.client, parts)
+
+    def take_back(self) -> None:
+        """Have all of it in private memory again. Raises as `Client.unregister`."""
+        self.components.take_back(self.client)
 
     # --- steps ---------------------------------------------------------------------------
 
@@ -352,8 +293,9 @@ class Stage:
                     pass
             yield
             return
-        nbytes = sum(self.client.session.own(name).nbytes for name in self._parts)
-        with self.loading(nbytes), changing(self.client, self._parts, self.go_alone):
+        parts = self.components
+        nbytes = parts.nbytes(self.client)
+        with self.loading(nbytes), changing(self.client, parts.tensors, self.go_alone):
             yield
 
     def close(self) -> None:
@@ -387,7 +329,7 @@ class Stage:
             session = self.client.session
             if session.processor.works_late:
                 self._streams = session.leases.current_streams()
-            if self._held is not self._main and not self._try(self._main):
+            if self._held is not self.components.main and not self._try(self.components.main):
                 self._give_back()  # else the encoders could not go
             wanted = bool(session.told.wanted) and self._is_wanted()
             if not self._keeping.keeps(time.monotonic(), wanted=wanted):
@@ -401,7 +343,7 @@ class Stage:
                 self._free.notify_all()
 
     def _hold(self, *, encoders: bool) -> None:
-        names = self._all if encoders else self._main
+        names = self.components.all if encoders else self.components.main
         if self._ranks is None or self._depth > 1:  # no rank lets go in the middle of a step
             self._take(names)
         else:
@@ -418,7 +360,11 @@ class Stage:
             return
         if session.told.wanted and self._depth == 1:
             self._give_way_between_steps()
-        if self._lease is not None and names is self._all and self._held is not self._all:
+        if (
+            self._lease is not None
+            and names is self.components.all
+            and self._held is not self.components.all
+        ):
             if self._try(names):
                 return
             self._give_back()
@@ -478,7 +424,9 @@ class Stage:
         While the daemon is gone there is no lease: then look for the next one.
         """
         while not self._closed.is_set():
-            lost = self.register_again is not None and self.client.session.error is not None
+            lost = (
+                self.components.register_again is not None and self.client.session.error is not None
+            )
             self._wanted.wait(LOOK_S if lost else None)
             self._wanted.clear()
             if lost:
@@ -565,16 +513,16 @@ class Stage:
         try:
             if self._await_free(client):
                 self._be_alone()
-                assert self.register_again is not None
+                assert self.components.register_again is not None
                 _check_same_device(self.client, client)
                 if self._ranks is not None:
                     self._ranks.check_place()
-                self.register_again(client)
+                self.components.register_again(client)
                 self._listen(client)
                 self.client, self._alone = client, False
                 self._refused_by = None
-                parts = client.session.components.values()
-                said = ", ".join(f"{part.name} ({size(part.nbytes)})" for part in parts)
+                there = client.session.components.values()
+                said = ", ".join(f"{one.name} ({size(one.nbytes)})" for one in there)
                 log.info("%s is back in swapd at %s: %s", self.name, client.session.endpoint, said)
         except Exception as exc:
             self._leave_to_itself(client, exc)
@@ -636,10 +584,6 @@ class Stage:
             )
 
 
-def _register_again(parts: Iterable[Part], client: Client) -> None:
-    client._register_again({part.name: (part.tensors, part.policy) for part in parts})
-
-
 def _check_same_device(old: Client, new: Client) -> None:
     """Raise unless both have the weights in the same memory."""
     before, now = old.session.welcome, new.session.welcome
@@ -650,31 +594,9 @@ def _check_same_device(old: Client, new: Client) -> None:
         )
 
 
-def _lendable(status: StatusReply) -> int:
-    """How many bytes a daemon can lend at most: all but what never leaves."""
-    stays = sum(
-        vm.round_up(part.nbytes, status.chunk_bytes)
-        for part in status.components
-        if part.policy == "permanent" and part.state == "resident"
-    )
-    return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
-
-
 def _close(client: Client) -> None:
     """Nothing is to run here any more: weights are kept only where that costs nothing."""
     client.close(keep=not client.session.processor.memory_is_scarce)
-
-
-def _lends(status: StatusReply, session: int) -> bool:
-    """Whether memory is lent to a session, or on its way back."""
-    return any(c.session == session and c.kind == "workspace" for c in status.components)
-
-
-def _in_words(part: Part) -> str:
-    if part.policy == "permanent":
-        return "stays"
-    when = "comes for steps with encoder inputs" if part.encoder else "takes turns"
-    return f"{when} and leaves at once" if part.policy == "sequential" else when
 
 
 def _counted(requests: int) -> str:

@@ -1,0 +1,72 @@
+"""The memory that a stage loads in: lent by the daemon as a workspace, until the weights move.
+
+Plain functions: nothing is remembered. When a stage may ask for it is said by `stage.py`.
+"""
+
+import logging
+import time
+from contextlib import suppress
+from threading import Event
+
+from swapd.shared import vm
+from swapd.shared.protocol import StatusReply
+from swapd.shared.units import size
+from swapd_client.client import Client
+from swapd_client.errors import ClientClosed, SessionEnded, TooLarge
+from swapd_client.lease import Lease
+
+log = logging.getLogger("swapd_client")
+
+#: How long to wait for swapd to have back what it lent for loading, and how often to ask.
+RETURN_S = 10.0
+RETURN_STEP_S = 0.02
+
+
+def workspace(client: Client, stage: str, nbytes: int | None) -> Lease:
+    """`nbytes` of device memory, or as much as the daemon can lend: if that is less, or for None.
+
+    Blocks until others have given way. Raises as `Client.acquire_workspace`.
+    """
+    lendable = _lendable(client.status())
+    nbytes = lendable if nbytes is None else min(nbytes, lendable)
+    try:
+        lease = client.acquire_workspace(nbytes)
+    except TooLarge as exc:
+        raise TooLarge(
+            f"stage {stage!r} cannot have {size(nbytes)} to load its weights: {exc}. Give "
+            "swapd a larger --budget, or the stage a smaller load_workspace"
+        ) from exc
+    log.info("%s loads, with %s of swapd's memory", stage, size(nbytes))
+    return lease
+
+
+def await_return(client: Client, stage: str, closed: Event) -> None:
+    """Until the driver has given swapd back what was lent; at most RETURN_S, or until `closed`."""
+    mine = client.session.welcome.session
+    until = time.monotonic() + RETURN_S
+    with suppress(SessionEnded, ClientClosed):  # the next acquire says so
+        while _lends(status := client.status(), mine):
+            if time.monotonic() > until:
+                log.warning(
+                    "%s has loaded, and swapd has not got back what it lent for that: vLLM may "
+                    "count it as free. %s",
+                    stage,
+                    "; ".join(status.notes),
+                )
+                return
+            closed.wait(RETURN_STEP_S)
+
+
+def _lendable(status: StatusReply) -> int:
+    """How many bytes a daemon can lend at most: all but what never leaves."""
+    stays = sum(
+        vm.round_up(part.nbytes, status.chunk_bytes)
+        for part in status.components
+        if part.policy == "permanent" and part.state == "resident"
+    )
+    return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
+
+
+def _lends(status: StatusReply, session: int) -> bool:
+    """Whether memory is lent to a session, or on its way back."""
+    return any(c.session == session and c.kind == "workspace" for c in status.components)
