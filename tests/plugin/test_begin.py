@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from swapd_client import WouldDeadlock
-from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage import stage as stages
+from swapd_client.vllm.stage import Stage, turns
 from tests.guarantees.harness import Daemon
 from tests.plugin.test_stage import Scene, daemon
 
@@ -75,7 +74,7 @@ class Told:
                     wanted.update(stage.components.main)
                 case "unwanted":
                     wanted.clear()
-        self.seen.append((what, stage._depth, stage._stepping, stage._lease is not None))
+        self.seen.append((what, stage._gate.depth, stage._stepping, stage._turns.held))
 
 
 def history(stage: Stage, seed: int) -> list[Any]:
@@ -101,7 +100,7 @@ def history(stage: Stage, seed: int) -> list[Any]:
 def test_a_step_holds_what_it_would_hold_in_full(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(stages, "IDLE_S", 1000.0)  # it gives way in steps alone
+    monkeypatch.setattr(turns, "IDLE_S", 1000.0)  # it gives way in steps alone
     stage, _ = scene.stage("stage")
     seen = history(stage, seed)
     monkeypatch.setattr(Stage, "begin", Stage.begin_in_full)

@@ -17,8 +17,8 @@ import swapd_client
 from swapd_client import Client, NotRunning, VersionMismatch, connect
 from swapd_client.memory.part import Part
 from swapd_client.session.registry import Registry
-from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage import stage as stages
+from swapd_client.vllm.stage import Stage, rejoining
+from swapd_client.vllm.stage.rejoining import Rejoining
 from tests.guarantees.harness import PATIENCE_S, Daemon
 from tests.plugin.test_stage import Model, Scene, X, leases
 
@@ -43,14 +43,14 @@ class Lives(Scene):
         while names:
             names.discard(self.daemon.await_record("Commit").name)
         for stage in back:
-            with stage._lock:  # held until all of it is there
+            with stage._gate.lock:  # held until all of it is there
                 assert not stage.alone
 
 
 @pytest.fixture
 def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
-    monkeypatch.setattr(stages, "LOOK_S", 0.01)
-    monkeypatch.setattr(stages, "LOOK_LAST_S", 0.1)
+    monkeypatch.setattr(rejoining, "LOOK_S", 0.01)
+    monkeypatch.setattr(rejoining, "LOOK_LAST_S", 0.1)
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     made = Lives(folder)
     try:
@@ -199,13 +199,13 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
     stage, model = lives.stage("thinker")
     before = addresses(model)
     refusals = threading.Semaphore(0)
-    could_not = Stage._could_not_join
+    could_not = Rejoining._could_not_join
 
-    def refused(stage: Stage, error: Exception) -> None:
-        could_not(stage, error)
+    def refused(one: Rejoining, error: Exception) -> None:
+        could_not(one, error)
         refusals.release()
 
-    monkeypatch.setattr(Stage, "_could_not_join", refused)
+    monkeypatch.setattr(Rejoining, "_could_not_join", refused)
     said = {"name taken": "is registered", "too large": "4 MiB"}.get(why, "injected")
     error = VersionMismatch(said) if why == "version" else OSError(said)
 
@@ -320,17 +320,17 @@ def test_what_changes_while_it_is_alone_comes_back_too(lives: Lives) -> None:
 def test_the_next_daemon_is_asked_at_once_whatever_the_last_one_said(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "LOOK_LAST_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(rejoining, "LOOK_LAST_S", 2 * PATIENCE_S)
     stage, model = lives.stage("thinker")
     told = threading.Event()
-    could_not = Stage._could_not_join
+    could_not = Rejoining._could_not_join
 
-    def refused(stage: Stage, error: Exception) -> None:
-        could_not(stage, error)
-        stage._ask_at += 2 * PATIENCE_S
+    def refused(one: Rejoining, error: Exception) -> None:
+        could_not(one, error)
+        one._refusals.ask_at += 2 * PATIENCE_S
         told.set()
 
-    monkeypatch.setattr(Stage, "_could_not_join", refused)
+    monkeypatch.setattr(Rejoining, "_could_not_join", refused)
     lives.restart(budget="4MiB")
     assert told.wait(PATIENCE_S)
     lives.restart()
@@ -343,13 +343,13 @@ def test_a_daemon_of_another_device_is_none_of_its_own(
 ) -> None:
     stage, model = lives.stage("thinker")
     told = threading.Event()
-    could_not = Stage._could_not_join
+    could_not = Rejoining._could_not_join
 
-    def refused(stage: Stage, error: Exception) -> None:
-        could_not(stage, error)
+    def refused(one: Rejoining, error: Exception) -> None:
+        could_not(one, error)
         told.set()
 
-    monkeypatch.setattr(Stage, "_could_not_join", refused)
+    monkeypatch.setattr(Rejoining, "_could_not_join", refused)
     with stage.computing():
         stage.client.session.welcome = _on_a_gpu(stage.client.session.welcome)
         lives.restart()
@@ -367,11 +367,11 @@ def test_what_was_never_registered_looks_for_no_daemon(
 ) -> None:
     stage = lives.connect("thinker")
     ended = gone(stage)
-    monkeypatch.setattr(Stage, "_look", _fail)
+    monkeypatch.setattr(Rejoining, "look", _fail)
     lives.restart()
     assert ended.wait(PATIENCE_S)
     stage.close()
 
 
-def _fail(_: Stage) -> None:
+def _fail(_: Rejoining) -> None:
     raise AssertionError

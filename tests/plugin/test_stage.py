@@ -15,8 +15,7 @@ from torch import nn
 
 from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
 from swapd_client.vllm.options import options_of
-from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage import stage as stages
+from swapd_client.vllm.stage import Stage, turns
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 
@@ -108,7 +107,7 @@ def scene(daemon: Daemon) -> Iterator[Scene]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives way merely because a test takes its time."""
-    monkeypatch.setattr(stages, "IDLE_S", PATIENCE_S)
+    monkeypatch.setattr(turns, "IDLE_S", PATIENCE_S)
 
 
 def leases(daemon: Daemon) -> dict[str, int]:
@@ -235,7 +234,7 @@ def test_an_engine_that_is_not_stepped_any_more_gives_way(scene: Scene) -> None:
 def test_one_that_computes_does_not_though_it_takes_long(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "IDLE_S", 0.001)
+    monkeypatch.setattr(turns, "IDLE_S", 0.001)
     first, model = scene.stage("thinker")
     second, _ = scene.stage("talker", 1)
     asked = wanted(first)

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage import stage as stages
+from swapd_client.vllm.stage import Stage, rejoining
 from tests.guarantees.harness import PATIENCE_S, Daemon, World
 
 REQUESTS = 6
@@ -209,7 +208,7 @@ def test_a_rank_comes_back_to_its_daemon_by_itself(
     gone: int,
 ) -> None:
     """The stages serve all the while; the ranks at the other daemon take turns as ever."""
-    monkeypatch.setattr(stages, "LOOK_S", 0.01)
+    monkeypatch.setattr(rejoining, "LOOK_S", 0.01)
     cast.stage("a", daemons)
     cast.stage("b", daemons)
     cast.serve()

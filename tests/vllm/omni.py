@@ -125,7 +125,7 @@ class NoLeaseWhileSampling(ARWorker):
     """Gives its lease back one call too early."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        self._swapd.note((), list(self._swapd._keeping.in_flight))
+        self._swapd.note((), list(self._swapd._turns.keeping.in_flight))
         self._swapd.end()
         return super().sample_tokens(grammar_output)
 

@@ -341,16 +341,17 @@ def begin_step(stage: Any, *, encoders: bool = False) -> None:
     """
     if not stage._stepping:
         stage._stepping = True
-        with stage._lock:  # whoever is just giving the lease back has done so then
-            if stage._joining:
-                stage._await_joined()
-            stage._depth += 1
-    session = stage.client.session
+        gate = stage._gate
+        with gate.lock:  # whoever is just giving the lease back has done so then
+            if gate.shut:
+                gate.await_open()
+            gate.depth += 1
+    turns, session = stage._turns, stage._connection.client.session
     if (
-        stage._lease is None
+        turns._lease is None
         or not session.life.usable
         or session.told.wanted
         or stage._ranks is not None
-        or (encoders and stage._held is not stage.components.all)
+        or (encoders and turns._held is not stage.components.all)
     ):
         stage.begin_in_full(encoders=encoders)

@@ -1,0 +1,187 @@
+"""How a stage that is alone comes back to the next daemon at the same endpoint.
+
+It comes back between two calls: as soon as no request is in flight, or after `finish_within_s`.
+The stage's own thread does that under the gate's lock, with nobody in a call, and a call that
+begins meanwhile waits for it. So within one call a stage is alone or it is not, except that a
+daemon may die at any time.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+from threading import Event
+
+from swapd.shared.runtime_dir import LIFELINE
+from swapd.shared.units import size
+from swapd_client.client import Client
+from swapd_client.errors import NotRunning, SessionEnded
+from swapd_client.vllm.stage.components import StageComponents
+from swapd_client.vllm.stage.connection import Connection, close, connect
+from swapd_client.vllm.stage.gate import Gate
+from swapd_client.vllm.stage.turns import Turns
+
+log = logging.getLogger("swapd_client")
+
+#: How often a stage that is alone looks whether there is a daemon; and at most how rarely it asks
+#: one that has refused it.
+LOOK_S = 1.0
+LOOK_LAST_S = 60.0
+
+
+class Refusals:
+    """When a daemon that has refused the stage is asked again, and what is told of that."""
+
+    def __init__(self) -> None:
+        #: Which daemon that is: its door's inode, and when it was made.
+        self._door: tuple[int, int] | None = None
+        #: When it is asked again, and after how long; seconds.
+        self.ask_at = self._ask_s = 0.0
+        #: Why it refused: each is told once.
+        self._told: set[type[Exception]] = set()
+
+    def may_ask(self, endpoint: Path) -> bool:
+        """Whether there may be a daemon; one that has refused the stage is not asked every time."""
+        try:
+            found = os.stat(endpoint / LIFELINE)
+        except OSError:
+            return False
+        door = found.st_ino, found.st_ctime_ns
+        if door == self._door:
+            return time.monotonic() >= self.ask_at
+        self._door = door  # if it does
+        self.ask_at, self._ask_s = 0.0, LOOK_S
+        self._told.clear()
+        return True
+
+    def add(self, error: Exception) -> bool:
+        """It did. Whether that is to be told."""
+        self._ask_s = min(self._ask_s * 2, LOOK_LAST_S)
+        self.ask_at = time.monotonic() + self._ask_s
+        known = type(error) in self._told
+        self._told.add(type(error))
+        return not known
+
+    def forget(self) -> None:
+        """It did not."""
+        self._door = None
+
+
+class Rejoining:
+    """Of a stage, or of one of its ranks. `look` is for the stage's own thread."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        components: StageComponents,
+        gate: Gate,
+        turns: Turns,
+        within_s: float,
+        closed: Event,
+    ) -> None:
+        """`within_s`: how long requests that are in flight may take first. `closed`: the stage is
+        over."""
+        self._connection = connection
+        self._components = components
+        self._gate = gate
+        self._turns = turns
+        self._within_s = within_s
+        self._closed = closed
+        #: A client of a daemon that has come back, while the stage is to join it.
+        self._newcomer: Client | None = None
+        self._refusals = Refusals()
+
+    def __repr__(self) -> str:
+        return f"<Rejoining {self._newcomer or 'nobody'}>"
+
+    def looks_every_s(self) -> float | None:
+        """How often `look` is to be called; None: nothing is lost."""
+        lost = self._connection.error is not None and self._components.register_again is not None
+        return LOOK_S if lost else None
+
+    def look(self) -> None:
+        """Join a daemon if there is one. Blocks until it is done; whatever fails is told."""
+        endpoint = self._connection.client.session.endpoint
+        try:
+            with self._gate.lock:  # now rather than in the next call: the memory is the old one's
+                if not self._gate.busy:
+                    self._be_alone()
+            if self._connection.stopped is not None or not self._refusals.may_ask(endpoint):
+                return
+            client = connect(endpoint, self._connection.stage)
+        except (NotRunning, SessionEnded):
+            return
+        except Exception as exc:  # noqa: BLE001 - the stage goes on all the same
+            return self._could_not_join(exc)
+        try:
+            self._newcomer = client
+            self._join(client)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._could_not_join(exc)
+        finally:
+            self._newcomer = None
+
+    def give_up(self) -> None:
+        """When the stage is closed: what `look` waits for ends. From another thread."""
+        if (newcomer := self._newcomer) is not None:
+            close(newcomer)
+        with self._gate.lock:
+            self._gate.tell()
+
+    def _be_alone(self) -> None:
+        """Not in a call. Under the lock, when the daemon may be gone."""
+        if (error := self._connection.error) is not None:
+            self._turns.go_alone(error)
+
+    def _join(self, client: Client) -> None:
+        """Between two calls, have all of it with this client; then that is the stage's."""
+        with self._gate.lock:
+            try:
+                if self._await_free(client):
+                    self._move_to(client)
+            except Exception as exc:
+                self._connection.leave(client, exc)
+                raise
+            finally:
+                self._gate.open()
+                if self._connection.client is not client:
+                    client.close()
+
+    def _await_free(self, client: Client) -> bool:
+        """Until nobody is in a call: between requests, or after a while between two steps.
+
+        False if the stage is closed by then, or the daemon is gone again.
+        """
+        gate, until = self._gate, time.monotonic() + self._within_s
+        while not self._closed.is_set() and client.session.error is None:
+            left = until - time.monotonic()
+            # not in a change, which may take calls to end
+            gate.shut = left <= 0 and not gate.changes
+            if not gate.busy and (gate.shut or not self._turns.keeping.in_flight):
+                return True
+            gate.wait(min(left, LOOK_S) if left > 0 else LOOK_S)
+        return False
+
+    def _move_to(self, client: Client) -> None:
+        """Nobody is in a call. Under the lock."""
+        self._be_alone()
+        self._connection.check(client)
+        assert self._components.register_again is not None
+        self._components.register_again(client)
+        self._connection.come_back(client)
+        self._refusals.forget()
+        session = client.session
+        said = ", ".join(f"{one.name} ({size(one.nbytes)})" for one in session.components.values())
+        log.info("%s is back in swapd at %s: %s", self._connection.stage, session.endpoint, said)
+
+    def _could_not_join(self, error: Exception) -> None:
+        if isinstance(error, SessionEnded) or self._closed.is_set():
+            return
+        if error is self._connection.stopped:
+            return log.error("%s", error)
+        if self._refusals.add(error):
+            log.warning(
+                "%s cannot come back to swapd, goes on without it, and tries again: %s",
+                self._connection.stage,
+                error,
+            )

@@ -1,0 +1,209 @@
+"""A stage's turns: when it takes its lease, and when it gives way.
+
+A turn begins in `_begin`, where the lease is acquired, and ends in `end`, where it is released; or
+in `go_alone`, where it is lost. In between the lease is kept from step to step, without a message,
+as `StageKeeping` says. All that a step needs is acquired at once, so that no stage holds a part and
+waits for the rest.
+
+While a call is in the gate the lease is its thread's; else that of whoever has the gate's lock.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Event
+
+from swapd.shared.units import seconds
+from swapd_client.errors import AcquireTimeout, ClientClosed, SessionEnded, SwapdError
+from swapd_client.lease import Lease
+from swapd_client.leases.keeping import StageKeeping
+from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.stage.components import StageComponents
+from swapd_client.vllm.stage.connection import Connection
+from swapd_client.vllm.stage.gate import Gate
+
+log = logging.getLogger("swapd_client")
+
+#: A stage that takes no step for so long gives its lease back if it is wanted.
+IDLE_S = 0.05
+
+
+class Turns:
+    """Of a stage, or of one of its ranks."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        components: StageComponents,
+        gate: Gate,
+        keeping: StageKeeping,
+        ranks: Ranks | None,
+        wake: Event,
+    ) -> None:
+        """`ranks`: if the stage has several. `wake` is set when `end_if_idle` is to be called."""
+        self._connection = connection
+        self._components = components
+        self._gate = gate
+        #: Which requests are in flight, and whether the lease is kept for them.
+        self.keeping = keeping
+        self._ranks = ranks
+        self._wake = wake
+        self._lease: Lease | None = None
+        #: What it is on: `StageComponents.main` or `all`.
+        self._held: tuple[str, ...] = ()
+        #: Streams of a GPU that worked under it.
+        self._streams: tuple[int, ...] = ()
+        #: When the turn began; seconds.
+        self._since = time.monotonic()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Turns {'held' if self.held else 'not held'}, {len(self.keeping.in_flight)} requests>"
+        )
+
+    @property
+    def held(self) -> bool:
+        return self._lease is not None
+
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for what is held, and is to have it. From any thread."""
+        lease = self._lease
+        return lease is not None and lease.wanted
+
+    # --- where a turn begins and ends ----------------------------------------------------
+
+    def _begin(self, names: tuple[str, ...]) -> None:
+        """Hold `names`, all at once. Blocks until they are granted, or the stage goes alone."""
+        if self._ranks is not None:
+            self._ranks.waits()
+        try:
+            self._lease = self._connection.client.acquire(*names)
+        except (SessionEnded, ClientClosed) as exc:
+            self.go_alone(exc)
+            return
+        self._held = names
+        if self._lease.loaded:
+            self._since = time.monotonic()
+            log.info("%s is in, after %s", " + ".join(names), seconds(self._lease.waited_s))
+
+    def end(self) -> None:
+        """Give the lease back if there is one; in a call, or under the lock.
+
+        Does not block: it ends when the GPU has done what it was asked under it.
+        """
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        if lease.wanted:
+            now = time.monotonic()
+            requests, spent = self.keeping.over(), seconds(now - self._since)
+            log.info("%s gives way after %s, %s", self._connection.stage, _counted(requests), spent)
+        for stream in self._streams:
+            lease.uses(stream)
+        with suppress(SessionEnded):  # the next acquire says so
+            lease.release()
+
+    def go_alone(self, error: SwapdError) -> None:
+        """The turn is lost with the daemon, and there are none until swapd is back.
+
+        In a call, or under the lock. More than once is once. Raises: Stopped.
+        """
+        if not self._connection.alone:
+            self._lease = None
+            self._connection.go_alone(error)
+
+    # --- in a call -----------------------------------------------------------------------
+
+    def hold(self, *, encoders: bool) -> None:
+        """A call has begun: have the lease. Blocks for the ranks before, and until it is granted.
+
+        Nothing is held if the stage is alone. Raises as `Client.acquire`, RankGone, Stopped.
+        """
+        names = self._components.all if encoders else self._components.main
+        if self._gate.depth > 1:  # no rank lets go in the middle of a step
+            self._take(names)
+        else:
+            with self.in_order():
+                self._take(names)
+
+    @contextmanager
+    def in_order(self, *, waits: bool = False) -> Iterator[None]:
+        """When the ranks before have been here. `waits`: for memory that is not the turn's."""
+        if self._ranks is None:
+            yield
+            return
+        with self._ranks.acquiring(self.is_wanted, self.end):
+            if waits:
+                self._ranks.waits()
+            yield
+
+    def settle(self) -> None:
+        """A call ends, and is in no other: the lease is kept, or given back."""
+        if self._lease is None:
+            return
+        session = self._connection.client.session
+        if session.processor.works_late:
+            self._streams = session.leases.current_streams()
+        if self._held is not self._components.main and not self._exchange(self._components.main):
+            self.end()  # else the encoders could not go
+        wanted = bool(session.told.wanted) and self.is_wanted()
+        if not self.keeping.keeps(time.monotonic(), wanted=wanted):
+            self.end()
+        elif wanted:
+            self._wake.set()  # that it was has been seen; that nothing follows may not be
+
+    def _take(self, names: tuple[str, ...]) -> None:
+        """Hold `names`, or more, whatever is held; nothing if the stage is alone."""
+        session = self._connection.client.session
+        if session.error is not None:
+            self._connection.refuse_stopped()
+            self.go_alone(session.error)
+            return
+        if session.told.wanted and self._gate.depth == 1:
+            self._give_way()
+        full = self._components.all
+        if self._lease is not None and names is full and self._held is not full:
+            if self._exchange(names):
+                return
+            self.end()
+        if self._lease is None:
+            self._begin(names)
+
+    def _exchange(self, names: tuple[str, ...]) -> bool:
+        """Hold `names` instead of what is held, in the same turn, if that needs no wait."""
+        held = self._lease
+        try:
+            self._lease = self._connection.client.acquire(*names, timeout=0)
+        except (AcquireTimeout, SessionEnded):
+            return False
+        self._held = names
+        if held is not None:
+            held.release()
+        return True
+
+    def _give_way(self) -> None:
+        """Between two steps, if the turn is to end."""
+        if self.is_wanted() and not self.keeping.keeps(time.monotonic(), wanted=True):
+            self.end()
+
+    # --- in no call: under the lock ------------------------------------------------------
+
+    def rest(self) -> None:
+        """A step computed nothing."""
+        lease = self._lease
+        if lease is None:
+            return
+        if not self.keeping.keeps(time.monotonic(), wanted=lease.wanted, computed=False):
+            self.end()
+
+    def end_if_idle(self) -> float:
+        """End if nothing has used the lease for a while; else in how many seconds to ask again."""
+        left = IDLE_S - self._gate.idle_s()
+        if left <= 0:
+            self.end()
+        return max(left, 0.0)
+
+
+def _counted(requests: int) -> str:
+    return f"{requests} request" + "s" * (requests != 1)
