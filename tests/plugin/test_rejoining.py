@@ -275,6 +275,31 @@ def test_closing_ends_it_and_leaves_private_memory(
     assert not daemon.status().components
 
 
+def test_closing_a_stage_that_is_just_refused_waits_for_that(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both close the client of the daemon that refused it, and two at once would raise."""
+    stage, model = lives.stage("thinker")
+    first, second, let_go = threading.Event(), threading.Event(), threading.Event()
+    close = Client.close
+
+    def held(client: Client, **how: bool) -> None:
+        if client is stage._rejoining._newcomer:
+            (second if first.is_set() else first).set()
+            assert let_go.wait(PATIENCE_S)
+        close(client, **how)
+
+    monkeypatch.setattr(Client, "close", held)
+    lives.restart(budget="4MiB")
+    assert first.wait(PATIENCE_S)
+    closed = lives.meanwhile(stage.close)
+    assert stage._closed.wait(PATIENCE_S)
+    assert not second.wait(0.05)
+    let_go.set()
+    assert closed.wait(PATIENCE_S)
+    assert torch.equal(model(X), Model()(X))
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_weights_that_are_changed_meanwhile_come_back_changed(lives: Lives, fails: bool) -> None:
     stage, model = lives.stage("thinker", cpu_offload_enabled=True)

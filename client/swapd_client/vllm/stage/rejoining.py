@@ -8,6 +8,7 @@ daemon may die at any time.
 
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 from threading import Event
@@ -89,6 +90,8 @@ class Rejoining:
         self._closed = closed
         #: A client of a daemon that has come back, while the stage is to join it.
         self._newcomer: Client | None = None
+        #: Held by who closes that: `Client.close` is not for two threads at once.
+        self._closing = threading.Lock()
         self._refusals = Refusals()
 
     def __repr__(self) -> str:
@@ -123,8 +126,9 @@ class Rejoining:
 
     def give_up(self) -> None:
         """When the stage is closed: what `look` waits for ends. From another thread."""
-        if (newcomer := self._newcomer) is not None:
-            close(newcomer)
+        with self._closing:
+            if (newcomer := self._newcomer) is not None:
+                close(newcomer)
         with self._gate.lock:
             self._gate.tell()
 
@@ -140,12 +144,14 @@ class Rejoining:
                 if self._await_free(client):
                     self._move_to(client)
             except Exception as exc:
-                self._connection.leave(client, exc)
+                with self._closing:
+                    self._connection.leave(client, exc)
                 raise
             finally:
                 self._gate.open()
                 if self._connection.client is not client:
-                    client.close()
+                    with self._closing:
+                        client.close()
 
     def _await_free(self, client: Client) -> bool:
         """Until nobody is in a call: between requests, or after a while between two steps.
