@@ -4,6 +4,7 @@ import logging
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage, turns
+from swapd_client.vllm.stage.connection import Stopped
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 
@@ -578,3 +580,22 @@ def test_weights_can_be_changed_though_the_daemon_is_gone(scene: Scene, when: st
             assert ended.wait(PATIENCE_S)
         double(model)
     assert torch.equal(model(X), Model()(X) * 2)
+
+
+def test_weights_that_are_nowhere_are_not_changed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, _ = scene.stage("thinker")
+    ended = threading.Event()
+    stage.client.session.life.when_ended(lambda _: ended.set())
+
+    def no_room() -> None:
+        warnings.warn("the GPU has no room for private copies", RuntimeWarning, stacklevel=2)
+
+    with monkeypatch.context() as full:
+        full.setattr(stage.client, "close", no_room)
+        scene.daemon.kill()
+        assert ended.wait(PATIENCE_S)
+        for _ in range(2):
+            with pytest.raises(Stopped, match="Start swapd again"), stage.changing():
+                raise AssertionError

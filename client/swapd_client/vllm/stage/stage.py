@@ -187,9 +187,9 @@ class Stage:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         if (error := self._connection.error) is not None:
-            self.go_alone(error)
             with self._turns.in_order():  # the other ranks wait for its word as ever
-                pass
+                self.go_alone(error)
+                self._connection.refuse_stopped()
             yield
             return
         client, components = self.client, self.components
