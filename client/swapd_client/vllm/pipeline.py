@@ -24,7 +24,6 @@ from swapd_client.errors import (
     InvalidSettings,
     SessionEnded,
     SessionFenced,
-    SwapdError,
     TooLarge,
 )
 from swapd_client.offload import find
@@ -108,7 +107,7 @@ class Components:
         """
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
-                self._go_alone(error)
+                self._stage.go_alone(error)
             with kept_between_calls(self._stage.client, self._options.finish_within_s):
                 yield
 
@@ -141,13 +140,9 @@ class Components:
         """In a request. Raises `error` if what it has computed so far may be wrong."""
         if attachment is not self._attachment:
             return  # compiled code has its hooks, and those of what is attached now
-        self._go_alone(error)
+        self._stage.go_alone(error)
         if isinstance(error, SessionFenced):
             raise error
-
-    def _go_alone(self, error: SwapdError) -> None:
-        if not self._stage.alone:
-            self._stage.go_alone(error)
 
 
 class Whole:

@@ -1,8 +1,8 @@
 """What all worker classes of AR and generation stages share: where weights are used, and loaded.
 
 vLLM calls a worker's methods one after the other, in one thread. Lives here: which of them touch
-weights, what is refused, and vLLM's memory accounting. Leases are `stage.py`'s. All methods that
-vLLM calls, also those that are its own, are in `calls.py`.
+weights, what is refused, and vLLM's memory accounting. Leases are `stage/turns.py`'s. All methods
+that vLLM calls, also those that are its own, are in `calls.py`.
 """
 
 import gc
