@@ -6,8 +6,6 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from diffusers import AutoencoderTiny
-from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
 from torch import nn
 
 from swapd_client import Client, InvalidSource
@@ -43,6 +41,10 @@ def test_accelerates_hooks_are_refused_by_name(client: Client, how: Callable[[An
 
 
 def test_hooks_of_diffusers_that_move_weights_are_refused(client: Client) -> None:
+    # here: to import it takes seconds, of every process that collects the tests
+    from diffusers import AutoencoderTiny
+    from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
+
     vae: nn.Module = AutoencoderTiny(
         encoder_block_out_channels=(8, 8),
         decoder_block_out_channels=(8, 8),

@@ -2,25 +2,32 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from accelerate import init_empty_weights
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import swapd_client
 from swapd import spawn
 from swapd_client import Client
 
 IDS = torch.tensor([[1, 2, 3]])
-CONFIG = LlamaConfig(
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    tie_word_embeddings=True,
-)
+
+
+def llama() -> Any:
+    # here: to import it takes a second, of every process that collects the tests
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def client() -> Iterator[Client]:
 def expected(tmp_path: Path) -> torch.Tensor:
     """What the model says that is saved in `tmp_path`."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(CONFIG).eval()
+    model = llama()
     model.save_pretrained(tmp_path, max_shard_size="300KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     with torch.inference_mode():
@@ -45,9 +52,9 @@ def expected(tmp_path: Path) -> torch.Tensor:
     return logits
 
 
-def bare() -> LlamaForCausalLM:
+def bare() -> Any:
     with init_empty_weights(include_buffers=False):
-        model = LlamaForCausalLM(CONFIG).eval()
+        model = llama()
     model.tie_weights()
     return model
 
