@@ -1,5 +1,6 @@
 # Two commands are all there is to know: `make demo` and `make test`.
 # Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
+# `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too, and
 # `make test-vllm-versions`: what decides, on the other versions of vLLM that are supported.
@@ -11,7 +12,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: harm zoo demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
+.PHONY: deep harm zoo demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -28,6 +29,9 @@ check: .venv/ready
 
 unit: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+deep: .venv/ready
+	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/core
 
 # make test-vllm TESTS='tests/vllm/test_deploy.py -k overlay'
 # make test-vllm ISA=avx2, for what a CPU without AVX-512 would do

@@ -378,10 +378,11 @@ def drive(
     *,
     strict: bool = False,
     moves: dict[Move, int] = MOVES,
+    **rules: float,
 ) -> World:
     """Play `steps` random moves over a new world, and end it."""
     one_in = 1 + seed % 2 if moves is BOTH_WAYS else 3
-    w = World(10, core, one_in, strict=strict, residency_bound_s=0.5)
+    w = World(10, core, one_in, strict=strict, residency_bound_s=0.5, **rules)
     choose = RandomChoices(seed)
     bag = [move for move, often in moves.items() for _ in range(often)]
     for _ in range(2):
