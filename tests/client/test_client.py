@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -85,11 +86,11 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
         giving, go_on = threading.Event(), threading.Event()
         call = Channel.call
 
-        def held_up(self: Channel, request: AnyRequest, *rest: float | None) -> AnyReply:
+        def held_up(self: Channel, request: AnyRequest, *rest: Any, **named: Any) -> AnyReply:
             if threading.current_thread().name == "swapd-keeper":
                 giving.set()
                 go_on.wait()
-            return call(self, request, *rest)
+            return call(self, request, *rest, **named)
 
         monkeypatch.setattr(Channel, "call", held_up)
         while not client._keeper:  # who comes back at once is trusted to do so again
