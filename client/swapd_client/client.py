@@ -603,6 +603,7 @@ class Client:
         timeout: float | None,
         *,
         is_workspace: bool = False,
+        in_place_of: int | None = None,
     ) -> Record:
         """Have `ask(id, agent)` granted, and what was granted mapped."""
         session = self.session
@@ -610,7 +611,7 @@ class Client:
         self._end_kept()  # first: whoever still holds something is the same agent
         agent = session.leases.enter(threading.get_ident(), timeout)
         request = ask(session.next_id(), agent.number)
-        reply = self._channel().call(request, timeout)
+        reply = self._channel().call(request, timeout, in_place_of=in_place_of)
         return self._granted(reply, names, agent, is_workspace=is_workspace)
 
     def _granted(
@@ -647,13 +648,28 @@ class Client:
     def _collect(self, request: int, *names: str, within_s: float) -> Lease | None:
         """The lease that was asked for, granted early; None if it is not granted within that.
 
-        Raises what `acquire` raises. Who is going to wait must abandon it first, and acquire.
+        Raises what `acquire` raises. Who is going to wait must not go on asking for it: but
+        abandon it, or acquire in its place.
         """
         reply = self._channel().collect(request, within_s)
         if reply is None:
             return None
         number = _agent_ahead(request)
         record = self._granted(reply, names, Agent(number, number))
+        return Lease(self, self.session, record, (threading.get_ident(), names))
+
+    def _acquire_in_place_of(self, request: int, *names: str) -> Lease:
+        """As `acquire`, early, of what was asked ahead and was not collected.
+
+        The daemon hears first that this thread waits for it, then that nothing is asked ahead any
+        more: so what it has brought in meanwhile stays, where it would leave when nobody wants it.
+        """
+
+        def ask(number: int, agent: int) -> protocol.Acquire:
+            return protocol.Acquire(number, names, agent, early=True)
+
+        record = self._acquire(ask, names, None, in_place_of=request)
+        record.may_be_kept = self.session.leases.may_be_kept(record)
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def _hint(self, *names: str) -> None:

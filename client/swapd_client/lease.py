@@ -181,6 +181,9 @@ class Lender(Protocol):
     def _collect(self, request: int, *names: str, within_s: float) -> "Lease | None":
         """The lease that was asked for ahead; None if it is not granted within that."""
 
+    def _acquire_in_place_of(self, request: int, *names: str) -> "Lease":
+        """What was asked for ahead and not collected, by waiting for it."""
+
     def _hint(self, *names: str) -> None:
         """As a prefetch, and nobody hears what becomes of it."""
 

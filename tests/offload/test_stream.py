@@ -209,14 +209,30 @@ def test_passes_may_differ() -> None:
         assert model.held() == []
 
 
-def test_a_block_that_runs_again_at_once_is_not_copied_again() -> None:
-    with swapd(12) as client:
+@pytest.mark.parametrize("answers", ["in time", "late"])
+def test_a_block_that_runs_again_at_once_is_not_copied_again(answers: str) -> None:
+    with swapd(12) as client, pytest.MonkeyPatch.context() as patch:
+        if answers == "late":
+            patch.setattr(client, "_collect", lambda *_, within_s: None)
         model = family(client, 3)
         for _ in range(4):
             model.forward([0, 0, 0, 2])
         loads = {c.name: c.loads for c in client.status().components}
         # while the order is new, what was declared is read ahead; and the hints of the last pass
         assert loads["m/0"] <= 4 + 1 + 2
+
+
+def test_what_was_read_ahead_stays_in_if_it_is_needed_before_the_answer_is_read() -> None:
+    with swapd(12) as client:
+        model = family(client, 1)
+        asked = client._ask("m/0")
+        client.status()  # by now it is being copied: requests of a thread are taken in order
+        with client._acquire_in_place_of(asked, "m/0") as lease:
+            lease.wait()
+            model.use(0)
+            assert [c.leases for c in client.status().components if c.name == "m/0"] == [1]
+        assert {c.name: c.loads for c in client.status().components}["m/0"] == 1
+        assert model.held() == []
 
 
 def test_a_block_may_run_within_itself_and_within_another() -> None:

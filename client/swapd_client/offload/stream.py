@@ -5,8 +5,8 @@ there at a time: the one in use, and those on their way. Reading ahead takes no 
 parts are asked for when one is needed, and the answers looked at when they are needed in turn.
 
 Nobody waits while something is held that was only read ahead: else two that stream could wait
-for each other. What was asked ahead and was not granted by the time it is needed is given back
-with all else that was, and asked for as by anybody who waits.
+for each other. What was asked ahead and was not granted by the time it is needed is asked for as by
+anybody who waits, in place of what was asked ahead; all else that was is given back before.
 """
 
 import os
@@ -240,27 +240,33 @@ class _Pass:
         if asked is not None and (lease := self._collect(asked, part)) is not None:
             return lease
         if not self._stream.passes(part):
+            if asked is not None:
+                self._channel.abandon(asked)  # what is kept stays
+                asked = None
             with suppress(AcquireTimeout):
                 return self._client.acquire(self._stream.parts[part], timeout=0)
         for other in list(self._ahead):
             self._drop_ahead(other)
-        return self._wait(part)
+        return self._wait(part, asked)
 
     def _collect(self, request: int, part: int) -> Lease | None:
         """What was asked ahead, if it is granted by now. Refused, it is to be asked for again."""
         try:
             name = self._stream.parts[part]
-            lease = self._client._collect(request, name, within_s=GRANT_S)
+            return self._client._collect(request, name, within_s=GRANT_S)
         except SwapdError:
             self._client.session.check()
             return None
-        if lease is None:
-            self._channel.abandon(request)
-        return lease
 
-    def _wait(self, part: int) -> Lease:
+    def _wait(self, part: int, asked: int | None) -> Lease:
+        """By waiting, in place of what was `asked` ahead: that may be granted any moment, and what
+        has come is not to leave, and to be copied again.
+        """
+        name = self._stream.parts[part]
         try:
-            return self._client.acquire(self._stream.parts[part], early=True)
+            if asked is None:
+                return self._client.acquire(name, early=True)
+            return self._client._acquire_in_place_of(asked, name)
         except WouldDeadlock:
             if self._rest is None and not self._used:
                 raise

@@ -204,9 +204,16 @@ class Channel:
         with suppress(SwapdError):  # whoever asks next is told; what was said waits to be sent
             self._wait(socket, number, 0.0)
 
-    def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
+    def call(
+        self,
+        request: AnyRequest,
+        timeout_s: float | None = None,
+        *,
+        in_place_of: int | None = None,
+    ) -> AnyReply:
         """Send and wait for the reply, a refusal included.
 
+        `in_place_of`: what was asked before, and is abandoned once the daemon has this.
         Raises: what ended the session; AcquireTimeout if `timeout_s` and the grace pass; BadRequest
         if it is too long.
         """
@@ -214,6 +221,9 @@ class Channel:
         try:
             with self._line as socket:
                 socket.send(data, zmq.NOBLOCK)
+                if in_place_of is not None:
+                    self._asked.pop(in_place_of, None)
+                    socket.send(encode(Cancel(self._session.next_id(), in_place_of)), zmq.NOBLOCK)
                 reply = self._wait(socket, request.id, timeout_s)
             self._unheard = 0
             return reply
