@@ -4,9 +4,10 @@
 imported what daemons and workers need, instead of importing it anew. It is a child of this process
 as any other, with the arguments, environment and files that it was given.
 
-`python -m tests.forked FD MODULE...` is the process that forks; orders come on the socket FD.
+`python -m tests.forked FD WHERE MODULE...` is the process that forks; orders come on the socket FD.
 """
 
+import atexit
 import ctypes
 import functools
 import gc
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -41,42 +42,72 @@ PR_SET_CHILD_SUBREAPER = 36
 #: Variables that count when a process starts, and not later: a process that forks is started for
 #: each set of them.
 AT_START = ("LD_", "OMP_", "PYTHONPATH", "PYTHONMALLOC")
+#: Packages of which a process that ends tears its modules down, as one that was started does.
+TORN_DOWN = ("__main__", "builtins", "sys", "swapd", "swapd_client", "tests", "benchmarks")
+
+AtStart = tuple[tuple[str, str], ...]
+
+#: Follows the socket's number on the command line of a process that forks: whether what it forks
+#: starts processes so, too.
+HERE, EVERYWHERE = "here", "everywhere"
 
 _libc = ctypes.CDLL(None)
 _lock = threading.Lock()
+_Anew = subprocess.Popen
+
+#: What is imported everywhere, in a process that starts its own so; else nothing.
+_everywhere: list[str] = []
+#: The modules that `_keep_whole` keeps.
+_whole: dict[str, ModuleType] = {}
+_servers: "dict[tuple[AtStart, str, tuple[str, ...]], _Server]" = {}
 
 
 class Popen(subprocess.Popen[Any]):
     """`subprocess.Popen`; what a fork cannot give, such as a `preexec_fn`, is given as there.
 
-    `imported`: what the program imports that takes long, such as torch.
+    `imported`: what the program imports that takes long, such as torch. `everywhere`: so do the
+    Pythons that it starts, and what these start: they are forked, too.
     """
 
-    def __init__(self, args: Any, *, imported: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        args: Any,
+        *,
+        imported: Sequence[str] = (),
+        everywhere: bool = False,
+        **options: Any,
+    ) -> None:
         self._imported = tuple(imported)
+        self._where = EVERYWHERE if everywhere or subprocess.Popen is Popen else HERE
         super().__init__(args, **options)
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         _, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *others = rest
         files = stdin, _, _, stdout, _, stderr = others[:6]
         _, gid, gids, uid, umask, session, group = others[6:]
-        variables = dict(os.environ if env is None else env)  # noqa: TID251
-        plain = (preexec_fn, shell, gid, gids, uid, umask, session, group)
-        if plain != (None, False, None, None, None, -1, False, -1) or not _is_python(args):
+        plain = (preexec_fn, shell, gid, gids, uid, umask, group)
+        if plain != (None, False, None, None, None, -1, -1) or not _is_python(args):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         order = {
             "argv": [os.fspath(word) for word in args[1:]],
-            "env": variables,
+            "env": dict(os.environ if env is None else env),  # noqa: TID251
             "cwd": os.fspath(cwd or Path.cwd()),
             "fds": [0, 1, 2, *pass_fds],
+            "session": session,
         }
-        at_start = {k: v for k, v in variables.items() if k.startswith(AT_START)}
-        server = _server(tuple(sorted(at_start.items())), self._imported)
         standard = [i if fd == -1 else fd for i, fd in enumerate((stdin, stdout, stderr))]
-        self.pid = server.fork(json.dumps(order), [*standard, *pass_fds])
+        self.pid = _fork(order, [*standard, *pass_fds], self._where, self._imported)
         self._child_created = True
         self._close_pipe_fds(*files)  # type: ignore[attr-defined]
+
+
+def _fork(order: dict[str, Any], fds: Sequence[int], where: str, imported: Sequence[str]) -> int:
+    modules = tuple(dict.fromkeys((*_everywhere, *imported)))
+    key = _at_start(order["env"]), where, modules
+    if key not in _servers:
+        _servers[key] = _started(*key)
+    return _servers[key].fork(json.dumps(order), fds)
 
 
 def _is_python(args: Any) -> bool:
@@ -92,16 +123,10 @@ def _is_python(args: Any) -> bool:
 class _Server:
     """The process that forks, and the socket to it. It ends with this process."""
 
-    def __init__(self, env: dict[str, str], imported: Sequence[str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *imported],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        weakref.finalize(self, _end, self._socket, self._process)
+    def __init__(self, orders: socket.socket, wait: Callable[[], object]) -> None:
+        """`wait` for its end, as only its parent can."""
+        self._socket = orders
+        weakref.finalize(self, _end, orders, wait, os.getpid())
 
     def fork(self, order: str, fds: Sequence[int]) -> int:
         """Have a process made; return its pid. Orphans become children of this process meanwhile:
@@ -110,28 +135,60 @@ class _Server:
             _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._socket, [order.encode()], fds)
-                pid = int(self._socket.recv(64))
-                assert self._socket.recv(64) == b"it is yours"
+                pid, yours = sorted(self._socket.recv(64) for _ in range(2))
+                assert yours == b"it is yours"
             finally:
                 _libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
-        return pid
+        return int(pid)
 
 
-def _end(orders: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+def _end(orders: socket.socket, wait: Callable[[], object], owner: int) -> None:
+    if os.getpid() == owner:
+        orders.shutdown(socket.SHUT_RDWR)  # what was forked of this process may have it, too
+        wait()
     orders.close()
-    process.wait()
 
 
-@functools.cache
-def _server(at_start: tuple[tuple[str, str], ...], imported: tuple[str, ...]) -> _Server:
+def _started(at_start: AtStart, where: str, imported: Sequence[str]) -> _Server:
     others = {k: v for k, v in os.environ.items() if not k.startswith(AT_START)}  # noqa: TID251
-    return _Server({**others, **dict(at_start)}, imported)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = _Anew(
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno()), where, *imported],
+            env={**others, **dict(at_start)},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+        )
+    return _Server(ours, process.wait)
+
+
+def _at_start(env: Mapping[str, str]) -> AtStart:
+    found = {k: v for k, v in env.items() if k.startswith(AT_START)}
+    paths = dict.fromkeys(found.get("PYTHONPATH", "").split(os.pathsep))  # once is enough
+    return tuple(sorted({**found, "PYTHONPATH": os.pathsep.join(paths)}.items()))
 
 
 # --- the process that forks --------------------------------------------------------------
 
 
-def _serve(orders: socket.socket) -> dict[str, Any]:
+def main(number: str, where: str, *imported: str) -> None:
+    """Fork processes until the other end of the socket is closed; in each, do what it is for."""
+    atexit.register(_keep_whole)  # the first, so that it is called last
+    for name in (*IMPORTED, *imported):
+        importlib.import_module(name)
+    _whole.update((n, m) for n, m in sys.modules.items() if n.partition(".")[0] not in TORN_DOWN)
+    if where == EVERYWHERE:
+        _everywhere.extend(imported)
+        vars(subprocess)["Popen"] = Popen
+        vars(importlib.import_module("multiprocessing.util"))["spawnv_passfds"] = _spawn
+    gc.collect()
+    gc.freeze()
+    _libc.on_exit(_libc._exit, None)  # the libraries' own ends, 0.1 s of torch's, go with the pages
+    order = _serve(socket.socket(fileno=int(number)), where)
+    run(order["argv"])
+
+
+def _serve(orders: socket.socket, where: str) -> dict[str, Any]:
     """Fork a process for each order. Returns its order in each of them, and ends in this one."""
     while True:
         said, fds, _, _ = socket.recv_fds(orders, ORDER_MAX_BYTES, 64)
@@ -142,16 +199,53 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
             _compiled(order["argv"][0])
         between = os.fork()
         if between == 0:
-            if (pid := os.fork()) != 0:
-                orders.send(str(pid).encode())
+            if os.fork() != 0:
                 os._exit(0)
+            if order["session"]:
+                os.setsid()
+            orders.send(str(os.getpid()).encode())
             orders.close()
+            if where == EVERYWHERE and (own := _left_behind(order, fds)):
+                orders = own
+                continue
             _take(order, fds)
             return order
         os.waitpid(between, 0)
         for fd in fds:
             os.close(fd)
         orders.send(b"it is yours")
+
+
+def _left_behind(order: dict[str, Any], fds: Sequence[int]) -> socket.socket | None:
+    """Fork the process that forks for this one, while it is still as new as that one is to be.
+
+    In this process None, in that one the socket on which its orders come.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        for fd in fds:
+            os.close(fd)
+        return theirs
+    theirs.close()
+    aside = fcntl(ours, F_DUPFD_CLOEXEC, max(order["fds"]) + 1)
+    ours.close()
+    server = _Server(socket.socket(fileno=aside), functools.partial(os.waitpid, pid, 0))
+    _servers[_at_start(order["env"]), EVERYWHERE, tuple(_everywhere)] = server
+    return None
+
+
+def _spawn(_: object, args: Sequence[str], fds: Sequence[int]) -> int:
+    """In place of what `multiprocessing` starts its processes with."""
+    order = {
+        "argv": args[args.index("-c") :],  # before it are options that this Python has, too
+        "env": dict(os.environ),  # noqa: TID251
+        "cwd": str(Path.cwd()),
+        "fds": [0, 1, 2, *fds],
+        "session": False,
+    }
+    return _fork(order, [0, 1, 2, *fds], EVERYWHERE, ())
 
 
 def _take(order: dict[str, Any], fds: Sequence[int]) -> None:
@@ -167,9 +261,10 @@ def _take(order: dict[str, Any], fds: Sequence[int]) -> None:
     os.environ.update(order["env"])  # noqa: TID251
     os.chdir(order["cwd"])
     at_once = bool(order["env"].get("PYTHONUNBUFFERED"))
-    sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = _writing(1, at_once, "strict")
-    sys.stderr = _writing(2, at_once, "backslashreplace")
+    # the second name is that by which the interpreter has it at its end
+    sys.stdin = vars(sys)["__stdin__"] = os.fdopen(0, closefd=False)
+    sys.stdout = vars(sys)["__stdout__"] = _writing(1, at_once, "strict")
+    sys.stderr = vars(sys)["__stderr__"] = _writing(2, at_once, "backslashreplace")
 
 
 def _writing(fd: int, at_once: bool, errors: str) -> io.TextIOWrapper:
@@ -202,15 +297,16 @@ def _compiled(path: str) -> CodeType:
     return compile(Path(path).read_bytes(), path, "exec")
 
 
-def _main() -> None:
-    for name in (*IMPORTED, *sys.argv[2:]):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as orders:
-        order = _serve(orders)
-    run(order["argv"])
+def _keep_whole() -> None:
+    """Have what others wrote, and was imported before the fork, left as it is in the end.
+
+    To take it apart costs a short process more than all that it does. What is imported later, what
+    the program has made and swapd itself are torn down as ever.
+    """
+    for name in _whole:
+        sys.modules[name] = None  # type: ignore[assignment]  # as the interpreter does
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_whole))
 
 
 if __name__ == "__main__":
-    _main()
+    importlib.import_module("tests.forked").main(*sys.argv[1:])

@@ -15,12 +15,15 @@ from tests.guarantees.harness import stop_process
 SHOWS = """
 import os, sys
 print(sys.argv, sys.stdin.read(), os.environ, os.getcwd(), sorted(os.listdir("/proc/self/fd")))
+print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())
 print("an error", file=sys.stderr)
 sys.exit(7)
 """
 
 
-def seen(start: Callable[..., "subprocess.Popen[str]"], folder: Path) -> tuple[int, str, str]:
+def seen(
+    start: Callable[..., "subprocess.Popen[str]"], folder: Path, **options: bool
+) -> tuple[int, str, str]:
     reading, writing = os.pipe()
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "LC_CTYPE": "C.UTF-8", "SAID": "ü"}
     with start(
@@ -32,6 +35,7 @@ def seen(start: Callable[..., "subprocess.Popen[str]"], folder: Path) -> tuple[i
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     ) as process:
         out, err = process.communicate("some input")
     os.close(reading)
@@ -39,8 +43,11 @@ def seen(start: Callable[..., "subprocess.Popen[str]"], folder: Path) -> tuple[i
     return process.returncode, out, err
 
 
-def test_it_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
-    assert seen(forked.Popen, tmp_path) == seen(subprocess.Popen, tmp_path)
+@pytest.mark.parametrize("session", [False, True])
+def test_it_has_what_it_was_given_and_nothing_else(session: bool, tmp_path: Path) -> None:
+    started = seen(subprocess.Popen, tmp_path, start_new_session=session)
+    assert f"{session} {session}" in started[1]
+    assert seen(forked.Popen, tmp_path, start_new_session=session) == started
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
@@ -79,3 +86,61 @@ def test_two_that_are_forked_draw_other_numbers() -> None:
         with forked.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             drawn.update(process.communicate()[0].split())
     assert len(drawn) == 4
+
+
+ENDS = """
+import atexit, sys, threading, weakref
+from tests import samples
+class Told:
+    def __init__(self, name):
+        self.name = name
+    def __del__(self):
+        print(self.name, "dropped", sys.modules is None or "os" in sys.modules)
+cycle = Told("cycle")
+cycle.cycle = cycle
+of_the_program = Told("of the program")
+samples.told = Told("of a module")
+weakref.finalize(cycle, print, "finalized")
+atexit.register(print, "at exit")
+threading.Timer(0.05, print, ["thread"]).start()
+sys.stdout.write("the end has come")
+"""
+
+
+def test_it_ends_with_all_that_the_program_left_to_its_end() -> None:
+    said = []
+    for start in (forked.Popen, subprocess.Popen):
+        with start([sys.executable, "-c", ENDS], stdout=subprocess.PIPE, text=True) as process:
+            said.append(process.communicate()[0])
+        assert process.returncode == 0
+    assert sorted(said[0].splitlines()) == sorted(said[1].splitlines())
+    assert said[0].count("dropped") == 3
+
+
+STARTS = """
+import multiprocessing, subprocess, sys
+shows = "import sys; print('fractions' in sys.modules)"
+if __name__ == "__main__" and len(sys.argv) == 1:
+    subprocess.run([sys.executable, "-c", shows], start_new_session=True, check=True)
+    subprocess.run([sys.executable, __file__, "within"], check=True)
+    process = multiprocessing.get_context("spawn").Process(target=exec, args=(shows,))
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+if __name__ == "__main__":
+    exec(shows)
+"""
+
+
+def test_what_it_starts_is_forked_everywhere_if_that_is_asked_for(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(STARTS)
+    with forked.Popen(
+        [sys.executable, program],
+        imported=("fractions",),
+        everywhere=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.communicate()[0] == "True\n" * 3
+    assert process.returncode == 0

@@ -22,7 +22,7 @@ from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.settings import SMALL
 from swapd import spawn
 from swapd_client import connect
-from tests import fakecuda
+from tests import fakecuda, forked
 from tests.processes import PYTHONPATH, ROOT
 
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_check"]
@@ -33,14 +33,18 @@ NO_DRIVER = {"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"}
 def gpu_check(
     *arguments: object, env: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    with forked.Popen(
         [*COMMAND, *map(str, arguments)],
+        imported=("torch", "pytest", "cuda.bindings.driver"),
+        everywhere=True,
         cwd=ROOT,
         env=env or NO_DRIVER,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
+    ) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 #: Of a section of these tests.
