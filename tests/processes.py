@@ -14,6 +14,8 @@ ROOT = Path(__file__).parent.parent
 #: Both source roots, as an installation would have them.
 PYTHONPATH = f"{ROOT}:{ROOT / 'client'}"
 NOTHING: Mapping[str, str] = {}
+#: A program whose text has one of these imports torch.
+WITH_TORCH = ("torch", "tests.offload", "swapd_client.vllm.stage")
 
 
 def run_python(
@@ -68,7 +70,7 @@ def _start(
     **pipes: int,
 ) -> "subprocess.Popen[str]":
     text = program.read_text() if isinstance(program, Path) else dedent(program)
-    if make is forked.Popen and ("torch" in text or "tests.offload" in text):
+    if make is forked.Popen and any(name in text for name in WITH_TORCH):
         make = partial(forked.Popen, imported=("torch",))
     words = [str(program)] if isinstance(program, Path) else ["-c", text]
     return make(
