@@ -290,7 +290,9 @@ class StepwiseDevice(HostDevice):
         self._fail_at = fail_at
         self._fail_restoring = fail_restoring
 
-    def copy_out(self, runs: Runs, target: int, nbytes: int, *, landed: Any = None) -> None:
+    def copy_out(
+        self, runs: Runs, target: int, nbytes: int, *, only: Any = None, landed: Any = None
+    ) -> None:
         if landed is None:
             return super().copy_out(runs, target, nbytes)
         for i in range(nbytes // CHUNK):
@@ -301,7 +303,14 @@ class StepwiseDevice(HostDevice):
             landed((i + 1) * CHUNK)
 
     def copy_in(
-        self, runs: Runs, source: int, nbytes: int, *, may_write: Any = None, landed: Any = None
+        self,
+        runs: Runs,
+        source: int,
+        nbytes: int,
+        *,
+        only: Any = None,
+        may_write: Any = None,
+        landed: Any = None,
     ) -> None:
         if may_write is None:
             if self._fail_restoring:

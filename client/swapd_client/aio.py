@@ -124,6 +124,30 @@ class AsyncClient:
         )
         return Component(await self._take(steps))
 
+    async def register_scratch(
+        self,
+        name: str,
+        size: "int | str | torch.Tensor",
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        part_of: str = "",
+    ) -> Component:
+        """As `Client.register_scratch`."""
+        what = nbytes_of(size)
+        steps = moving.register_scratch(
+            self.session,
+            self._channel.send,
+            name,
+            what,
+            policy,
+            group,
+            mutable=mutable,
+            part_of=part_of,
+        )
+        return Component(await self._take(steps))
+
     async def register_family(
         self,
         name: str,
@@ -385,12 +409,12 @@ class AsyncClient:
         if session.leases.ends_later(record, self._give_back_later):
             return
         if session.leases.give_back(record):
-            self._channel.send(protocol.Release(session.next_id(), record.id))
+            self._channel.send(session.leases.release_of(record, session.next_id()))
 
     def _give_back_later(self, record: Record) -> None:
         """In a thread of the session's; what the loop sends comes in order."""
         if self.session.leases.give_back(record):
-            release = protocol.Release(self.session.next_id(), record.id)
+            release = self.session.leases.release_of(record, self.session.next_id())
             with suppress(RuntimeError):  # the loop is closed, and the session will be
                 self._loop.call_soon_threadsafe(self._channel.send, release)
 

@@ -186,6 +186,44 @@ class Client:
         )
         return [Component(part) for part in self._take(steps)]
 
+    def register_scratch(
+        self,
+        name: str,
+        size: "int | str | torch.Tensor",
+        *,
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
+        mutable: bool = False,
+        part_of: str = "",
+    ) -> Component:
+        """Register `size` bytes ("4GiB") of memory that is filled with nothing: a KV cache, say.
+
+        `component.tensor` is all of it, at an address that stays; it may be read and written under
+        a lease only. It comes in as zeros, and is dropped when it is evicted: nothing is copied,
+        and there is no host copy. `lease.fresh(name)` says whether it has been since. With
+        `mutable` its contents are saved and restored, or what `component.used` says of them, and
+        the host has as much memory for it. Weights and scratch are leased together as any
+        components are, all or none.
+
+        Instead of a size, the tensor of scratch that lost its daemon: it stays where it is, and
+        its contents begin anew.
+
+        `policy`, `group`, `part_of`, errors: as of `register`. After `unregister` or `close` its
+        memory is private: what was saved last, or zeros.
+        """
+        what = nbytes_of(size)
+        steps = moving.register_scratch(
+            self.session,
+            self._call,
+            name,
+            what,
+            policy,
+            group,
+            mutable=mutable,
+            part_of=part_of,
+        )
+        return Component(self._take(steps))
+
     def _register_again(self, sources: Mapping[str, tuple[Source, protocol.Policy]]) -> None:
         """Register what lost its daemon with this one, by name, each where it lies.
 
@@ -702,7 +740,7 @@ class Client:
         session = self.session
         if not session.leases.give_back(record):
             return
-        release = protocol.Release(session.next_id(), record.id, ack, record.again)
+        release = session.leases.release_of(record, session.next_id(), ack=ack)
         # it may be waited for under a lock: a daemon that is stopped must not hold us up for ever
         with suppress(SessionEnded, AcquireTimeout):
             if ack:
@@ -718,8 +756,8 @@ def _close_late(keeper: Keeper, session: Session, factory: ChannelFactory) -> No
     factory.close()
 
 
-def nbytes_of(size: int | str | None) -> Any:
-    """Bytes, as a number or in words ("6GiB")."""
+def nbytes_of(size: object) -> Any:
+    """Bytes, as a number or in words ("6GiB"); what is no text is given back."""
     return parse_size(size) if isinstance(size, str) else size
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from swapd.shared.protocol import ForecastReply, Granted, Placement, Policy
-from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError
+from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.leases.book import Record
 from swapd_client.leases.keeping import Key
 from swapd_client.memory.component import Component
@@ -30,6 +30,8 @@ class BaseLease:
     _streams_wait = False
     #: Should it become garbage, somebody gives it back, and nobody need be told.
     _is_answered_for = False
+    #: What was said of scratch, by name.
+    _fresh: Mapping[str, bool] = {}
 
     # each kind of lease sets these
     names: tuple[str, ...]
@@ -78,6 +80,21 @@ class BaseLease:
         """
         wanted = self._session.told.wanted
         return bool(wanted) and not wanted.isdisjoint(self._granted.names or self.names)
+
+    def fresh(self, name: str) -> bool:
+        """Whether the contents of scratch are new: zeros, and nothing of what was there before.
+
+        True for the first lease that is asked, each time that they have begun anew; and each time
+        that this one is asked again. Ask before you use what was there. `name` may be a family's;
+        of what is no scratch the contents are never new. Costs no message. Raises: UnknownComponent
+        if it is not in this lease, or is another process's.
+        """
+        if name not in self._fresh:
+            known = self._session.registry.family(name) or [name]
+            if not any(self._record.holds(part) for part in known):
+                raise UnknownComponent(f"{name!r} is not in this lease, or not this process's")
+            self._fresh = {**self._fresh, name: self._session.leases.is_fresh(self._record, name)}
+        return self._fresh[name]
 
     def uses(self, stream: Any) -> None:
         """The release is also to wait for the work on `stream`, another than the current one.

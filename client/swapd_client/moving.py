@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,12 +18,17 @@ from swapd_client.errors import (
     ComponentInUse,
     DeviceFailed,
     DeviceMemoryExhausted,
+    InvalidSource,
     SwapdError,
 )
 from swapd_client.leases.book import Record
 from swapd_client.memory.layout import OtherBytes, Segments
 from swapd_client.memory.part import Part
+from swapd_client.memory.scratch import Scratch
 from swapd_client.session.session import Call, Session
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -109,6 +114,34 @@ def register(
                 name, source, mutable=mutable, segments=segments, part_of=part_of
             )
         ]
+
+    (part,) = yield from _prepared(session, prepare)
+    yield from _move_in(session, tell, {part: policy}, group)
+    return part
+
+
+def register_scratch(
+    session: Session,
+    tell: Tell,
+    name: str,
+    what: "int | torch.Tensor",
+    policy: protocol.Policy,
+    group: str | None,
+    *,
+    mutable: bool,
+    part_of: str,
+) -> Steps[Part]:
+    """Memory that comes in as zeros: so many bytes, or where the tensor of former scratch is."""
+    tensor = None if isinstance(what, int) else what
+    nbytes = what if isinstance(what, int) else what.nbytes
+    if nbytes <= 0:
+        raise InvalidSource(f"scratch of {nbytes} bytes: give a size, as 4 << 30 or '4GiB'")
+
+    def prepare() -> list[Part]:
+        gpu = session.processor.index
+        layout = Scratch(nbytes, "saved" if mutable else "dropped", gpu, tensor)
+        stays = tensor is not None
+        return [session.registry.prepare(name, layout, mutable=True, part_of=part_of, stays=stays)]
 
     (part,) = yield from _prepared(session, prepare)
     yield from _move_in(session, tell, {part: policy}, group)

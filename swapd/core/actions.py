@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from swapd.shared.protocol import Code, Placement, Runs
+from swapd.shared.protocol import Code, Placement, Ranges, Runs
 
 #: Why a component leaves the device.
 Reason = Literal["room", "sequential", "alternating", "resized", "unregister", "failed", "update"]
@@ -31,6 +31,7 @@ class MakeHostCopy(Action, frozen=True, tag="make_host_copy"):
     request: int = 0  # whose answer waits for it
     original: int = 0  # uid of the sealed master that it shares; 0: it is to be filled
     replaces: int = 0  # uid of the master that this one is made beside
+    empty: bool = False  # it takes no memory: nothing is ever copied from it or to it
 
 
 class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
@@ -47,7 +48,8 @@ class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
     """`behind`: copies out, by generation, that still save some of these chunks; none of them
-    may be overwritten before it is saved."""
+    may be overwritten before it is saved. `only`: of scratch, what is copied; the rest is zeroed.
+    """
 
     uid: int
     name: str
@@ -55,6 +57,7 @@ class CopyIn(Action, frozen=True, tag="copy_in"):
     nbytes: int
     runs: Runs
     behind: tuple[int, ...] = ()
+    only: Ranges | None = None  # None: all of it
 
 
 class CopyOut(Action, frozen=True, tag="copy_out"):
@@ -63,6 +66,7 @@ class CopyOut(Action, frozen=True, tag="copy_out"):
     generation: int
     nbytes: int
     runs: Runs
+    only: Ranges | None = None  # None: all of it
 
 
 class Lend(Action, frozen=True, tag="lend"):

@@ -59,6 +59,9 @@ def _check_component(core: Residency, c: Component) -> None:
         assert sorted(_numbers(c.runs)) == parts, f"{c}: chunks and copy differ"
         writable = c.mutable or ledger.rules.strict
         assert not (c.leases and writable and move.inherited), f"{c} is lent on unsaved chunks"
+    assert not c.scratch or c.mutable, f"{c} is nobody's to write"
+    assert c.scratch or (c.kept is None and c.to_save is None), f"{c} is saved in part"
+    assert c.scratch != "dropped" or c.kept == c.to_save == (), f"{c} is saved"
     assert not c.damaged or c.state is State.ABSENT, f"{c} is damaged"
     if c.workspace:
         assert not c.mapped, f"{c}: a workspace has no place"
@@ -87,6 +90,7 @@ def _check_moves(ledger: Ledger) -> None:
         if move.heritable:
             assert move.component.state is State.WRITING_BACK, f"{move} is not saved"
             assert ledger.is_current(move.component), f"{move} is of one that is gone"
+            assert not move.component.scratch, f"{move} would have to be whole"
     heritable = sum(count(m.runs) for m in ledger.moves.values() if m.heritable)
     assert ledger.inheritable == heritable, "inheritable is wrong"
 

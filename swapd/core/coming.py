@@ -23,7 +23,9 @@ def load(ledger: Ledger, c: Component) -> None:
         ledger.out.append(Lend(c.session, c.name, c.generation, c.runs))
     else:
         behind = tuple(move.inherited)
-        ledger.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, behind))
+        if c.kept == ():
+            c.contents = c.generation
+        ledger.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, behind, c.kept))
 
 
 def loaded(ledger: Ledger, c: Component) -> None:

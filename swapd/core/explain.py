@@ -314,6 +314,10 @@ def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False
     )
 
 
+def not_saved(c: Component, why: str) -> str:
+    return f"saving {c.name!r} failed ({why}): its contents are lost, and begin anew as zeros"
+
+
 def damaged(c: Component) -> str:
     if c.dirty:
         then = "Its worker has both parts together again when it closes its client"
@@ -352,7 +356,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         swap_in_s=c.swap_in_s,
         copy_s=c.copy_s,
         part_of=c.part_of,
-        kind="workspace" if c.workspace else "component",
+        kind="workspace" if c.workspace else "scratch" if c.scratch else "component",
     )
 
 

@@ -62,7 +62,7 @@ def _room(
 
 
 def _victim(c: Component, reason: str) -> Victim:
-    return Victim(c.name, c.nbytes, c.nbytes if c.dirty else 0, reason, c.part_of)
+    return Victim(c.name, c.nbytes, c.bytes_back, reason, c.part_of)
 
 
 def _known_as(c: Component) -> str:
@@ -107,8 +107,8 @@ def _reply(
     return ForecastReply(
         id=w.request,
         names=w.names,
-        bytes_in=sum(c.nbytes for c in loads),
-        bytes_coming=sum(c.nbytes for c in asked if c.state is State.LOADING),
+        bytes_in=sum(c.bytes_in for c in loads),
+        bytes_coming=sum(c.bytes_in for c in asked if c.state is State.LOADING),
         bytes_back=sum(v.bytes_back for v in victims),
         victims=tuple(victims),
         waits_for=tuple(waits),
@@ -119,7 +119,7 @@ def _reply(
 
 def measured_rate(components: Iterable[Component]) -> float | None:
     """Bytes per second of the last swap-in of each; None if there was none."""
-    measured = [c for c in components if c.copy_s and c.nbytes and not c.workspace]
+    measured = [c for c in components if c.copy_s and c.nbytes and not (c.workspace or c.scratch)]
     took_s = sum(c.copy_s or 0.0 for c in measured)
     return sum(c.nbytes for c in measured) / took_s if took_s else None
 
@@ -158,4 +158,4 @@ def _copy_s(c: Component, rate: float | None) -> float | None:
     """As its own last one took, else what the others' say."""
     if c.copy_s is not None:
         return c.copy_s
-    return c.nbytes / rate if rate else (None if c.nbytes else 0.0)
+    return c.bytes_in / rate if rate else (None if c.bytes_in else 0.0)

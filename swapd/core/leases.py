@@ -26,7 +26,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
             c.mapped = True
             c.dirty = c.mutable
             transient = c.policy == "sequential"
-            placements.append(Placement(name, c.generation, c.runs, transient))
+            placements.append(Placement(name, c.generation, c.runs, transient, c.contents))
     return tuple(placements)
 
 

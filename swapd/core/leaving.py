@@ -79,15 +79,35 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
 def take_out(ledger: Ledger, c: Component) -> None:
     """The worker can no longer write: save what it wrote, or just drop it."""
     c.mapped = False
-    if c.dirty:
-        c.state = State.WRITING_BACK
-        save = ledger.moves[c.generation] = Move(c, c.uid, c.runs, heritable=True)
+    if c.unsaved:
+        _save(ledger, c)
+    else:
+        forget(c)
+        vacate(ledger, c, c.runs, bytes_back=0)
+
+
+def _save(ledger: Ledger, c: Component) -> None:
+    """Of scratch nothing inherits: a save of it that fails fails alone."""
+    c.state = State.WRITING_BACK
+    save = ledger.moves[c.generation] = Move(c, c.uid, c.runs, heritable=not c.scratch)
+    if save.heritable:
         ledger.saves[c.generation] = save
         ledger.inheritable += c.chunks
-        ledger.replan = True
-        ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs))
-    else:
-        vacate(ledger, c, c.runs, bytes_back=0)
+    ledger.replan = True
+    ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
+
+
+def saved(c: Component) -> None:
+    """What its worker wrote is in the master."""
+    c.dirty = False
+    if c.scratch:
+        c.kept = c.to_save
+
+
+def forget(c: Component) -> None:
+    """It leaves, and what its worker wrote is nowhere: of scratch that is as it should be."""
+    if c.dirty and c.scratch:
+        c.kept, c.dirty = (), False
 
 
 def vacate(ledger: Ledger, c: Component, runs: Runs, bytes_back: int) -> None:
@@ -111,6 +131,13 @@ def write_back_failed(ledger: Ledger, c: Component, move: Move) -> None:
     ledger.leaving -= c.chunks
     c.state = State.RESIDENT
     leave_room(ledger, c)
+
+
+def save_failed(ledger: Ledger, c: Component, move: Move, why: str) -> None:
+    """Scratch leaves all the same: it comes in as zeros again, and its holder is told so."""
+    ledger.out.append(Lost(c.name, c.generation, why))
+    forget(c)
+    vacate(ledger, c, move.runs, bytes_back=0)
 
 
 def lose(ledger: Ledger, c: Component, move: Move, why: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swapd.core.actions import Reason
-from swapd.shared.protocol import Policy, Runs
+from swapd.shared.protocol import Policy, Ranges, Runs, Scratch
 
 #: (session, request): names a waiter, and after its grant the lease.
 Key = tuple[int, int]
@@ -66,6 +66,7 @@ class Component:
     part_of: str = ""
     #: The policy it was registered with. A part that is not kept is `sequential` instead.
     own_policy: Policy = "lru"
+    scratch: Scratch = ""
 
     state: State = State.FILLING
     #: Counts residencies over the life of the core; 0 before the first.
@@ -88,6 +89,13 @@ class Component:
     mapped: bool = False
     #: The owner may have written since the last write-back (mutable only).
     dirty: bool = False
+    #: What of it the master has, and what of it is to be saved; None: all. Of scratch it may be
+    #: less. And the number of what its owner said last of that.
+    kept: Ranges | None = None
+    to_save: Ranges | None = None
+    used_number: int = 0
+    #: Of scratch: the generation that came in as zeros, and has its contents since.
+    contents: int = 0
     #: Why it is being evicted, and for whom.
     reason: Reason = "room"
     evicting_for: Key | None = None
@@ -140,6 +148,23 @@ class Component:
     def on_device(self) -> bool:
         """Whether it occupies chunks."""
         return self.state not in (State.FILLING, State.ABSENT)
+
+    @property
+    def bytes_in(self) -> int:
+        """What is copied when it comes in."""
+        return self.nbytes if self.kept is None else sum(n for _, n in self.kept)
+
+    @property
+    def bytes_back(self) -> int:
+        """What is copied when it leaves."""
+        if not self.dirty:
+            return 0
+        return self.nbytes if self.to_save is None else sum(n for _, n in self.to_save)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether it has something that is nowhere else, and is to be saved."""
+        return self.dirty and self.to_save != ()
 
     @property
     def evicting(self) -> bool:

@@ -24,6 +24,9 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         asked.mutable,
         part_of=asked.part_of,
         own_policy=asked.policy,
+        scratch=asked.scratch,
+        kept=() if asked.scratch else None,
+        to_save=() if asked.scratch == "dropped" else None,
     )
     ledger.components[c.name] = c
     ledger.staying += c.chunks if c.policy == "permanent" else 0
@@ -50,7 +53,15 @@ def make_master(
     ledger.masters[uid] = c
     replaces = c.uid if c.uid != uid else 0
     ledger.unordered[uid] = MakeHostCopy(
-        c.session, uid, c.name, c.nbytes, c.mutable, segments, request, 0, replaces
+        c.session,
+        uid,
+        c.name,
+        c.nbytes,
+        c.mutable,
+        segments,
+        request,
+        replaces=replaces,
+        empty=c.scratch == "dropped",
     )
     if not content:
         return order(ledger, Due(uid))

@@ -32,6 +32,8 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names((request.name, *request.also))
         case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
             return _names((request.name,))
+        case protocol.Release():
+            return next(filter(None, map(_used, request.used)), None)
         case protocol.Resize():
             return _names((request.name,)) or _size(request.resident_bytes or 0, ())
         case _:
@@ -79,6 +81,10 @@ def _rest(request: protocol.Register) -> str | None:
             return problem
     if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
+    if request.scratch and not (request.mutable and request.content == ""):
+        return "scratch is written to by its worker alone: mutable=True, and no content"
+    if request.scratch and request.segments:
+        return "scratch comes in as a whole; give no segments"
     if request.transient and not request.part_of:
         return 'only a part of a family passes through; give part_of, or policy="sequential"'
     return None
@@ -92,6 +98,19 @@ def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
     rising = all(a <= b for a, b in pairwise((0, *segments)))
     if segments and not (rising and segments[-1] == nbytes):
         return f"segments must end at rising offsets, the last at nbytes={nbytes}"
+    return None
+
+
+def _used(used: protocol.Used) -> str | None:
+    if problem := _names((used.name,)):
+        return problem
+    if len(used.ranges) > protocol.RANGES_MAX:
+        return f"{len(used.ranges)} ranges; at most {protocol.RANGES_MAX}"
+    end = 0
+    for start, nbytes in used.ranges:
+        if start < end or nbytes < 1 or start + nbytes > _BYTES_MAX:
+            return f"ranges of {used.name!r} must be (offset, bytes): ascending, apart, not empty"
+        end = start + nbytes
     return None
 
 

@@ -113,7 +113,7 @@ def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None)
     absent = [
         c
         for c in asked
-        if (c.state is not State.RESIDENT and not (c.evicting and c.dirty))
+        if (c.state is not State.RESIDENT and not (c.evicting and c.unsaved))
         or must_leave_first(c, w)
     ]
     return Refused("down", absent) if absent else None

@@ -461,7 +461,7 @@ class Daemon:
         A worker that outlives the daemon so knows which of the two has the latest bytes.
         """
         c = self._core.ledger.components.get(a.name)
-        if a.bytes_back and c is not None:
+        if c is not None and (a.bytes_back or c.scratch):
             self._tell(c.session, protocol.Saved(a.name, a.generation))
 
     def _do_want(self, a: actions.Want, seq: int) -> None:

@@ -52,12 +52,21 @@ class HostCopies:
         """Make one, or share another's, and send it to the session to be filled."""
         if a.session not in self._workers:  # it ended meanwhile
             self._post(events.HostCopyMade(self._clock(), a.uid))
+        elif a.empty:
+            self._post(self._made_empty(a))
         elif not a.original:
             work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
             self._when_done(self._turns.submit(a.session, work), self._made, a)
         else:
             fd = self._masters.share(a.uid, a.original)
             self._post(self._made(a, fd, filled=True))
+
+    def _made_empty(self, a: actions.MakeHostCopy) -> AnyEvent:
+        try:
+            fd = self._masters.make_empty(a.uid, a.nbytes)
+        except MasterError as exc:
+            return events.HostCopyFailed(self._clock(), a.uid, exc.code, str(exc))
+        return self._made(a, fd)
 
     def _made(self, a: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
         worker = self._workers.get(a.session)

@@ -45,6 +45,10 @@ _WAIT_S = 0.002
 _F_SEAL_FUTURE_WRITE = 0x10
 
 
+#: It keeps its size, whatever a worker does.
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
 class MasterError(Exception):
     """A master could not be made or sealed; `code` says whose fault it is."""
 
@@ -67,6 +71,8 @@ class Master:
     #: How many components' it is.
     users: int = 1
     address: int = 0
+    #: It takes no memory, and nothing is ever copied from it or to it.
+    empty: bool = False
     #: While it is under way: 10,000 of them would be most of what a collection of garbage sees.
     pinning: Future[None] | None = None
 
@@ -124,8 +130,7 @@ class Masters:
                     unallocated -= n
                     self._change_room(0, -n)
                     yield
-                seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-                fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
+                fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, _SIZE_SEALS)
                 made = OwnedFd(fd.take())
         except GeneratorExit:
             self._change_room(-nbytes, -unallocated)
@@ -148,6 +153,21 @@ class Masters:
             fd.close()
             raise
         return fd
+
+    def make_empty(self, uid: int, nbytes: int) -> int:
+        """One that takes no memory, of what has nothing to save; return its descriptor.
+
+        Nobody may write to it. Does not block. Raises: MasterError.
+        """
+        try:
+            with self._empty(nbytes) as fd:
+                fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_WRITE)
+                made = OwnedFd(fd.take())
+        except OSError as exc:
+            why = exhausted() if exc.errno == errno.EMFILE else str(exc)
+            raise MasterError("limit", why) from exc
+        self._masters[uid] = Master(made, nbytes, mutable=True, empty=True)
+        return made.fileno()
 
     def share(self, uid: int, original: int) -> int:
         """Have the sealed master of `original` be that of `uid` too; return its descriptor.
@@ -176,7 +196,7 @@ class Masters:
         if master.sealed:
             return  # it is shared
         try:
-            if master.nbytes:
+            if master.nbytes and not master.empty:
                 yield from self._map(master)
             master.sealed = True
         except PermissionError as exc:
@@ -263,7 +283,8 @@ class Masters:
             for at in range(0, _pages(master), SLICE_BYTES):  # each page fault waits for it
                 vm.free(master.address + at, min(SLICE_BYTES, _pages(master) - at))
         master.fd.close()
-        self._change_room(-master.nbytes, 0)
+        if not master.empty:
+            self._change_room(-master.nbytes, 0)
 
     def close(self) -> None:
         for uid in list(self._masters):

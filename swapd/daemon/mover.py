@@ -179,7 +179,10 @@ class _Save:
 
     def run(self, device: Device) -> None:
         try:
-            device.copy_out(self.order.runs, self.target, self.order.nbytes, landed=self._landed)
+            order = self.order
+            device.copy_out(
+                order.runs, self.target, order.nbytes, only=order.only, landed=self._landed
+            )
         except BaseException:
             self._end(failed=True)
             raise
@@ -235,7 +238,9 @@ class _Load:
         runs, nbytes = self.order.runs, self.order.nbytes
         try:
             may_write = self._may_write if self.behind else None
-            self._device.copy_in(runs, source, nbytes, may_write=may_write, landed=landed)
+            self._device.copy_in(
+                runs, source, nbytes, only=self.order.only, may_write=may_write, landed=landed
+            )
         finally:
             failed = [s for s in self.behind if not s.wait_for_end()]
             self._restore(failed)

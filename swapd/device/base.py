@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import Runs
+from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
 #: may_write(chunk) blocks until the chunk may be written to; DeviceError: it never will be.
@@ -88,10 +88,14 @@ class Device(Protocol):
         source: int,
         nbytes: int,
         *,
+        only: Ranges | None = None,
         may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
         """Copy `nbytes` bytes at address `source` into the chunks of `runs`, in order.
+
+        Of them `only` these, if it is given: zeros are there instead of the others, and of the
+        source no other byte is read.
 
         `may_write` is called before the first byte goes into each chunk, in order. If it
         raises, nothing more is written, and the error is raised when what is in flight has
@@ -103,9 +107,17 @@ class Device(Protocol):
         """
 
     def copy_out(
-        self, runs: Runs, target: int, nbytes: int, *, landed: Landed | None = None
+        self,
+        runs: Runs,
+        target: int,
+        nbytes: int,
+        *,
+        only: Ranges | None = None,
+        landed: Landed | None = None,
     ) -> None:
         """Copy the first `nbytes` bytes of the chunks of `runs` to address `target`.
+
+        Of them `only` these, if it is given; the rest of the target stays as it is.
 
         `landed` as in `copy_in`: the chunks those bytes came from may be overwritten.
         Raises: DeviceError; then the target's contents are undefined, the chunks' are not.

@@ -18,7 +18,7 @@ from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outwar
 from swapd.device.tails import Tails
 from swapd.shared import fds
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import Runs
+from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
 #: Descriptors for everything but chunks: sockets, masters, what the driver itself opens.
@@ -82,13 +82,14 @@ class CudaDevice:
         source: int,
         nbytes: int,
         *,
+        only: Ranges | None = None,
         may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
             tail = self._tails.begin(whole)
-            self._inward.run(self._copies(whole, source), may_write, landed)
+            self._inward.run(self._copies(whole, source, only), may_write, landed)
             if tail is not None:
                 self._inward.zero(self._arena.base + tail.offset, tail.nbytes)
             self._tails.end(whole)
@@ -96,11 +97,17 @@ class CudaDevice:
             landed(0)
 
     def copy_out(
-        self, runs: Runs, target: int, nbytes: int, *, landed: Landed | None = None
+        self,
+        runs: Runs,
+        target: int,
+        nbytes: int,
+        *,
+        only: Ranges | None = None,
+        landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
-            self._outward.run(self._copies(whole, target), None, landed)
+            self._outward.run(self._copies(whole, target, only), None, landed)
         elif landed is not None:
             landed(0)
 
@@ -132,13 +139,22 @@ class CudaDevice:
         """Free everything; of a lost device what is not the driver's. Raises: DeviceError."""
         self._all.close()
 
-    def _copies(self, whole: list[pieces.Piece], host: int) -> Iterator[Copy]:
-        """Cut at the ends of chunks and of what is pinned, and then to size."""
-        for offset, done, nbytes in pieces.split(whole, self.chunk_bytes):
-            chunk = offset // self.chunk_bytes
-            for part in self._pins.parts(host + done, nbytes):
+    def _copies(self, whole: list[pieces.Piece], host: int, only: Ranges | None) -> Iterator[Copy]:
+        """Cut at the ends of chunks, of `only` and of what is pinned, and then to size."""
+        of_chunks = list(pieces.split(whole, self.chunk_bytes))
+        for piece, copied in pieces.mark(of_chunks, only):
+            chunk = piece.offset // self.chunk_bytes
+            if not copied:
+                device = self._arena.base + piece.offset
+                yield Copy(device, None, piece.nbytes, piece.done, chunk, pinned=True)
+                continue
+            for part in self._pins.parts(host + piece.done, piece.nbytes):
                 most = PIECE_BYTES if part.pinned else STAGED_BYTES
-                begin = pieces.Piece(offset + part.offset, done + part.offset, part.nbytes)
+                begin = piece._replace(
+                    offset=piece.offset + part.offset,
+                    done=piece.done + part.offset,
+                    nbytes=part.nbytes,
+                )
                 for at, before, length in pieces.split([begin], most):
                     device = self._arena.base + at
                     yield Copy(device, host + before, length, before, chunk, part.pinned)

@@ -21,7 +21,7 @@ from swapd.device.tails import Tails
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.limits import Pool
-from swapd.shared.protocol import Runs
+from swapd.shared.protocol import Ranges, Runs
 
 #: Copied by one thread at a time: large enough for memcpy to stream, small enough to share.
 PIECE_BYTES = 8 << 20
@@ -161,28 +161,42 @@ class HostDevice:
         source: int,
         nbytes: int,
         *,
+        only: Ranges | None = None,
         may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         tail = self._tails.begin(whole)
         todo = [
-            _Span(self._base + p.offset, source + p.done, p.nbytes, self._chunks_of(p))
-            for p in self._split(whole)
+            _Span(
+                self._base + p.offset,
+                source + p.done if copied else None,
+                p.nbytes,
+                p.done + p.nbytes,
+                self._chunks_of(p),
+            )
+            for p, copied in self._split(whole, only)
         ]
-        self._copy(_Job(todo, may_write, landed))
+        self._copy(_Job(todo, nbytes, may_write, landed))
         if tail is not None:
             vm.zero(self._base + tail.offset, tail.nbytes)
         self._tails.end(whole)
 
     def copy_out(
-        self, runs: Runs, target: int, nbytes: int, *, landed: Landed | None = None
+        self,
+        runs: Runs,
+        target: int,
+        nbytes: int,
+        *,
+        only: Ranges | None = None,
+        landed: Landed | None = None,
     ) -> None:
         todo = [
-            _Span(target + p.done, self._base + p.offset, p.nbytes, range(0))
-            for p in self._split(pieces.cut(runs, nbytes, self.chunk_bytes))
+            _Span(target + p.done, self._base + p.offset, p.nbytes, p.done + p.nbytes, range(0))
+            for p, copied in self._split(pieces.cut(runs, nbytes, self.chunk_bytes), only)
+            if copied
         ]
-        self._copy(_Job(todo, None, landed))
+        self._copy(_Job(todo, nbytes, None, landed))
 
     def lend(self, runs: Runs) -> None:
         try:
@@ -215,8 +229,11 @@ class HostDevice:
         self._helpers.shutdown()
         self._memory.close()
 
-    def _split(self, whole: list[Piece]) -> Iterator[Piece]:
-        return pieces.split(whole, SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES)
+    def _split(self, whole: list[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
+        most = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
+        for marked, copied in pieces.mark(whole, only):
+            for piece in pieces.split([marked], most):
+                yield piece, copied
 
     def _chunks_of(self, piece: Piece) -> range:
         end = piece.offset + piece.nbytes
@@ -235,11 +252,13 @@ class HostDevice:
 
 
 class _Span(NamedTuple):
-    """Bytes to copy, and the chunks they go into (none when they leave the arena)."""
+    """Bytes to copy, or to zero if there is no source; up to where all is there then; and the
+    chunks they go into (none when they leave the arena)."""
 
     target: int
-    source: int
+    source: int | None
     nbytes: int
+    end: int
     chunks: range
 
 
@@ -247,9 +266,11 @@ class _Job:
     """One copy, done by several threads: taken up in order, and told of in order."""
 
     def __init__(
-        self, todo: list[_Span], may_write: MayWrite | None, landed: Landed | None
+        self, todo: list[_Span], nbytes: int, may_write: MayWrite | None, landed: Landed | None
     ) -> None:
+        """`nbytes`: up to where all is there when all spans are."""
         self.todo = todo
+        self._nbytes = nbytes
         self._may_write = may_write
         self._landed = landed
         self._taking = threading.Lock()
@@ -276,14 +297,17 @@ class _Job:
             if index is None:
                 return
             due += time.monotonic() - asked
-            self._copy(index, due := due + self.todo[index].nbytes / bandwidth)
+            if self.todo[index].source is not None:  # zeros do not come over the bus
+                due += self.todo[index].nbytes / bandwidth
+            self._copy(index, due)
 
     def finish(self) -> None:
-        """After all threads: raise what any of them raised; tell of a copy of no bytes."""
+        """After all threads: raise what any of them raised; tell of what needed no copy."""
         if self._error is not None:
             raise self._error
-        if not self.todo and self._landed is not None:
-            self._landed(0)
+        last = self.todo[-1].end if self.todo else -1
+        if last != self._nbytes and self._landed is not None:
+            self._landed(self._nbytes)
 
     def _take(self) -> int | None:
         # under the lock also while it waits: later spans may not be written before earlier ones
@@ -308,8 +332,11 @@ class _Job:
                 self._asked = chunk
 
     def _copy(self, index: int, due: float = 0.0) -> None:
-        target, source, nbytes, _ = self.todo[index]
-        vm.copy(target, source, nbytes)
+        target, source, nbytes, _, _ = self.todo[index]
+        if source is None:
+            vm.zero(target, nbytes)
+        else:
+            vm.copy(target, source, nbytes)
         ahead = due - time.monotonic()
         if ahead > 0:
             time.sleep(ahead)
@@ -323,7 +350,7 @@ class _Job:
     def _tell(self) -> None:
         told = self._told
         while self._told < len(self.todo) and self._done[self._told]:
-            self._told_bytes += self.todo[self._told].nbytes
+            self._told_bytes = self.todo[self._told].end
             self._told += 1
         if self._landed is not None and self._told > told:
             self._landed(self._told_bytes)

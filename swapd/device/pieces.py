@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from swapd.device.base import DeviceError
-from swapd.shared.protocol import Runs
+from swapd.shared.protocol import Ranges, Runs
+
+#: More than any component has.
+_BEYOND = 1 << 62
 
 
 class Piece(NamedTuple):
@@ -30,6 +33,24 @@ def cut(runs: Runs, nbytes: int, chunk: int) -> list[Piece]:
     if done < nbytes:
         raise DeviceError(f"{nbytes} bytes do not fit into chunks {runs}")
     return pieces
+
+
+def mark(pieces: list[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
+    """The same bytes, cut where `only` begins and ends: each piece with whether it is in there."""
+    if only is None:
+        yield from ((piece, True) for piece in pieces)
+        return
+    ranges = iter((*only, (_BEYOND, 0)))
+    start, length = next(ranges)
+    for offset, done, nbytes in pieces:
+        at = done
+        while at < done + nbytes:
+            while start + length <= at:
+                start, length = next(ranges)
+            inside = start <= at
+            end = min(start + length if inside else start, done + nbytes)
+            yield Piece(offset + at - done, at, end - at), inside
+            at = end
 
 
 def split(pieces: Iterator[Piece] | list[Piece], most: int) -> Iterator[Piece]:

@@ -29,10 +29,13 @@ DEPTH = 4
 
 
 class Copy(NamedTuple):
-    """A piece of a copy: addresses on both sides. `done` bytes of the component are before it."""
+    """A piece of a copy: addresses on both sides. `done` bytes of the component are before it.
+
+    Without a host address it is no copy: inward the piece is zeroed, outward it is left out.
+    """
 
     device: int
-    host: int
+    host: int | None
     nbytes: int
     done: int
     chunk: int
@@ -169,8 +172,11 @@ class Inward(Direction):
 
     def _enqueue(self, copy: Copy, staging: int | None) -> None:
         source = copy.host
+        if source is None:
+            self._driver.zero_later(copy.device, copy.nbytes, self._stream)
+            return
         if staging is not None:
-            vm.copy(staging, copy.host, copy.nbytes)
+            vm.copy(staging, source, copy.nbytes)
             source = staging
         self._driver.copy_to_device(copy.device, source, copy.nbytes, self._stream)
 
@@ -179,8 +185,11 @@ class Outward(Direction):
     """Chunks to host memory."""
 
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
-        target = copy.host if staging is None else staging
-        self._driver.copy_to_host(target, copy.device, copy.nbytes, self._stream)
-        if staging is None:
+        target = copy.host
+        if target is None:
             return None
-        return lambda: vm.copy(copy.host, staging, copy.nbytes)
+        if staging is None:
+            self._driver.copy_to_host(target, copy.device, copy.nbytes, self._stream)
+            return None
+        self._driver.copy_to_host(staging, copy.device, copy.nbytes, self._stream)
+        return lambda: vm.copy(target, staging, copy.nbytes)

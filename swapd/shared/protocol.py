@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 5
+VERSION = 6
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -76,7 +76,17 @@ Code = Literal[
 ]
 
 #: What may be on the device: components, and workspaces, each for one lease.
-ComponentKind = Literal["component", "workspace"]
+ComponentKind = Literal["component", "workspace", "scratch"]
+
+#: Memory that comes in as zeros, and what becomes of its contents when it leaves the device:
+#: nothing, or they are saved and restored. "": a component as any other.
+Scratch = Literal["", "dropped", "saved"]
+
+#: Parts of a component as (offset, bytes): none empty, ascending, apart from each other.
+Ranges = tuple[tuple[int, int], ...]
+
+#: Most ranges that are told of one component.
+RANGES_MAX = 4096
 
 #: Of a family, the part that is in no block: it is needed from first to last, so it is kept first.
 REST = "rest"
@@ -103,6 +113,7 @@ class Placement(msgspec.Struct, frozen=True):
     generation: int
     runs: Runs
     transient: bool = False  # it leaves the device when nobody holds it
+    contents: int = 0  # of scratch: the generation that came in as zeros, and has them since
 
 
 # --- rpc, client to daemon ---------------------------------------------------------------
@@ -127,6 +138,7 @@ class Register(Request, frozen=True, tag="register"):
     part_of: str = ""  # a name that stands for all its parts; no component has it
     content: str = ""  # what its bytes are: equal contents and layouts share one host copy
     transient: bool = False  # a part: it leaves when released, until a Resize keeps it
+    scratch: Scratch = ""  # its host copy is not filled; mutable, as its worker writes to it
 
 
 class Commit(Request, frozen=True, tag="commit"):
@@ -185,12 +197,21 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
     priority: Number = 0
 
 
+class Used(msgspec.Struct, frozen=True):
+    """What of scratch that is "saved" is worth it, from now on: its owner says so."""
+
+    name: Name
+    number: Id  # counts up: what was said earlier and comes later is ignored
+    ranges: tuple[tuple[Size, Size], ...]
+
+
 class Release(Request, frozen=True, tag="release"):
     """Give a lease back. Answered only if `ack`; releasing twice does nothing."""
 
     lease: Id
     ack: bool = False
     again: Uses = 0  # how often its worker took it again without a message
+    used: tuple[Used, ...] = ()
 
 
 class Cancel(Request, frozen=True, tag="cancel"):

@@ -579,8 +579,8 @@ BUGS = [
     Bug(
         "nobody looks who waits when a write-back begins",
         leaving,
-        "        ledger.inheritable += c.chunks\n        ledger.replan = True\n",
-        "        ledger.inheritable += c.chunks\n",
+        "    ledger.replan = True\n    ledger.out.append(CopyOut(",
+        "    ledger.out.append(CopyOut(",
     ),
     Bug(
         "a load does not wait for what it is behind",

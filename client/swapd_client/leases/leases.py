@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from swapd.shared.board import ArrivalFailed, Board, word
-from swapd.shared.protocol import Granted, Placement
+from swapd.shared.protocol import Granted, Placement, Release
 from swapd_client.errors import (
     AcquireTimeout,
     DeviceFailed,
@@ -140,6 +140,16 @@ class Leases:
             return False
         self._life.check()
         return all(self.is_complete(place) for place in places)
+
+    def is_fresh(self, record: Record, name: str) -> bool:
+        """Whether the contents of scratch in it began anew since this was asked last."""
+        with self._lock:
+            parts = [(self._parts.get(place.name), place) for place in record.granted.placements]
+            of_it = [(part, place) for part, place in parts if part and part.is_of(name)]
+            fresh = any(part.contents != place.contents for part, place in of_it)
+            for part, place in of_it:
+                part.contents = place.contents
+        return fresh
 
     # --- waits ---------------------------------------------------------------------------
 
@@ -275,6 +285,16 @@ class Leases:
                     if self._strict and not part.holders and self._life.error is None:
                         self._processor.attempt(part.where.hide, place.generation)
         return True
+
+    def release_of(self, record: Record, number: int, *, ack: bool = False) -> Release:
+        """What tells the daemon that a lease ends, and what of its scratch is worth saving."""
+        used = []
+        for place in record.granted.placements:
+            part = self._parts.get(place.name)
+            if part is not None and part.used is not None:
+                used.append(part.used)
+                part.used = None
+        return Release(number, record.id, ack, record.again, tuple(used))
 
     def is_ending(self, lease: int) -> bool:
         """Whether a lease that was released waits for its GPU work."""

@@ -1,11 +1,12 @@
 """A component as the process that registered it sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.layout import BufferLayout
 from swapd_client.memory.part import Part
+from swapd_client.memory.scratch import Scratch, told
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,8 @@ class Component:
         On the host device only: what is on a GPU is reached by `address`.
         """
         layout, where = self._part.layout, self._part.where
+        if isinstance(layout, Scratch):
+            raise InvalidSource(f"{self.name!r} is scratch; use component.tensor")
         if not isinstance(layout, BufferLayout):
             raise InvalidSource("this component was made from tensors; use those")
         if not where.addressable:
@@ -69,6 +72,31 @@ class Component:
         view = layout.view(key, self.address)
         where.used_by([view.obj])  # what all views of the view have in common
         return view if self.mutable else view.toreadonly()
+
+    @property
+    def tensor(self) -> "torch.Tensor":
+        """Of scratch: all of it, as uint8, at its address. To be touched under a lease only."""
+        layout, where = self._part.layout, self._part.where
+        if not isinstance(layout, Scratch):
+            raise InvalidSource("this component is no scratch; use what it was made of")
+        if layout.tensor is None:
+            where.used_by([layout.make_tensor(self.address).untyped_storage()])
+        assert layout.tensor is not None
+        return layout.tensor
+
+    def used(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Of scratch that is saved: only these `(offset, bytes)` are worth it from now on.
+
+        Call it under a lease: the daemon hears of it by that lease's release, and it counts until
+        it is called again. What is in no range is zeros when it comes in again; if there is none at
+        all, nothing is saved. Before the first call all of it is. Sends no message, and copies
+        nothing. Raises: InvalidSource for what is no range of it, and for what is not saved.
+        """
+        if self._part.scratch != "saved":
+            raise InvalidSource(
+                f"{self.name!r} is not saved in part; register_scratch(..., mutable=True) is"
+            )
+        self._part.note_used(told(ranges, self.nbytes))
 
     @property
     def tensors(self) -> "Mapping[str, torch.Tensor]":

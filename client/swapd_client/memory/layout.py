@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from swapd.shared import vm
+from swapd.shared.protocol import Scratch
 from swapd_client.errors import InvalidSource
 
 #: Where storages lie: address and bytes of each.
@@ -41,6 +42,8 @@ class Layout(Protocol):
     segments: tuple[int, ...]
     #: What the bytes are, if that is known beforehand: who has the same shares its master.
     content: str
+    #: Whether there is nothing to fill it with, and what becomes of what is written there.
+    scratch: Scratch
     #: Whether something with its bytes may be made whenever somebody asks for it.
     has_views: bool
 
@@ -94,6 +97,7 @@ class InMemory(ABC):
 
     nbytes: int
     content = ""
+    scratch: Scratch = ""
 
     @abstractmethod
     def fill(self, target: int) -> None:

@@ -143,11 +143,11 @@ class Range:
         """These have bytes there for as long as they live."""
         self._uses.add(things)
 
-    def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
+    def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
-        The bytes are those of `master`, copied page by page only when written to; or, with
-        `keep_shown`, those of the chunks if they are later, but for the first `saved` chunks,
+        The bytes are those of `master`, copied page by page only when written to, or zeros; or,
+        with `keep_shown`, those of the chunks if they are later, but for the first `saved` chunks,
         which may be others' by now. Nothing is shared any more, and a revocation that comes late
         finds nothing to hide. If no tensor or view of it is left, nothing is.
         """
@@ -159,7 +159,10 @@ class Range:
                 if keep_shown and self._latest is not None:
                     self._put(self._latest)
                     self._copy_in_place()
-                    self._copy_from(master, min(saved * self._chunk_bytes, self.nbytes))
+                    if master is not None:
+                        self._copy_from(master, min(saved * self._chunk_bytes, self.nbytes))
+                elif master is None:
+                    vm.map_anonymous(nbytes, at=self.address)
                 else:
                     vm.map_private(master.fileno(), nbytes, at=self.address)
             if nbytes < self._span:  # the rest of the last chunk would keep the arena alive

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import Placement
+from swapd.shared.protocol import Placement, Ranges, Scratch, Used
 from swapd_client.memory.layout import Layout
 from swapd_client.memory.place import Place
 
@@ -53,6 +53,11 @@ class Part:
         self.claim = claim
         #: The request that its master comes for.
         self.request = 0
+        #: Of scratch: since which residency it has the contents that a lease was asked after last.
+        self.contents = 0
+        #: And what its owner said last is worth saving; None once a release has told it.
+        self.used: Used | None = None
+        self.used_number = 0
         #: How many leases of this process are on it.
         self.holders = 0
         #: Requests up to this one may have been granted the bytes before the last update.
@@ -69,6 +74,16 @@ class Part:
     def span(self) -> int:
         """Its bytes, rounded up to whole pages."""
         return vm.round_up(max(self.nbytes, 1))
+
+    @property
+    def scratch(self) -> Scratch:
+        """Whether it is scratch, and what becomes of its contents when it leaves the device."""
+        return self.layout.scratch
+
+    def note_used(self, ranges: Ranges) -> None:
+        """So much of it is worth saving; the release of a lease on it tells the daemon."""
+        self.used_number += 1
+        self.used = Used(self.name, self.used_number, ranges)
 
     def is_of(self, name: str) -> bool:
         """Whether that is what it is called, or a family that it is a part of."""

@@ -58,8 +58,9 @@ class Place(Protocol):
     def give_memory_back(self) -> None:
         """It was set aside, and is not needed."""
 
-    def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
-        """Make the range memory of this process's own, with the component's bytes in it."""
+    def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
+        """Make the range memory of this process's own, with the component's bytes in it;
+        without a master zeros."""
 
     def give_up_private(self) -> None:
         """The component is registered: of the memory that was taken over nothing is left."""

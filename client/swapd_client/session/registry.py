@@ -180,6 +180,7 @@ class Registry:
             part.part_of,
             part.layout.content,
             transient,
+            part.scratch,
         )
 
     def fill(self, part: Part) -> None:
@@ -266,7 +267,8 @@ class Registry:
         assert part.master is not None
         try:
             saved = self._board.saved(part.slot, part.where.generation)
-            part.where.make_private(part.master, keep_shown=keep_shown, saved=saved)
+            bytes_of = None if part.scratch == "dropped" else part.master
+            part.where.make_private(bytes_of, keep_shown=keep_shown, saved=saved)
             self._keep(part)
             ranges.remove(part)
         except BaseException:

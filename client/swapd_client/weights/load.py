@@ -119,6 +119,7 @@ class FileLayout(PlacedTensors, Ready):
             repr((described, self.segments)).encode(), digest_size=16
         ).hexdigest()
         self.content = self._content() if share else ""
+        self.scratch: protocol.Scratch = ""
 
     @property
     def memory(self) -> Collection[int]:

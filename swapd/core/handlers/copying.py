@@ -28,7 +28,7 @@ def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
 def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
     move = ledger.moves.pop(event.generation)
     c = move.component
-    ledger.bytes_in += c.nbytes
+    ledger.bytes_in += c.bytes_in
     if not ledger.is_current(c):
         return gone.abandon(ledger, move)
     updates.end_copy_of(ledger, move)
@@ -42,10 +42,11 @@ def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
 def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> None:
     move, heirs = inheriting.end_move(ledger, event.generation)
     c = move.component
-    ledger.bytes_out += c.nbytes
+    nbytes = c.bytes_back
+    ledger.bytes_out += nbytes
     if ledger.is_current(c):
-        c.dirty = False
-        leaving.vacate(ledger, c, move.runs, bytes_back=c.nbytes)
+        leaving.saved(c)
+        leaving.vacate(ledger, c, move.runs, bytes_back=nbytes)
     else:
         gone.abandon(ledger, move)
     for heir in heirs:
@@ -55,8 +56,8 @@ def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> Non
 def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> None:
     """A load that failed leaves the component absent, a write-back leaves it resident.
 
-    Nothing is lost either way, unless the write-back is `damaged`; who waited for the
-    copy is refused, and who was let in before it ended is told.
+    Nothing is lost either way, unless the write-back is `damaged`, or one of scratch, which leaves
+    all the same; who waited for the copy is refused, and who was let in before it ended is told.
     """
     move, _ = inheriting.end_move(ledger, event.generation)
     c = move.component
@@ -67,6 +68,8 @@ def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> N
     updates.end_copy_of(ledger, move)
     if c.state is State.LOADING:
         _load_failed(ledger, admission, c, move, explain.copy_failed(ledger, c, event.why))
+    elif c.scratch and not ledger.down:
+        leaving.save_failed(ledger, c, move, explain.not_saved(c, event.why))
     else:
         _write_back_failed(ledger, admission, c, move, event)
     ledger.replan = True

@@ -63,7 +63,7 @@ def _end(ledger: Ledger, admission: Admission, c: Component, alive: bool, most: 
     admission.turn_away(c, why, most)
     if waiters > most or not ledger.is_current(c):
         return most
-    if c.mutable and c.dirty:
+    if c.unsaved:
         ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
     gone.strand(ledger, c, alive)
     return waiters + 1
@@ -82,7 +82,7 @@ def on_session_gone(ledger: Ledger, admission: Admission, event: SessionGone) ->
         c.evicting_for = None
     owned = [ledger.components[name] for name in session.owns]
     for c in owned:
-        if c.mutable and c.dirty:
+        if c.unsaved:
             ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
         gone.strand(ledger, c, event.alive)
     for request in list(session.waiters):

@@ -4,7 +4,7 @@ from swapd.core import explain, leases, verdict, workspaces
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
 from swapd.core.records import Key, is_workspace, workspace_name
-from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release
+from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release, Used
 
 
 def on_acquire(ledger: Ledger, admission: Admission, session: int, asked: Acquire) -> None:
@@ -41,7 +41,18 @@ def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
 
 
 def on_release(ledger: Ledger, admission: Admission, session: int, asked: Release) -> None:
+    for used in asked.used:
+        _note_used(ledger, session, used)
     _take_back(ledger, admission, (session, asked.lease), asked.again)
+
+
+def _note_used(ledger: Ledger, session: int, used: Used) -> None:
+    """Of what is being saved it comes too late, and changes nothing: it is said under a lease."""
+    c = ledger.components.get(used.name)
+    if c is None or c.session != session or c.scratch != "saved" or not c.leases:
+        return
+    if used.number > c.used_number and (not used.ranges or sum(used.ranges[-1]) <= c.nbytes):
+        c.used_number, c.to_save = used.number, used.ranges
 
 
 def on_cancel(ledger: Ledger, admission: Admission, session: int, asked: Cancel) -> None:

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.driver import Access, CudaError, Driver
@@ -243,15 +244,27 @@ class Card:
         span = vm.round_up(nbytes)
         source = vm.map_shared(master.fileno(), 0, span, writable=False)
         try:
-            with self.using() as driver:
-                stream = driver.stream()  # the default one would wait for the process's others
-                try:
-                    driver.copy_to_device(address, source, nbytes, stream)
-                    driver.finish(stream)
-                finally:
-                    driver.destroy_stream(stream)
+            with self._at_once() as (driver, stream):
+                driver.copy_to_device(address, source, nbytes, stream)
         finally:
             vm.free(source, span)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        """Zero what is at `address`. Blocks until it is done."""
+        with self._at_once() as (driver, stream):
+            driver.zero_later(address, nbytes, stream)
+
+    @contextmanager
+    def _at_once(self) -> Iterator[tuple[Driver, Any]]:
+        """A stream of its own, whose work is waited for: the default one would wait for the
+        process's others."""
+        with self.using() as driver:
+            stream = driver.stream()
+            try:
+                yield driver, stream
+                driver.finish(stream)
+            finally:
+                driver.destroy_stream(stream)
 
     # --- the driver ----------------------------------------------------------------------
 

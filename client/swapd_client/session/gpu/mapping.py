@@ -155,12 +155,12 @@ class GpuRange:
                 with self._unless_lost(), self._card.using() as driver:
                     driver.release(handle)
 
-    def make_private(self, master: OwnedFd, *, keep_shown: bool, saved: int = 0) -> None:
+    def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range memory of this process's own, with the component's bytes in it.
 
-        The bytes are those of `master`, copied; or, with `keep_shown`, those of the chunks if
-        they are later, and then it stays on them, which the daemon must have given up; but the
-        first `saved` chunks, which it may have overwritten, are copied. Raises:
+        The bytes are those of `master`, copied, or zeros; or, with `keep_shown`, those of the
+        chunks if they are later, and then it stays on them, which the daemon must have given up;
+        but the first `saved` chunks, which it may have overwritten, are copied. Raises:
         DeviceMemoryExhausted if there is no room, DeviceFailed; then nothing is mapped.
         """
         with self._lock:
@@ -171,7 +171,7 @@ class GpuRange:
             elif keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
                 self._put(self._latest, handles, writable=True)
-                if saved:
+                if saved and master is not None:
                     overwritten = min(saved * self._card.chunk_bytes, self.nbytes)
                     self._card.fill(self.address, master, overwritten)
                 self._pieces = (self._card.chunk_bytes,) * len(self._mapped)
@@ -250,7 +250,7 @@ class GpuRange:
                 driver.unmap(self.address + sum(before), last)
                 self._pieces = tuple(before)
 
-    def _move_in(self, master: OwnedFd) -> int:
+    def _move_in(self, master: OwnedFd | None) -> int:
         handle, nbytes = self._own or self._card.allocate(self.nbytes)
         self._own = None
         with self._card.using() as driver:
@@ -259,7 +259,10 @@ class GpuRange:
             finally:
                 driver.release(handle)  # mapped it lives on
             driver.set_access(self.address, nbytes, Access.READ_WRITE)
-        self._card.fill(self.address, master, self.nbytes)
+        if master is None:
+            self._card.zero(self.address, self.nbytes)
+        else:
+            self._card.fill(self.address, master, self.nbytes)
         return nbytes
 
     @contextmanager
