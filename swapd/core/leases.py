@@ -46,6 +46,8 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
             c.last_used = ledger.now
             if session is not None:
                 c.released_at = ledger.now  # it may come back
+            if c.name in ledger.wanted:
+                ledger.replan = True  # perhaps nobody is to give it back now: it may be promised
             leaving.settle(ledger, c)
     ledger.holders.close(key, lease)
     if session is not None:

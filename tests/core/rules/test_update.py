@@ -443,6 +443,23 @@ def test_who_was_refused_cannot_give_up_the_update_of_another(make: Make) -> Non
     assert isinstance(w.answers[first], Accept)
 
 
+def test_who_gave_back_the_old_bytes_is_wanted_no_more_though_it_was_promised_them(
+    make: Make,
+) -> None:
+    w, s = there(make, 3)
+    w.register(s, "c", 5)
+    holder = w.open()
+    held = w.use(holder, "a")
+    w.renew(s, "a")
+    assert w.told()[-1] == "want a"
+    both = w.acquire(holder, "a", "c")
+    w.release(held)
+    assert w.told() == ["unwant a"]
+    w.move("c")
+    assert w.granted(both)
+    assert w.told()[-1] == "want a"
+
+
 def test_who_may_update_what(make: Make) -> None:
     w, s = there(make)
     other = w.open()
