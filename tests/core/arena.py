@@ -2,21 +2,35 @@
 
 A chunk has one byte. Each byte is told from all others, so that one that is lost, put where
 it does not belong, or overwritten before it was saved is noticed. Copies go on at any pace;
-a copy in waits for those it is `behind`, and for no other.
+a copy in waits for those it is `behind`, and for no other. Of scratch only what was saved is
+in a master, and all else comes in as zeros.
 """
 
 from dataclasses import dataclass, field
 
 from swapd.core.actions import CopyIn, CopyOut
-from swapd.shared.protocol import Runs
+from swapd.shared.protocol import Ranges, Runs
 
 #: (uid, place in the component, how often it was written)
 Byte = tuple[int, int, int]
+
+#: What nobody wrote; and what is in a master where nothing was saved, which is to come in nowhere.
+ZERO: Byte = (0, 0, 0)
+UNSAVED: Byte = (-1, 0, 0)
 
 
 def numbers(runs: Runs) -> list[int]:
     """The chunks of `runs`, in order."""
     return [i for first, n in runs for i in range(first, first + n)]
+
+
+def places(only: Ranges | None, nbytes: int) -> list[int]:
+    """The bytes of a component that are in `only`, in order; None: all."""
+    ranges = ((0, nbytes),) if only is None else only
+    found = [i for start, n in ranges for i in range(start, start + n)]
+    assert found == sorted(set(found)), f"{only}: not in order, or a byte twice"
+    assert not found or found[-1] < nbytes, f"{only}: beyond the end"
+    return found
 
 
 @dataclass(eq=False)
@@ -28,6 +42,11 @@ class Copy:
     #: has come to its end, so that there is no undoing it.
     overwritten: set[int] = field(default_factory=set)
     taken_for_good: bool = False
+    #: The places that are copied; all others are zeroed, or left as they are in the master.
+    copied: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.copied = places(self.order.only, self.order.nbytes)
 
     @property
     def at(self) -> int:
@@ -47,12 +66,30 @@ class Arena:
         #: By uid: what the master holds, and what the component's bytes ought to be.
         self.masters: dict[int, list[Byte]] = {}
         self.meant: dict[int, list[Byte]] = {}
+        #: Of scratch, by uid: what was saved of it, by place; None if it begins anew.
+        self.saved: dict[int, dict[int, Byte] | None] = {}
         self._copies: dict[int, Copy] = {}
         self._writes = 0
 
     def make_master(self, uid: int, nbytes: int) -> None:
         self.masters[uid] = [(uid, i, 0) for i in range(nbytes)]
         self.meant[uid] = list(self.masters[uid])
+
+    def make_scratch(self, uid: int, nbytes: int) -> None:
+        self.masters[uid] = [UNSAVED] * nbytes
+        self.meant[uid] = [ZERO] * nbytes
+        self.saved[uid] = None
+
+    def begins_anew(self, uid: int) -> bool:
+        """Whether it is scratch of which nothing is to come back."""
+        return uid in self.saved and self.saved[uid] is None
+
+    def forget(self, uid: int) -> None:
+        """What was in scratch is gone, and what was saved of it is old."""
+        self.saved[uid] = None
+
+    def is_zero(self, runs: Runs) -> bool:
+        return all(self.chunks[i] == ZERO for i in numbers(runs))
 
     def write(self, uid: int, runs: Runs) -> None:
         """The worker writes all of its component."""
@@ -69,6 +106,10 @@ class Arena:
         return self.masters[uid] == self.meant[uid]
 
     def start(self, order: CopyIn | CopyOut) -> None:
+        uid = order.uid
+        if isinstance(order, CopyIn) and uid in self.saved:
+            saved = self.saved[uid] or {}
+            self.meant[uid] = [saved.get(i, ZERO) for i in range(order.nbytes)]
         self._copies[order.generation] = Copy(order, numbers(order.runs))
 
     def step(self, generation: int) -> bool:
@@ -80,19 +121,23 @@ class Arena:
         if isinstance(copy.order, CopyOut):
             byte = self.chunks[copy.at]
             assert byte is not None
-            master[copy.done] = byte
+            if copy.done in copy.copied:
+                master[copy.done] = byte
         else:
             saves = self._saves(copy)
             if any(copy.at in save.unsaved for save in saves):
                 return False
             for save in saves:
                 save.overwritten.add(copy.at)
-            self.chunks[copy.at] = master[copy.done]
+            self.chunks[copy.at] = master[copy.done] if copy.done in copy.copied else ZERO
         copy.done += 1
         return True
 
-    def finish(self, generation: int) -> None:
-        """Copy what is left. What it is behind saves as much as that takes."""
+    def finish(self, generation: int) -> int:
+        """Copy what is left; return how many bytes were copied, the first among them.
+
+        What it is behind saves as much as that takes.
+        """
         copy = self._copies[generation]
         while copy.unsaved:
             if not self.step(generation):
@@ -102,8 +147,13 @@ class Arena:
             for save in self._saves(copy):
                 save.taken_for_good = True
         else:
-            assert self.is_saved(copy.order.uid), f"{copy.order}: a byte was overwritten"
+            uid = copy.order.uid
+            lost = [i for i in copy.copied if self.masters[uid][i] != self.meant[uid][i]]
+            assert not lost, f"{copy.order}: a byte was overwritten"
+            if uid in self.saved:
+                self.saved[uid] = {i: self.meant[uid][i] for i in copy.copied}
         del self._copies[generation]
+        return len(copy.copied)
 
     def fail(self, generation: int, *, restore: bool) -> bool:
         """Leave a copy where it is; return whether that damages a component for good.

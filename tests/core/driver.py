@@ -11,7 +11,7 @@ from typing import TypeVar
 from swapd.core import Residency
 from swapd.core.actions import Lend
 from swapd.core.records import Key, workspace_name
-from swapd.shared.protocol import Policy
+from swapd.shared.protocol import Policy, Ranges, Scratch, Used
 from tests.core.world import Channel, World
 
 T = TypeVar("T")
@@ -35,6 +35,11 @@ KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
     "f/2": (3, "lru", None, "f"),
 }
 
+
+SCRATCH: tuple[Scratch, ...] = ("dropped", "saved")
+
+#: What is said to be worth saving: none, some, all of most, and more than there is of most.
+RANGES: tuple[Ranges, ...] = ((), ((0, 1),), ((1, 1),), ((0, 2),), ((0, 1), (2, 3)), ((1, 7),))
 
 CHANNELS: tuple[Channel, ...] = ("lifeline", "replies")
 
@@ -88,9 +93,10 @@ def register(w: World, choose: Choices) -> bool:
     session, name = choose.pick(sorted(w.sessions)), choose.pick(list(KINDS))
     nbytes, policy, group, part_of = KINDS[name]
     mutable = choose.chance(w.mutable_one_in)
+    scratch = choose.pick(SCRATCH) if mutable and choose.chance(w.scratch_one_in) else ""
     content = "the same" if not mutable and choose.chance(2) else ""
     kind = (policy, group, mutable, part_of)
-    made = w.ask_register(session, name, nbytes, *kind, content=content)
+    made = w.ask_register(session, name, nbytes, *kind, content=content, scratch=scratch)
     if made not in w.answers and w.newest.get(name) in w.making and not choose.chance(5):
         w.make_master(w.newest[name])
         w.commit(session, name)
@@ -196,10 +202,22 @@ def acquire_workspace(w: World, choose: Choices) -> bool:
     return True
 
 
+def used(w: World, choose: Choices, key: Key) -> tuple[Used, ...]:
+    """What somebody says of scratch as it releases this; at times of what is another's, or late."""
+    known = [n for n in sorted(w.owner) if n in w.scratch]
+    own = [n for n in known if n in w.leases[key] and w.owner[n] == key[0]]
+    if not known or choose.chance(3):
+        return ()
+    name = choose.pick(sorted(w.owner) if choose.chance(8) else own or known)
+    before = w.scratch[name].number if name in w.scratch else 0
+    return (Used(name, max(before + choose.pick((1, 1, 1, 2, 0, -1)), 0), choose.pick(RANGES)),)
+
+
 def release(w: World, choose: Choices) -> bool:
     if not w.leases:
         return False
-    w.release(choose.pick(sorted(w.leases)))
+    key = choose.pick(sorted(w.leases))
+    w.release(key, used=used(w, choose, key))
     return True
 
 
@@ -209,7 +227,7 @@ def come_back(w: World, choose: Choices) -> bool:
         return False
     key = choose.pick(sorted(w.leases))
     names, agent = sorted(w.leases[key]), w.asked[key].agent
-    w.release(key)
+    w.release(key, used=used(w, choose, key))
     if names == [workspace_name(*key)]:
         w.workspace(key[0], 3, agent=agent)
         return True
@@ -222,7 +240,8 @@ def give_way(w: World, choose: Choices) -> bool:
     told = [key for key in sorted(w.leases) if any((key[0], n) in w.wanted for n in w.leases[key])]
     if not told:
         return False
-    w.release(choose.pick(told))
+    key = choose.pick(told)
+    w.release(key, used=used(w, choose, key))
     return True
 
 
@@ -382,7 +401,8 @@ def drive(
 ) -> World:
     """Play `steps` random moves over a new world, and end it."""
     one_in = 1 + seed % 2 if moves is BOTH_WAYS else 3
-    w = World(10, core, one_in, strict=strict, residency_bound_s=0.5, **rules)
+    scratch_one_in = 1 if moves is BOTH_WAYS and seed % 5 == 4 else 3
+    w = World(10, core, one_in, scratch_one_in, strict=strict, residency_bound_s=0.5, **rules)
     choose = RandomChoices(seed)
     bag = [move for move, often in moves.items() for _ in range(often)]
     for _ in range(2):

@@ -6,7 +6,7 @@ import pytest
 
 from swapd.core import Residency
 from swapd.core.actions import AnyAction, CopyIn, Evict, Lend
-from swapd.core.events import AnyEvent, DeviceDown
+from swapd.core.events import AnyEvent
 from tests.core import driver
 from tests.core.driver import RandomChoices
 from tests.core.world import World
@@ -17,11 +17,8 @@ LOST = "cuda:0 is lost: CUDA_ERROR_LAUNCH_FAILED (719) in cuMemcpyHtoDAsync"
 class LosingWorld(World):
     """Checks after every event that a device that is down is asked for nothing in vain."""
 
-    down = False
-
-    def lose(self) -> None:
-        self.down = True
-        self.send(DeviceDown(self.now, LOST))
+    def lose(self, why: str = LOST) -> None:
+        super().lose(why)
 
     def send(self, event: AnyEvent) -> list[AnyAction]:
         out = super().send(event)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from swapd.core import Residency
-from swapd.core.actions import CopyIn, Lost
+from swapd.core.actions import CopyIn, CopyOut, Lost
 from tests.core import driver
 from tests.core.driver import Choices, Move
 from tests.core.world import World
@@ -59,13 +59,21 @@ class Machine(RuleBasedStateMachine):
         patience_s=st.sampled_from(PATIENCES_S),
         sessions=st.integers(1, 3),
         mutable_one_in=st.sampled_from((3, 1)),
+        scratch_one_in=st.sampled_from((3, 1)),
     )
     def start(
-        self, strict: bool, factor: float, patience_s: float, sessions: int, mutable_one_in: int
+        self,
+        strict: bool,
+        factor: float,
+        patience_s: float,
+        sessions: int,
+        mutable_one_in: int,
+        scratch_one_in: int,
     ) -> None:
         self.w = World(
             10,
             mutable_one_in=mutable_one_in,
+            scratch_one_in=scratch_one_in,
             strict=strict,
             residency_factor=factor,
             patience_s=patience_s,
@@ -135,11 +143,15 @@ def test_the_guarantees_hold_over_long_runs(factor: float, patience_s: float, st
 
 @pytest.mark.timeout(110)
 def test_no_byte_is_lost_while_copies_go_both_ways() -> None:
-    behind = damaged = 0
-    for seed in range(60):
+    behind = damaged = in_part = begun_anew = 0
+    for seed in range(100):
         strict = seed % 4 == 1
         w = driver.drive(Residency, seed, steps=400, strict=strict, moves=driver.BOTH_WAYS)
         behind += sum(isinstance(a, CopyIn) and bool(a.behind) for a in w.log)
         damaged += sum(isinstance(a, Lost) and "overwritten" in a.why for a in w.log)
+        in_part += sum(isinstance(a, CopyIn | CopyOut) and bool(a.only) for a in w.log)
+        begun_anew += sum(isinstance(a, Lost) and "begin anew" in a.why for a in w.log)
     assert behind > 100
     assert damaged > 0
+    assert in_part > 50
+    assert begun_anew > 0

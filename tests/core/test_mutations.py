@@ -34,6 +34,7 @@ from swapd.core import (
     planner,
     policy,
     queue,
+    records,
     recount,
     registry,
     requests,
@@ -1065,6 +1066,282 @@ BUGS = [
         "            return Due(uid)\n        if self._waits_for(content.filler, session):",
         "            return Due(uid)\n        if False:",
     ),
+    Bug(
+        "who gave back the old bytes stays wanted",
+        leases,
+        "            if c.name in ledger.wanted:\n                ledger.replan = True",
+        "            if False:\n                ledger.replan = True",
+    ),
+    Bug(
+        "a load takes the chunks of scratch that is being saved",
+        leaving,
+        "heritable=not c.scratch)",
+        "heritable=True)",
+    ),
+    Bug(
+        "what is dropped is copied out",
+        leaving,
+        "    if c.unsaved:\n        _save(ledger, c)\n",
+        "    if c.dirty:\n        _save(ledger, c)\n",
+    ),
+    Bug(
+        "all of scratch is saved whatever is used of it",
+        leaving,
+        "c.nbytes, c.runs, c.to_save))",
+        "c.nbytes, c.runs))",
+    ),
+    Bug(
+        "all of scratch comes in though a part was saved",
+        leaving,
+        "        c.kept = c.to_save\n",
+        "        c.kept = None\n",
+    ),
+    Bug(
+        "what was saved of scratch is forgotten",
+        leaving,
+        "    if c.scratch:\n        c.kept = c.to_save\n",
+        "",
+    ),
+    Bug(
+        "what was saved of scratch comes back though none of it is used any more",
+        leaving,
+        "        c.kept, c.dirty = (), False\n",
+        "        c.dirty = False\n",
+    ),
+    Bug(
+        "what was dropped is still to be saved",
+        leaving,
+        "        c.kept, c.dirty = (), False\n",
+        "        c.kept = ()\n",
+    ),
+    Bug(
+        "what was saved is dropped if nobody wrote to it since",
+        leaving,
+        "    if c.dirty and c.scratch:\n",
+        "    if c.scratch:\n",
+    ),
+    Bug(
+        "what is no scratch is dropped",
+        leaving,
+        "    if c.dirty and c.scratch:\n",
+        "    if True:\n",
+    ),
+    Bug(
+        "scratch that leaves keeps its contents in name",
+        leaving,
+        "    else:\n        forget(c)\n        vacate",
+        "    else:\n        vacate",
+    ),
+    Bug(
+        "nobody is told that the contents of scratch are lost",
+        leaving,
+        "    ledger.out.append(Lost(c.name, c.generation, why))\n    forget(c)\n",
+        "    forget(c)\n",
+    ),
+    Bug(
+        "after a save that failed what was saved before comes back",
+        leaving,
+        "    ledger.out.append(Lost(c.name, c.generation, why))\n    forget(c)\n",
+        "    ledger.out.append(Lost(c.name, c.generation, why))\n    c.dirty = False\n",
+    ),
+    Bug(
+        "a save of scratch that fails refuses who waits",
+        copying,
+        "elif c.scratch and not ledger.down:",
+        "elif False:",
+    ),
+    Bug(
+        "scratch is dropped though the device is down, and could not come in again",
+        copying,
+        "elif c.scratch and not ledger.down:",
+        "elif c.scratch:",
+    ),
+    Bug(
+        "bytes are counted that were zeroed",
+        copying,
+        "ledger.bytes_in += c.bytes_in",
+        "ledger.bytes_in += c.nbytes",
+    ),
+    Bug(
+        "bytes are counted that were not saved",
+        copying,
+        "    nbytes = c.bytes_back\n",
+        "    nbytes = c.nbytes\n",
+    ),
+    Bug(
+        "new contents are said to be the old ones",
+        coming,
+        "        if c.kept == ():\n",
+        "        if c.kept == () and not c.contents:\n",
+    ),
+    Bug(
+        "contents that came back are said to be new",
+        coming,
+        "        if c.kept == ():\n",
+        "        if c.kept is not None:\n",
+    ),
+    Bug(
+        "what is no scratch has contents that begin",
+        coming,
+        "        if c.kept == ():\n",
+        "        if not c.kept:\n",
+    ),
+    Bug(
+        "scratch comes in as what its host copy has",
+        coming,
+        "c.runs, behind, c.kept))",
+        "c.runs, behind))",
+    ),
+    Bug(
+        "no grant says when contents began",
+        leases,
+        "c.runs, transient, c.contents))",
+        "c.runs, transient))",
+    ),
+    Bug(
+        "anybody says what is used of scratch",
+        leasing,
+        "c is None or c.session != session or",
+        "c is None or",
+    ),
+    Bug(
+        "what is dropped, or no scratch, is saved in part",
+        leasing,
+        'c.scratch != "saved" or',
+        "False or",
+    ),
+    Bug(
+        "what is said while it is saved counts",
+        leasing,
+        'c.scratch != "saved" or not c.leases:',
+        'c.scratch != "saved":',
+    ),
+    Bug(
+        "what was said earlier and comes later counts",
+        leasing,
+        "used.number > c.used_number and",
+        "True and",
+    ),
+    Bug(
+        "it is not remembered when it was said",
+        leasing,
+        "c.used_number, c.to_save = used.number, used.ranges",
+        "c.to_save = used.ranges",
+    ),
+    Bug(
+        "what is used is beyond the end",
+        leasing,
+        "sum(used.ranges[-1]) <= c.nbytes",
+        "True",
+    ),
+    Bug(
+        "the last byte is beyond the end",
+        leasing,
+        "sum(used.ranges[-1]) <= c.nbytes",
+        "sum(used.ranges[-1]) < c.nbytes",
+    ),
+    Bug(
+        "of scratch that was never saved its host copy comes in",
+        registry,
+        "kept=() if asked.scratch else None",
+        "kept=None",
+    ),
+    Bug(
+        "what is dropped is to be saved",
+        registry,
+        'to_save=() if asked.scratch == "dropped" else None',
+        "to_save=None",
+    ),
+    Bug(
+        "what is saved is dropped unless something is said of it",
+        registry,
+        'to_save=() if asked.scratch == "dropped" else None',
+        "to_save=() if asked.scratch else None",
+    ),
+    Bug(
+        "what is dropped takes host memory",
+        registry,
+        'empty=c.scratch == "dropped"',
+        "empty=False",
+    ),
+    Bug(
+        "what is saved has no host memory",
+        registry,
+        'empty=c.scratch == "dropped"',
+        'empty=c.scratch != ""',
+    ),
+    Bug(
+        "what is dropped is called lost",
+        ending,
+        "    for c in owned:\n        if c.unsaved:\n",
+        "    for c in owned:\n        if c.dirty:\n",
+    ),
+    Bug(
+        "what is dropped is called lost, of a session that has much",
+        ending,
+        "        return most\n    if c.unsaved:\n",
+        "        return most\n    if c.dirty:\n",
+    ),
+    Bug(
+        "who waits for what is being dropped waits on with the device down",
+        verdict,
+        "(c.evicting and c.unsaved)",
+        "(c.evicting and c.dirty)",
+    ),
+    Bug(
+        "scratch is registered that its worker may not write to",
+        requests,
+        'not (request.mutable and request.content == "")',
+        'request.content != ""',
+    ),
+    Bug(
+        "scratch comes in in segments",
+        requests,
+        "if request.scratch and request.segments:",
+        "if False:",
+    ),
+    Bug(
+        "ranges of scratch overlap",
+        requests,
+        "start < end or nbytes < 1",
+        "start < 0 or nbytes < 1",
+    ),
+    Bug(
+        "ranges of scratch are empty",
+        requests,
+        "start < end or nbytes < 1",
+        "start < end or nbytes < 0",
+    ),
+    Bug(
+        "any number of ranges is kept",
+        requests,
+        "len(used.ranges) > protocol.RANGES_MAX",
+        "False",
+    ),
+    Bug(
+        "what comes in is said to be all of it",
+        records,
+        "return self.nbytes if self.kept is None else",
+        "return self.nbytes if True else",
+    ),
+    Bug(
+        "what leaves is said to be all of it",
+        records,
+        "return self.nbytes if self.to_save is None else",
+        "return self.nbytes if True else",
+    ),
+    Bug(
+        "what nobody needs is saved",
+        records,
+        "return self.dirty and self.to_save != ()",
+        "return self.dirty",
+    ),
+    Bug(
+        "what was saved is saved again",
+        records,
+        "return self.dirty and self.to_save != ()",
+        "return self.to_save != ()",
+    ),
 ]
 
 SCENARIOS: list[Callable[[Make], None]] = [
@@ -1093,6 +1370,8 @@ def mutated(bug: Bug) -> Callable[..., Residency]:
     source = inspect.getsource(bug.module)
     assert source.count(bug.text) == 1, f"found {source.count(bug.text)} times: {bug.text!r}"
     with pytest.MonkeyPatch.context() as patch:
+        if bug.module is records:
+            remake_component(source.replace(bug.text, bug.instead), patch)
         for module in CHAIN:
             code = compiled(module)
             if module is bug.module:
@@ -1100,6 +1379,17 @@ def mutated(bug: Bug) -> Callable[..., Residency]:
             made = load(module.__name__, code, patch)
     core: Callable[..., Residency] = vars(made)["Residency"]
     return core
+
+
+def remake_component(source: str, patch: pytest.MonkeyPatch) -> None:
+    """Put one class of these records in the place of the one there is: all know the states."""
+    begin, end = (
+        source.index("@dataclass(slots=True, eq=False)\nclass Component:"),
+        source.index("@dataclass(slots=True, eq=False)\nclass Move:"),
+    )
+    names = dict(vars(records))
+    exec(compile(source[begin:end], records.__name__, "exec"), names)
+    patch.setattr(records, "Component", names["Component"])
 
 
 @cache

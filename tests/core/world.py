@@ -41,6 +41,7 @@ from swapd.core.events import (
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    DeviceDown,
     Dropped,
     Dropping,
     HostCopyFailed,
@@ -66,16 +67,19 @@ from swapd.shared.protocol import (
     Code,
     Commit,
     GiveUp,
+    Placement,
     Policy,
     Prefetch,
     Register,
     Release,
     Resize,
     Runs,
+    Scratch,
     Unregister,
     Update,
+    Used,
 )
-from tests.core.arena import Arena, numbers
+from tests.core.arena import Arena, numbers, places
 
 Channel = Literal["lifeline", "replies"]
 
@@ -110,6 +114,19 @@ class Placed(msgspec.Struct):
         self.held = set(numbers(self.runs))
 
 
+class Worth(msgspec.Struct):
+    """What of a component of scratch is worth saving, as its owner said last."""
+
+    kind: Scratch
+    nbytes: int
+    places: list[int]
+    #: The number under which it said so.
+    number: int = 0
+    #: The generation in which its contents began, and the one that its owner heard of last.
+    contents: int = 0
+    heard: int = 0
+
+
 class World:
     """One Residency of `chunks` chunks of one byte, and everybody it talks to."""
 
@@ -118,10 +135,12 @@ class World:
         chunks: int = 10,
         core: Callable[..., Residency] = Residency,
         mutable_one_in: int = 3,
+        scratch_one_in: int = 3,
         **rules: Any,
     ) -> None:
-        #: How often what is registered at random is mutable.
+        #: How often what is registered at random is mutable, and how often that is scratch.
         self.mutable_one_in = mutable_one_in
+        self.scratch_one_in = scratch_one_in
         self.core = core(chunks, 1, Rules(**rules))
         self.ledger = self.core.ledger
         self.now = 0.0
@@ -162,6 +181,12 @@ class World:
         #: Registered names; who owns them; which of them the owner may write.
         self.owner: dict[str, int] = {}
         self.mutable: set[str] = set()
+        #: Those names that are scratch.
+        self.scratch: dict[str, Worth] = {}
+        #: The device does nothing any more.
+        self.down = False
+        #: So many bytes were copied in, and out.
+        self.bytes_in = self.bytes_out = 0
         #: The family of those names that are a part of one.
         self.part_of: dict[str, str] = {}
         self.dirty: set[str] = set()
@@ -194,9 +219,20 @@ class World:
         mutable: bool = False,
         part_of: str = "",
         transient: bool = False,
+        scratch: Scratch = "",
     ) -> str:
         """Register and commit, with all that comes between."""
-        made = self.ask_register(session, name, nbytes, policy, group, mutable, part_of, transient)
+        made = self.ask_register(
+            session,
+            name,
+            nbytes,
+            policy,
+            group,
+            mutable or scratch != "",
+            part_of,
+            transient,
+            scratch=scratch,
+        )
         self.make_masters()
         assert isinstance(self.answers[made], Accept), self.answers[made]
         committed = self.commit(session, name)
@@ -216,12 +252,17 @@ class World:
         transient: bool = False,
         content: str = "",
         layout: str = "",
+        scratch: Scratch = "",
     ) -> Key:
         key = self._key(session)
-        if name not in self.owner:
+        if name not in self.owner and name not in self.ledger.components:
             self.mutable.discard(name)
             if mutable:
                 self.mutable.add(name)
+            self.scratch.pop(name, None)
+            if scratch:
+                all_of_it = places(None if scratch == "saved" else (), nbytes)
+                self.scratch[name] = Worth(scratch, nbytes, all_of_it)
             if name not in self.part_of.values():
                 self.part_of[name] = part_of
         asked = Register(
@@ -235,6 +276,7 @@ class World:
             content=content,
             layout=layout,
             transient=transient,
+            scratch=scratch,
         )
         self.ask(session, asked)
         return key
@@ -316,9 +358,21 @@ class World:
         """Use and release at once."""
         self.release(self.use(session, *names))
 
-    def release(self, key: Key, again: int = 0) -> None:
+    def release(self, key: Key, again: int = 0, used: tuple[Used, ...] = ()) -> None:
+        for said in used:
+            self._note_used(key[0], said)
         self.leases.pop(key, None)
-        self.ask(key[0], Release(0, key[1], again=again))
+        self.ask(key[0], Release(0, key[1], again=again, used=used))
+
+    def _note_used(self, session: int, said: Used) -> None:
+        """It counts if its owner says it while it is leased, and nothing later was said."""
+        worth = self.scratch.get(said.name)
+        held = any(said.name in names for names in self.leases.values())
+        if worth is None or worth.kind != "saved" or self.owner.get(said.name) != session:
+            return
+        end = sum(said.ranges[-1]) if said.ranges else 0
+        if held and said.number > worth.number and end <= worth.nbytes:
+            worth.number, worth.places = said.number, places(said.ranges, worth.nbytes)
 
     def cancel(self, key: Key) -> None:
         self.waiting.pop(key, None)
@@ -371,6 +425,11 @@ class World:
                 if generation not in self.moves:
                     del self.placed[generation]
         self.send(LetGo(self.now, session) if lets_go else ProcessExited(self.now, session))
+
+    def lose(self, why: str = "cuda:0 is lost") -> None:
+        """The device does nothing any more; what is on it stays."""
+        self.down = True
+        self.send(DeviceDown(self.now, why))
 
     def stop(self) -> None:
         self.send(Stopping(self.now))
@@ -427,7 +486,8 @@ class World:
             if not left:
                 self.dirty.discard(order.name)
         else:
-            self.arena.finish(order.generation)
+            self.bytes_in += self.arena.finish(order.generation)
+            assert self.arena.holds(placed.uid, placed.runs), f"{order}: not what was saved"
         if (left or fail is not None) and not placed.mapped:
             del self.placed[order.generation]
         if fail is not None:
@@ -439,7 +499,7 @@ class World:
 
     def _end_save(self, order: CopyOut, fail: str | None, damaged: bool) -> None:
         if fail is None:
-            self.arena.finish(order.generation)
+            self.bytes_out += self.arena.finish(order.generation)
         else:
             for behind in [m for m in self.moves.values() if isinstance(m, CopyIn)]:
                 if order.generation in behind.behind:
@@ -450,14 +510,22 @@ class World:
             placed.inherited.pop(order.generation, None)
         self.placed[order.generation].barred = False
         left = self.placed[order.generation].session in self.gone
+        dropped = fail is not None and order.uid in self.arena.saved and not self.down
         if left or (fail is not None and damaged):
             del self.placed[order.generation]
+        elif dropped:
+            self.arena.forget(order.uid)
         elif fail is not None:
             self.placed[order.generation].unsaved = True
-        if not left and (fail is None or damaged):
+        if not left and (fail is None or damaged or dropped):
             self.dirty.discard(order.name)
         if fail is not None:
             self.send(CopyFailed(self.now, order.generation, fail, damaged))
+            if dropped and not left:
+                assert any(isinstance(a, Lost) for a in self.out), f"{order}: nobody was told"
+                assert order.generation not in self.placed, f"{order}: it did not leave"
+                refused = [a for a in self.out if isinstance(a, Refuse)]
+                assert all(a.code != "device_failed" for a in refused), f"{refused}: it left"
         else:
             self.send(CopiedOut(self.now, order.generation))
 
@@ -626,7 +694,13 @@ class World:
                 self.masters.add(action.uid)
                 if action.original:
                     assert action.original in self.filled - self.dropped, f"{action}: not filled"
-                self.arena.make_master(action.uid, action.nbytes)
+                    self.filled.add(action.uid)  # it has the same
+                worth = self.scratch.get(action.name)
+                assert action.empty == (worth is not None and worth.kind == "dropped")
+                if worth is None:
+                    self.arena.make_master(action.uid, action.nbytes)
+                else:
+                    self.arena.make_scratch(action.uid, action.nbytes)
             case SealHostCopy():
                 assert action.uid in self.masters - self.dropped
                 self.making[action.uid] = action
@@ -642,10 +716,13 @@ class World:
                 owner = self.owner[action.name]
                 placed = Placed(action.name, owner, action.runs, action.uid)
                 placed.inherited = self._inherit(action)
+                if self.arena.begins_anew(action.uid):
+                    self.scratch[action.name].contents = action.generation
                 self.placed[action.generation] = placed
             case CopyOut():
                 assert not self.placed[action.generation].mapped, f"{action}: still mapped"
                 self._check_unheld(action)
+                self._check_saved(action)
                 self._start(action)
             case Lend():
                 self._check_chunks(action)
@@ -694,10 +771,14 @@ class World:
                 placed = self.placed.pop(action.generation)
                 assert not placed.mapped, f"{action}: still mapped"
                 assert action.generation not in self.moves, f"{action}: still copied"
+                if action.name in self.scratch:
+                    self._drop_scratch(action, placed)
                 assert action.name not in self.dirty, f"{action}: what was written is lost"
-                assert self.arena.is_saved(placed.uid), f"{action}: not what was written"
+                saved = placed.uid in self.arena.saved or self.arena.is_saved(placed.uid)
+                assert saved, f"{action}: not what was written"
             case Lost():
-                pass
+                worth = self.scratch.get(action.name)
+                assert worth is None or worth.kind == "saved", f"{action}: as it should be"
             case Waiting():
                 assert (action.session, action.request) in self.waiting
 
@@ -724,6 +805,7 @@ class World:
                 placed = self.placed[placement.generation]
                 assert placement.runs == placed.runs
                 placed.mapped = True
+                self._check_contents(placement, placed)
                 if placement.name in self.mutable:
                     self.dirty.add(placement.name)
                 if self.core.rules.strict or placement.name in self.mutable:
@@ -735,6 +817,35 @@ class World:
         elif isinstance(action, Accept):
             for name in self._committing.pop(key, ()):
                 self.current[name] = self.newest[name]
+
+    def _check_contents(self, placement: Placement, placed: Placed) -> None:
+        """Its owner hears that they are new when they are, and not before; then it finds zeros."""
+        worth = self.scratch.get(placement.name)
+        if worth is None:
+            assert placement.contents == 0, f"{placement}: no scratch"
+            return
+        assert placement.contents == worth.contents, f"{placement}: they began in {worth}"
+        if worth.heard != worth.contents and placement.generation not in self.moves:
+            assert self.arena.is_zero(placed.runs), f"{placement}: not new"
+        worth.heard = worth.contents
+
+    def _check_saved(self, order: CopyOut) -> None:
+        """All is saved that is worth it, and of scratch nothing else."""
+        worth = self.scratch.get(order.name)
+        if worth is None:
+            assert order.only is None, f"{order}: in part"
+            return
+        assert worth.kind == "saved", f"{order}: nobody needs it"
+        assert places(order.only, order.nbytes) == worth.places, f"{order}: {worth} was asked for"
+        assert order.name in self.dirty, f"{order}: nobody wrote to it"
+
+    def _drop_scratch(self, action: Evicted, placed: Placed) -> None:
+        """Nothing of it is saved that is in no copy out: its contents are gone."""
+        if action.name in self.dirty:
+            worth = self.scratch[action.name]
+            assert worth.places == [], f"{action}: {worth} was to be saved"
+            self.arena.forget(placed.uid)
+            self.dirty.discard(action.name)
 
     def _check_seen(self, key: Key, asked: Acquire) -> None:
         """Who is granted a component sees the bytes of its last commit before it asked.
@@ -793,6 +904,7 @@ class World:
 
     def _check(self) -> None:
         check(self.core)
+        assert (self.ledger.bytes_in, self.ledger.bytes_out) == (self.bytes_in, self.bytes_out)
         occupied = [i for p in self.placed.values() for i in p.held]
         assert len(set(occupied)) == len(occupied), "a chunk has two owners"
         assert len(occupied) == self.ledger.pool.total - self.ledger.pool.free, "chunks unaccounted"

@@ -1,0 +1,562 @@
+"""Memory that comes in as zeros, and what becomes of what its worker wrote there.
+
+The World looks at every byte: zeros where nothing was saved, and what was saved in its place.
+"""
+
+from swapd.core.actions import (
+    CopyIn,
+    CopyOut,
+    Evict,
+    Evicted,
+    Grant,
+    Lost,
+    MakeHostCopy,
+    Refuse,
+    SealHostCopy,
+)
+from swapd.core.events import SessionEnds
+from swapd.core.explain import component_status
+from swapd.core.records import Key, State
+from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Register, Release, Scratch, Used
+from tests.core.world import Make, World, outcome
+
+
+def pair(make: Make, scratch: Scratch = "saved", **rules: object) -> tuple[World, int, int]:
+    """A worker with scratch `kv` of 6, and another with `b` of 6, of which one fits."""
+    w = make(10, **rules)
+    s, t = w.open(), w.open()
+    w.register(s, "kv", 6, scratch=scratch)
+    w.register(t, "b", 6)
+    return w, s, t
+
+
+def placed(w: World, key: Key) -> Placement:
+    answer = w.answers[key]
+    assert isinstance(answer, Grant)
+    (placement,) = answer.placements
+    return placement
+
+
+def last_in(w: World) -> CopyIn:
+    return [a for a in w.log if isinstance(a, CopyIn) and a.name == "kv"][-1]
+
+
+def last_out(w: World) -> CopyOut:
+    return [a for a in w.log if isinstance(a, CopyOut) and a.name == "kv"][-1]
+
+
+def use(w: World, session: int, *said: Ranges) -> int:
+    """Use it, say these are worth saving from now on, and return when its contents began."""
+    key = w.use(session, "kv")
+    began = placed(w, key).contents
+    number = w.scratch["kv"].number
+    w.release(key, used=tuple(Used("kv", number + i, r) for i, r in enumerate(said, 1)))
+    return began
+
+
+# --- how it is registered ------------------------------------------------------------------
+
+
+def test_what_is_dropped_has_a_host_copy_that_takes_no_memory(make: Make) -> None:
+    w, *_ = pair(make, "dropped")
+    assert [a.empty for a in w.log if isinstance(a, MakeHostCopy)] == [True, False]
+    assert [a.name for a in w.log if isinstance(a, SealHostCopy)] == ["kv", "b"]
+
+
+def test_what_is_saved_has_room_for_all_of_it(make: Make) -> None:
+    w, *_ = pair(make)
+    first = next(a for a in w.log if isinstance(a, MakeHostCopy))
+    assert (first.nbytes, first.empty) == (6, False)
+
+
+def test_scratch_that_its_worker_may_not_write_to_is_refused(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    refusal = w.refusal(w.ask_register(s, "kv", 6, scratch="dropped"))
+    assert refusal.code == "bad_request"
+    assert "mutable=True, and no content" in refusal.message
+    wrong = [
+        Register(1, "kv", 6, mutable=True, content="c", scratch="saved"),
+        Register(1, "kv", 6, mutable=True, segments=(2, 6), scratch="saved"),
+    ]
+    problems = [w.core.problem_with(asked) or "" for asked in wrong]
+    assert "give no content" in problems[0]
+    assert "give no segments" in problems[1]
+
+
+def test_what_cannot_be_ranges_is_refused_and_changes_nothing(make: Make) -> None:
+    w, s, _ = pair(make)
+    key = w.use(s, "kv")
+    most = tuple((2 * i, 1) for i in range(RANGES_MAX + 1))
+    wrong: list[tuple[str, Ranges]] = [
+        ("kv", ((2, 1), (0, 1))),
+        ("kv", ((0, 2), (1, 2))),
+        ("kv", ((0, 0),)),
+        ("kv", ((-1, 2),)),
+        ("kv", ((0, 1 << 60),)),
+        ("kv", most),
+        ("", ()),
+    ]
+    for name, ranges in wrong:
+        assert w.core.problem_with(Release(0, key[1], used=(Used(name, 1, ranges),))), ranges
+    assert "at most 4096" in str(w.core.problem_with(Release(0, 1, used=(Used("a", 1, most),))))
+    right: list[Ranges] = [(), ((0, 6),), ((0, 1), (1, 2)), most[1:]]
+    for ranges in right:
+        assert w.core.problem_with(Release(0, key[1], used=(Used("kv", 1, ranges),))) is None
+
+
+# --- what is in it -------------------------------------------------------------------------
+
+
+def test_it_comes_in_as_zeros_and_nothing_is_copied(make: Make) -> None:
+    for scratch in ("dropped", "saved"):
+        w, s, _ = pair(make, scratch)
+        w.use(s, "kv")
+        assert last_in(w).only == ()
+        assert w.ledger.bytes_in == 0
+
+
+def test_what_is_dropped_leaves_without_a_copy_and_begins_anew(make: Make) -> None:
+    w, s, t = pair(make, "dropped")
+    first = use(w, s)
+    w.acquire(t, "b")
+    w.ack("kv")
+    assert [a for a in w.out if isinstance(a, Evicted | CopyOut | Lost)] == [
+        Evicted("kv", 1, 6, 0)
+    ], "it is gone at once, and nobody needs to hear of a loss"
+    w.settle()
+    w.release(next(iter(w.leases)))
+    assert use(w, s) == last_in(w).generation != first
+    assert (w.ledger.bytes_in, w.ledger.bytes_out) == (6, 0), "those of b"
+
+
+def test_nothing_of_it_is_reused_before_its_worker_has_let_go_of_it(make: Make) -> None:
+    w, s, t = pair(make, "dropped")
+    use(w, s)
+    w.acquire(t, "b")
+    assert outcome(w) == ["evict kv (room)", "revoke kv (ack)"]
+    assert w.state("kv") is State.REVOKING
+
+
+def test_what_is_saved_comes_back_as_it_was(make: Make) -> None:
+    w, s, t = pair(make)
+    first = use(w, s)
+    w.touch(t, "b")
+    assert last_out(w).only is None
+    assert use(w, s) == first, "its worker may go on with what it has there"
+    assert last_in(w).only is None
+    assert w.ledger.bytes_out == 6
+
+
+def test_only_what_its_owner_says_is_used_is_saved_and_the_rest_is_zeros(make: Make) -> None:
+    w, s, t = pair(make)
+    first = use(w, s, ((0, 1), (3, 2)))
+    w.touch(t, "b")
+    assert last_out(w).only == ((0, 1), (3, 2))
+    assert Evicted("kv", 1, 6, 3) in w.log
+    assert use(w, s) == first
+    assert last_in(w).only == ((0, 1), (3, 2))
+    assert (w.ledger.bytes_in, w.ledger.bytes_out) == (6 + 3, 3)
+
+
+def test_what_was_said_counts_until_something_else_is_said(make: Make) -> None:
+    w, s, t = pair(make)
+    use(w, s, ((0, 1),))
+    w.touch(t, "b")
+    use(w, s)
+    w.touch(t, "b")
+    assert last_out(w).only == ((0, 1),)
+    use(w, s, ((1, 5),))
+    w.touch(t, "b")
+    assert last_out(w).only == ((1, 5),)
+
+
+def test_if_nothing_of_it_is_used_nothing_is_saved_and_it_begins_anew(make: Make) -> None:
+    w, s, t = pair(make)
+    first = use(w, s, ())
+    w.touch(t, "b")
+    assert [a for a in w.log if isinstance(a, CopyOut | Lost)] == []
+    assert use(w, s, ((0, 2),)) != first
+    w.touch(t, "b")
+    assert last_out(w).only == ((0, 2),)
+
+
+def test_what_was_saved_once_is_not_brought_back_when_none_of_it_is_used_any_more(
+    make: Make,
+) -> None:
+    w, s, t = pair(make)
+    first = use(w, s)
+    w.touch(t, "b")
+    use(w, s, ())
+    w.touch(t, "b")
+    assert use(w, s) not in (0, first)
+    assert last_in(w).only == ()
+
+
+def test_what_nobody_wrote_to_since_is_not_saved_again(make: Make) -> None:
+    w, s, t = pair(make)
+    first = use(w, s, ((0, 2),))
+    w.touch(t, "b")
+    w.prefetch(s, "kv")
+    w.settle()
+    w.touch(t, "b")
+    assert len([a for a in w.log if isinstance(a, CopyOut)]) == 1
+    assert use(w, s) == first
+    assert last_in(w).only == ((0, 2),)
+
+
+def test_who_missed_that_it_began_anew_hears_of_it_with_the_next_grant(make: Make) -> None:
+    w, s, t = pair(make, "dropped")
+    first = use(w, s)
+    w.touch(t, "b")
+    w.prefetch(s, "kv")
+    w.settle()
+    w.touch(t, "b")
+    w.prefetch(s, "kv")
+    w.settle()
+    key = w.acquire(s, "kv")
+    assert w.granted(key), "it is in, and has been for a while"
+    assert placed(w, key).contents == last_in(w).generation > first + 1
+
+
+def test_contents_stay_the_same_from_lease_to_lease(make: Make) -> None:
+    w, s, _ = pair(make)
+    assert use(w, s) == use(w, s) == use(w, s)
+
+
+def test_what_is_no_scratch_has_no_contents_that_begin(make: Make) -> None:
+    w, _, t = pair(make)
+    assert placed(w, w.use(t, "b")).contents == 0
+
+
+def test_scratch_without_bytes_is_saved_and_comes_back_as_any(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "kv", 0, policy="sequential", scratch="saved")
+    first = use(w, s)
+    w.settle()
+    assert last_out(w).only is None
+    assert use(w, s) == first
+
+
+# --- whose word counts ---------------------------------------------------------------------
+
+
+def test_a_word_that_comes_late_is_ignored(make: Make) -> None:
+    w, s, t = pair(make)
+    key = w.use(s, "kv")
+    w.release(key, used=(Used("kv", 7, ((0, 1),)), Used("kv", 7, ()), Used("kv", 6, ((5, 1),))))
+    w.touch(t, "b")
+    assert last_out(w).only == ((0, 1),)
+
+
+def test_ranges_beyond_its_end_are_ignored_and_what_is_right_comes_after(make: Make) -> None:
+    w, s, t = pair(make)
+    key = w.use(s, "kv")
+    w.release(key, used=(Used("kv", 9, ((0, 7),)), Used("kv", 1, ((4, 2),))))
+    w.touch(t, "b")
+    assert last_out(w).only == ((4, 2),)
+
+
+def test_nobody_says_what_is_used_of_what_is_another_s(make: Make) -> None:
+    w, s, t = pair(make)
+    held = w.use(s, "kv")
+    also = w.acquire(t, "kv")
+    w.release(also, used=(Used("kv", 5, ()),))
+    w.release(held)
+    w.touch(t, "b")
+    assert last_out(w).only is None
+
+
+def test_nothing_is_said_of_what_is_no_scratch_or_dropped_or_unknown(make: Make) -> None:
+    w, s, t = pair(make, "dropped")
+    w.register(s, "m", 2, mutable=True)
+    keys = w.use(s, "kv"), w.use(s, "m")
+    said = tuple(Used(name, 1, ((0, 1),)) for name in ("kv", "m", "no such"))
+    for key in keys:
+        w.release(key, used=said)
+    w.touch(t, "b")
+    w.unregister(s, "m")
+    w.settle()
+    (out,) = [a for a in w.log if isinstance(a, CopyOut)]
+    assert (out.name, out.only) == ("m", None)
+
+
+def test_what_is_said_when_it_is_being_saved_already_changes_nothing(make: Make) -> None:
+    w, s, t = pair(make)
+    w.register(s, "other", 1)
+    other = w.use(s, "other")
+    use(w, s)
+    w.acquire(t, "b")
+    w.ack("kv")
+    assert w.state("kv") is State.WRITING_BACK
+    w.release(other, used=(Used("kv", 1, ((0, 1),)),))
+    w.move("kv")
+    assert Evicted("kv", 2, 6, 6) in w.log
+    assert w.ledger.bytes_out == 6
+
+
+# --- saves and loads that fail -------------------------------------------------------------
+
+
+def failing(make: Make) -> tuple[World, int, int, Key]:
+    """`kv` is being saved to make room for `b`; both were used before."""
+    w, s, t = pair(make)
+    use(w, s)
+    key = w.acquire(t, "b")
+    w.ack("kv")
+    return w, s, t, key
+
+
+def test_if_the_save_fails_it_leaves_all_the_same_and_who_waits_is_not_refused(make: Make) -> None:
+    w, s, _, key = failing(make)
+    w.move("kv", fail="bus")
+    lost, evicted = (a for a in w.out if isinstance(a, Lost | Evicted))
+    assert evicted == Evicted("kv", 1, 6, 0)
+    assert isinstance(lost, Lost)
+    assert lost.why == "saving 'kv' failed (bus): its contents are lost, and begin anew as zeros"
+    w.settle()
+    assert w.granted(key)
+    w.release(key)
+    assert use(w, s) == last_in(w).generation > 1
+    assert last_in(w).only == ()
+
+
+def test_if_the_save_fails_what_was_saved_before_does_not_come_back(make: Make) -> None:
+    w, s, t = pair(make)
+    use(w, s)
+    w.touch(t, "b")
+    use(w, s)
+    w.acquire(t, "b")
+    w.ack("kv")
+    w.move("kv", fail="bus")
+    w.settle()
+    w.release(next(iter(w.leases)))
+    use(w, s)
+    assert last_in(w).only == ()
+
+
+def test_what_is_lost_is_lost_once_and_zeros_are_not_saved(make: Make) -> None:
+    w, s, t, key = failing(make)
+    w.move("kv", fail="bus")
+    w.settle()
+    w.release(key)
+    w.prefetch(s, "kv")
+    w.settle()
+    w.touch(t, "b")
+    w.leave(s)
+    assert len([a for a in w.log if isinstance(a, CopyOut)]) == 1
+    assert len([a for a in w.log if isinstance(a, Lost)]) == 1
+
+
+def test_who_waits_for_scratch_whose_save_fails_gets_it_as_new(make: Make) -> None:
+    w, s, _, first = failing(make)
+    again = w.acquire(s, "kv")
+    w.move("kv", fail="bus")
+    w.settle()
+    assert w.granted(first)
+    w.release(first)
+    w.settle()
+    assert placed(w, again).contents == last_in(w).generation
+
+
+def test_if_the_save_fails_it_is_unregistered_all_the_same(make: Make) -> None:
+    w, s, _, _ = failing(make)
+    key = w.unregister(s, "kv")
+    w.move("kv", fail="bus")
+    assert not isinstance(w.answers[key], Refuse)
+    assert "kv" not in w.ledger.components
+
+
+def test_no_load_takes_the_chunks_of_scratch_before_all_of_it_is_saved(make: Make) -> None:
+    w, _, _, key = failing(make)
+    assert w.told() == ["copy out kv"], "a save that fails is to harm nobody else"
+    w.move("kv")
+    assert "copy in b" in w.told()
+    w.settle()
+    assert w.granted(key)
+
+
+def test_scratch_may_be_behind_a_write_back_and_zeroes_no_byte_before_it_is_saved(
+    make: Make,
+) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "m", 6, mutable=True)
+    w.register(s, "kv", 6, scratch="dropped")
+    w.touch(s, "m")
+    key = w.acquire(s, "kv")
+    w.ack("m")
+    assert last_in(w).behind == (1,)
+    for _ in range(4):
+        assert w.step(last_in(w).generation), "the chunks that were free"
+    assert not w.step(last_in(w).generation)
+    w.settle()
+    assert w.granted(key)
+
+
+def test_a_load_that_fails_leaves_what_was_saved(make: Make) -> None:
+    w, s, t = pair(make)
+    first = use(w, s, ((0, 2),))
+    w.touch(t, "b")
+    key = w.acquire(s, "kv", early=True)
+    assert w.granted(key)
+    w.move("kv", fail="bus")
+    w.settle()
+    w.release(key)
+    assert use(w, s) == first
+    assert last_in(w).only == ((0, 2),)
+
+
+def test_with_the_device_down_scratch_stays_whose_save_fails(make: Make) -> None:
+    w, s, _, waiting = failing(make)
+    again = w.acquire(s, "kv")
+    w.lose()
+    assert w.waiting.keys() == {again}, "what is being saved will be there"
+    w.move("kv", fail="gone")
+    assert w.refusal(waiting).code == "device_failed"
+    assert placed(w, again).contents == 1
+    assert not [a for a in w.log if isinstance(a, Lost | Evicted)]
+
+
+def test_with_the_device_down_who_waits_for_what_is_being_dropped_is_refused(make: Make) -> None:
+    w, s, t = pair(make, "dropped")
+    use(w, s)
+    w.acquire(t, "b")
+    again = w.acquire(s, "kv")
+    w.lose()
+    assert w.refusal(again).code == "device_failed", "it will not be there"
+
+
+# --- early, strict, families, the end ------------------------------------------------------
+
+
+def test_an_early_grant_says_whether_its_contents_are_new(make: Make) -> None:
+    w, s, t = pair(make)
+    key = w.acquire(s, "kv", early=True)
+    assert w.state("kv") is State.LOADING
+    assert placed(w, key).contents == 1
+    w.settle()
+    w.release(key)
+    w.touch(t, "b")
+    key = w.acquire(s, "kv", early=True)
+    assert w.state("kv") is State.LOADING
+    assert placed(w, key).contents == 1
+
+
+def test_what_is_said_under_an_early_lease_counts(make: Make) -> None:
+    w, s, t = pair(make)
+    key = w.acquire(s, "kv", early=True)
+    w.release(key, used=(Used("kv", 1, ((0, 3),)),))
+    w.settle()
+    w.touch(t, "b")
+    assert last_out(w).only == ((0, 3),)
+
+
+def test_with_strict_isolation_it_is_as_without(make: Make) -> None:
+    w, s, t = pair(make, strict=True)
+    first = use(w, s, ((0, 3),))
+    w.touch(t, "b")
+    assert use(w, s) == first
+    assert last_in(w).only == ((0, 3),)
+
+
+def test_parts_of_a_family_begin_each_for_itself(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "kv/1", 3, part_of="kv", scratch="saved")
+    w.register(s, "kv/2", 3, part_of="kv", scratch="dropped")
+    w.register(t, "b", 6)
+    began = []
+    for _ in range(2):
+        key = w.use(s, "kv")
+        answer = w.answers[key]
+        assert isinstance(answer, Grant)
+        began.append({p.name: p.contents for p in answer.placements})
+        w.release(key, used=(Used("kv/1", 1, ((0, 1),)),))
+        w.register(s, "fill", 8) if "fill" not in w.owner else None
+        w.touch(s, "fill")
+    assert began[0]["kv/1"] == began[1]["kv/1"]
+    assert began[0]["kv/2"] != began[1]["kv/2"]
+
+
+def test_it_is_unregistered_while_it_is_saved(make: Make) -> None:
+    w, s, _, first = failing(make)
+    key = w.unregister(s, "kv")
+    assert key not in w.answers
+    w.move("kv")
+    assert not isinstance(w.answers[key], Refuse)
+    w.settle()
+    assert w.granted(first)
+
+
+def test_it_may_be_registered_anew_as_something_else(make: Make) -> None:
+    w, s, _ = pair(make)
+    use(w, s)
+    w.unregister(s, "kv")
+    w.settle()
+    w.register(s, "kv", 6)
+    assert placed(w, w.use(s, "kv")).contents == 0
+    assert last_in(w).only is None
+
+
+def test_a_session_that_ends_while_it_is_saved_leaves_nothing(make: Make) -> None:
+    for alive in (False, True):
+        for fail in (None, "bus"):
+            w, s, _, key = failing(make)
+            w.leave(s, alive)
+            w.move("kv", fail)
+            w.settle()
+            assert w.granted(key), "it had let go of it before"
+            assert w.ledger.pool.free == 4
+
+
+def test_what_a_living_process_may_still_write_is_not_reused_until_it_ends(make: Make) -> None:
+    for scratch in ("dropped", "saved"):
+        w, s, t = pair(make, scratch)
+        use(w, s)
+        w.leave(s, alive=True)
+        assert w.ledger.pool.free == 4
+        w.exit(s)
+        assert w.ledger.pool.free == 10
+        w.use(t, "b")
+
+
+def test_lost_is_said_of_what_would_have_been_saved_and_of_nothing_else(make: Make) -> None:
+    said: list[tuple[Scratch, Ranges | None, bool]] = [
+        ("dropped", None, False),
+        ("saved", None, True),
+        ("saved", ((0, 1),), True),
+        ("saved", (), False),
+    ]
+    for scratch, ranges, lost in said:
+        w, s, _ = pair(make, scratch)
+        use(w, s, *([] if ranges is None else [ranges]))
+        w.leave(s)
+        assert any(isinstance(a, Lost) for a in w.log) == lost, (scratch, ranges)
+
+
+def test_a_session_that_ends_in_steps_says_what_is_lost_once(make: Make) -> None:
+    said: list[tuple[Scratch, int]] = [("dropped", 0), ("saved", 1)]
+    for scratch, times in said:
+        w, s, _ = pair(make, scratch)
+        use(w, s)
+        out = w.core.handle(SessionEnds(w.now, s, 100, False))
+        assert len([a for a in out if isinstance(a, Lost)]) == times
+
+
+def test_it_takes_turns_with_what_it_excludes_and_has_the_policies_of_all(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "kv", 2, policy="alternating", group="g", scratch="saved")
+    w.register(s, "other", 2, policy="alternating", group="g")
+    first = use(w, s)
+    w.touch(s, "other")
+    assert [a.reason for a in w.log if isinstance(a, Evict)] == ["alternating"]
+    assert use(w, s) == first
+
+
+def test_status_says_that_it_is_scratch(make: Make) -> None:
+    w, *_ = pair(make)
+    kinds = {n: component_status(w.ledger, c, 0.0).kind for n, c in w.ledger.components.items()}
+    assert kinds == {"kv": "scratch", "b": "component"}
