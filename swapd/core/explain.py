@@ -299,6 +299,8 @@ def _next(ledger: Ledger, why: str) -> str:
 
 
 def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False) -> str:
+    if c.scratch and c.state is State.LOADING:
+        return f"bringing in {c.name!r} failed ({why}){_next(ledger, why)}"
     if damaged:
         half = f"saving {c.name!r} failed ({why}), and part of it had been overwritten already"
         if ledger.down:  # nothing is put in its place any more

@@ -107,7 +107,7 @@ def _reply(
     return ForecastReply(
         id=w.request,
         names=w.names,
-        bytes_in=sum(c.bytes_in for c in loads),
+        bytes_in=sum(map(_bytes_in, loads)),
         bytes_coming=sum(c.bytes_in for c in asked if c.state is State.LOADING),
         bytes_back=sum(v.bytes_back for v in victims),
         victims=tuple(victims),
@@ -115,6 +115,11 @@ def _reply(
         seconds=_seconds(ledger, loads, asked, victims, rate, now),
         bytes_per_s=rate,
     )
+
+
+def _bytes_in(c: Component) -> int:
+    """What is copied when it comes in next: of scratch that leaves first, what is saved of it."""
+    return c.bytes_back if c.evicting and c.dirty else c.bytes_in
 
 
 def measured_rate(components: Iterable[Component]) -> float | None:
@@ -143,14 +148,15 @@ def _seconds(
     if not loads and not ahead:
         return 0.0
     times = [_copy_s(c, rate) for c in (*loads, *ahead)]
-    if rate is None or None in times:
+    back = sum(v.bytes_back for v in victims)
+    if None in times or (back and rate is None):
         return None
     under_way_s = 0.0
     if ahead:
         first = ahead[0]
         so_far_s = now - max(first.load_started, ledger.copied_at)
         under_way_s = min(so_far_s, _copy_s(first, rate) or 0.0)
-    back_s = sum(v.bytes_back for v in victims) / rate
+    back_s = back / rate if rate else 0.0
     return max(sum(t or 0.0 for t in times) - under_way_s, back_s)
 
 
@@ -158,4 +164,5 @@ def _copy_s(c: Component, rate: float | None) -> float | None:
     """As its own last one took, else what the others' say."""
     if c.copy_s is not None:
         return c.copy_s
-    return c.bytes_in / rate if rate else (None if c.bytes_in else 0.0)
+    nbytes = _bytes_in(c)
+    return nbytes / rate if rate else (None if nbytes else 0.0)

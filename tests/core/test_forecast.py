@@ -164,6 +164,50 @@ def test_parts_of_a_family_are_asked_for_and_in_the_way_as_one(w: World) -> None
     assert way.name == "dit"
 
 
+def scratch(w: World, kind: protocol.Scratch, *said: protocol.Ranges) -> tuple[int, int]:
+    """Scratch that was used, of 6, and another component of 6."""
+    one, two = pair(w)
+    w.register(one, "kv", 6, scratch=kind)
+    w.register(two, "c", 6)
+    key = w.use(one, "kv")
+    w.release(key, used=tuple(protocol.Used("kv", i, r) for i, r in enumerate(said, 1)))
+    return one, two
+
+
+def test_scratch_that_is_dropped_is_evicted_without_a_copy(w: World) -> None:
+    _, two = scratch(w, "dropped")
+    answer = told(w, two, "c")
+    assert answer.victims == (protocol.Victim("kv", 6, 0, "room"),)
+    assert answer.bytes_back == 0
+
+
+def test_of_scratch_what_is_used_is_written_back_and_copied_in(w: World) -> None:
+    one, two = scratch(w, "saved", ((0, 1), (3, 1)))
+    assert told(w, two, "c").bytes_back == 2
+    w.acquire(two, "c")
+    leaving = told(w, one, "kv")
+    assert not leaving.at_once
+    assert leaving.bytes_in == 2, "what is being saved now"
+    w.settle()
+    w.release(next(iter(w.leases)))
+    assert told(w, one, "kv").bytes_in == 2
+
+
+def test_scratch_that_begins_anew_takes_no_time_though_nothing_was_measured(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "kv", 6, scratch="dropped")
+    answer = told(w, one, "kv")
+    assert (answer.bytes_in, answer.seconds, answer.bytes_per_s) == (0, 0.0, None)
+
+
+def test_what_scratch_took_says_nothing_of_how_fast_copies_are(w: World) -> None:
+    one, _ = pair(w)
+    w.register(one, "kv", 6, scratch="dropped")
+    w.register(one, "a", 6)
+    load(w, one, "kv", 0.001)
+    assert told(w, one, "a").seconds is None
+
+
 # --- what would be refused ---------------------------------------------------------------
 
 

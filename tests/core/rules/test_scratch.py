@@ -408,6 +408,15 @@ def test_a_load_that_fails_leaves_what_was_saved(make: Make) -> None:
     assert last_in(w).only == ((0, 2),)
 
 
+def test_a_load_that_fails_is_not_said_to_be_in_host_memory(make: Make) -> None:
+    w, s, _ = pair(make, "dropped")
+    key = w.acquire(s, "kv")
+    w.move("kv", fail="bus")
+    refusal = w.refusal(key)
+    assert refusal.code == "device_failed"
+    assert refusal.message == "bringing in 'kv' failed (bus); try again"
+
+
 def test_with_the_device_down_scratch_stays_whose_save_fails(make: Make) -> None:
     w, s, _, waiting = failing(make)
     again = w.acquire(s, "kv")
