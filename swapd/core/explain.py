@@ -334,6 +334,11 @@ def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
 
 
 def lost(c: Component) -> str:
+    if c.scratch:
+        return (
+            f"its worker ended with {c.name!r} on the device; what it wrote there since it was "
+            "saved last is gone"
+        )
     return (
         f"its worker ended with {c.name!r} on the device; what it wrote since the last "
         "write-back is gone, the host copy has the state before"

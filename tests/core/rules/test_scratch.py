@@ -542,7 +542,9 @@ def test_lost_is_said_of_what_would_have_been_saved_and_of_nothing_else(make: Ma
         w, s, _ = pair(make, scratch)
         use(w, s, *([] if ranges is None else [ranges]))
         w.leave(s)
-        assert any(isinstance(a, Lost) for a in w.log) == lost, (scratch, ranges)
+        why = [a.why for a in w.log if isinstance(a, Lost)]
+        assert bool(why) == lost, (scratch, ranges)
+        assert all("since it was saved last" in words for words in why)
 
 
 def test_a_session_that_ends_in_steps_says_what_is_lost_once(make: Make) -> None:
