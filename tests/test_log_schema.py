@@ -14,7 +14,7 @@ from swapd.core.events import AnyEvent
 from swapd.log.history import last_run, read, read_runs
 from swapd.log.records import SCHEMA, OtherSchema, Record, Start, parse, render
 from swapd.log.replay import ReplayError, replay
-from swapd.shared.protocol import AnyOrder
+from swapd.shared.protocol import AnyOrder, Ranges, Register, Release, Used
 from tests.samples import sample
 
 PAGE = (Path(swapd.log.__file__).parent / "README.md").read_text()
@@ -97,6 +97,43 @@ def test_every_kind_is_one_thing() -> None:
 def test_what_has_its_default_is_left_out() -> None:
     line = json.loads(render(Record(2, 0, 1.0, event=events.SessionGone(1.0, 3))))
     assert line.keys() == {"seq", "t", "type", "cause", "kind", "now", "session"}
+
+
+@pytest.mark.parametrize("kind", [actions.CopyIn, actions.CopyOut])
+@pytest.mark.parametrize("only", [None, (), ((0, 1), (3, 2))], ids=["all", "none", "part"])
+def test_a_copy_says_which_ranges_unless_it_is_of_all(
+    kind: type[actions.CopyIn | actions.CopyOut], only: Ranges | None
+) -> None:
+    copy = Record(3, 2, 1.0, action=kind(1, "kv", 4, 8, ((0, 4),), only=only))
+    line = json.loads(render(copy))
+    assert ("only" in line) == (only is not None)
+    assert parse(render(copy)) == copy
+
+
+@pytest.mark.parametrize("ranges", [(), ((0, 1), (3, 2))], ids=["none", "part"])
+def test_what_is_used_of_scratch_reads_back_as_it_was_said(ranges: Ranges) -> None:
+    said = Release(21, 20, used=(Used("kv", 2, ranges), Used("other", 1, ())))
+    record = Record(3, 0, 1.0, event=events.Asked(1.5, 4, said))
+    assert json.loads(render(record))["used"][0] == {
+        "name": "kv",
+        "number": 2,
+        "ranges": [list(r) for r in ranges],
+    }
+    assert parse(render(record)) == record
+
+
+def test_records_of_what_is_no_scratch_say_nothing_of_it() -> None:
+    for record in (
+        Record(3, 0, 1.0, event=events.Asked(1.5, 4, Register(1, "a", 8))),
+        Record(3, 0, 1.0, event=events.Asked(1.5, 4, Release(21, 20))),
+        Record(3, 2, 1.0, action=actions.MakeHostCopy(4, 1, "a", 8, False)),
+    ):
+        assert json.loads(render(record)).keys().isdisjoint({"scratch", "used", "empty"})
+
+
+@pytest.mark.parametrize("field", ["scratch", "empty", "only", "used", "contents"])
+def test_the_page_says_what_each_field_of_scratch_means(field: str) -> None:
+    assert f"| `{field}` |" in PAGE
 
 
 @pytest.mark.parametrize("other", [UNNUMBERED, LATER], ids=["unnumbered", "later"])
