@@ -47,7 +47,9 @@ def page(names: list[str], reply: ForecastReply) -> Table:
 def _copies(reply: ForecastReply) -> str:
     parts = [size(reply.bytes_in)] if reply.bytes_in else []
     parts += [f"{size(reply.bytes_coming)} on the way already"] if reply.bytes_coming else []
-    return ", ".join(parts) or "nothing: it is in"
+    if reply.victims:
+        return ", ".join(parts) or "nothing: it comes in as zeros"
+    return ", ".join(parts) or "nothing: it is in, or comes in as zeros"
 
 
 def _victims(reply: ForecastReply) -> Text:

@@ -154,7 +154,11 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
     match asked:
         case protocol.Register():
             group = "" if asked.group is None else f" in {plain(asked.group)}"
-            words = [size(asked.nbytes), asked.policy + group] + ["mutable"] * asked.mutable
+            words = [size(asked.nbytes), asked.policy + group]
+            if asked.scratch:
+                words.append(f"scratch, {asked.scratch} when it is evicted")
+            elif asked.mutable:
+                words.append("mutable")
             detail = f"{', '.join(words)}; by {who}"
             return Said("register", names, detail, "cyan", True)
         case protocol.Unregister():
@@ -172,7 +176,7 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
             return Said("ask", names, what)
         case protocol.Release():
             again = f", used {asked.again} times more" if asked.again else ""
-            return Said("release", names, f"by {who}{again}")
+            return Said("release", names, f"by {who}{again}{_used(asked.used)}")
         case protocol.Cancel():
             return Said("cancel", names, f"by {who}")
         case protocol.Prefetch():
@@ -186,7 +190,8 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
     names = _joined(seen.about(record))
     match a:
         case actions.MakeHostCopy():
-            return Said("make", names, f"a host copy of {size(a.nbytes)}")
+            nothing = ", which takes no memory" if a.empty else ""
+            return Said("make", names, f"a host copy of {size(a.nbytes)}{nothing}")
         case actions.SealHostCopy():
             return Said("seal", names, "the host copy")
         case actions.DropHostCopy():
@@ -194,9 +199,9 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
         case actions.CopyIn():
             behind = _joined(tuple(o.name for g in a.behind if (o := seen.order(g))))
             follows = f"  behind the write-back of {behind}" if behind else ""
-            return Said("load", names, f"{size(a.nbytes):>9}{follows}")
+            return Said("load", names, f"{_amount(a)}{_of_all(a)}{follows}")
         case actions.CopyOut():
-            return Said("write", names, f"{size(a.nbytes):>9}  back to its host copy")
+            return Said("write", names, f"{_amount(a)}{_of_all(a)}  back to its host copy")
         case actions.Lend():
             return Said("lend", names, f"to {_who(seen, a.session)}")
         case actions.Reclaim():
@@ -255,6 +260,8 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
             why = "its load failed"
         case "update":
             why = "updated"
+    if seen.scratch.get(a.name) == "dropped":
+        why = f"dropped, {why}"
     nbytes = seen.sizes.get(a.name)
     amount = "" if nbytes is None else size(nbytes)
     return Said("evict", plain(a.name), f"{amount:>9}  {why}", _MOVE, True)
@@ -273,8 +280,39 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
     if not isinstance(order, actions.CopyIn | actions.CopyOut):
         return ""
     took = record.time - began
-    speed = rate(order.nbytes / took) if took > 0 else ""
-    return f"{size(order.nbytes):>9}  {seconds(took):>7}  {speed:>9}"
+    nbytes = _bytes(order)
+    if order.only == ():
+        return f"{_amount(order)}  {seconds(took):>7}"
+    speed = rate(nbytes / took) if took > 0 else ""
+    return f"{_amount(order)}  {seconds(took):>7}  {speed:>9}{_of_all(order)}"
+
+
+def _bytes(order: actions.CopyIn | actions.CopyOut) -> int:
+    """How many are copied."""
+    return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
+
+
+def _amount(order: actions.CopyIn | actions.CopyOut) -> str:
+    """What is copied, or all of it if it is only zeroed."""
+    if order.only == ():
+        return f"{size(order.nbytes):>9}, zeroed"
+    return f"{size(_bytes(order)):>9}"
+
+
+def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
+    """Of how much, where a part is copied."""
+    if not order.only or _bytes(order) == order.nbytes:
+        return ""
+    rest = ", the rest zeroed" if isinstance(order, actions.CopyIn) else ""
+    return f"  of {size(order.nbytes)}{rest}"
+
+
+def _used(said: tuple[protocol.Used, ...]) -> str:
+    """What of scratch is to be saved from now on."""
+    return "".join(
+        f"; of {plain(used.name)} {size(sum(nbytes for _, nbytes in used.ranges))} is used"
+        for used in said
+    )
 
 
 def _after(e: events.Lent | events.Reclaimed, record: Record, seen: Seen) -> str:

@@ -114,7 +114,9 @@ def _family(family: Family, wide: bool) -> Iterator[str | Text]:
 
 def _policy(c: ComponentStatus) -> Text:
     words = [c.policy if c.group is None else f"{c.policy} in {plain(c.group)}"]
-    if c.mutable:
+    if c.kind == "scratch":
+        words.append("scratch")
+    elif c.mutable:
         words.append("mutable")
     return Text(", ".join(words))
 

@@ -140,6 +140,8 @@ class Seen:
         self.masters: dict[int, str] = {}
         self.owned: dict[int, dict[str, None]] = {}
         self.sizes: dict[str, int] = {}
+        #: What is scratch, by name.
+        self.scratch: dict[str, protocol.Scratch] = {}
 
     def about(self, record: Record) -> tuple[str, ...]:
         """The components a record is about; for an eviction also whom it makes room for."""
@@ -249,6 +251,9 @@ class Seen:
                 self.asked[session, request.id] = self._about(session, request)
         if isinstance(request, protocol.Register):
             self.sizes[request.name] = request.nbytes
+            self.scratch.pop(request.name, None)
+            if request.scratch:
+                self.scratch[request.name] = request.scratch
 
     def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)

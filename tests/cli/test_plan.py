@@ -178,6 +178,8 @@ def forecast(**changes: Any) -> str:
 def test_a_forecast_reads_as_what_it_is() -> None:
     assert "nothing was swapped in yet" in forecast()
     assert "nothing: it is in" in forecast(bytes_in=0, seconds=0.0)
+    evicts = (Victim("kv", GIB, 0, "room"),)
+    assert "nothing: it comes in as zeros" in forecast(bytes_in=0, victims=evicts)
     assert "3 GiB, 1 GiB on the way already" in forecast(bytes_coming=GIB)
     victims = (Victim("m", GIB, GIB, "room"),)
     shown = forecast(victims=victims, bytes_back=GIB, seconds=0.5, bytes_per_s=6e9)

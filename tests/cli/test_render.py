@@ -11,7 +11,16 @@ from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.log.history import Seen
 from swapd.log.records import Record, Start
-from swapd.shared.protocol import Acquire, AcquireWorkspace, AnyOrder, Register
+from swapd.shared.protocol import (
+    Acquire,
+    AcquireWorkspace,
+    AnyOrder,
+    Ranges,
+    Register,
+    Release,
+    Scratch,
+    Used,
+)
 from tests.samples import sample
 
 MIB = 1 << 20
@@ -72,6 +81,78 @@ def test_a_load_behind_a_write_back_says_so(seen: Seen) -> None:
 def test_a_copy_of_no_bytes_in_no_time(seen: Seen) -> None:
     seen.note(_record(actions.CopyIn(2, "talker", 3, 0, ())))
     assert _text(events.CopiedIn(0.0, 3), seen) == "in talker 0 B 0 us"
+
+
+GIB = 1 << 30
+#: All of it, none, and a quarter.
+ALL, NONE, QUARTER = None, (), ((0, GIB // 2), (GIB, GIB // 2))
+
+
+def _scratch(seen: Seen, kind: Scratch) -> Record:
+    asked = Register(2, "kv", 4 * GIB, mutable=True, scratch=kind)
+    record = _record(events.Asked(0.0, 1, asked))
+    seen.note(record)
+    return record
+
+
+@pytest.mark.parametrize("kind", ["dropped", "saved"])
+def test_scratch_is_registered_with_what_becomes_of_it(seen: Seen, kind: Scratch) -> None:
+    said = say(_scratch(seen, kind), seen).detail
+    assert said == f"4 GiB, lru, scratch, {kind} when it is evicted; by thinker-worker (session 1)"
+
+
+def test_a_host_copy_that_takes_no_memory_says_so(seen: Seen) -> None:
+    made = actions.MakeHostCopy(1, 3, "kv", 4 * GIB, True, empty=True)
+    assert say(_record(made), seen).detail == "a host copy of 4 GiB, which takes no memory"
+
+
+@pytest.mark.parametrize(
+    ("only", "load", "came_in"),
+    [
+        (ALL, "4 GiB", "4 GiB 1 s 4.29 GB/s"),
+        (NONE, "4 GiB, zeroed", "4 GiB, zeroed 1 s"),
+        (
+            QUARTER,
+            "1 GiB of 4 GiB, the rest zeroed",
+            "1 GiB 1 s 1.07 GB/s of 4 GiB, the rest zeroed",
+        ),
+    ],
+    ids=["all", "none", "part"],
+)
+def test_a_load_shows_the_bytes_that_are_copied(
+    seen: Seen, only: Ranges | None, load: str, came_in: str
+) -> None:
+    order = _record(actions.CopyIn(3, "kv", 3, 4 * GIB, ((0, 10),), only=only))
+    assert " ".join(say(order, seen).detail.split()) == load
+    seen.note(order)
+    assert _text(events.CopiedIn(0.0, 3), seen, at=1.0) == f"in kv {came_in}"
+
+
+def test_a_save_shows_the_bytes_that_are_copied(seen: Seen) -> None:
+    order = _record(actions.CopyOut(3, "kv", 3, 4 * GIB, ((0, 10),), QUARTER))
+    words = " ".join(say(order, seen).detail.split())
+    assert words == "1 GiB of 4 GiB back to its host copy"
+    seen.note(order)
+    said = _text(events.CopiedOut(0.0, 3), seen, at=1.0)
+    assert said == "out kv 1 GiB 1 s 1.07 GB/s of 4 GiB written back"
+
+
+def test_an_eviction_that_drops_says_so(seen: Seen) -> None:
+    _scratch(seen, "dropped")
+    evict = actions.Evict("kv", 3, "room", (2, 5))
+    assert _text(evict, seen) == (
+        "evict kv 4 GiB dropped, to make room for talker, asked by talker-worker (session 2)"
+    )
+    _scratch(seen, "saved")
+    assert "dropped" not in str(_text(evict, seen))
+    seen.note(_record(events.Asked(0.0, 1, Register(2, "kv", 4 * GIB))))
+    assert "dropped" not in str(_text(evict, seen))
+
+
+def test_a_release_says_what_is_used_of_scratch(seen: Seen) -> None:
+    used = (Used("kv", 1, QUARTER), Used("kv2", 1, ()))
+    said = say(_record(events.Asked(0.0, 2, Release(6, 5, used=used))), seen).detail
+    assert said == "by talker-worker (session 2); of kv 1 GiB is used; of kv2 0 B is used"
 
 
 def test_an_eviction_names_whom_it_makes_room_for(seen: Seen) -> None:

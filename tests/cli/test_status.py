@@ -104,6 +104,13 @@ def test_policy_group_and_mutability() -> None:
     assert "alternating in lm, mutable" in _shown(_reply(components=(c,)))
 
 
+def test_scratch_is_told_from_what_has_weights() -> None:
+    c = _component("kv", policy="alternating", group="lm", mutable=True, kind="scratch")
+    shown = _shown(_reply(components=(c,)))
+    assert "alternating in lm, scratch" in shown
+    assert "mutable" not in shown
+
+
 def test_it_says_who_else_has_the_device_s_memory() -> None:
     others = (ProcessStatus(7, "python", 6 * GIB), ProcessStatus(8, "Xorg", 1 * GIB))
     notes = ("NVML says nothing: not installed",)
