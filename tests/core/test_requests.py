@@ -9,6 +9,7 @@ from swapd.core.requests import content, deadline, problem_with
 from swapd.shared.protocol import (
     NAME_MAX_CHARS,
     NAMES_MAX,
+    RANGES_MAX,
     SEGMENTS_MAX,
     Acquire,
     AcquireWorkspace,
@@ -25,6 +26,7 @@ from swapd.shared.protocol import (
     Status,
     Unregister,
     Update,
+    Used,
 )
 
 GOOD: list[AnyRequest] = [
@@ -39,7 +41,11 @@ GOOD: list[AnyRequest] = [
     Register(1, "a", 0),
     Register(1, "a", 5, segments=(2, 5), part_of="f", transient=True),
     Register(1, "a", 5, policy="alternating", group="g", content="c", layout="l"),
+    Register(1, "a", 5, mutable=True, scratch="dropped"),
+    Register(1, "a", 5, mutable=True, scratch="saved", part_of="f", transient=True),
     Release(1, 2),
+    Release(1, 2, used=(Used("a", 1, ()), Used("b", 1, ((0, 2), (2, 1), (4, 1))))),
+    Release(1, 2, used=(Used("a", 1, tuple((2 * i, 1) for i in range(RANGES_MAX))),)),
     Resize(1, "a", 0),
     Resize(1, "a"),
     Status(1),
@@ -81,6 +87,16 @@ BAD: list[tuple[AnyRequest, str]] = [
     (Register(1, "a", 1, content="\n"), "content"),
     (Register(1, "a", 1, layout="\n"), "layout"),
     (Register(1, "a", 1, transient=True), "only a part of a family"),
+    (Register(1, "a", 1, scratch="saved"), "mutable=True, and no content"),
+    (Register(1, "a", 1, scratch="dropped"), "mutable=True, and no content"),
+    (Register(1, "a", 1, content="c", mutable=True, scratch="saved"), "give no content"),
+    (Register(1, "a", 1, segments=(1,), mutable=True, scratch="saved"), "give no segments"),
+    (Release(1, 2, used=(Used("a\nb", 1, ()),)), "is no name"),
+    (Release(1, 2, used=(Used("a", 1, ()), Used("b", 1, ((0, 0),)))), "ranges of 'b' must be"),
+    (Release(1, 2, used=(Used("a", 1, ((0, 2), (1, 1))),)), "ascending, apart, not empty"),
+    (Release(1, 2, used=(Used("a", 1, ((3, 1), (0, 1))),)), "ascending, apart, not empty"),
+    (Release(1, 2, used=(Used("a", 1, ((0, 1 << 60),)),)), "must be (offset, bytes)"),
+    (Release(1, 2, used=(Used("a", 1, ((0, 1),) * (RANGES_MAX + 1)),)), "at most"),
 ]
 
 
