@@ -1243,8 +1243,8 @@ BUGS = [
     Bug(
         "of scratch that was never saved its host copy comes in",
         registry,
-        "kept=() if asked.scratch else None",
-        "kept=None",
+        "kept=() if asked.scratch",
+        "kept=None if asked.scratch",
     ),
     Bug(
         "what is dropped is to be saved",
