@@ -161,8 +161,9 @@ def _seconds(
 
 
 def _copy_s(c: Component, rate: float | None) -> float | None:
-    """As its own last one took, else what the others' say."""
-    if c.copy_s is not None:
+    """As its own last one took, else what the others' say: scratch may come in with more of it
+    each time, or less."""
+    if c.copy_s is not None and c.scratch != "saved":
         return c.copy_s
     nbytes = _bytes_in(c)
     return nbytes / rate if rate else (None if nbytes else 0.0)

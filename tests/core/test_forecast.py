@@ -208,6 +208,18 @@ def test_what_scratch_took_says_nothing_of_how_fast_copies_are(w: World) -> None
     assert told(w, one, "a").seconds is None
 
 
+def test_scratch_takes_as_long_as_what_is_copied_of_it_this_time(w: World) -> None:
+    one, two = scratch(w, "saved", ((0, 4),))
+    key = w.acquire(two, "c")
+    w.ack("kv")
+    w.move("kv")
+    w.now += 3.0
+    w.move("c")
+    w.release(key)
+    assert w.ledger.components["kv"].copy_s == 0.0, "when it was zeroed"
+    assert told(w, one, "kv").seconds == pytest.approx(2.0)
+
+
 # --- what would be refused ---------------------------------------------------------------
 
 
