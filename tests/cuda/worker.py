@@ -39,6 +39,9 @@ class GpuWorker(worker.Worker):
     def _register(self, name: str, data: bytearray | memoryview, options: dict[str, Any]) -> None:
         self._parts[name] = self.client.register(name, {"data": data}, **options)
 
+    def _show(self, name: str) -> None:
+        """The CPU cannot see it."""
+
     def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
         """As the base; its tensor is the CPU's, which can reach the memory of the fake GPU."""
         from swapd_client.memory import dlpack

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from swapd.device import Device, DeviceError
+from swapd.device.pieces import numbers
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
 from tests.device.backends import CHUNK, PROGRAM, Backend, HostBytes
@@ -188,6 +189,67 @@ def test_copies_run_in_both_directions_at_once(device: Device) -> None:
             inward.result()
             assert outward.result() == out
             assert copy_out(device, there, len(content)) == content
+
+
+# --- copies of parts ---------------------------------------------------------------------
+
+#: What is copied of a component: nothing, one byte, across chunks, many, all of it.
+PARTS: dict[str, tuple[tuple[int, int], ...]] = {
+    "nothing": (),
+    "one byte": ((CHUNK + 17, 1),),
+    "a chunk and a half": ((CHUNK // 2, CHUNK + CHUNK // 2),),
+    "many": tuple((at, 1000) for at in range(0, 3 * CHUNK - 1000, 4096)),
+    "the ends": ((0, 5), (3 * CHUNK - 11, 6)),
+    "all": ((0, 3 * CHUNK - 5),),
+}
+
+
+def parts_of(content: bytes, only: tuple[tuple[int, int], ...], around: bytes) -> bytes:
+    """`content` in these parts, and `around` elsewhere."""
+    made = bytearray(around)
+    for start, nbytes in only:
+        made[start : start + nbytes] = content[start : start + nbytes]
+    return bytes(made)
+
+
+@pytest.mark.parametrize("only", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("runs", [((2, 3),), ((6, 1), (1, 2))], ids=str)
+def test_only_the_parts_that_are_named_come_in_and_the_rest_is_zero(
+    device: Device, runs: Runs, only: tuple[tuple[int, int], ...]
+) -> None:
+    copy_in(device, ((0, CHUNKS),), noise(CHUNKS * CHUNK, 1))
+    nbytes = 3 * CHUNK - 5
+    source = HostBytes(nbytes, content := noise(nbytes, 2))
+    told: list[int] = []
+    asked: list[int] = []
+    device.copy_in(
+        runs, source.address, nbytes, only=only, may_write=asked.append, landed=told.append
+    )
+    assert copy_out(device, runs, 3 * CHUNK) == parts_of(content, only, bytes(3 * CHUNK))
+    assert told == sorted(set(told))
+    assert told[-1] == nbytes
+    assert asked == numbers(runs)
+
+
+@pytest.mark.parametrize("only", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("runs", [((2, 3),), ((6, 1), (1, 2))], ids=str)
+def test_only_the_parts_that_are_named_go_out_and_the_rest_stays_as_it_was(
+    device: Device, runs: Runs, only: tuple[tuple[int, int], ...]
+) -> None:
+    nbytes = 3 * CHUNK - 5
+    copy_in(device, runs, content := noise(nbytes, 2))
+    target = HostBytes(nbytes, before := noise(nbytes, 3))
+    told: list[int] = []
+    device.copy_out(runs, target.address, nbytes, only=only, landed=told.append)
+    assert bytes(target) == parts_of(content, only, before)
+    assert told == sorted(set(told))
+    assert told[-1] == nbytes
+
+
+def test_of_a_source_of_which_nothing_comes_in_no_byte_is_read(device: Device) -> None:
+    copy_in(device, ((0, CHUNKS),), noise(CHUNKS * CHUNK, 1))
+    device.copy_in(((1, 2),), 0, 2 * CHUNK, only=())
+    assert copy_out(device, ((1, 2),), 2 * CHUNK) == bytes(2 * CHUNK)
 
 
 # --- what a copy says, and asks ----------------------------------------------------------

@@ -115,6 +115,21 @@ class Worker:
         part = self._parts[name] = self.client.register(name, {"data": data}, **options)
         self._views[name] = part.view("data")
 
+    def register_scratch(self, name: str, nbytes: int, **options: Any) -> None:
+        self._parts[name] = self.client.register_scratch(name, nbytes, **options)
+        self._show(name)
+
+    def _show(self, name: str) -> None:
+        part = self._parts[name]
+        self._views[name] = vm.view(part.address, part.nbytes)
+
+    def fresh(self, lease: str, name: str = "") -> bool:
+        """What its lease says of scratch."""
+        return self._leases[lease].fresh(name or lease)
+
+    def used(self, name: str, ranges: list[tuple[int, int]]) -> None:
+        self._parts[name].used(ranges)
+
     def register_in_segments(self, name: str, nbytes: int, count: int, **options: Any) -> list[str]:
         """Register `count` buffers of `nbytes`, a segment each; return their digests."""
         parts = {str(i): pattern(i, nbytes) for i in range(count)}
