@@ -1,0 +1,127 @@
+"""Scratch as one process sees it: its tensor, async, loops that keep leases, the next daemon."""
+
+import pytest
+import torch
+
+import swapd_client
+from swapd import spawn
+from swapd_client import Component, InvalidSource
+from swapd_client.memory import scratch
+
+MIB = 1 << 20
+
+
+def evict(client: swapd_client.Client) -> None:
+    """Have all else leave for what is as large as the arena."""
+    client.acquire("filler").release()
+    client.acquire("filler", timeout=60).release()
+
+
+def test_the_tensor_of_scratch_is_one_and_lies_at_its_address() -> None:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        made = client.register_scratch("kv", "8MiB")
+        assert made.tensor is made.tensor
+        assert (made.tensor.dtype, made.tensor.shape) == (torch.uint8, (8 * MIB,))
+        assert made.tensor.data_ptr() == made.address
+        layers = made.tensor.view(torch.bfloat16).view(4, -1)
+        with client.acquire("kv") as lease:
+            assert lease.fresh("kv")
+            assert not layers.any()
+            layers[2] = 1.5
+            assert layers.float().sum() == 1.5 * MIB
+        assert client.status().components[0].kind == "scratch"
+
+
+def test_what_is_no_scratch_has_no_tensor_of_its_own_and_nothing_to_say_is_used() -> None:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        weights = client.register("w", {"x": torch.ones(MIB)})
+        with pytest.raises(InvalidSource, match="is no scratch"):
+            _ = weights.tensor
+        with pytest.raises(InvalidSource, match="not saved in part"):
+            weights.used([])
+        kv = client.register_scratch("kv", MIB)
+        for wrong in (lambda: kv.view("x"), lambda: kv.tensors):
+            with pytest.raises(InvalidSource):
+                wrong()
+
+
+async def test_an_async_client_has_scratch_too() -> None:
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            kv = await client.register_scratch("kv", "8MiB", mutable=True)
+            await client.register("filler", {"x": torch.ones(4 * MIB)})
+            async with client.acquire("kv") as lease:
+                assert lease.fresh("kv")
+                kv.tensor.fill_(7)
+                kv.used([(5, 10)])
+            async with client.acquire("filler"):
+                pass
+            async with client.acquire("kv") as lease:
+                assert not lease.fresh("kv")
+                assert kv.tensor.nonzero().flatten().tolist() == list(range(5, 15))
+
+
+def test_what_a_loop_says_is_used_counts_when_it_has_given_its_lease_back() -> None:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        kv = client.register_scratch("kv", "8MiB", mutable=True)
+        client.register("filler", {"x": torch.ones(4 * MIB)})
+        news = []
+        for step in range(100):
+            with client.acquire("kv") as lease:  # kept for the next step, unseen by the daemon
+                news.append(lease.fresh("kv"))
+                kv.tensor[step] = step
+                kv.used([(0, step + 1)])
+        assert news == [True] + [False] * 99
+        evict(client)
+        with client.acquire("kv") as lease:
+            assert not lease.fresh("kv")
+            assert kv.tensor[:100].tolist() == list(range(100))
+        assert client.status().bytes_out == 100
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+def test_scratch_that_lost_its_daemon_goes_to_the_next_at_the_same_address(
+    *, mutable: bool
+) -> None:
+    with spawn.daemon(budget="16MiB") as daemon:
+        client = swapd_client.connect(daemon.folder)
+        tensor = client.register_scratch("kv", "8MiB", mutable=mutable).tensor
+        address = tensor.data_ptr()
+        with client.acquire("kv"):
+            tensor.fill_(7)
+    client.close()
+    assert int(tensor[0]) == 7
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        again = client.register_scratch("kv", tensor, mutable=mutable)
+        assert (again.tensor is tensor, again.address) == (True, address)
+        with client.acquire("kv") as lease:
+            assert lease.fresh("kv")
+            assert not tensor.any()
+
+
+def test_a_tensor_that_never_was_scratch_is_refused_as_it() -> None:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        with pytest.raises(InvalidSource, match="cannot stay where it is"):
+            client.register_scratch("kv", torch.zeros(MIB, dtype=torch.uint8))
+        made: Component = client.register_scratch("kv", MIB)
+        with pytest.raises(InvalidSource):
+            client.register_scratch("other", made.tensor)
+
+
+def test_ranges_are_told_sorted_and_joined() -> None:
+    assert scratch.told([(10, 5), (0, 4), (4, 2), (12, 9), (30, 0)], 100) == ((0, 6), (10, 11))
+    assert scratch.told([], 100) == ()
+    many = scratch.told(((at, 1) for at in range(0, 1 << 30, 1 << 16)), 1 << 30)
+    assert len(many) <= 4096
+    covered = [(start, start + n) for start, n in many]
+    assert all(any(a <= at < b for a, b in covered[i : i + 1]) for i, at in _firsts(covered))
+
+
+def _firsts(covered: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each of what was told, which of what is told has it."""
+    found, i = [], 0
+    for at in range(0, 1 << 30, 1 << 16):
+        while covered[i][1] <= at:
+            i += 1
+        found.append((i, at))
+    return found
