@@ -205,8 +205,8 @@ class Client:
         the host has as much memory for it. Weights and scratch are leased together as any
         components are, all or none.
 
-        Instead of a size, the tensor of scratch that lost its daemon: it stays where it is, and
-        its contents begin anew.
+        Instead of a size, the tensor of scratch that lost its daemon: it stays where it is; with
+        `mutable` its contents go with it, else they begin anew.
 
         `policy`, `group`, `part_of`, errors: as of `register`. After `unregister` or `close` its
         memory is private: what was saved last, or zeros.

@@ -25,7 +25,7 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         part_of=asked.part_of,
         own_policy=asked.policy,
         scratch=asked.scratch,
-        kept=() if asked.scratch else None,
+        kept=() if asked.scratch and not asked.filled else None,
         to_save=() if asked.scratch == "dropped" else None,
     )
     ledger.components[c.name] = c

@@ -83,6 +83,8 @@ def _rest(request: protocol.Register) -> str | None:
         return "a mutable component shares its bytes with no other; give no content"
     if request.scratch and not (request.mutable and request.content == ""):
         return "scratch is written to by its worker alone: mutable=True, and no content"
+    if request.filled and request.scratch != "saved":
+        return 'only scratch that is "saved" may be filled or not; all else is'
     if request.scratch and request.segments:
         return "scratch comes in as a whole; give no segments"
     if request.transient and not request.part_of:

@@ -138,7 +138,8 @@ class Register(Request, frozen=True, tag="register"):
     part_of: str = ""  # a name that stands for all its parts; no component has it
     content: str = ""  # what its bytes are: equal contents and layouts share one host copy
     transient: bool = False  # a part: it leaves when released, until a Resize keeps it
-    scratch: Scratch = ""  # its host copy is not filled; mutable, as its worker writes to it
+    scratch: Scratch = ""  # mutable, as its worker writes to it
+    filled: bool = False  # scratch that is "saved": its host copy has its contents, as others' have
 
 
 class Commit(Request, frozen=True, tag="commit"):

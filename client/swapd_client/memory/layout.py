@@ -42,8 +42,10 @@ class Layout(Protocol):
     segments: tuple[int, ...]
     #: What the bytes are, if that is known beforehand: who has the same shares its master.
     content: str
-    #: Whether there is nothing to fill it with, and what becomes of what is written there.
+    #: Whether it is scratch, and what becomes of what is written there; and then, whether there is
+    #: something to fill it with.
     scratch: Scratch
+    filled: bool
     #: Whether something with its bytes may be made whenever somebody asks for it.
     has_views: bool
 
@@ -98,6 +100,7 @@ class InMemory(ABC):
     nbytes: int
     content = ""
     scratch: Scratch = ""
+    filled = False
 
     @abstractmethod
     def fill(self, target: int) -> None:

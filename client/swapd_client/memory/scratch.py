@@ -18,7 +18,8 @@ _UNIT_BYTES = 4096
 
 
 class Scratch(Ready):
-    """A layout of `nbytes` bytes. `tensor`: where it was, if it lost its daemon and stays there."""
+    """A layout of `nbytes` bytes. `tensor`: where it was, if it lost its daemon and stays there; if
+    it is saved, its contents go with it."""
 
     content = ""
     has_views = True
@@ -33,6 +34,8 @@ class Scratch(Ready):
         self._gpu = gpu
         #: All of it, where it is; None if nobody has asked for it.
         self.tensor = tensor
+        #: Whether there are contents to begin with.
+        self.filled = tensor is not None and kind == "saved"
 
     def make_tensor(self, address: int) -> "torch.Tensor":
         """`nbytes` of uint8 at `address`."""
@@ -53,7 +56,11 @@ class Scratch(Ready):
         return ""
 
     def fill_file(self, fd: int) -> None:
-        """Nothing: it comes in as zeros."""
+        """Without contents, nothing: it comes in as zeros."""
+        if self.filled and self.tensor is not None:
+            from swapd_client.memory.tensors import TensorLayout
+
+            TensorLayout({"": self.tensor}, gpu=self._gpu).fill_file(fd)
 
     def matches(self, fd: int) -> bool:
         return False

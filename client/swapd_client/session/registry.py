@@ -181,6 +181,7 @@ class Registry:
             part.layout.content,
             transient,
             part.scratch,
+            part.layout.filled,
         )
 
     def fill(self, part: Part) -> None:

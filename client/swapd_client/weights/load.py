@@ -120,6 +120,7 @@ class FileLayout(PlacedTensors, Ready):
         ).hexdigest()
         self.content = self._content() if share else ""
         self.scratch: protocol.Scratch = ""
+        self.filled = False
 
     @property
     def memory(self) -> Collection[int]:
