@@ -55,6 +55,7 @@ def test_every_message_is_carried_by_some_channel() -> None:
         protocol.InTheWay,
         protocol.ProcessStatus,
         protocol.SessionStatus,
+        protocol.Used,
         protocol.Victim,
     }
     bases = {protocol.Request, protocol.Reply}
