@@ -75,10 +75,12 @@ class Arena:
         self.masters[uid] = [(uid, i, 0) for i in range(nbytes)]
         self.meant[uid] = list(self.masters[uid])
 
-    def make_scratch(self, uid: int, nbytes: int) -> None:
-        self.masters[uid] = [UNSAVED] * nbytes
-        self.meant[uid] = [ZERO] * nbytes
-        self.saved[uid] = None
+    def make_scratch(self, uid: int, nbytes: int, *, filled: bool) -> None:
+        """`filled`: it has contents to begin with."""
+        self.make_master(uid, nbytes)
+        self.saved[uid] = dict(enumerate(self.masters[uid])) if filled else None
+        if not filled:
+            self.masters[uid] = [UNSAVED] * nbytes
 
     def begins_anew(self, uid: int) -> bool:
         """Whether it is scratch of which nothing is to come back."""

@@ -96,7 +96,10 @@ def register(w: World, choose: Choices) -> bool:
     scratch = choose.pick(SCRATCH) if mutable and choose.chance(w.scratch_one_in) else ""
     content = "the same" if not mutable and choose.chance(2) else ""
     kind = (policy, group, mutable, part_of)
-    made = w.ask_register(session, name, nbytes, *kind, content=content, scratch=scratch)
+    filled = scratch == "saved" and choose.chance(3)
+    made = w.ask_register(
+        session, name, nbytes, *kind, content=content, scratch=scratch, filled=filled
+    )
     if made not in w.answers and w.newest.get(name) in w.making and not choose.chance(5):
         w.make_master(w.newest[name])
         w.commit(session, name)

@@ -1247,6 +1247,12 @@ BUGS = [
         "kept=None if asked.scratch",
     ),
     Bug(
+        "what scratch was filled with does not come in",
+        registry,
+        "asked.scratch and not asked.filled else None",
+        "asked.scratch else None",
+    ),
+    Bug(
         "what is dropped is to be saved",
         registry,
         'to_save=() if asked.scratch == "dropped" else None',

@@ -120,6 +120,8 @@ class Worth(msgspec.Struct):
     kind: Scratch
     nbytes: int
     places: list[int]
+    #: Whether its host copy has contents before anything was saved.
+    filled: bool = False
     #: The number under which it said so.
     number: int = 0
     #: The generation in which its contents began, and the one that its owner heard of last.
@@ -220,6 +222,7 @@ class World:
         part_of: str = "",
         transient: bool = False,
         scratch: Scratch = "",
+        filled: bool = False,
     ) -> str:
         """Register and commit, with all that comes between."""
         made = self.ask_register(
@@ -232,6 +235,7 @@ class World:
             part_of,
             transient,
             scratch=scratch,
+            filled=filled,
         )
         self.make_masters()
         assert isinstance(self.answers[made], Accept), self.answers[made]
@@ -253,6 +257,7 @@ class World:
         content: str = "",
         layout: str = "",
         scratch: Scratch = "",
+        filled: bool = False,
     ) -> Key:
         key = self._key(session)
         if name not in self.owner and name not in self.ledger.components:
@@ -262,7 +267,7 @@ class World:
             self.scratch.pop(name, None)
             if scratch:
                 all_of_it = places(None if scratch == "saved" else (), nbytes)
-                self.scratch[name] = Worth(scratch, nbytes, all_of_it)
+                self.scratch[name] = Worth(scratch, nbytes, all_of_it, filled)
             if name not in self.part_of.values():
                 self.part_of[name] = part_of
         asked = Register(
@@ -277,6 +282,7 @@ class World:
             layout=layout,
             transient=transient,
             scratch=scratch,
+            filled=filled,
         )
         self.ask(session, asked)
         return key
@@ -700,7 +706,7 @@ class World:
                 if worth is None:
                     self.arena.make_master(action.uid, action.nbytes)
                 else:
-                    self.arena.make_scratch(action.uid, action.nbytes)
+                    self.arena.make_scratch(action.uid, action.nbytes, filled=worth.filled)
             case SealHostCopy():
                 assert action.uid in self.masters - self.dropped
                 self.making[action.uid] = action

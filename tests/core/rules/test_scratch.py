@@ -239,6 +239,18 @@ def test_scratch_without_bytes_is_saved_and_comes_back_as_any(make: Make) -> Non
     assert use(w, s) == first
 
 
+def test_what_is_filled_comes_in_with_its_contents_which_began_before(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "kv", 6, scratch="saved", filled=True)
+    w.register(t, "b", 6)
+    assert use(w, s, ()) == 0
+    assert last_in(w).only is None
+    w.touch(t, "b")
+    assert use(w, s) == last_in(w).generation
+    assert last_in(w).only == ()
+
+
 # --- whose word counts ---------------------------------------------------------------------
 
 
