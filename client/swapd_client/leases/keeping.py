@@ -220,6 +220,8 @@ class StageKeeping:
         self.in_flight: set[str] = set()
         #: How many finished since the stage gave way last.
         self.finished = 0
+        #: Whether it never gives way while any request is in flight, however long others wait.
+        self.whole = False
         #: What is to finish before the stage gives way, and by when. None: nobody waits.
         self._asked: tuple[frozenset[str], float] | None = None
 
@@ -236,7 +238,7 @@ class StageKeeping:
 
         `wanted`: somebody waits for it, and is to have it. `computed`: the last step did something.
         """
-        if not wanted:
+        if not wanted or self.whole:
             self._asked = None
             return bool(self.in_flight)
         if self._asked is None:

@@ -46,6 +46,8 @@ class _Swapd:
         where = f"stage {config.stage_id}"
         options = options_of(config.additional_config, where)
         _refuse(config, where)
+        if options.kv != "private":
+            raise Unsupported(f"{where}: a diffusion stage has no KV cache: leave out kv")
         name = options.component or f"stage{config.stage_id}"
         whole = as_whole(options, name, config.num_gpus)
         share = None

@@ -29,6 +29,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     finish_within_s: float = 10.0
     #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
     load_workspace: int | None = None
+    #: What becomes of its KV cache between two turns: "private": it takes none; "drop": nothing is
+    #: saved, and a turn lasts until no request is in flight; "auto": what requests in flight have
+    #: in it is saved, and what they leave behind if prefixes are cached; "save": always both.
+    kv: Literal["private", "drop", "auto", "save"] = "private"
     #: Whether the stage says which weights it touched outside of its turn before it dies of that.
     faults: Literal["explain", "silent"] = "explain"
     #: What the `cpu_offload_*` keys, and vllm-omni's others, say.
@@ -37,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     offload_said: bool = False
 
 
-_OWN = ("component", "endpoint", "finish_within_s", "load_workspace", "faults")
+_OWN = ("component", "endpoint", "finish_within_s", "load_workspace", "faults", "kv")
 NAMES = (*_OWN, *settings.NAMES)
 
 
@@ -85,6 +89,8 @@ def _parsed(name: str, value: Any, where: str) -> Any:
             if not 0 <= seconds < float("inf"):
                 raise ValueError("give seconds, 0 or more")
             return seconds
+        if name == "kv":
+            return msgspec.convert(value, Literal["private", "drop", "auto", "save"])
         if name == "faults":
             return msgspec.convert(value, Literal["explain", "silent"])
         return msgspec.convert(value, str)

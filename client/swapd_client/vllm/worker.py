@@ -7,7 +7,7 @@ that vLLM calls, also those that are its own, are in `calls.py`.
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,13 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
-from swapd_client.errors import SwapdError
-from swapd_client.vllm import checkpoint, register, versions
+from swapd.shared.units import size
+from swapd_client.errors import SwapdError, TooLarge
+from swapd_client.vllm import checkpoint, kv, register, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage.cache import Terms
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above
@@ -150,6 +152,8 @@ class Leased(_Above):  # type: ignore[misc]
             stage.rest()
             return result
         stage.begin(encoders=bool(scheduler_output.scheduled_encoder_inputs))
+        if (cache := stage.components.cache) is not None:
+            kv.note(cache.in_use, scheduler_output)
         try:
             result = super().execute_model(scheduler_output)
         except BaseException:
@@ -184,8 +188,32 @@ class Leased(_Above):  # type: ignore[misc]
             return super().determine_available_memory()
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        with self._swapd.using():
-            super().initialize_from_config(kv_cache_config)
+        try:
+            making = self._lend_cache(kv_cache_config)
+            with self._swapd.using(), making:
+                super().initialize_from_config(kv_cache_config)
+        except TooLarge as exc:
+            raise TooLarge(
+                f"stage {self._swapd.name!r} needs its weights and its KV cache of "
+                f"{size(kv.nbytes_of(kv_cache_config))} at once: {exc}. Set "
+                "kv_cache_memory_bytes to less, or give swapd a larger --budget"
+            ) from exc
+
+    def _lend_cache(self, config: Any) -> AbstractContextManager[None]:
+        """Have the KV cache take turns, if it is to: around what allocates it."""
+        stage, nbytes = self._swapd, kv.nbytes_of(config)
+        fate = stage.options.kv
+        if fate == "private" or not nbytes:
+            return nullcontext()
+        caching = bool(self.cache_config.enable_prefix_caching)
+        terms = Terms(fate, caching, kv.layers_of(config))
+        apart = stage.components.all is not stage.components.main
+        if problem := kv.problem_with(config, self.vllm_config, terms, apart=apart):
+            raise Unsupported(
+                f"the KV cache of stage {stage.name!r} cannot take turns: {problem}; or set "
+                "kv: private"
+            )
+        return kv.made_over(stage.lend_cache(nbytes, terms))
 
     def compile_or_warm_up_model(self) -> Any:
         with self._swapd.using():

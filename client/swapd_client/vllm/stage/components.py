@@ -14,6 +14,7 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName
 from swapd_client.vllm.parts import Part
+from swapd_client.vllm.stage.cache import Cache, Terms
 
 log = logging.getLogger("swapd_client")
 
@@ -28,7 +29,9 @@ class StageComponents:
         self.all: tuple[str, ...] = ()
         #: By component, its parameters.
         self.tensors: Mapping[str, Mapping[str, torch.Tensor]] = {}
-        #: Registers the weights with another client, where they are. None: there are none yet.
+        #: The KV cache, if it takes turns with the weights.
+        self.cache: Cache | None = None
+        #: Registers all of it with another client, where it is. None: there is nothing yet.
         self.register_again: Callable[[Client], None] | None = None
 
     def register(self, client: Client, parts: Iterable[Part]) -> int:
@@ -59,6 +62,28 @@ class StageComponents:
         said = ", ".join(f"{p.name} ({size(sizes[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
         return sum(sizes.values())
+
+    def lend_cache(self, client: Client, name: str, nbytes: int, terms: Terms) -> torch.Tensor:
+        """Have a KV cache of so many bytes take turns with the weights: where it is, zeros.
+
+        Raises as `Client.register_scratch`.
+        """
+        assert self.register_again is not None
+        cache = self.cache = Cache(
+            client.register_scratch(name, nbytes, mutable=terms.saved), terms
+        )
+        weights = self.register_again
+
+        def register_again(client: Client) -> None:
+            weights(client)
+            cache.register_again(client)
+
+        self.register_again = register_again
+        alike = self.all is self.main
+        self.main = (*self.main, name)
+        self.all = self.main if alike else (*self.all, name)
+        log.info("in swapd: %s (%s) takes turns, %s", name, size(nbytes), terms)
+        return cache.component.tensor
 
     def take_back(self, client: Client) -> None:
         """Have all of it in private memory again. Raises as `Client.unregister`."""

@@ -162,7 +162,7 @@ class Rejoining:
         while not self._closed.is_set() and client.session.error is None:
             left = until - time.monotonic()
             # not in a change, which may take calls to end
-            gate.shut = left <= 0 and not gate.changes
+            gate.shut = left <= 0 and not (gate.changes or self._turns.keeping.whole)
             if not gate.busy and (gate.shut or not self._turns.keeping.in_flight):
                 return True
             gate.wait(min(left, LOOK_S) if left > 0 else LOOK_S)

@@ -30,6 +30,7 @@ from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.stage import loading
+from swapd_client.vllm.stage.cache import Busy, Terms
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection, close, connect
 from swapd_client.vllm.stage.gate import Gate
@@ -49,7 +50,7 @@ class Stage:
         self, client: Client, options: Options, name: str, ranks: Ranks | None = None
     ) -> None:
         self.name = name
-        self._options = options
+        self.options = options
         self._ranks = ranks
         #: The stage's own thread is to look at what there is to do.
         self._wake = threading.Event()
@@ -167,8 +168,18 @@ class Stage:
         `outside`, `aliases`: as in `parts_of`. Raises: InvalidSettings, and as `Client.register`;
         then the models are as they were.
         """
-        parts = parts_of(models, self._options, self.name, outside, aliases)
+        parts = parts_of(models, self.options, self.name, outside, aliases)
         return self.components.register(self.client, parts)
+
+    def lend_cache(self, nbytes: int, terms: Terms) -> torch.Tensor:
+        """Have a KV cache of so many bytes take turns with the weights: where it is, zeros.
+
+        Not in a call. Raises as `Client.register_scratch`.
+        """
+        with self._gate.lock:
+            self._turns.end()
+            self._turns.keeping.whole = not terms.saved
+            return self.components.lend_cache(self.client, f"{self.name}.kv", nbytes, terms)
 
     def take_back(self) -> None:
         """Have all of it in private memory again. Raises as `Client.unregister`."""
@@ -180,7 +191,13 @@ class Stage:
         has the new values, at the addresses the weights had. Not in a step, nor in `using`.
 
         If it raises, the weights are as they were. Blocks until there is memory for a second copy.
+        Raises: Busy if requests are in flight whose cache would be dropped.
         """
+        if self._turns.keeping.whole and (requests := len(self._turns.keeping.in_flight)):
+            raise Busy(
+                f"stage {self.name!r} has {requests} requests in flight, whose KV cache would be "
+                "dropped: change its weights when they have finished, or set kv: auto"
+            )
         with self._gate.changing(self._turns.end), self._changing():
             yield
 
@@ -203,6 +220,8 @@ class Stage:
 
     def note(self, came: Iterable[str], went: Iterable[str]) -> None:
         """Before a step: requests that are new in it, and those that ended."""
+        if (cache := self.components.cache) is not None:
+            cache.in_use.ended(went := tuple(went))
         self._turns.keeping.note(came, went)
 
     #: Before a step; the lease is held afterwards. `begin_in_full`, in fewer steps.

@@ -83,6 +83,8 @@ class Turns:
             self.go_alone(exc)
             return
         self._held = names
+        if (cache := self._components.cache) is not None:
+            cache.come(self._lease)
         if self._lease.loaded:
             self._since = time.monotonic()
             log.info("%s is in, after %s", " + ".join(names), seconds(self._lease.waited_s))
@@ -99,6 +101,8 @@ class Turns:
             now = time.monotonic()
             requests, spent = self.keeping.over(), seconds(now - self._since)
             log.info("%s gives way after %s, %s", self._connection.stage, _counted(requests), spent)
+        if (cache := self._components.cache) is not None:
+            cache.leave()
         for stream in self._streams:
             lease.uses(stream)
         with suppress(SessionEnded):  # the next acquire says so
@@ -199,6 +203,8 @@ class Turns:
 
     def end_if_idle(self) -> float:
         """End if nothing has used the lease for a while; else in how many seconds to ask again."""
+        if self.keeping.whole and self.keeping.in_flight:
+            return IDLE_S
         left = IDLE_S - self._gate.idle_s()
         if left <= 0:
             self.end()

@@ -1,0 +1,153 @@
+"""A stage's KV cache as scratch: leased with the weights, and what becomes of it between two turns.
+
+Lives here: which blocks hold something that somebody may read again, and where they are. How vLLM
+makes its cache over a buffer of swapd's is said by `kv.py`. Does not import vLLM.
+
+A turn may end with requests in flight, whose blocks are then saved; so is every block that was ever
+written, if prefixes are cached, for the scheduler goes on to hand them out. Else the cache is
+dropped: nothing is copied, and it comes in as zeros.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from swapd_client.client import Client
+from swapd_client.errors import SwapdError
+from swapd_client.lease import Lease
+from swapd_client.memory.component import Component
+
+#: What becomes of a stage's cache between two turns. "private": it takes no turns at all.
+Fate = Literal["private", "drop", "auto", "save"]
+
+#: Of one request: its blocks, by group of layers.
+Blocks = Sequence[Iterable[int]]
+
+
+class Busy(SwapdError, RuntimeError):
+    """Requests are in flight, and what is asked for would take their cache from them."""
+
+
+class CacheLost(SwapdError, RuntimeError):
+    """What requests in flight had in the cache is gone; the message says why."""
+
+
+class Layer(NamedTuple):
+    """Where one layer's share of a block is: at `offset + block * stride`, and not more. Bytes."""
+
+    offset: int
+    stride: int
+
+
+class InUse:
+    """Which blocks hold something, as the scheduler's words say. Pure."""
+
+    def __init__(self, *, prefixes: bool) -> None:
+        """`prefixes`: whether what a request leaves behind may be another's beginning."""
+        self._prefixes = prefixes
+        self._of: dict[str, set[int]] = {}
+        #: Of requests that have ended.
+        self._left: set[int] = set()
+
+    @property
+    def blocks(self) -> list[int]:
+        """All of them, ascending."""
+        return sorted(self._left.union(*self._of.values()))
+
+    def has(self, request: str, blocks: Blocks) -> None:
+        """A request has these, and no others."""
+        self._of[request] = {block for group in blocks for block in group}
+
+    def gets(self, request: str, blocks: Blocks) -> None:
+        """A request has these as well."""
+        if request in self._of:
+            self._of[request].update(block for group in blocks for block in group)
+
+    def ended(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            blocks = self._of.pop(request, set())
+            if self._prefixes:
+                self._left |= blocks
+
+
+def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> list[tuple[int, int]]:
+    """Where these blocks (ascending) are in a cache of `nbytes` bytes, as (offset, bytes)."""
+    runs = list(_runs(blocks))
+    ranges = []
+    for offset, stride in layers:
+        for first, last in runs:
+            start = offset + first * stride
+            ranges.append((start, min((last + 1 - first) * stride, nbytes - start)))
+    return ranges
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours among them, as (first, last)."""
+    first = last = None
+    for block in blocks:
+        if last is not None and first is not None and block != last + 1:
+            yield first, last
+            first = None
+        first, last = block if first is None else first, block
+    if first is not None and last is not None:
+        yield first, last
+
+
+class Terms(NamedTuple):
+    """What becomes of a cache between two turns, and why."""
+
+    fate: Fate
+    #: Whether the scheduler keeps what requests leave behind, for others that begin alike.
+    prefixes: bool
+    layers: Sequence[Layer]
+
+    @property
+    def saved(self) -> bool:
+        """Whether there is somewhere to save it."""
+        return self.fate != "drop"
+
+    def __str__(self) -> str:
+        if self.fate == "drop":
+            return "is dropped, and has turns until no request is in flight"
+        if self.fate == "save" or self.prefixes:
+            return "and what is in it is saved"
+        return "and what requests in flight have in it is saved"
+
+
+class Cache:
+    """Of a stage, or of one of its ranks: its component, and what is to be saved of it."""
+
+    def __init__(self, component: Component, terms: Terms) -> None:
+        self.component = component
+        self._terms = terms
+        self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
+
+    @property
+    def name(self) -> str:
+        """As the daemon calls it."""
+        return self.component.name
+
+    @property
+    def stays_for_requests(self) -> bool:
+        """Whether a turn lasts until no request is in flight: there is nowhere to save them."""
+        return not self._terms.saved
+
+    def register_again(self, client: Client) -> None:
+        """With another daemon, where it is; what is in it goes along, if it is ever saved."""
+        self.component = client.register_scratch(
+            self.name, self.component.tensor, mutable=self._terms.saved
+        )
+
+    def leave(self) -> None:
+        """A turn ends: say what of it is worth saving. Under the lease."""
+        if self._terms.saved:
+            nbytes = self.component.nbytes
+            self.component.used(ranges_of(self._terms.layers, self.in_use.blocks, nbytes))
+
+    def come(self, lease: Lease) -> None:
+        """A turn begins. Raises: CacheLost if something that is needed was not saved."""
+        if lease.fresh(self.name) and (blocks := self.in_use.blocks):
+            raise CacheLost(
+                f"{len(blocks)} blocks of {self.name} are gone, which requests would read: start "
+                "the stage again, for it would go on with zeros. swapd's log says why they were "
+                "not saved"
+            )
