@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.engines import REQUESTS, TOKENS, Engine, EngineDied, Nursery, Scene, on_swapd, plain
+from tests.vllm.engines import (
+    MIB,
+    NOTHING,
+    REQUESTS,
+    TOKENS,
+    Engine,
+    EngineDied,
+    Nursery,
+    Scene,
+    on_swapd,
+    plain,
+)
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -29,11 +40,18 @@ def worker(name: str) -> str:
     return f"tests.vllm.omni.{name}"
 
 
-def on_omni(scene: Scene, endpoint: Path, *names: str, kind: str = "ARWorker") -> list[Engine]:
+def on_omni(
+    scene: Scene,
+    endpoint: Path,
+    *names: str,
+    kind: str = "ARWorker",
+    settings: Mapping[str, object] = NOTHING,
+    **more: object,
+) -> list[Engine]:
     engines = [process(scene, name) for name in names]
     for name, engine in zip(names, engines, strict=True):
-        options = {"worker_cls": worker(kind), **AR}
-        engine.begin("start", **on_swapd(scene.models / name, endpoint, **options))
+        options = {"worker_cls": worker(kind), **AR, **more}
+        engine.begin("start", **on_swapd(scene.models / name, endpoint, settings, **options))
     for engine in engines:
         engine.result()
     return engines
@@ -52,6 +70,20 @@ def test_two_stages_take_turns_and_say_what_plain_vllm_says(
     status = daemon.status()
     assert status.evictions > 0
     assert status.bytes_out == 0
+
+
+def test_their_kv_caches_take_turns_with_their_weights(scene: Scene, expected: Expected) -> None:
+    daemon = scene.daemon(budget="96MiB", residency_factor=0.5, residency_bound=0.5)
+    settings = {"kv": "auto", "finish_within_s": 0.0}
+    cache: dict[str, Any] = {"kv_cache_memory_bytes": 32 * MIB, "enable_prefix_caching": False}
+    engines = on_omni(scene, daemon.folder, "thinker", "talker", settings=settings, **cache)
+    for engine in engines:
+        engine.begin("serve", REQUESTS, TOKENS)
+    for engine in engines:
+        assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label]
+    evicted = {record.name for record in daemon.watch.seen("Evicted")}
+    assert evicted >= {"thinker.kv", "talker.kv"}
+    assert 0 < daemon.status().bytes_out < len(daemon.watch.seen("CopyOut")) * 8 * MIB
 
 
 def test_the_runner_alone_says_the_same(scene: Scene, expected: Expected) -> None:
