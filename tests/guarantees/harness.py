@@ -24,8 +24,8 @@ from typing import Any, Self
 import zmq
 
 from swapd.core.events import Asked, SessionGone, SessionOpened
-from swapd.log import records
-from swapd.log.records import Record
+from swapd.log import history, records
+from swapd.log.records import OtherSchema, Record
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
@@ -122,11 +122,17 @@ class Daemon:
         self._watch: Watch | None = None
         self._observer: Client | None = None
         if self.greeting:
-            self._watch = Watch(folder)
+            # one that is put elsewhere may be no file, or take nothing
+            self._watch = Watch(folder, None if "swap_log" in settings else self.swap_log)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def swap_log(self) -> Path:
+        """The file, unless it is told to put it elsewhere."""
+        return self.folder / runtime_dir.SWAP_LOG
 
     @property
     def log(self) -> str:
@@ -213,9 +219,13 @@ class Daemon:
 
 
 class Watch:
-    """The swap log of a daemon as it is published, from before the first worker comes."""
+    """The swap log of a daemon as it is published, and what it says of the time before that.
 
-    def __init__(self, folder: Path) -> None:
+    A client that waits for the daemon may have come before this has subscribed.
+    """
+
+    def __init__(self, folder: Path, file: Path | None) -> None:
+        """`file` is the swap log; None: it cannot be read, and what came before is missed."""
         self.history: list[Record] = []
         self._folder = folder
         self._at = 0
@@ -228,8 +238,11 @@ class Watch:
         for _ in range(600):  # the first may come before the daemon knows of the subscription
             self._knock()
             if self._socket.poll(100):
-                return
-        raise AssertionError("the daemon publishes no records")
+                break
+        else:
+            raise AssertionError("the daemon publishes no records")
+        if file is not None:
+            self._catch_up(file)
 
     def until(self, kind: str, **fields: object) -> Any:
         """The next event or action that matches, after the last one that was found.
@@ -271,6 +284,18 @@ class Watch:
 
     parse = staticmethod(records.parse)
 
+    def _catch_up(self, file: Path) -> None:
+        """Begin with what was recorded before the first record that was published to this.
+
+        That one is in the file sooner or later: it is written after it is published.
+        """
+        first = self._socket.recv()
+        self.history.append(self.parse(first))
+        while (before := _until(first, file)) is None:
+            self._knock()
+            self._read("record of a knock")
+        self.history[:0] = before
+
     def _knock(self) -> str:
         """Have something recorded: a session with the label that is returned."""
         self._knocks += 1
@@ -293,7 +318,14 @@ class Watch:
         self._context.destroy(linger=0)
 
 
-# --- workers -----------------------------------------------------------------------------
+def _until(first: bytes, file: Path) -> list[Record] | None:
+    """The events and actions of a daemon before `first`; None if that is not written yet."""
+    with suppress(FileNotFoundError, OtherSchema):
+        run = history.last_run(history.read(file))
+        for i, line in enumerate(run):
+            if line.raw == first:
+                return [one.record for one in run[:i] if one.record.start is None]
+    return None
 
 
 def _said(record: Record) -> tuple[int | None, Any]:
@@ -301,6 +333,9 @@ def _said(record: Record) -> tuple[int | None, Any]:
     action."""
     said = record.event or record.action
     return (said.session, said.request) if isinstance(said, Asked) else (None, said)
+
+
+# --- workers -----------------------------------------------------------------------------
 
 
 class WorkerError(Exception):
