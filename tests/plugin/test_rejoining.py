@@ -1,7 +1,6 @@
 """A stage whose daemon is gone, and comes back: it joins again between two calls. No vLLM."""
 
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from swapd_client.session.registry import Registry
 from swapd_client.vllm.stage import Stage, rejoining
 from swapd_client.vllm.stage.rejoining import Rejoining
 from tests.guarantees.harness import PATIENCE_S, Daemon
-from tests.plugin.test_stage import Model, Scene, X, leases
+from tests.plugin.test_stage import Model, Scene, X, await_leases, label
 
 
 class Lives(Scene):
@@ -36,6 +35,10 @@ class Lives(Scene):
         self.daemon = Daemon(self.daemon.folder, self.daemon.folder.parent / "log", **settings)
         self.all.append(self.daemon)
         return self.daemon
+
+    def await_connected(self, stage: Stage) -> None:
+        """Until it has a session with the daemon that runs now, whether or not it joins yet."""
+        self.daemon.await_record("SessionOpened", label=label(stage))
 
     def await_back(self, *back: Stage) -> None:
         """Until they have registered everything with the daemon that runs now."""
@@ -118,7 +121,7 @@ def test_idle_stages_come_back_and_take_turns_again(
             step(second, other, 1)
         assert daemon.status().evictions >= 2
         assert daemon.status().bytes_out == 0
-        assert leases(daemon) == {}
+        await_leases(daemon, {})
         policies = {c.name: c.policy for c in daemon.status().components}
         assert set(policies.values()) == {"lru"}
         assert policies.keys() == {
@@ -138,7 +141,7 @@ def test_requests_in_flight_finish_first(lives: Lives) -> None:
     step(stage, model)
     daemon = lives.restart()
     assert ended.wait(PATIENCE_S)
-    daemon.await_record("SessionOpened", label=f"thinker:{os.getpid()}")
+    lives.await_connected(stage)
     for _ in range(3):
         step(stage, model)
         assert stage.alone
@@ -272,6 +275,7 @@ def test_closing_ends_it_and_leaves_private_memory(
     assert closed.wait(PATIENCE_S)
     assert addresses(model) == before
     assert torch.equal(model(X), Model()(X))
+    lives.await_gone(stage)
     assert not daemon.status().components
 
 
@@ -308,7 +312,7 @@ def test_weights_that_are_changed_meanwhile_come_back_changed(lives: Lives, fail
     def change() -> None:
         with stage.changing(), torch.no_grad():
             lives.restart()
-            lives.daemon.await_record("SessionOpened")
+            lives.await_connected(stage)
             if fails:
                 raise ZeroDivisionError
             for parameter in model.parameters():
@@ -335,7 +339,7 @@ def test_what_changes_while_it_is_alone_comes_back_too(lives: Lives) -> None:
     with stage.changing(), torch.no_grad():
         model.language_model.weight.mul_(2)
         lives.restart()
-        lives.daemon.await_record("SessionOpened")
+        lives.await_connected(stage)
         assert stage.alone
     lives.await_back(stage)
     with stage.using():

@@ -1,6 +1,7 @@
 """A worker process of a stage with a real daemon, strict and with room for one: no vLLM."""
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -89,6 +90,12 @@ class Scene:
         self._threads[-1].start()
         return done
 
+    def await_gone(self, stage: Stage) -> None:
+        """Until the daemon knows that it is closed, which nobody told it: its sessions ended."""
+        for opened in self.daemon.watch.seen("SessionOpened"):
+            if opened.label == label(stage):
+                self.daemon.watch.until_gone(opened.session)
+
     def close(self) -> None:
         if any(thread.is_alive() for thread in self._threads) and self.daemon.running:
             self.daemon.kill()  # a test failed: then nobody waits any more
@@ -112,8 +119,19 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "IDLE_S", PATIENCE_S)
 
 
+def label(stage: Stage) -> str:
+    """That of its sessions."""
+    return f"{stage.name}:{os.getpid()}"
+
+
 def leases(daemon: Daemon) -> dict[str, int]:
     return {c.name: c.leases for c in daemon.status().components if c.leases}
+
+
+def await_leases(daemon: Daemon, expected: dict[str, int]) -> None:
+    """Until no others are held: what a stage has given back may be on its way to the daemon."""
+    while leases(daemon) != expected:
+        daemon.await_record("Release")
 
 
 def resident(daemon: Daemon) -> set[str]:
@@ -162,7 +180,7 @@ def test_it_is_given_back_when_no_request_is_in_flight(scene: Scene) -> None:
     stage.end()
     stage.note((), ["a"])
     stage.rest()
-    assert leases(scene.daemon) == {}
+    await_leases(scene.daemon, {})
     assert resident(scene.daemon) == {"thinker"}
 
 
@@ -261,7 +279,7 @@ def test_other_calls_hold_all_of_it_also_in_a_step(scene: Scene) -> None:
     stage.end()
     with pytest.raises(ZeroDivisionError), stage.using():
         raise ZeroDivisionError
-    assert leases(scene.daemon) == {}
+    await_leases(scene.daemon, {})
 
 
 # --- encoders ----------------------------------------------------------------------------
@@ -280,7 +298,7 @@ def test_encoders_come_for_the_steps_that_encode(scene: Scene) -> None:
     model.visual(torch.ones(1, 512))
     model(X)
     stage.end()
-    assert leases(scene.daemon) == {"thinker": 1}, "a is in flight, and encodes no more"
+    await_leases(scene.daemon, {"thinker": 1})  # a is in flight, and encodes no more
     stage.begin()
     model(X)
     stage.end()
@@ -462,6 +480,7 @@ def test_closing_leaves_private_memory_and_is_done_once(scene: Scene) -> None:
     stage.close()
     stage.close()
     assert torch.equal(model(X), Model()(X))
+    scene.await_gone(stage)
     assert not scene.daemon.status().components
 
 
