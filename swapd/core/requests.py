@@ -33,7 +33,7 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
         case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
             return _names((request.name,))
         case protocol.Release():
-            return next(filter(None, map(_used, request.used)), None)
+            return _all_used(request.used)
         case protocol.Resize():
             return _names((request.name,)) or _size(request.resident_bytes or 0, ())
         case _:
@@ -101,6 +101,12 @@ def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
     if segments and not (rising and segments[-1] == nbytes):
         return f"segments must end at rising offsets, the last at nbytes={nbytes}"
     return None
+
+
+def _all_used(told: tuple[protocol.Used, ...]) -> str | None:
+    if len(told) > protocol.NAMES_MAX:
+        return f"more than {protocol.NAMES_MAX} names in one request"
+    return next(filter(None, map(_used, told)), None)
 
 
 def _used(used: protocol.Used) -> str | None:

@@ -78,6 +78,22 @@ def test_what_a_loop_says_is_used_counts_when_it_has_given_its_lease_back() -> N
         assert client.status().bytes_out == 100
 
 
+def test_what_much_scratch_of_one_lease_is_used_fits_into_one_message() -> None:
+    names = [f"kv/{i}" for i in range(32)]
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        parts = [client.register_scratch(n, MIB, mutable=True, part_of="kv") for n in names]
+        client.register("filler", {"x": torch.ones(16 * MIB)})
+        with client.acquire("kv") as lease:
+            assert lease.fresh("kv")
+            for part in parts:
+                part.tensor.fill_(7)
+                part.used((at, 100) for at in range(0, MIB, 200))
+        client.acquire("filler").release()
+        with client.acquire("kv") as lease:
+            assert not lease.fresh("kv")
+            assert all(bool(part.tensor.view(-1)[:100].eq(7).all()) for part in parts)
+
+
 @pytest.mark.parametrize("mutable", [False, True])
 def test_scratch_that_lost_its_daemon_goes_to_the_next_at_the_same_address(
     *, mutable: bool

@@ -95,6 +95,7 @@ BAD: list[tuple[AnyRequest, str]] = [
     (Register(1, "a", 1, filled=True), 'only scratch that is "saved"'),
     (Register(1, "a", 1, mutable=True, scratch="dropped", filled=True), "may be filled"),
     (Release(1, 2, used=(Used("a\nb", 1, ()),)), "is no name"),
+    (Release(1, 2, used=(Used("a", 1, ()),) * (NAMES_MAX + 1)), "more than 1024 names"),
     (Release(1, 2, used=(Used("a", 1, ()), Used("b", 1, ((0, 0),)))), "ranges of 'b' must be"),
     (Release(1, 2, used=(Used("a", 1, ((0, 2), (1, 1))),)), "ascending, apart, not empty"),
     (Release(1, 2, used=(Used("a", 1, ((3, 1), (0, 1))),)), "ascending, apart, not empty"),

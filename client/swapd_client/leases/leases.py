@@ -292,7 +292,7 @@ class Leases:
         for place in record.granted.placements:
             part = self._parts.get(place.name)
             if part is not None and part.used is not None:
-                used.append(part.used)
+                used.append(part.used_in(len(record.granted.placements)))
                 part.used = None
         return Release(number, record.id, ack, record.again, tuple(used))
 

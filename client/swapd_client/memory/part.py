@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import Placement, Ranges, Scratch, Used
+from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Scratch, Used
 from swapd_client.memory.layout import Layout
 from swapd_client.memory.place import Place
+from swapd_client.memory.scratch import told
 
 
 class Claim(NamedTuple):
@@ -84,6 +85,12 @@ class Part:
         """So much of it is worth saving; the release of a lease on it tells the daemon."""
         self.used_number += 1
         self.used = Used(self.name, self.used_number, ranges)
+
+    def used_in(self, parts: int) -> Used:
+        """What `note_used` was told, as a message has room for that of so many parts."""
+        assert self.used is not None
+        ranges = told(self.used.ranges, self.nbytes, max(RANGES_MAX // parts, 1))
+        return Used(self.name, self.used.number, ranges)
 
     def is_of(self, name: str) -> bool:
         """Whether that is what it is called, or a family that it is a part of."""

@@ -86,11 +86,11 @@ class Scratch(Ready):
         raise InvalidSource("scratch has no values to update; write to it under a lease")
 
 
-def told(ranges: Iterable[tuple[int, int]], nbytes: int) -> Ranges:
-    """`ranges` (offset, bytes) of `nbytes` bytes as they are told: sorted, and joined.
+def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX) -> Ranges:
+    """`ranges` (offset, bytes) of `nbytes` bytes as they are told: sorted, joined, at most so many.
 
-    If they are more than can be told they are rounded outwards until they are few enough: more is
-    saved then than was said, never less. Raises: InvalidSource if one is none, or beyond the end.
+    If they are more they are rounded outwards until they are few enough: more is saved then than
+    was said, never less. Raises: InvalidSource if one is none, or beyond the end.
     """
     spans = []
     for start, length in ranges:
@@ -102,7 +102,7 @@ def told(ranges: Iterable[tuple[int, int]], nbytes: int) -> Ranges:
             spans.append((start, start + length))
     joined = _joined(sorted(spans))
     unit = _UNIT_BYTES
-    while len(joined) > RANGES_MAX:
+    while len(joined) > most:
         joined = _joined((a // unit * unit, min(-(-b // unit) * unit, nbytes)) for a, b in joined)
         unit *= 2
     return tuple((start, end - start) for start, end in joined)
