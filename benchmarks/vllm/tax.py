@@ -59,13 +59,14 @@ def measure(
     """
     made = [_start(models, nursery, engines, rounds) for _ in range(starts)]
     wall, cpu = [start.wall for start in made], [start.cpu for start in made]
-    same = _same(models, nursery, turns)
+    same, with_cache = (_same(models, nursery, turns, kv) for kv in ("private", "auto"))
     what = "with the plugin, all resident, over plain vLLM"
     return Section(
         rows=(
             Row(f"tokens/s {what}", _over(wall), "at least", BOUND, _spread(wall)),
             Row(f"tokens per s of CPU {what}", _over(cpu)),
             Row("tokens/s of one engine, its calls under leases over the same calls bare", same),
+            Row("the same, its KV cache under them, too", with_cache, "at least", BOUND),
         ),
         raw={
             f"{side}, {unit}, start {number}, engine {which}": [
@@ -98,12 +99,13 @@ def _start(models: Path, nursery: Nursery, engines: int, rounds: int) -> Start:
     return Start(wall=[wall for wall, _ in asked], cpu=[cpu for _, cpu in asked])
 
 
-def _same(models: Path, nursery: Nursery, turns: int) -> float:
-    """What the plugin's own calls cost: nothing else differs, nor lies elsewhere."""
+def _same(models: Path, nursery: Nursery, turns: int, kv: str) -> float:
+    """What the plugin's own calls cost: nothing else differs, nor lies elsewhere. `kv`: as the
+    plugin's option."""
     with scene(models, nursery) as made:
         daemon = made.daemon(budget="128MiB", isolation="relaxed")
         model = models / "thinker"
-        (engine,) = made.start(on_swapd(model, daemon.folder, worker_cls=WORKER))
+        (engine,) = made.start(on_swapd(model, daemon.folder, {"kv": kv}, worker_cls=WORKER))
         ratios = []
         for number in range(-1, turns):
             taken = {}

@@ -2,6 +2,7 @@
 
 import random
 import select
+from typing import Any
 
 import pytest
 
@@ -81,8 +82,8 @@ def test_7_a_grant_that_is_seen_after_the_daemon_died_is_none(
         part = client.register("a", {"data": bytearray(data)}, mutable=True)
         call = Channel.call
 
-        def late(self: Channel, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-            reply = call(self, request, timeout_s)
+        def late(self: Channel, request: AnyRequest, *rest: Any, **named: Any) -> AnyReply:
+            reply = call(self, request, *rest, **named)
             daemon.kill()
             select.select([client.session.life.ended.fileno()], [], [])
             return reply
