@@ -13,14 +13,16 @@ _WARM_UP = 3
 _COUNTED = 12
 
 
-def lru_bytes(sizes: Sequence[int], room: int) -> int | None:
+def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = None) -> int | None:
     """Loaded as wholes, least recently used out, request after request: the bytes of one.
 
-    What swapd does if nothing is planned. None if one of them is larger than `room`.
+    What swapd does if nothing is planned. None if one of them is larger than `room`. `copied` is
+    what loading each takes, where that is not its size.
     """
     if max(sizes) > room:
         return None
     there: dict[str, int] = {}
+    loads = {str(i): n for i, n in enumerate(copied or sizes)}
     moved = 0
     for request in range(_WARM_UP + _COUNTED):
         for name, nbytes in ((str(i), n) for i, n in enumerate(sizes)):
@@ -28,7 +30,7 @@ def lru_bytes(sizes: Sequence[int], room: int) -> int | None:
                 short = nbytes - (room - sum(there.values()))
                 for victim in victims(short, list(there.items())) or ():
                     del there[victim]
-                moved += nbytes if request >= _WARM_UP else 0
+                moved += loads[name] if request >= _WARM_UP else 0
             there[name] = there.pop(name, nbytes)
     return moved // _COUNTED
 

@@ -1,0 +1,107 @@
+"""The models of the overlays, as plain numbers: sizes and shapes, no weights.
+
+`QWEN3` has the fields of the public config.json of Qwen3-Omni-30B-A3B-Instruct that say what a
+decoder is like, `QWEN2_5` those of Qwen2.5-Omni-7B. The defaults of transformers' classes are
+other models' (Qwen3OmniMoeTextConfig has 28 layers, the thinker 48), so they are not used.
+`QWEN3_BYTES` are the bytes of the parameters that transformers makes of Qwen3-Omni's
+configuration, in bfloat16.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.plan.test_sizes import save
+
+_QWEN3_THINKER = {
+    "model_type": "qwen3_omni_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 768,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 152064,
+    "max_position_embeddings": 65536,
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000000,
+        "mrope_section": [24, 20, 20],
+    },
+}
+_QWEN3_TALKER = {
+    **_QWEN3_THINKER,
+    "model_type": "qwen3_omni_moe_talker_text",
+    "hidden_size": 1024,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "intermediate_size": 2048,
+    "moe_intermediate_size": 384,
+    "num_experts_per_tok": 6,
+    "shared_expert_intermediate_size": 768,
+    "vocab_size": 3072,
+}
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+    "model_type": "qwen3_omni_moe",
+    "dtype": "bfloat16",
+    "thinker_config": {"model_type": "qwen3_omni_moe_thinker", "text_config": _QWEN3_THINKER},
+    "talker_config": {
+        "text_config": _QWEN3_TALKER,
+        "code_predictor_config": {"num_hidden_layers": 5, "num_key_value_heads": 8},
+    },
+    "code2wav_config": {"num_hidden_layers": 8, "num_attention_heads": 16, "sliding_window": 72},
+}
+QWEN3_BYTES: dict[str, int] = {
+    **{f"thinker.model.layers.{n}.w": 1246241280 for n in range(48)},
+    "thinker.visual.w": 1077262816,
+    "thinker.audio_tower.w": 1295854336,
+    "thinker.w": 1245712384,
+    **{f"talker.model.layers.{n}.w": 316414464 for n in range(20)},
+    "talker.w": 320903680,
+    "code2wav.w": 432033154,
+}
+
+QWEN2_5: dict[str, Any] = {
+    "architectures": ["Qwen2_5OmniModel"],
+    "model_type": "qwen2_5_omni",
+    "thinker_config": {
+        "model_type": "qwen2_5_omni_thinker",
+        "text_config": {
+            "model_type": "qwen2_5_omni_text",
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "sliding_window": 32768,
+            "use_sliding_window": False,
+        },
+    },
+    "talker_config": {
+        "model_type": "qwen2_5_omni_talker",
+        "hidden_size": 896,
+        "head_dim": 128,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+    },
+}
+
+
+def qwen3(folder: Path) -> Path:
+    """A folder like Qwen3-Omni's: its configuration, and headers of files without weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(QWEN3))
+    save(folder / "model.safetensors", **QWEN3_BYTES)
+    return folder

@@ -1,0 +1,101 @@
+"""A round of turns moves what does not fit, twice, and no cache."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swapd.plan.advise import CHUNK_BYTES, in_chunks
+from swapd.plan.rounds import Turn, by_layer_bytes, kept_bytes, whole_bytes
+
+MIB = 1 << 20
+
+
+def turn(layers: int, layer: int, rest: int = 0, cache: int = 0) -> Turn:
+    """So many layers of `layer` bytes, a rest, and a cache of whole chunks."""
+    return Turn(
+        taken=layers * in_chunks(layer) + in_chunks(rest),
+        copied=layers * layer + rest,
+        cache=cache * CHUNK_BYTES,
+        layers=layers,
+        layer_taken=in_chunks(layer),
+        layer_bytes=layer,
+    )
+
+
+def whole(chunks: int, cache: int = 0) -> Turn:
+    return Turn(chunks * CHUNK_BYTES, chunks * CHUNK_BYTES, cache * CHUNK_BYTES)
+
+
+turns = st.lists(
+    st.builds(
+        turn,
+        st.integers(1, 12),
+        st.integers(1, 200).map(lambda n: n * MIB),
+        st.integers(0, 300).map(lambda n: n * MIB),
+        st.integers(0, 20),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(turns, st.integers(0, 80))
+def test_beside_each_turn_there_is_room_for_what_the_others_keep(
+    found: list[Turn], more: int
+) -> None:
+    room = max(t.taken + t.cache for t in found) + more * CHUNK_BYTES
+    kept = kept_bytes(found, room)
+    for number, one in enumerate(found):
+        assert 0 <= kept[number] <= one.taken
+        others = sum(kept) - kept[number]
+        assert one.taken + one.cache + others <= room
+
+
+@given(turns, st.integers(0, 80))
+def test_at_most_what_does_not_fit_moves_twice_and_a_layer_of_each(
+    found: list[Turn], more: int
+) -> None:
+    room = max(t.taken + t.cache for t in found) + more * CHUNK_BYTES
+    short = max(0, sum(t.taken + t.cache for t in found) - room)
+    layers = sum(t.layer_taken for t in found)
+    moved = by_layer_bytes(found, room)
+    assert moved <= 2 * short + layers
+    assert moved <= whole_bytes(found, room) <= sum(t.copied for t in found)
+    if short == 0:
+        assert moved == 0
+
+
+def test_no_other_choice_of_layers_keeps_more() -> None:
+    found = [turn(3, CHUNK_BYTES, cache=1), turn(2, CHUNK_BYTES), turn(1, CHUNK_BYTES, cache=2)]
+    for room in range(4, 9):
+        best = 0
+        for kept in itertools.product(range(4), range(3), range(2)):
+            sizes = [t.taken + t.cache - k * CHUNK_BYTES for t, k in zip(found, kept, strict=True)]
+            if max(sizes) + sum(kept) * CHUNK_BYTES <= room * CHUNK_BYTES:
+                best = max(best, sum(kept))
+        assert sum(kept_bytes(found, room * CHUNK_BYTES)) == best * CHUNK_BYTES
+
+
+def test_a_little_too_much_moves_a_little() -> None:
+    thinker, talker = turn(60, 64 * MIB), turn(8, 64 * MIB)
+    room = 62 * CHUNK_BYTES
+    assert whole_bytes([thinker, talker], room) == 68 * CHUNK_BYTES
+    assert by_layer_bytes([thinker, talker], room) == 12 * CHUNK_BYTES
+
+
+def test_a_cache_takes_room_and_moves_nothing() -> None:
+    thinker, talker = turn(60, 64 * MIB, cache=4), turn(8, 64 * MIB, cache=4)
+    # 12 chunks of weights do not fit beside a turn, of which 4 are where caches were
+    assert by_layer_bytes([thinker, talker], 66 * CHUNK_BYTES) == (6 + 6) * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("room", [5, 8])
+def test_what_has_no_layers_stays_or_leaves_as_a_whole(room: int) -> None:
+    found = [whole(5), whole(3)]
+    assert by_layer_bytes(found, room * CHUNK_BYTES) == (0 if room == 8 else 8 * CHUNK_BYTES)
+
+
+def test_nothing_moves_where_nobody_takes_turns() -> None:
+    assert by_layer_bytes([], 0) == whole_bytes([], 0) == 0
