@@ -60,7 +60,13 @@ _Vllm = Annotated[
 ]
 _Room = Annotated[
     list[str] | None,
-    typer.Option(help="With --vllm: a stage's KV cache and activations, as in thinker=8GiB"),
+    typer.Option(help="With --vllm: a stage's KV cache and workspace, as in thinker=8GiB"),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --vllm: the model's config.json, for its KV caches, where no source has it"
+    ),
 ]
 _Passes = Annotated[
     list[str] | None,
@@ -78,6 +84,7 @@ def plan(
     sources: _Sources = None,
     vllm: _Vllm = None,
     room: _Room = None,
+    config: _Config = None,
     overlay: Annotated[
         bool, typer.Option("--overlay", help="With --vllm: print the deploy file alone")
     ] = False,
@@ -121,14 +128,15 @@ def plan(
             vllm,
             given,
             rooms=room or [],
+            config=config,
             device_memory=device_memory,
             overhead=overhead,
             bandwidth=bandwidth,
             overlay=overlay,
             json=json,
         )
-    if room or overlay:
-        raise PlanError("--room and --overlay go with --vllm DEPLOY.yaml")
+    if room or overlay or config:
+        raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     needed = not given or endpoint is not None
     told_all = device_memory is not None and bandwidth is not None
     status = status_of(endpoint, timeout, needed=needed) if needed or not told_all else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import typer
@@ -14,7 +15,7 @@ from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_size, gpu_memory
 from swapd.plan import claims, deploy, paste, shares, sizes
 from swapd.plan.advise import Component, PlanError
 from swapd.plan.deploy import Deploy
-from swapd.plan.shares import GpuPlan, Share
+from swapd.plan.shares import GpuPlan
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
 
@@ -27,8 +28,8 @@ class Report(msgspec.Struct, frozen=True):
     bandwidth_from: str
     #: All weights that swapd keeps a copy of.
     host_bytes: int
-    #: `gpu_memory_utilization` of each stage, by its `stage_id`.
-    utilization: dict[int, float]
+    #: What each stage is to set, by its `stage_id`.
+    settings: dict[int, dict[str, float]]
     overlay: str
     serve: tuple[str, ...]
     notes: tuple[str, ...]
@@ -39,6 +40,7 @@ def plan_vllm(
     sources: Sequence[str],
     *,
     rooms: Sequence[str],
+    config: Path | None,
     device_memory: str | None,
     overhead: str | None,
     bandwidth: str | None,
@@ -50,12 +52,12 @@ def plan_vllm(
     if not any(s.ours for s in found.stages):
         raise PlanError(_nothing_ours(found))
     totals = _totals(found, given_size("--device-memory", device_memory))
-    wanted, notes = claims.of(found, _components(found, sources), _rooms(rooms, found), totals)
+    components = _components(found, sources)
+    known = _config(config, sources)
+    wanted, notes = claims.of(found, components, _rooms(rooms, found), totals, known)
     speed = bandwidth_of(bandwidth, None, None)
     spare = given_size("--overhead", overhead)
-    plans = [
-        shares.divide(gpu, on, totals[gpu], speed.bytes_per_s, spare) for gpu, on in wanted.items()
-    ]
+    plans = shares.divide_all(wanted, totals, speed.bytes_per_s, spare)
     report = _report(found, plans, speed, notes)
     if json:
         print_json(report)
@@ -107,6 +109,15 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
     return components
 
 
+def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | None:
+    """The model's config.json: as said, else that of the first source that has one."""
+    if given is not None:
+        return sizes.config_of(given)
+    paths = [Path(s) for s in sources if sizes.named(s) is None]
+    files = [p if p.suffix == ".json" else p / "config.json" for p in paths]
+    return next((sizes.config_of(f) for f in files if f.name == "config.json" and f.exists()), None)
+
+
 def _inner(found: Deploy) -> list[str]:
     """The parts of stages that the file names, under their names in a checkpoint."""
     return [
@@ -137,11 +148,7 @@ def _rooms(given: Sequence[str], found: Deploy) -> dict[str, int]:
 
 
 def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: list[str]) -> Report:
-    used: dict[int, float] = {}
-    for plan in plans:
-        for share in (s for s in plan.shares if s.ours):
-            value = shares.utilization(share.room_bytes, plan.total_bytes)
-            used[share.stage_id] = min(value, used.get(share.stage_id, 1.0))
+    settings = _settings(found, plans)
     turning = any(p.takes_turns for p in plans)
     ours = [p for p in plans if p.budget_bytes]
     return Report(
@@ -149,8 +156,8 @@ def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: li
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
         host_bytes=sum(s.weights_bytes for p in plans for s in p.shares if s.ours),
-        utilization=used,
-        overlay=deploy.overlay(found, _changes(used), found.async_chunk and not turning),
+        settings=settings,
+        overlay=deploy.overlay(found, settings, found.async_chunk and not turning),
         serve=tuple(
             f"swapd serve --device cuda:{p.gpu} --budget {paste.amount(p.budget_bytes)}"
             for p in ours
@@ -159,27 +166,34 @@ def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: li
     )
 
 
-def _changes(used: Mapping[int, float]) -> dict[int, dict[str, float]]:
-    return {stage_id: {"gpu_memory_utilization": value} for stage_id, value in used.items()}
+def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, float]]:
+    """What each stage is to set; one value for all its GPUs, that of the one where it has least."""
+    said: dict[int, dict[str, float]] = {}
+    for plan in plans:
+        for share in (s for s in plan.shares if s.ours):
+            used = {
+                "gpu_memory_utilization": shares.utilization(share.room_bytes, plan.total_bytes)
+            }
+            if share.cache_bytes:
+                used["kv_cache_memory_bytes"] = share.cache_bytes
+            if share.max_model_len:
+                used["max_model_len"] = share.max_model_len
+            before = said.get(share.stage_id, used)
+            said[share.stage_id] = {key: min(used[key], before[key]) for key in used}
+    return said
 
 
 def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
     """What the file as it stands would do, where that is not well."""
     notes = []
     for plan in plans:
-        stated = {
-            s.name: s.utilization or deploy.DEFAULT_UTILIZATION
-            for s in found.stages
-            if s.ours and s.kind != "diffusion" and plan.gpu in s.gpus
-        }
-        asked = round(sum(stated.values()) * plan.total_bytes) + plan.budget_bytes
-        asked += sum(t.nbytes for t in plan.beside)
-        if stated and asked > plan.total_bytes:
-            terms = " + ".join(f"{value:g} {name}" for name, value in stated.items())
+        asked, terms = _asked(found, plan)
+        if terms and asked > plan.total_bytes:
             notes.append(
                 f"GPU {plan.gpu}: with what {found.path.name} says now (gpu_memory_utilization "
                 f"{terms}) it would take {size(asked)} of {size(plan.total_bytes)}"
             )
+        notes += _caches_said(found, plan)
         if plan.by_block:
             notes.append(
                 f"GPU {plan.gpu}: {', '.join(plan.by_block)} comes in block by block, again at "
@@ -193,11 +207,45 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
     return notes
 
 
+def _asked(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
+    """What the stages would take of a GPU with the utilisations that their file says.
+
+    A stage that says how large its KV cache is has no more than that, and its workspace.
+    """
+    stages = {s.id: s for s in found.stages}
+    asked = plan.budget_bytes + sum(t.nbytes for t in plan.beside)
+    terms = []
+    for share in (s for s in plan.shares if s.ours):
+        stage = stages[share.stage_id]
+        if stage.kind == "diffusion":
+            continue
+        if stage.kv_cache_bytes is not None:
+            asked += share.room_bytes + stage.kv_cache_bytes - share.cache_bytes
+            continue
+        stated = stage.utilization or deploy.DEFAULT_UTILIZATION
+        asked += max(share.room_bytes, round(stated * plan.total_bytes) - share.cache_bytes)
+        terms.append(f"{stated:g} {share.name}")
+    return asked, " + ".join(terms)
+
+
+def _caches_said(found: Deploy, plan: GpuPlan) -> list[str]:
+    """That the file has KV caches of other sizes."""
+    said = {s.id: s.kv_cache_bytes for s in found.stages}
+    return [
+        f"{share.name}: {found.path.name} has a KV cache of {size(before)}; --room "
+        f"{share.name}={before + share.room_bytes} would keep it"
+        for share in plan.shares
+        if share.ours and (before := said[share.stage_id]) and before != share.cache_bytes
+    ]
+
+
 def page(report: Report) -> RenderableType:
     """The whole of it for people."""
     parts: list[RenderableType] = []
     for plan in report.gpus:
-        parts += [Text(_sum(plan)), "", _table(plan), "", Text(_turns(plan)), ""]
+        parts += [Text(_sum(plan)), "", _table(plan), ""]
+        parts += [Text(_budget(plan))] if plan.largest else []
+        parts += [Text(_turns(plan)), ""]
     parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
     parts.append(Text(f"host memory for the copies of all weights: {size(report.host_bytes)}"))
     parts += [Text(plain(note), "yellow") for note in report.notes]
@@ -217,42 +265,50 @@ def _sum(plan: GpuPlan) -> str:
     room = sum(s.room_bytes for s in plan.shares if s.ours)
     spare = f", {size(plan.left_bytes)} spare" if plan.left_bytes > 0 else ""
     return (
-        f"GPU {plan.gpu}: {size(plan.total_bytes)}{less} - {size(room)} KV caches and activations "
-        f"leaves {size(plan.budget_bytes)} for weights, counted once{spare}"
+        f"GPU {plan.gpu}: {size(plan.total_bytes)}{less} - {size(room)} workspace leaves "
+        f"{size(plan.budget_bytes)} for weights and KV caches, counted once{spare}"
     )
 
 
 def _turns(plan: GpuPlan) -> str:
     weights = sum(s.weights_bytes for s in plan.shares if s.ours)
+    caches = sum(s.cache_bytes for s in plan.shares)
+    both = size(weights) + " of weights" + (f" and {size(caches)} of KV caches" if caches else "")
     if not plan.budget_bytes:
         return "no stage here uses swapd"
     if not plan.takes_turns:
-        return f"all weights ({size(weights)}) fit: nothing is moved, nobody waits"
+        return f"{both} fit: nothing is moved, nobody waits"
     turning = plan.takes_turns
     who = f"the components of {turning[0]}" if len(turning) == 1 else ", ".join(turning)
     return (
-        f"{who} take turns: {size(weights)} of weights. A request that uses each once moves "
-        f"{size(plan.moved_bytes)} and waits {seconds(plan.request_s)} for it"
+        f"{who} take turns: {both}. A round that uses each once moves {size(plan.moved_bytes)} and "
+        f"waits {seconds(plan.request_s)} for it; if stages left as wholes, "
+        f"{size(plan.moved_whole_bytes)} and {seconds(plan.whole_s)}"
+    )
+
+
+def _budget(plan: GpuPlan) -> str:
+    """What the budget must hold: all that stays is outside of it, or in it for good."""
+    weights, cache = plan.turn_bytes - plan.turn_cache_bytes, plan.turn_cache_bytes
+    of = f" ({size(weights)} of weights and {size(cache)} of KV cache)" if cache else ""
+    return (
+        f"stays: {size(plan.stays_bytes)}. The largest turn is that of {plan.largest}: "
+        f"{size(plan.turn_bytes)}{of}"
     )
 
 
 def _table(plan: GpuPlan) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("stage", no_wrap=True)
-    for heading in ("weights", "KV cache, activations", "gpu_memory_utilization", "swap-in"):
+    for heading in ("weights", "KV cache", "tokens", "workspace", "all of it in"):
         table.add_column(heading, justify="right", no_wrap=True)
     for share in plan.shares:
         table.add_row(
             Text(plain(share.name)),
             size(share.weights_bytes) if share.weights_bytes else "",
+            size(share.cache_bytes) if share.cache_bytes else "",
+            str(share.cache_tokens) if share.cache_tokens else "",
             size(share.room_bytes) if share.ours else f"{size(share.room_bytes)}, with weights",
-            _utilization(share, plan),
             seconds(share.swap_in_s) if share.takes_turns else "",
         )
     return table
-
-
-def _utilization(share: Share, plan: GpuPlan) -> str:
-    if not share.ours:
-        return "as it says"
-    return f"{shares.utilization(share.room_bytes, plan.total_bytes):g}"

@@ -3,18 +3,32 @@
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
-from swapd.plan.advise import SLOTS, Component, PlanError, grouped, in_chunks
+from swapd.plan import kv, workspace
+from swapd.plan.advise import CHUNK_BYTES, SLOTS, Component, PlanError, grouped, in_chunks
 from swapd.plan.deploy import Deploy, Stage
-from swapd.plan.shares import LEAST_ROOM, Claim, Part
+from swapd.plan.shares import USUAL_CACHE, Claim, Part
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
+from swapd.shared.units import size
 
 #: Stages that checkpoints call otherwise.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
 #: How a pipeline says that it comes and goes as one.
 _WHOLE = "."
-#: Activations of a stage that says how large its KV cache is.
-_ACTIVATIONS = LEAST_ROOM["generation"]
+
+
+class Needs(NamedTuple):
+    """What a process of a stage needs beside its weights. Bytes."""
+
+    workspace: int
+    #: The smallest KV cache that does; 0 of a stage without.
+    least_cache: int = 0
+    cache: kv.Cache | None = None
+    #: Layers of its decoder, which can leave one by one; 0 if that is not known.
+    layers: int = 0
+    said: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def of(
@@ -22,29 +36,29 @@ def of(
     components: Sequence[Component],
     rooms: Mapping[str, int],
     totals: Mapping[int, int],
+    config: Mapping[str, Any] | None = None,
 ) -> tuple[dict[int, list[Claim]], list[str]]:
     """The claims on each GPU, by its number, and notes about what was assumed.
 
     `components` are stages, parts of them (`thinker.visual`), or what a diffusion stage is made
-    of; `rooms` is what was said of KV cache and activations, by stage. Raises: PlanError.
+    of; `rooms` is what was said of KV cache and workspace together, by stage; `config` is the
+    model's config.json. Raises: PlanError.
     """
     found = {c.name: c for c in components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
     notes: list[str] = []
     by_gpu: dict[int, list[Claim]] = {gpu: [] for s in deploy.stages for gpu in s.gpus}
     for stage in deploy.stages:
-        parts = _parts(stage, sizes[stage.name], found, notes)
+        needs = needs_of(stage, rooms.get(stage.name), config) if stage.ours else None
+        parts = _parts(stage, sizes[stage.name], found, notes, needs.layers if needs else 0)
         for gpu in stage.gpus:
-            by_gpu[gpu].append(_claim(deploy, stage, parts, rooms, totals[gpu]))
-        if stage.ours and stage.name not in rooms:
-            notes.append(_assumed(stage))
+            room = _by_itself(deploy, stage, parts, rooms, totals[gpu]) if needs is None else 0
+            by_gpu[gpu].append(_claim(stage, parts, needs or Needs(room, said=True)))
+        notes += needs.notes if needs else ()
     return dict(sorted(by_gpu.items())), notes
 
 
-def _claim(
-    deploy: Deploy, stage: Stage, parts: tuple[Part, ...], rooms: Mapping[str, int], total: int
-) -> Claim:
-    said = rooms.get(stage.name)
+def _claim(stage: Stage, parts: tuple[Part, ...], needs: Needs) -> Claim:
     return Claim(
         name=stage.name,
         stage_id=stage.id,
@@ -52,22 +66,27 @@ def _claim(
         ours=stage.ours,
         parts=parts,
         at_once=_as_whole(stage),
-        room=said or (_room(stage) if stage.ours else _by_itself(deploy, stage, parts, total)),
-        said=said is not None or stage.kv_cache_bytes is not None,
+        room=needs.workspace,
+        caches=needs.least_cache > 0,
+        least_cache=needs.least_cache,
+        cache=needs.cache,
+        said=needs.said,
         graphs=stage.graphs and stage.kind != "diffusion",
     )
 
 
-def _room(stage: Stage) -> int:
-    if stage.kv_cache_bytes is not None:
-        return stage.kv_cache_bytes + _ACTIVATIONS
-    return LEAST_ROOM[stage.kind]
-
-
-def _by_itself(deploy: Deploy, stage: Stage, parts: Sequence[Part], total: int) -> int:
+def _by_itself(
+    deploy: Deploy,
+    stage: Stage,
+    parts: Sequence[Part],
+    rooms: Mapping[str, int],
+    total: int,
+) -> int:
     """What a stage without swapd takes, weights included."""
+    if stage.name in rooms:
+        return rooms[stage.name]
     if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
-        return sum(p.nbytes for p in parts) + LEAST_ROOM["diffusion"]
+        return sum(p.nbytes for p in parts) + workspace.USUAL_BYTES["diffusion"]
     if stage.utilization is None:
         raise PlanError(
             f"{deploy.path}: stage {stage.id} ({stage.name}) has not swapd's worker, and does not "
@@ -76,12 +95,104 @@ def _by_itself(deploy: Deploy, stage: Stage, parts: Sequence[Part], total: int) 
     return round(stage.utilization * total)
 
 
-def _assumed(stage: Stage) -> str:
-    least = LEAST_ROOM[stage.kind] >> 30
-    if stage.kv_cache_bytes is not None:
-        return f"{stage.name}: its kv_cache_memory_bytes, and {_ACTIVATIONS >> 30} GiB activations"
-    what = "activations" if stage.kind == "diffusion" else "KV cache and activations"
-    return f"{stage.name}: taken to need {least} GiB for {what}; say --room {stage.name}=SIZE"
+# --- workspace and KV cache ------------------------------------------------------------------
+
+
+def needs_of(stage: Stage, room: int | None, config: Mapping[str, Any] | None) -> Needs:
+    """What a process of `stage` needs beside its weights, by what is known of its model.
+
+    `room` is what was said of KV cache and workspace together, in bytes. Raises: PlanError.
+    """
+    if stage.kind != "ar":
+        return _without_cache(stage, room)
+    try:
+        layout = kv.layout_of(config, stage.name) if config else None
+        steps = stage.step_tokens or workspace.STEP_TOKENS
+        own = (
+            workspace.of_decoder(config, stage.name, steps)
+            if config
+            else workspace.USUAL_BYTES["ar"]
+        )
+    except kv.UncountedCache:
+        if stage.kv_cache_bytes is None and room is None:
+            raise
+        layout, own = None, workspace.USUAL_BYTES["ar"]
+    cache = _cache(stage, layout) if layout else None
+    # what is said of a cache that can be counted is what a plan said before, as its utilisation is
+    said = stage.kv_cache_bytes if cache is None else None
+    if room is not None:
+        said = _left_of(stage, room, own)
+    if cache and said is not None and said < kv.least_bytes(cache):
+        raise PlanError(_too_small(stage, cache, said))
+    least = kv.least_bytes(cache) if cache else USUAL_CACHE
+    return Needs(
+        workspace=own,
+        least_cache=least if said is None else said,
+        cache=cache,
+        layers=layout.layers if layout else 0,
+        said=said is not None,
+        notes=tuple(_notes(stage, own, cache, said)),
+    )
+
+
+def _without_cache(stage: Stage, room: int | None) -> Needs:
+    usual = workspace.USUAL_BYTES[stage.kind]
+    note = (
+        f"{stage.name}: taken to need {usual >> 30} GiB of workspace; say --room {stage.name}=SIZE"
+    )
+    said = stage.kv_cache_bytes or 0
+    return Needs(room or usual, said, said=True, notes=() if room else (note,))
+
+
+def _left_of(stage: Stage, room: int, own: int) -> int:
+    if room < own + CHUNK_BYTES:
+        raise PlanError(
+            f"--room {stage.name}={size(room)} leaves nothing for a KV cache: the workspace of "
+            f"{stage.name} alone takes {size(own)}. Say more, or set a smaller "
+            f"max_num_batched_tokens"
+        )
+    return (room - own) // CHUNK_BYTES * CHUNK_BYTES
+
+
+def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
+    length = stage.max_model_len or layout.longest
+    if length is None:
+        raise kv.UncountedCache(
+            f"{stage.name}: neither it nor its model says how long a request may be; say "
+            f"max_model_len"
+        )
+    return kv.cache_of(
+        layout,
+        max_model_len=length,
+        block_tokens=stage.block_tokens or kv.BLOCK_TOKENS,
+        item_bytes=kv.item_bytes(stage.dtype, stage.kv_cache_dtype),
+        shards=stage.shards,
+    )
+
+
+def _too_small(stage: Stage, cache: kv.Cache, said: int) -> str:
+    holds = kv.tokens_in(cache, said)
+    instead = f"set max_model_len: {holds} or less, or a" if holds else "set a"
+    return (
+        f"{stage.name}: a KV cache of {size(said)} holds {holds} tokens, and one request of its "
+        f"max_model_len, {cache.max_model_len} tokens, takes {size(kv.least_bytes(cache))} "
+        f"({size(kv.token_bytes(cache))} each): {instead} larger --room {stage.name}=SIZE"
+    )
+
+
+def _notes(stage: Stage, own: int, cache: kv.Cache | None, said: int | None) -> list[str]:
+    name = stage.name
+    notes = [f"{name}: taken to need {size(own)} of workspace, which vLLM measures when it starts"]
+    if cache is None and said is None:
+        notes.append(
+            f"{name}: taken to have a KV cache of {size(USUAL_CACHE)}, since its model's "
+            f"config.json is not known: name its folder, or say --config FILE"
+        )
+    if stage.drafts:
+        notes.append(
+            f"{name}: what its draft model remembers is not counted; say more by --room {name}=SIZE"
+        )
+    return notes
 
 
 # --- sizes ---------------------------------------------------------------------------------
@@ -121,7 +232,11 @@ def _weights(stage: Stage, deploy: Deploy, found: Mapping[str, Component]) -> li
 
 
 def _parts(
-    stage: Stage, weights: Sequence[Component], found: Mapping[str, Component], notes: list[str]
+    stage: Stage,
+    weights: Sequence[Component],
+    found: Mapping[str, Component],
+    notes: list[str],
+    layers: int,
 ) -> tuple[Part, ...]:
     """What of a stage comes and goes by itself, on one of its GPUs."""
     if stage.kind == "diffusion":
@@ -131,7 +246,7 @@ def _parts(
     whole = weights[0].nbytes // stage.shards
     named = stage.offload.cpu_offload_components if stage.offload.cpu_offload_enabled else None
     if named is None:
-        return (Part(stage.name, whole, whole, stays=stage.stays),)
+        return (_by_layer(stage, weights[0], whole, layers, stays=stage.stays),)
     inner = {n: found.get(f"{stage.name}.{n}") for n in named if n != stage.name}
     for name, component in inner.items():
         if component is None:
@@ -147,7 +262,19 @@ def _parts(
     rest = whole - sum(p.nbytes for p in parts)
     if rest < 0:
         raise PlanError(f"{stage.name} is smaller than its parts together; check their sizes")
-    return (Part(stage.name, rest, rest, stays=stage.name not in named), *parts)
+    own = _by_layer(stage, weights[0], rest, layers, stays=stage.name not in named)
+    return (own, *parts)
+
+
+def _by_layer(stage: Stage, c: Component, nbytes: int, layers: int, *, stays: bool) -> Part:
+    """A stage's own weights, `nbytes` of them, which leave by decoder layer where these are known.
+
+    Of a component with blocks the largest are its decoder's layers.
+    """
+    layer = 0
+    if layers and nbytes >= layers:
+        layer = min(c.block_bytes // stage.shards or nbytes, nbytes // layers)
+    return Part(stage.name, nbytes, nbytes, stays, layers=layers if layer else 0, layer_bytes=layer)
 
 
 def _as_whole(stage: Stage) -> bool:

@@ -32,6 +32,7 @@ _STAGES_MAX = 10_000
 _BASES_MAX = 16
 _PROCESSES_MAX = 1024
 _BYTES_MAX = 1 << 50
+_TOKENS_MAX = 1 << 30
 #: vLLM's own, where a stage says nothing.
 DEFAULT_UTILIZATION = 0.92
 
@@ -62,6 +63,15 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     stays: bool
     utilization: float | None
     kv_cache_bytes: int | None
+    #: Tokens of its longest request, of a block of its KV cache, and of a step, if it says them.
+    max_model_len: int | None = None
+    block_tokens: int | None = None
+    step_tokens: int | None = None
+    #: What numbers are in it, and in its KV cache, if it says so.
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    #: Whether another model drafts tokens for it.
+    drafts: bool = False
     #: Whether it captures CUDA graphs.
     graphs: bool
 
@@ -296,6 +306,12 @@ def _stage(
         stays=options.offload_said and options.offload.mode == "off",
         utilization=_number(where, flat, "gpu_memory_utilization", float, 1.0),
         kv_cache_bytes=_number(where, flat, "kv_cache_memory_bytes", int, _BYTES_MAX),
+        max_model_len=_tokens(where, flat, "max_model_len"),
+        block_tokens=_tokens(where, flat, "block_size"),
+        step_tokens=_tokens(where, flat, "max_num_batched_tokens"),
+        dtype=_text(where, flat, "dtype"),
+        kv_cache_dtype=_text(where, flat, "kv_cache_dtype"),
+        drafts=bool(flat.get("speculative_config")),
         graphs=not (flat.get("enforce_eager") or _without_graphs(flat.get("compilation_config"))),
     )
 
@@ -359,6 +375,19 @@ def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise BadDeploy(f"{where}: {key} has no keys; it is {value!r}")
+    return value
+
+
+def _tokens(where: str, flat: Mapping[str, Any], key: str) -> int | None:
+    """So many tokens, if they are said; -1 leaves it to vLLM."""
+    said = None if flat.get(key) == -1 else _number(where, flat, key, int, _TOKENS_MAX)
+    return said
+
+
+def _text(where: str, flat: Mapping[str, Any], key: str) -> str | None:
+    value = flat.get(key)
+    if not isinstance(value, str | None):
+        raise BadDeploy(f"{where}: {key} is no text: {value!r}")
     return value
 
 

@@ -1,27 +1,31 @@
 """How the memory of one GPU is divided among stages of vLLM-Omni and a daemon. Pure.
 
-The daemon's arena is counted once, for the weights of all stages that use swapd. It gets all of
-them if they fit, else what the rest leaves, which must be as much as the largest needs at once.
-What each stage has for itself (KV cache, activations) is its room: `gpu_memory_utilization` of
-the whole, since vLLM's own sum leaves out what was there before it began, the arena included.
-Beside that each process has a CUDA context, and graphs are captured after the KV cache was
-allocated, in nobody's share.
+The daemon's arena is counted once, for the weights and the KV caches of all stages that use swapd.
+It gets all of them if they fit, else what the rest leaves, which must be as much as the largest
+turn: what one stage needs at once, its weights by layer and its KV cache, beside what stays.
+What each stage has for itself (activations, buffers: its workspace) is its room, for torch keeps it
+from turn to turn. Beside that each process has a CUDA context, and graphs are captured in nobody's
+share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import floor
 
 import msgspec
+from msgspec.structs import replace
 
-from swapd.plan import stall
+from swapd.plan import kv, rounds
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit, in_chunks
 from swapd.plan.pipelines import Kind
+from swapd.plan.rounds import Turn
 from swapd.shared.units import size
 
 _GIB = 1 << 30
 
-#: KV cache and activations of a stage, where nobody says: the least with which it serves.
-LEAST_ROOM: dict[Kind, int] = {"ar": 4 * _GIB, "generation": 2 * _GIB, "diffusion": 4 * _GIB}
+#: A KV cache, where nobody says: of stages that fit together, and of stages that take turns, as far
+#: as a turn has room for it.
+USUAL_CACHE = 2 * _GIB
+TURNS_CACHE = 8 * _GIB
 #: What a process has on a GPU before it allocates anything.
 CONTEXT_BYTES = 512 << 20
 #: What vLLM-Omni itself sets aside for the graphs of a stage, and for all that nobody counts.
@@ -41,10 +45,19 @@ class Part(msgspec.Struct, frozen=True):
     stays: bool = False
     #: What they take of an arena, where that is not their whole chunks: each block has its own.
     by_block: int = 0
+    #: Decoder layers that leave one by one, each with chunks of its own; bytes of the largest.
+    layers: int = 0
+    layer_bytes: int = 0
 
     @property
     def taken(self) -> int:
-        return self.by_block or in_chunks(self.nbytes)
+        rest = self.nbytes - self.layers * self.layer_bytes
+        return self.by_block or self.layers * in_chunks(self.layer_bytes) + in_chunks(rest)
+
+    @property
+    def at_least(self) -> int:
+        """What they take while they are used."""
+        return self.taken if self.layers else in_chunks(self.least)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +70,24 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     #: Whether a step needs all parts; else it needs one after the other.
     at_once: bool = True
+    #: What it has beside the arena; of a stage without swapd all that it takes.
     room: int
-    #: Whether that was said, so that more is not given.
+    #: Whether it has a KV cache, how large that has to be, and what is known of it.
+    caches: bool = False
+    least_cache: int = 0
+    cache: kv.Cache | None = None
+    #: Whether its size was said, so that more is not given.
     said: bool = False
     graphs: bool = False
 
     @property
     def weights(self) -> int:
         return sum(p.nbytes for p in self.parts)
+
+    @property
+    def cache_stays(self) -> bool:
+        """A stage whose own weights stay never gives its cache away."""
+        return bool(self.parts) and self.parts[0].stays and self.at_once
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -74,8 +97,13 @@ class Share(msgspec.Struct, frozen=True):
     stage_id: int
     ours: bool
     weights_bytes: int
+    #: What it has for itself: activations and buffers; without swapd all that it takes.
     room_bytes: int
-    #: Whether some of its weights may be out when a request comes, and how long they take then.
+    #: Its KV cache, and the longest request that it holds; 0 if it has none, or none is known.
+    cache_bytes: int
+    cache_tokens: int
+    max_model_len: int
+    #: Whether some of its weights may be out when a request comes, and how long all of them take.
     takes_turns: bool
     swap_in_s: float
 
@@ -100,9 +128,18 @@ class GpuPlan(msgspec.Struct, frozen=True):
     #: Everything that is neither arena nor room.
     beside: tuple[Taken, ...]
     left_bytes: int
-    #: Of a request that uses each stage once, by LRU; of what comes in by block, one step.
+    #: All that stays: what is beside the arena, and what never leaves it.
+    stays_bytes: int
+    #: Which stage needs most of the arena at once, how much, and what of that is KV cache.
+    largest: str
+    turn_bytes: int
+    turn_cache_bytes: int
+    #: Of a round that uses each stage once, which leave by layers; of what comes in by block, one
+    #: step. And of one in which stages leave as wholes.
     moved_bytes: int
     request_s: float
+    moved_whole_bytes: int
+    whole_s: float
     #: What comes in by block, again at each step.
     by_block: tuple[str, ...] = ()
 
@@ -125,26 +162,60 @@ def divide(
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
     room = sum(c.room for c in ours)
-    free = total - sum(t.nbytes for t in beside) - room
-    least, whole = _least(ours), sum(p.taken for c in ours for p in c.parts)
-    if ours and free < least:
+    free = (total - sum(t.nbytes for t in beside) - room) // CHUNK_BYTES * CHUNK_BYTES
+    if ours and free < _needed(ours, _least_caches(ours)):
         raise DoesNotFit(_too_much(gpu, claims, total, beside, free))
-    budget = min(whole, free // CHUNK_BYTES * CHUNK_BYTES) if ours else 0
-    left = max(0, free - budget)  # less than nothing where swapd has no say
-    more = _more(ours, left)
+    caches = _caches(ours, max(0, free))
+    whole = sum(p.taken for c in ours for p in c.parts) + sum(caches.values())
+    budget = min(whole, free) if ours else 0
     fits = budget >= whole
-    moved = 0 if fits else _moved(ours, budget)
+    turns = [] if fits else _turns(ours, caches)
+    stays = sum(_staying(c, caches[c.name]) for c in ours)
+    streamed = sum(t.copied for t in turns if t.taken > budget - stays)
+    turns = [t for t in turns if t.taken <= budget - stays]
+    moved = streamed + rounds.by_layer_bytes(turns, budget - stays)
+    moved_whole = streamed + rounds.whole_bytes(turns, budget - stays)
+    turning = {c.name: _turning(c, caches[c.name]) for c in ours}
+    largest = max(ours, key=lambda c: turning[c.name], default=None)
     return GpuPlan(
         gpu=gpu,
         total_bytes=total,
         budget_bytes=budget,
-        shares=tuple(_share(c, more.get(c.name, 0), fits, bytes_per_s) for c in claims),
+        shares=tuple(_share(c, caches.get(c.name, 0), fits, bytes_per_s) for c in claims),
         beside=tuple(beside),
-        left_bytes=left - sum(more.values()),
+        left_bytes=max(0, free - budget),  # less than nothing where swapd has no say
+        stays_bytes=sum(t.nbytes for t in beside) + room + stays,
+        largest=largest.name if largest else "",
+        turn_bytes=turning[largest.name] if largest else 0,
+        turn_cache_bytes=turning[largest.name] - _turning(largest, 0) if largest else 0,
         moved_bytes=moved,
         request_s=moved / bytes_per_s,
+        moved_whole_bytes=moved_whole,
+        whole_s=moved_whole / bytes_per_s,
         by_block=_by_block(ours, budget),
     )
+
+
+def divide_all(
+    claims: Mapping[int, Sequence[Claim]],
+    totals: Mapping[int, int],
+    bytes_per_s: float,
+    overhead: int | None = None,
+) -> list[GpuPlan]:
+    """Divide each GPU, by its number; a stage on several has one size of KV cache on all of them.
+
+    Raises: DoesNotFit, with the sum.
+    """
+    plans = [divide(gpu, on, totals[gpu], bytes_per_s, overhead) for gpu, on in claims.items()]
+    found = [(s.name, s.cache_bytes) for plan in plans for s in plan.shares if s.cache_bytes]
+    least = {name: min(n for other, n in found if other == name) for name, _ in found}
+    if len(least) == len(set(found)):
+        return plans
+    same = {
+        gpu: [replace(c, least_cache=least[c.name], said=True) if c.caches else c for c in on]
+        for gpu, on in claims.items()
+    }
+    return [divide(gpu, on, totals[gpu], bytes_per_s, overhead) for gpu, on in same.items()]
 
 
 def utilization(room: int, total: int) -> float:
@@ -167,46 +238,90 @@ def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Taken]:
     return [*taken, Taken(RESERVE_BYTES, "in reserve")]
 
 
-def _staying(claim: Claim) -> int:
-    return sum(p.taken for p in claim.parts if p.stays)
+def _staying(claim: Claim, cache: int) -> int:
+    """What of it never leaves the arena."""
+    weights = sum(p.taken for p in claim.parts if p.stays)
+    return weights + (cache if claim.cache_stays else 0)
 
 
-def _turning(claim: Claim) -> int:
+def _turning(claim: Claim, cache: int) -> int:
     """What a step needs beside what stays."""
-    needs = [in_chunks(p.least) for p in claim.parts if not p.stays]
-    return sum(needs) if claim.at_once else max(needs, default=0)
+    needs = [p.at_least for p in claim.parts if not p.stays]
+    weights = sum(needs) if claim.at_once else max(needs, default=0)
+    return weights + (0 if claim.cache_stays else cache)
 
 
-def _least(ours: Sequence[Claim]) -> int:
-    return sum(_staying(c) for c in ours) + max((_turning(c) for c in ours), default=0)
+def _needed(ours: Sequence[Claim], caches: Mapping[str, int]) -> int:
+    """What stays, and the largest turn."""
+    stays = sum(_staying(c, caches[c.name]) for c in ours)
+    return stays + max((_turning(c, caches[c.name]) for c in ours), default=0)
 
 
-def _more(ours: Sequence[Claim], left: int) -> dict[str, int]:
-    """What is left over goes to those with a KV cache, by the size of their weights."""
-    wanting = [c for c in ours if c.kind == "ar" and not c.said]
-    of = sum(c.weights for c in wanting)
-    return {c.name: left * c.weights // of for c in wanting} if of else {}
+# --- KV caches -----------------------------------------------------------------------------
 
 
-def _moved(ours: Sequence[Claim], budget: int) -> int:
-    """Bytes of one request, each stage used once; of one whose parts are in turn, each of them."""
-    turning: list[tuple[int, int]] = []  # what is taken, what is copied
-    for c in ours:
-        parts = [(p.taken, p.nbytes) for p in c.parts if not p.stays]
-        turning += [(sum(t for t, _ in parts), sum(n for _, n in parts))] if c.at_once else parts
-    room = budget - sum(_staying(c) for c in ours)
-    streamed = sum(nbytes for taken, nbytes in turning if taken > room)
-    whole = [taken for taken, _ in turning if 0 < taken <= room]
-    return streamed + ((stall.lru_bytes(whole, room) or 0) if whole else 0)
+def _least_caches(ours: Sequence[Claim]) -> dict[str, int]:
+    return {c.name: in_chunks(c.least_cache) for c in ours}
+
+
+def _caches(ours: Sequence[Claim], free: int) -> dict[str, int]:
+    """The KV cache of each: all that is left over if all fits, else what its own turn leaves."""
+    least = _least_caches(ours)
+    grow = [c for c in ours if c.caches and not c.said]
+    usual = least | {c.name: max(least[c.name], USUAL_CACHE) for c in grow}
+    left = free - sum(p.taken for c in ours for p in c.parts) - sum(usual.values())
+    if left >= 0:
+        of = sum(c.weights for c in grow) or 1
+        more = {c.name: left * c.weights // of // CHUNK_BYTES * CHUNK_BYTES for c in grow}
+        return {name: nbytes + more.get(name, 0) for name, nbytes in usual.items()}
+    caches = dict(least)
+    for claim in sorted(grow, key=lambda c: not c.cache_stays):
+        others = _needed(ours, caches) if claim.cache_stays else _own(ours, claim, caches)
+        room = max(0, free - others)
+        wanted = max(least[claim.name], USUAL_CACHE if claim.cache_stays else TURNS_CACHE)
+        caches[claim.name] += min(room, wanted - caches[claim.name])
+    return caches
+
+
+def _own(ours: Sequence[Claim], claim: Claim, caches: Mapping[str, int]) -> int:
+    """What stays, and the turn of `claim`."""
+    stays = sum(_staying(c, caches[c.name]) for c in ours)
+    return stays + _turning(claim, caches[claim.name])
+
+
+# --- turns ---------------------------------------------------------------------------------
+
+
+def _turns(ours: Sequence[Claim], caches: Mapping[str, int]) -> list[Turn]:
+    """Who takes turns: each stage; of one whose parts are in turn, each of them."""
+    found: list[Turn] = []
+    for claim in ours:
+        parts = [p for p in claim.parts if not p.stays]
+        cache = 0 if claim.cache_stays else caches[claim.name]
+        together = [parts] if claim.at_once else [[p] for p in parts]
+        found += [_turn(some, cache) for some in together if some]
+    return found
+
+
+def _turn(parts: Sequence[Part], cache: int) -> Turn:
+    by_layer = next((p for p in parts if p.layers), None)
+    return Turn(
+        taken=sum(p.taken for p in parts),
+        copied=sum(p.nbytes for p in parts),
+        cache=cache,
+        layers=by_layer.layers if by_layer else 1,
+        layer_taken=in_chunks(by_layer.layer_bytes) if by_layer else 0,
+        layer_bytes=by_layer.layer_bytes if by_layer else 0,
+    )
 
 
 def _by_block(ours: Sequence[Claim], budget: int) -> tuple[str, ...]:
-    room = budget - sum(_staying(c) for c in ours)
+    room = budget - sum(_staying(c, 0) for c in ours)
     parts = [p for c in ours for p in c.parts if p.by_block and not p.stays]
     return tuple(p.name for p in parts if p.taken > room)
 
 
-def _share(claim: Claim, more: int, fits: bool, bytes_per_s: float) -> Share:
+def _share(claim: Claim, cache: int, fits: bool, bytes_per_s: float) -> Share:
     turning = sum(p.nbytes for p in claim.parts if not p.stays)
     takes_turns = claim.ours and not fits and turning > 0
     return Share(
@@ -214,7 +329,10 @@ def _share(claim: Claim, more: int, fits: bool, bytes_per_s: float) -> Share:
         stage_id=claim.stage_id,
         ours=claim.ours,
         weights_bytes=claim.weights,
-        room_bytes=claim.room + more,
+        room_bytes=claim.room,
+        cache_bytes=cache,
+        cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
+        max_model_len=claim.cache.max_model_len if claim.cache else 0,
         takes_turns=takes_turns,
         swap_in_s=turning / bytes_per_s if takes_turns else 0.0,
     )
@@ -227,29 +345,52 @@ def _too_much(
     gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Taken], free: int
 ) -> str:
     ours = [c for c in claims if c.ours]
+    caches = _least_caches(ours)
     less = "".join(f" - {t}" for t in beside)
     rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
-    less += f" - {size(sum(c.room for c in ours))} KV caches and activations ({rooms})"
+    less += f" - {size(sum(c.room for c in ours))} workspace ({rooms})"
     left = size(free) if free > 0 else "nothing"
-    terms = [f"{c.name}, which stays ({size(n)})" for c in ours if (n := _staying(c))]
-    largest = max(ours, key=_turning)
-    if turning := _turning(largest):
-        terms.append(f"{largest.name}, the largest that takes turns ({size(turning)})")
+    stay = [(c, _staying(c, caches[c.name])) for c in ours]
+    terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]
+    largest = max(ours, key=lambda c: _turning(c, caches[c.name]))
+    if _turning(largest, caches[largest.name]):
+        terms.append(f"{largest.name}, the largest that takes turns ({_turn_in_words(largest)})")
     return (
-        f"GPU {gpu} cannot hold these: {size(total)}{less} leaves {left} for weights, and "
-        f"{' + '.join(terms)} = {size(_least(ours))} must fit there at once. "
-        f"{_remedies(claims, largest)}"
+        f"GPU {gpu} cannot hold these: {size(total)}{less} leaves {left} for weights and KV "
+        f"caches, and {' + '.join(terms)} = {size(_needed(ours, caches))} must fit there at once. "
+        f"{_remedies(claims, largest, free - _needed(ours, caches))}"
     )
 
 
-def _remedies(claims: Sequence[Claim], largest: Claim) -> str:
-    ways = [f"less room (--room {largest.name}=SIZE)"]
+def _turn_in_words(claim: Claim) -> str:
+    cache = 0 if claim.cache_stays else in_chunks(claim.least_cache)
+    weights = size(_turning(claim, 0))
+    if not cache:
+        return weights
+    of = ""
+    if claim.cache and not claim.said:
+        of = f" for one request of {claim.cache.max_model_len} tokens, its max_model_len"
+    return f"{weights} of weights + {size(cache)} KV cache{of}"
+
+
+def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
+    """What would help; `short` is what there is, less what is needed: less than nothing."""
+    ways = []
+    if largest.cache and not largest.said:
+        longest = kv.tokens_in(largest.cache, in_chunks(largest.least_cache) + short)
+        if longest > 0:
+            ways.append(f"max_model_len: {longest} or less for {largest.name}")
+    elif largest.said and largest.caches:
+        ways.append(f"a smaller KV cache (--room {largest.name}=SIZE)")
+    if largest.caches and not largest.cache:
+        ways.append("the model's config.json (--config FILE), by which caches are counted")
+    ways.append(f"less workspace (a smaller max_num_batched_tokens for {largest.name})")
     if graphs := [c.name for c in claims if c.graphs]:
         ways.append(f"no graphs (enforce_eager: true for {graphs[-1]})")
     ways += [
         f"swapd's worker for {c.name}, or less gpu_memory_utilization" for c in claims if not c.ours
     ]
-    if any(_staying(c) for c in claims if c.ours):
+    if any(_staying(c, 0) for c in claims if c.ours):
         ways.append("turns for what stays (cpu_offload_enabled, without cpu_offload_components)")
     ways += ["quantised weights", f"{largest.name} over several GPUs (tensor_parallel_size)"]
     return f"It takes {', '.join(ways)}, or a larger GPU"

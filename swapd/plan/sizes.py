@@ -82,6 +82,11 @@ def of_path(path: Path) -> list[Component]:
     )
 
 
+def config_of(path: Path) -> Mapping[str, Any]:
+    """A model's config.json, as it is written. Raises: NoSizes."""
+    return _json(path / "config.json" if path.is_dir() else path)
+
+
 def within(path: Path, names: Iterable[str]) -> list[Component]:
     """Of the parts of a model's stages, as in `thinker.visual`, those that its files have."""
     wanted = list(names)

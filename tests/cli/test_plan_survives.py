@@ -139,6 +139,12 @@ WHOLE: dict[str, Any] = {
             "pipeline_parallel_size": 1,
             "gpu_memory_utilization": 0.5,
             "kv_cache_memory_bytes": 1 << 30,
+            "max_model_len": 4096,
+            "max_num_batched_tokens": 2048,
+            "block_size": 16,
+            "dtype": "bfloat16",
+            "kv_cache_dtype": "auto",
+            "speculative_config": {"method": "ngram"},
             "enforce_eager": True,
             "compilation_config": {"cudagraph_mode": "NONE"},
             "engine_extras": {"a": 1},
@@ -317,6 +323,36 @@ def test_an_odd_value_anywhere_in_a_config_gives_a_plan_or_one_line(
     for odd in ODD:
         path.write_text(json.dumps(CONFIG | {at: odd}, default=str))
         run(path, *CARD)
+
+
+DECODER: dict[str, Any] = {
+    **CONFIG,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 64,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+OTHERS = ("kv_lora_rank", "qk_rope_head_dim", "mamba_d_state", "model_max_length", "n_head_kv")
+
+
+@pytest.mark.parametrize(
+    "at", [*places({"thinker_config": {"text_config": DECODER}}), *((key,) for key in OTHERS)]
+)
+def test_an_odd_value_anywhere_in_a_decoders_config_gives_a_plan_or_one_line(
+    tmp_path: Path, at: tuple[Any, ...]
+) -> None:
+    named = {"swapd": {"component": "thinker"}}
+    stage = {"stage_id": 0, "worker_cls": AR, "additional_config": named}
+    whole = DECODER if at[0] in OTHERS else {"thinker_config": {"text_config": DECODER}}
+    path = tmp_path / "config.json"
+    deploy = deploy_of(tmp_path, yaml.safe_dump({"stages": [stage]}))
+    for odd in ODD:
+        path.write_text(json.dumps(with_odd(whole, at, odd), default=str))
+        run("--vllm", deploy, "thinker=1GiB", "--config", path, *CARD)
 
 
 # --- words -------------------------------------------------------------------------------

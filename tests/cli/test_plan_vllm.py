@@ -1,12 +1,14 @@
 """`swapd plan --vllm`, as its users run it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.plan import omni
 from tests.plan.test_sizes import save
 
 from .conftest import MIB, swapd
@@ -15,6 +17,8 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "vllm-omni"
 GIB = 1 << 30
 CARD = ("--device-memory", "80GiB", "--bandwidth", "25GB/s")
 QWEN3 = ("thinker=60GiB", "talker=8.5GiB", "code2wav=0.41GiB")
+#: What the plan for 80 GiB gave each stage while caches stayed: KV cache and activations together.
+ROOM_BEFORE = {"thinker": 4 * GIB, "talker": 4 * GIB}
 AR = "swapd_client.vllm.omni.ARWorker"
 
 
@@ -29,6 +33,12 @@ def qwen3(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder as large as Qwen3-Omni's, less the weights."""
+    return omni.qwen3(tmp_path / "Qwen3-Omni")
+
+
 def plan(*words: object) -> Any:
     return json.loads(swapd("plan", "--vllm", *words, "--json").stdout)
 
@@ -37,83 +47,166 @@ def refused(*words: object) -> str:
     return swapd("plan", "--vllm", *words, status=1).stderr
 
 
-def test_qwen3_omni_on_80_gib_takes_turns(qwen3: Path) -> None:
-    report = plan(qwen3, *QWEN3, *CARD)
+def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_by_turns(
+    qwen3: Path, model: Path
+) -> None:
+    report = plan(qwen3, model, *CARD)
     (gpu,) = report["gpus"]
-    assert report["serve"] == ["swapd serve --device cuda:0 --budget 62GiB"]
-    assert report["utilization"] == {"0": 0.05, "1": 0.05, "2": 0.025}
+    assert report["serve"] == ["swapd serve --device cuda:0 --budget 68672MiB"]
     assert [s["takes_turns"] for s in gpu["shares"]] == [True, True, True]
-    assert gpu["moved_bytes"] == pytest.approx(68.5 * GIB)
-    taken = gpu["budget_bytes"] + sum(s["room_bytes"] for s in gpu["shares"])
-    assert taken + sum(t["nbytes"] for t in gpu["beside"]) <= 80 * GIB
+    shares = {s["name"]: s for s in gpu["shares"]}
+    for name, before in ROOM_BEFORE.items():
+        share = shares[name]
+        assert share["max_model_len"] == 65536  # all that the model is made for
+        assert share["cache_tokens"] >= 65536
+        assert share["cache_bytes"] + share["room_bytes"] >= 2 * before
+    assert shares["code2wav"]["cache_bytes"] == 0  # it attends to nothing that it remembers
+    beside = sum(t["nbytes"] for t in gpu["beside"]) + sum(s["room_bytes"] for s in gpu["shares"])
+    assert gpu["stays_bytes"] == beside
+    assert gpu["stays_bytes"] + gpu["turn_bytes"] <= 80 * GIB
+    assert gpu["turn_bytes"] <= gpu["budget_bytes"]
+    assert (gpu["largest"], gpu["turn_cache_bytes"]) == (
+        "thinker",
+        shares["thinker"]["cache_bytes"],
+    )
 
 
-def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path) -> None:
-    shown = swapd("plan", "--vllm", qwen3, *QWEN3, *CARD).stdout
+def test_a_round_by_layers_moves_at_most_what_does_not_fit_twice(qwen3: Path, model: Path) -> None:
+    report = plan(qwen3, model, *CARD)
+    (gpu,) = report["gpus"]
+    needed = sum(s["weights_bytes"] + s["cache_bytes"] for s in gpu["shares"])
+    a_chunk_a_layer = 68 * 64 * MIB
+    assert gpu["moved_bytes"] <= 2 * (needed - gpu["budget_bytes"]) + a_chunk_a_layer
+    assert gpu["moved_bytes"] < gpu["moved_whole_bytes"] / 4
+    assert gpu["moved_whole_bytes"] == sum(s["weights_bytes"] for s in gpu["shares"])
+    assert gpu["request_s"] == pytest.approx(gpu["moved_bytes"] / 25e9)
+    assert gpu["whole_s"] == pytest.approx(gpu["moved_whole_bytes"] / 25e9)
+
+
+def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path, model: Path) -> None:
+    shown = " ".join(swapd("plan", "--vllm", qwen3, model, *CARD).stdout.split())
     assert "GPU 0: 80 GiB - 2 GiB CUDA contexts of 4 processes - 4 GiB CUDA graphs of" in shown
-    assert "leaves 62 GiB for weights, counted once" in shown
-    assert "thinker, talker, code2wav take turns: 68.91 GiB of weights" in shown
-    assert "waits 2.94 s for it" in shown
-    assert "host memory for the copies of all weights: 68.91 GiB" in shown
-    assert "swapd serve --device cuda:0 --budget 62GiB" in shown
-    assert "gpu_memory_utilization: 0.05" in shown
+    assert "leaves 67.06 GiB for weights and KV caches, counted once" in shown
+    assert "thinker 59.08 GiB 6.688 GiB 73024 1.609 GiB" in shown
+    assert "stays: 12.91 GiB. The largest turn is that of thinker: 67.06 GiB" in shown
+    assert "thinker, talker, code2wav take turns: 65.68 GiB of weights" in shown
+    assert "moves 14.72 GiB and waits 632 ms for it; if stages left as wholes, 65.68 GiB" in shown
+    assert "host memory for the copies of all weights: 65.68 GiB" in shown
+    assert "swapd serve --device cuda:0 --budget 68672MiB" in shown
+    assert "max_model_len: 65536" in shown
 
 
-def test_the_page_shows_what_is_printed(qwen3: Path) -> None:
+def test_the_page_shows_what_is_printed(qwen3: Path, model: Path) -> None:
     page = (DEPLOY / "README.md").read_text()
     shown = page.partition("--device-memory 80GiB\n")[2].partition("\n...\n")[0].split()
-    printed = swapd("plan", "--vllm", qwen3, *QWEN3, *CARD).stdout.split()
+    printed = swapd("plan", "--vllm", qwen3, model, *CARD).stdout.split()
+    assert len(shown) > 50
     assert shown == printed[: len(shown)]
+    said = refused(qwen3, model, "--device-memory", "79GiB").partition("It takes ")[2]
+    assert f"79 GiB it says `{said.partition(',')[0]}`" in " ".join(page.split())
 
 
-def test_what_fits_has_its_kv_caches_grow(qwen3: Path) -> None:
-    report = plan(qwen3, *QWEN3, "--device-memory", "141GiB", "--room", "talker=6GiB")
+def test_a_request_that_does_not_fit_is_refused_with_a_length_that_does(
+    qwen3: Path, model: Path
+) -> None:
+    qwen3.write_text(qwen3.read_text().replace("max_num_batched_tokens: 8192", ""))
+    said = refused(qwen3, model, *CARD)
+    assert "6.062 GiB KV cache for one request of 65536 tokens, its max_model_len" in said
+    longest = said.partition("It takes max_model_len: ")[2].split()[0]
+    qwen3.write_text(qwen3.read_text().replace("len: 65536", f"len: {longest}", 1))
+    (gpu,) = plan(qwen3, model, *CARD)["gpus"]
+    assert gpu["shares"][0]["cache_tokens"] == gpu["shares"][0]["max_model_len"] == int(longest)
+    more = int(longest) + 16 * 100
+    qwen3.write_text(qwen3.read_text().replace(f"len: {longest}", f"len: {more}", 1))
+    assert f"It takes max_model_len: {longest} or less" in refused(qwen3, model, *CARD)
+
+
+def test_the_configuration_can_be_named_where_sizes_are_given(qwen3: Path, model: Path) -> None:
+    assert "the model's config.json (--config FILE), by which" in refused(qwen3, *QWEN3, *CARD)
+    qwen3.write_text(re.sub(r"kv_cache_memory_bytes: \d+", "", qwen3.read_text()))
+    (without,) = plan(qwen3, *QWEN3, *CARD)["gpus"]
+    (given,) = plan(qwen3, *QWEN3, *CARD, "--config", model / "config.json")["gpus"]
+    assert [s["cache_tokens"] > 0 for s in without["shares"]] == [False, False, False]
+    assert [s["cache_tokens"] > 65536 for s in given["shares"]] == [True, True, False]
+    assert without["moved_bytes"] == without["moved_whole_bytes"]  # its layers are not known
+    assert given["moved_bytes"] < given["moved_whole_bytes"] / 3
+
+
+def test_what_fits_has_its_kv_caches_grow(qwen3: Path, model: Path) -> None:
+    report = plan(qwen3, model, "--device-memory", "141GiB", "--room", "talker=6GiB")
     (gpu,) = report["gpus"]
-    rooms = {s["name"]: s["room_bytes"] / GIB for s in gpu["shares"]}
+    shares = {s["name"]: s for s in gpu["shares"]}
     assert gpu["moved_bytes"] == 0
-    assert rooms["talker"] == 6
-    assert rooms["thinker"] > 50
-    shown = swapd("plan", "--vllm", qwen3, *QWEN3, "--device-memory", "141GiB").stdout
+    talker = shares["talker"]["cache_bytes"] + shares["talker"]["room_bytes"]
+    assert 0 <= 6 * GIB - talker < 64 * MIB
+    assert shares["thinker"]["cache_bytes"] > 50 * GIB
+    shown = swapd("plan", "--vllm", qwen3, model, "--device-memory", "141GiB").stdout
     assert "fit: nothing is moved, nobody waits" in shown
 
 
-def test_the_deploy_file_alone_can_be_kept(qwen3: Path, tmp_path: Path) -> None:
+def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: Path) -> None:
     made = tmp_path / "elsewhere" / "made.yaml"
     made.parent.mkdir()
-    made.write_text(swapd("plan", "--vllm", qwen3, *QWEN3, *CARD, "--overlay").stdout)
+    made.write_text(swapd("plan", "--vllm", qwen3, model, *CARD, "--overlay").stdout)
     own = yaml.safe_load(made.read_text())
     assert own["base_config"] == str((tmp_path / "qwen3_omni_moe.yaml").resolve())
     assert own["async_chunk"] is False
-    assert [s["gpu_memory_utilization"] for s in own["stages"]] == [0.05, 0.05, 0.025]
+    assert [s["gpu_memory_utilization"] for s in own["stages"]] == [0.02, 0.016, 0.025]
+    caches = [s.get("kv_cache_memory_bytes") for s in own["stages"]]
+    assert caches == [107 * 64 * MIB, 8 * GIB, None]
+    assert [s.get("max_model_len") for s in own["stages"]] == [65536, 65536, None]
     assert own["stages"][0]["worker_cls"] == AR
-    assert plan(made, *QWEN3, *CARD)["utilization"] == {"0": 0.05, "1": 0.05, "2": 0.025}
+    again = plan(made, model, *CARD)
+    assert again["settings"] == plan(qwen3, model, *CARD)["settings"]
 
 
-def test_async_chunk_is_advised_against_where_stages_take_turns(qwen3: Path) -> None:
+def test_a_cache_of_another_size_in_the_file_is_said_and_can_be_kept(
+    qwen3: Path, model: Path
+) -> None:
+    qwen3.write_text(qwen3.read_text().replace("8589934592", "4294967296"))
+    (note,) = [n for n in plan(qwen3, model, *CARD)["notes"] if "would keep it" in n]
+    assert "talker: qwen3_omni.yaml has a KV cache of 4 GiB" in note
+    room = note.partition("--room ")[2].split()[0]
+    (gpu,) = plan(qwen3, model, *CARD, "--room", room)["gpus"]
+    assert gpu["shares"][1]["cache_bytes"] == 4 * GIB
+
+
+def test_async_chunk_is_advised_against_where_stages_take_turns(qwen3: Path, model: Path) -> None:
     qwen3.write_text(qwen3.read_text().replace("async_chunk: false", "async_chunk: true"))
-    report = plan(qwen3, *QWEN3, *CARD)
+    report = plan(qwen3, model, *CARD)
     assert any("async_chunk: true has the stages work" in n for n in report["notes"])
     assert yaml.safe_load(report["overlay"])["async_chunk"] is False
-    roomy = plan(qwen3, *QWEN3, "--device-memory", "141GiB")
+    roomy = plan(qwen3, model, "--device-memory", "141GiB")
     assert yaml.safe_load(roomy["overlay"])["async_chunk"] is True
 
 
 def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path) -> None:
-    qwen3.write_text(qwen3.read_text().replace("utilization: 0.05 ", "utilization: 0.9 "))
+    text = qwen3.read_text().replace("utilization: 0.02 ", "utilization: 0.9 ")
+    qwen3.write_text(text.replace("    kv_cache_memory_bytes: 7180648448\n", ""))
     (note,) = [n for n in plan(qwen3, *QWEN3, *CARD)["notes"] if "it would take" in n]
     assert "GPU 0: with what qwen3_omni.yaml says now (gpu_memory_utilization 0.9 thinker" in note
 
 
 @pytest.mark.parametrize(
-    ("name", "memory", "sizes"),
+    ("name", "memory", "sizes", "config"),
     [
-        ("qwen2_5_omni", "48GiB", ("thinker=17GiB", "talker=3GiB", "code2wav=1.5GiB")),
-        ("qwen3_omni", "80GiB", QWEN3),
-        ("wan2_2", "24GiB", ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")),
+        (
+            "qwen2_5_omni",
+            "48GiB",
+            ("thinker=17GiB", "talker=3GiB", "code2wav=1.5GiB"),
+            omni.QWEN2_5,
+        ),
+        ("qwen3_omni", "80GiB", (), omni.QWEN3),
+        ("wan2_2", "24GiB", ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB"), None),
     ],
 )
-def test_the_overlays_values_fit_the_gpu_that_they_are_said_to_be_for(
-    tmp_path: Path, name: str, memory: str, sizes: tuple[str, ...]
+def test_the_overlays_values_are_those_of_the_gpu_that_they_are_said_to_be_for(
+    tmp_path: Path,
+    model: Path,
+    name: str,
+    memory: str,
+    sizes: tuple[str, ...],
+    config: dict[str, Any] | None,
 ) -> None:
     overlay = yaml.safe_load((DEPLOY / f"swapd_{name}.yaml").read_text())
     eager = name != "qwen3_omni"  # as vllm-omni's own files have it
@@ -121,8 +214,14 @@ def test_the_overlays_values_fit_the_gpu_that_they_are_said_to_be_for(
     (tmp_path / overlay["base_config"]).write_text(yaml.safe_dump({"stages": stages}))
     path = tmp_path / f"swapd_{name}.yaml"
     path.write_text((DEPLOY / path.name).read_text())
-    notes = plan(path, *sizes, "--device-memory", memory)["notes"]
-    assert not [note for note in notes if "it would take" in note]
+    (model / "config.json").write_text(json.dumps(config))
+    named = ("--config", model / "config.json") if config else ()
+    report = plan(path, *(sizes or (model,)), "--device-memory", memory, *named)
+    assert not [n for n in report["notes"] if "it would take" in n or "would keep it" in n]
+    for stage in overlay["stages"]:
+        settings = report["settings"][str(stage["stage_id"])]
+        if name != "wan2_2":  # which has room to spare
+            assert {key: stage[key] for key in settings} == settings
     assert f" {memory.removesuffix('GiB')}" in (DEPLOY / "README.md").read_text()
 
 
@@ -133,11 +232,14 @@ def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"async_chunk": False, "stages": [a, b]}))
     report = plan(path, "0=20GiB", "1=8GiB", "--device-memory", "40GiB")
     assert report["serve"] == [
-        "swapd serve --device cuda:0 --budget 10GiB",
-        "swapd serve --device cuda:1 --budget 18GiB",
+        "swapd serve --device cuda:0 --budget 15936MiB",
+        "swapd serve --device cuda:1 --budget 29120MiB",
     ]
-    # one value for the stage: that of the GPU where it has least
-    assert report["utilization"]["0"] < 0.4
+    # one value for the stage, on both
+    caches = [
+        s["cache_bytes"] for gpu in report["gpus"] for s in gpu["shares"] if not s["stage_id"]
+    ]
+    assert caches == [report["settings"]["0"]["kv_cache_memory_bytes"]] * 2
 
 
 def test_of_a_single_stage_the_components_take_turns(tmp_path: Path) -> None:
@@ -147,7 +249,7 @@ def test_of_a_single_stage_the_components_take_turns(tmp_path: Path) -> None:
     parts = ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")
     shown = swapd("plan", "--vllm", path, *parts, "--device-memory", "24GiB").stdout
     assert "the components of wan take turns: 21.3 GiB of weights" in shown
-    assert "moves 19.94 GiB" in shown  # the VAE stays
+    assert "moves 19.9 GiB" in shown  # the VAE stays
     assert "it would take" not in shown
 
 
@@ -167,7 +269,8 @@ def test_sizes_are_read_from_the_model(qwen3: Path, tmp_path: Path) -> None:
 def test_what_cannot_fit_is_refused_with_the_sum(qwen3: Path) -> None:
     said = refused(qwen3, *QWEN3, "--device-memory", "48GiB")
     assert "GPU 0 cannot hold these: 48 GiB - 2 GiB CUDA contexts of 4 processes" in said
-    assert "thinker, the largest that takes turns (60 GiB) = 60 GiB must fit there at once" in said
+    assert "thinker, the largest that takes turns (60 GiB of weights + 6.688 GiB KV cache)" in said
+    assert "= 66.69 GiB must fit there at once" in said
 
 
 def test_a_file_without_swapds_workers_is_told_the_lines(tmp_path: Path) -> None:
@@ -196,4 +299,4 @@ def test_what_makes_no_sense_is_named(qwen3: Path, words: tuple[str, ...], says:
 
 def test_its_options_alone_are_refused() -> None:
     said = swapd("plan", "dit=1GiB", "--room", "dit=1GiB", *CARD, status=1).stderr
-    assert "--room and --overlay go with --vllm" in said
+    assert "--room, --config and --overlay go with --vllm" in said

@@ -9,7 +9,10 @@ import yaml
 
 from swapd.plan import claims, deploy
 from swapd.plan.advise import Component, PlanError
-from swapd.plan.shares import LEAST_ROOM, Claim
+from swapd.plan.kv import UncountedCache, least_bytes, tokens_in
+from swapd.plan.shares import USUAL_CACHE, Claim
+from swapd.plan.workspace import USUAL_BYTES, of_decoder
+from tests.plan.omni import QWEN3
 
 GIB = 1 << 30
 AR = {"worker_cls": "swapd_client.vllm.omni.ARWorker"}
@@ -23,14 +26,18 @@ def stage(number: int, name: str = "", **keys: Any) -> dict[str, Any]:
 
 
 def claimed(
-    folder: Path, *listed: dict[str, Any], rooms: dict[str, int] | None = None, **sizes: float
+    folder: Path,
+    *listed: dict[str, Any],
+    rooms: dict[str, int] | None = None,
+    config: dict[str, Any] | None = None,
+    **sizes: float,
 ) -> tuple[dict[int, list[Claim]], list[str]]:
     path = folder / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": list(listed)}))
     found = deploy.read(path)
     components = [Component(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()]
     totals = dict.fromkeys((g for s in found.stages for g in s.gpus), 80 * GIB)
-    return claims.of(found, components, rooms or {}, totals)
+    return claims.of(found, components, rooms or {}, totals, config)
 
 
 def alone(folder: Path, *listed: dict[str, Any], **sizes: Any) -> Claim:
@@ -155,13 +162,83 @@ def test_a_pipeline_on_several_gpus_is_there_as_a_whole(tmp_path: Path) -> None:
         assert [p.least for p in claim.parts] == [20 * GIB, GIB]
 
 
-def test_room_is_as_said_else_assumed_and_told(tmp_path: Path) -> None:
-    kv = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
-    listed = stage(0, "a", **AR), kv, stage(2, "code2wav", **GENERATION), stage(3, "c", **AR)
-    by_gpu, notes = claimed(tmp_path, *listed, rooms={"c": 9}, a=1, b=1, code2wav=1, c=1)
-    assert [c.room for c in by_gpu[0]] == [LEAST_ROOM["ar"], 3 * GIB, LEAST_ROOM["generation"], 9]
-    assert [c.said for c in by_gpu[0]] == [False, True, False, True]
-    assert [n.partition(":")[0] for n in notes] == ["a", "b", "code2wav"]
+def test_without_a_configuration_caches_are_as_said_else_assumed_and_told(tmp_path: Path) -> None:
+    said = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
+    listed = stage(0, "a", **AR), said, stage(2, "code2wav", **GENERATION), stage(3, "c", **AR)
+    by_gpu, notes = claimed(tmp_path, *listed, rooms={"c": 5 * GIB}, a=1, b=1, code2wav=1, c=1)
+    assert [c.least_cache for c in by_gpu[0]] == [USUAL_CACHE, GIB, 0, 3 * GIB]
+    own = [USUAL_BYTES["ar"], USUAL_BYTES["ar"], USUAL_BYTES["generation"], USUAL_BYTES["ar"]]
+    assert [c.room for c in by_gpu[0]] == own
+    assert [c.said for c in by_gpu[0]] == [False, True, True, True]
+    (told,) = [n for n in notes if "taken to have a KV cache of 2 GiB" in n]
+    assert told.startswith("a: ")
+
+
+def test_a_cache_holds_one_request_of_the_length_that_the_stage_or_its_model_says(
+    tmp_path: Path,
+) -> None:
+    listed = stage(0, "thinker", **AR), stage(1, "talker", max_model_len=4096, **AR)
+    by_gpu, _ = claimed(tmp_path, *listed, config=QWEN3, thinker=60, talker=8)
+    thinker, talker = by_gpu[0]
+    assert thinker.cache is not None
+    assert talker.cache is not None
+    assert (thinker.cache.max_model_len, talker.cache.max_model_len) == (65536, 4096)
+    assert thinker.least_cache == least_bytes(thinker.cache) == 6 * GIB + (16 * 96 << 10)
+    assert tokens_in(talker.cache, talker.least_cache) == 4096
+    assert thinker.room == of_decoder(QWEN3, "thinker", 32768)
+
+
+def test_what_a_cache_takes_follows_the_stages_settings(tmp_path: Path) -> None:
+    usual = alone(tmp_path, stage(0, "talker", **AR), config=QWEN3, talker=8)
+    eight_bits = stage(0, "talker", kv_cache_dtype="fp8", **AR)
+    two = stage(0, "talker", devices="0,1", tensor_parallel_size=2, **AR)
+    of_two, *_ = claimed(tmp_path, two, config=QWEN3, talker=8)[0].values()
+    for found in (alone(tmp_path, eight_bits, config=QWEN3, talker=8), of_two[0]):
+        assert found.least_cache * 2 == usual.least_cache
+    larger = alone(tmp_path, stage(0, "talker", block_size=64, **AR), config=QWEN3, talker=8)
+    assert larger.least_cache - usual.least_cache == (64 - 16) * (20 << 10)
+
+
+def test_a_cache_that_was_planned_before_is_planned_again(tmp_path: Path) -> None:
+    before = stage(0, "thinker", kv_cache_memory_bytes=GIB, **AR)
+    claim = alone(tmp_path, before, config=QWEN3, thinker=60)
+    assert (claim.least_cache > 6 * GIB, claim.said) == (True, False)
+
+
+def test_a_room_that_holds_no_request_is_refused_and_says_which_would(tmp_path: Path) -> None:
+    rooms = {"thinker": of_decoder(QWEN3, "thinker", 8192) + 3 * GIB}
+    listed = stage(0, "thinker", max_num_batched_tokens=8192, **AR)
+    said = refused(tmp_path, listed, config=QWEN3, rooms=rooms, thinker=60)
+    assert "a KV cache of 3 GiB holds 32752 tokens" in said
+    assert "its max_model_len, 65536 tokens, takes 6.001 GiB (96 KiB each)" in said
+    assert "set max_model_len: 32752 or less" in said
+    shorter = {**listed, "max_model_len": 32752}
+    claim = alone(tmp_path, shorter, config=QWEN3, rooms=rooms, thinker=60)
+    assert (claim.least_cache, claim.said) == (3 * GIB, True)
+    nothing = refused(tmp_path, listed, config=QWEN3, rooms={"thinker": GIB}, thinker=60)
+    assert "the workspace of thinker alone takes" in nothing
+
+
+def test_a_cache_that_is_not_counted_must_be_said(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 4, "mamba_num_heads": 8, "hidden_size": 64}
+    with pytest.raises(UncountedCache, match="state-space or linear-attention"):
+        claimed(tmp_path, stage(0, "a", **AR), config=config, a=1)
+    said = stage(0, "a", kv_cache_memory_bytes=GIB, **AR)
+    assert alone(tmp_path, said, config=config, a=1).least_cache == GIB
+
+
+def test_layers_leave_one_by_one_where_they_are_known(tmp_path: Path) -> None:
+    claim = alone(tmp_path, stage(0, "thinker", **AR), config=QWEN3, thinker=60)
+    (part,) = claim.parts
+    assert (part.layers, part.layer_bytes, part.taken) == (48, 60 * GIB // 48, 60 * GIB)
+    (unknown,) = alone(tmp_path, stage(0, "thinker", **AR), thinker=60).parts
+    assert (unknown.layers, unknown.taken) == (0, 60 * GIB)
+
+
+def test_what_a_draft_model_remembers_is_said_not_to_be_counted(tmp_path: Path) -> None:
+    drafts = stage(0, "thinker", speculative_config={"method": "eagle"}, **AR)
+    _, notes = claimed(tmp_path, drafts, config=QWEN3, thinker=60)
+    assert any("draft model remembers is not counted" in note for note in notes)
 
 
 def test_what_has_not_swapds_worker_takes_what_it_says(tmp_path: Path) -> None:
@@ -180,7 +257,7 @@ def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Pa
     found = msgspec.structs.replace(found, stages=(found.stages[0], pipeline))
     sizes = [Component("a", GIB), Component("transformer", 20 * GIB), Component("vae", GIB)]
     by_gpu, _ = claims.of(found, sizes, {}, {0: 80 * GIB})
-    assert by_gpu[0][1].room == 21 * GIB + LEAST_ROOM["diffusion"]
+    assert by_gpu[0][1].room == 21 * GIB + USUAL_BYTES["diffusion"]
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,32 @@
 
 import pytest
 
-from swapd.plan.advise import DoesNotFit
+from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
+from swapd.plan.kv import Cache
 from swapd.plan.pipelines import Kind
-from swapd.plan.shares import Claim, GpuPlan, Part, divide, utilization
+from swapd.plan.shares import (
+    TURNS_CACHE,
+    USUAL_CACHE,
+    Claim,
+    GpuPlan,
+    Part,
+    divide,
+    divide_all,
+    utilization,
+)
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 def claim(
     name: str,
     *parts: float | Part,
     room: float = 4,
+    cache: float = 0,
+    tokens: int = 0,
     kind: Kind = "ar",
-    said: bool = True,
+    said: bool = False,
     ours: bool = True,
     graphs: bool = False,
     at_once: bool = True,
@@ -27,6 +40,9 @@ def claim(
         parts=tuple(p if isinstance(p, Part) else part(name, p) for p in parts),
         at_once=at_once,
         room=round(room * GIB),
+        caches=cache > 0,
+        least_cache=round(cache * GIB),
+        cache=Cache(max_model_len=tokens, block_tokens=16, block_bytes=MIB) if tokens else None,
         said=said,
         graphs=graphs,
     )
@@ -34,6 +50,12 @@ def claim(
 
 def part(name: str, gib: float, *, stays: bool = False, least: float | None = None) -> Part:
     return Part(name, round(gib * GIB), round((gib if least is None else least) * GIB), stays)
+
+
+def layers(name: str, count: int, gib: float, rest: float = 0) -> Part:
+    """So many layers of `gib` each, and a rest."""
+    nbytes = round((count * gib + rest) * GIB)
+    return Part(name, nbytes, nbytes, layers=count, layer_bytes=round(gib * GIB))
 
 
 def divided(total: float, *claims: Claim, overhead: float | None = None) -> GpuPlan:
@@ -73,12 +95,70 @@ def test_graphs_are_captured_beside_the_shares() -> None:
 
 
 def test_what_is_left_over_goes_to_the_kv_caches_by_weight() -> None:
-    wanting = claim("a", 9, said=False), claim("b", 3, said=False)
-    plan = divided(40, *wanting, claim("c", 1, kind="generation", said=False))
-    assert plan.left_bytes < 2  # what does not divide
-    a, b, c = (s.room_bytes for s in plan.shares)
-    assert (a - 4 * GIB) == pytest.approx(3 * (b - 4 * GIB))
-    assert c == 4 * GIB
+    wanting = claim("a", 9, cache=1), claim("b", 3, cache=1)
+    plan = divided(40, *wanting, claim("c", 1, kind="generation"))
+    assert plan.left_bytes <= 2 * CHUNK_BYTES  # what does not divide
+    a, b, c = (s.cache_bytes for s in plan.shares)
+    assert c == 0
+    assert abs((a - USUAL_CACHE) - 3 * (b - USUAL_CACHE)) <= 3 * CHUNK_BYTES
+    assert plan.budget_bytes == 13 * GIB + a + b
+    assert (plan.takes_turns, plan.moved_bytes) == ([], 0)
+
+
+def test_a_cache_takes_turns_and_gets_what_its_own_turn_leaves() -> None:
+    plan = divided(28, claim("a", 10, cache=1), claim("b", 4, cache=1))
+    assert plan.budget_bytes == 16.5 * GIB
+    assert [s.cache_bytes / GIB for s in plan.shares] == [6.5, TURNS_CACHE / GIB]
+    assert (plan.largest, plan.turn_bytes) == ("a", 16.5 * GIB)
+    assert plan.turn_cache_bytes == 6.5 * GIB
+    assert plan.moved_bytes == 14 * GIB  # weights alone
+
+
+def test_a_cache_that_was_said_does_not_grow() -> None:
+    plan = divided(80, claim("a", 10, cache=1, said=True), claim("b", 4, cache=1))
+    assert plan.shares[0].cache_bytes == GIB
+
+
+def test_caches_do_not_grow_so_far_that_stages_must_take_turns() -> None:
+    plan = divided(30, claim("a", 10, cache=1), claim("b", 4, cache=1))
+    assert plan.takes_turns == []
+    left = 4.5 * GIB - sum(s.cache_bytes for s in plan.shares)
+    assert 0 <= left <= 2 * CHUNK_BYTES
+
+
+def test_of_a_stage_that_stays_the_cache_stays() -> None:
+    stays = claim("a", part("a", 6, stays=True), cache=1)
+    plan = divided(25, stays, claim("b", 4, cache=1), claim("c", 1, room=0))
+    beside = sum(t.nbytes for t in plan.beside) + 8 * GIB
+    assert plan.stays_bytes == beside + 6 * GIB + plan.shares[0].cache_bytes
+    assert plan.shares[0].cache_bytes == USUAL_CACHE
+    assert plan.turn_bytes == 4 * GIB + plan.shares[1].cache_bytes
+    assert plan.takes_turns == ["b", "c"]
+    assert plan.stays_bytes + plan.turn_bytes <= 25 * GIB
+
+
+def test_a_stage_on_several_gpus_has_one_size_of_cache() -> None:
+    both = claim("a", 10, cache=1)
+    claims = {0: [both], 1: [both, claim("b", 4, cache=1)]}
+    plans = divide_all(claims, {0: 40 * GIB, 1: 40 * GIB}, 25e9)
+    (on_0, on_1) = (plan.shares[0].cache_bytes for plan in plans)
+    assert on_0 == on_1 > USUAL_CACHE
+    assert plans[0].budget_bytes == 10 * GIB + on_0
+
+
+def test_by_layers_no_more_moves_than_does_not_fit_twice() -> None:
+    large = claim("a", layers("a", 40, 0.25), cache=1, said=True)
+    plan = divided(25, large, claim("b", layers("b", 16, 0.25), cache=1, said=True))
+    assert plan.budget_bytes == 13.5 * GIB
+    # they take 16 GiB; 2.5 of them do not fit, and nothing of the caches is copied
+    assert plan.moved_bytes == (2 * 2.5 - 2) * GIB
+    assert plan.moved_whole_bytes == 14 * GIB
+    assert plan.request_s == pytest.approx(3 * GIB / 25e9)
+
+
+def test_each_layer_has_chunks_of_its_own() -> None:
+    odd = Part("a", 65 * 40 * MIB, 65 * 40 * MIB, layers=40, layer_bytes=65 * MIB)
+    assert odd.taken == odd.at_least == 128 * 40 * MIB
 
 
 def test_what_stays_is_beside_what_takes_turns() -> None:
@@ -138,16 +218,36 @@ def test_what_cannot_fit_is_refused_with_the_sum_and_what_to_change() -> None:
     )
     assert "24 GiB - 2 GiB that asr takes by itself" in said
     assert "- 2 GiB CUDA contexts of 4 processes - 2 GiB CUDA graphs of thinker" in said
-    assert "- 8 GiB KV caches and activations (thinker 4 GiB, talker 4 GiB)" in said
-    assert "leaves 8 GiB for weights" in said
+    assert "- 8 GiB workspace (thinker 4 GiB, talker 4 GiB)" in said
+    assert "leaves 8 GiB for weights and KV caches" in said
     assert "talker, which stays (3 GiB) + thinker, the largest that takes turns (17 GiB)" in said
     assert "= 20 GiB must fit there at once" in said
-    for way in ("--room thinker=SIZE", "enforce_eager: true for thinker", "worker for asr"):
+    for way in (
+        "max_num_batched_tokens for thinker",
+        "enforce_eager: true for thinker",
+        "worker for asr",
+    ):
         assert way in said
 
 
+def test_a_request_that_does_not_fit_is_refused_and_the_length_that_would_is_said() -> None:
+    long = claim("thinker", 10, cache=6, tokens=96 * 1024)
+    said = refused(21, long, claim("talker", 3, cache=1, tokens=1024))
+    assert "leaves 9.5 GiB for weights and KV caches" in said
+    assert (
+        "thinker, the largest that takes turns (10 GiB of weights + 6 GiB KV cache for one request "
+        "of 98304 tokens, its max_model_len) = 16 GiB must fit there at once"
+    ) in said
+    assert "max_model_len" not in said.partition("It takes")[2]  # no length at all would do
+    longest = (3 * GIB // 2 // MIB - 1) * 16
+    said = refused(23, long, claim("talker", 3, cache=1, tokens=1024))
+    assert f"It takes max_model_len: {longest} or less for thinker" in said
+    fits = claim("thinker", 10, cache=1.5, tokens=longest)
+    assert divided(23, fits, claim("talker", 3, cache=1)).shares[0].cache_tokens == longest
+
+
 def test_where_the_rest_alone_is_too_much_nothing_is_left() -> None:
-    assert "leaves nothing for weights" in refused(4, claim("a", 1))
+    assert "leaves nothing for weights and KV caches" in refused(4, claim("a", 1))
 
 
 def test_a_utilization_is_never_more_than_the_room() -> None:

@@ -1,4 +1,4 @@
-"""Three stages start on one simulated GPU, and vLLM itself says how large their KV caches are.
+"""Three stages start on one simulated GPU, and vLLM itself says what each has for a KV cache.
 
 For a process of its own, for vLLM's classes are changed in it. Real are the worker classes and all
 of vLLM's arithmetic; the GPU and its allocator are numbers.
@@ -119,14 +119,16 @@ class Runner:
 
 
 def start(gpu: Gpu, share: Share) -> int:
-    """A stage starts; the KV cache that it allocates in the end. Bytes."""
+    """A stage starts; what vLLM has for its KV cache in the end, which is in the arena. Bytes."""
     gpu.begin()
     used = utilization(share.room_bytes, gpu.total)
     kind: Any = CLASSES[share.name]
     worker = kind.__new__(kind)
     worker.init_snapshot = MemorySnapshot(device="cpu")
     worker.requested_memory = int(gpu.total * used)
-    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=used)
+    worker.cache_config = SimpleNamespace(
+        kv_cache_memory_bytes=share.cache_bytes or None, gpu_memory_utilization=used
+    )
     worker.local_rank = worker.rank = 0
     worker.model_runner = Runner(gpu, share.weights_bytes)
     worker.vllm_config = SimpleNamespace(
@@ -142,7 +144,6 @@ def start(gpu: Gpu, share: Share) -> int:
     with stage.loading(share.weights_bytes):
         worker._load(share.name)
     kv_cache = int(worker.determine_available_memory())
-    gpu.allocate(kv_cache)
     gpu.allocate(PEAK)  # a request as large as the one that was profiled
     gpu.torch -= PEAK
     return kv_cache

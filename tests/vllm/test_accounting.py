@@ -3,7 +3,7 @@
 import msgspec
 
 from swapd.plan.pipelines import Kind
-from swapd.plan.shares import Claim, GpuPlan, Part, Share, divide, utilization
+from swapd.plan.shares import Claim, GpuPlan, Part, divide, utilization
 from tests.vllm.engines import Nursery
 
 GIB = 1 << 30
@@ -25,23 +25,27 @@ def planned(total: int) -> GpuPlan:
             kind=kind,
             ours=True,
             parts=(Part(name, round(gib * GIB), round(gib * GIB)),),
-            room=4 * GIB if kind == "ar" else 2 * GIB,
+            room=2 * GIB,
+            caches=kind == "ar",
+            least_cache=2 * GIB if kind == "ar" else 0,
         )
         for number, (name, gib, kind) in enumerate(STAGES)
     ]
     return divide(0, claims, total, 25e9)
 
 
-def room(share: Share, plan: GpuPlan) -> int:
-    return int(plan.total_bytes * utilization(share.room_bytes, plan.total_bytes))
-
-
-def test_each_stage_has_its_room_and_the_arena_is_counted_once(nursery: Nursery) -> None:
+def test_each_stage_has_the_cache_that_was_planned_and_the_arena_is_counted_once(
+    nursery: Nursery,
+) -> None:
     plans = [planned(32 * GIB), planned(48 * GIB)]
     assert [bool(plan.takes_turns) for plan in plans] == [True, False]
     said = nursery.call("tests.vllm.accounting:run_all", msgspec.json.encode(plans).decode())
     for plan, found in zip(plans, said, strict=True):
-        for share in plan.shares:
-            assert found["kv_cache"][share.name] == room(share, plan) - BUFFERS - PEAK - KERNELS
+        for share in (s for s in plan.shares if s.cache_bytes):
+            assert found["kv_cache"][share.name] == share.cache_bytes
+        # one without a cache has its utilisation, less what it uses: the others' is not its own
+        (alone,) = [s for s in plan.shares if not s.cache_bytes]
+        used = int(plan.total_bytes * utilization(alone.room_bytes, plan.total_bytes))
+        assert found["kv_cache"][alone.name] == used - BUFFERS - PEAK - KERNELS
         # what is left: the reserve, and what each stage needs only while it computes
         assert found["free"] >= 2 * GIB + len(STAGES) * PEAK
