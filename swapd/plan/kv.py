@@ -22,6 +22,9 @@ from swapd.shared.text import plain
 #: Tokens of a block where nobody says, as vLLM has it on GPUs.
 BLOCK_TOKENS = 16
 
+#: Tokens of the largest block of a layer with a window: kernels may want larger ones than others.
+_WINDOW_BLOCK_TOKENS = 128
+
 #: Nothing in a configuration is larger.
 _COUNT_MAX = 1 << 30
 #: Of names that are quoted, how many, and how much of each.
@@ -94,7 +97,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     #: Tokens of a block, and bytes of one, all layers together.
     block_tokens: int
     block_bytes: int
-    #: Blocks of which a request may hold part alone: vLLM counts one more for a sliding window.
+    #: Blocks more that a request may need for a sliding window, which can begin within one.
     partial: int = 0
 
 
@@ -138,7 +141,7 @@ def cache_of(
         max_model_len=max_model_len,
         block_tokens=block_tokens,
         block_bytes=block_tokens * layout.allocated * heads * layout.values * item_bytes,
-        partial=int(layout.windows),
+        partial=-(-_WINDOW_BLOCK_TOKENS // block_tokens) if layout.windows else 0,
     )
 
 

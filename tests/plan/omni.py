@@ -50,10 +50,22 @@ QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
     "model_type": "qwen3_omni_moe",
     "dtype": "bfloat16",
-    "thinker_config": {"model_type": "qwen3_omni_moe_thinker", "text_config": _QWEN3_THINKER},
+    "thinker_config": {
+        "model_type": "qwen3_omni_moe_thinker",
+        "text_config": _QWEN3_THINKER,
+        "vision_config": {
+            "image_size": 768,
+            "out_hidden_size": 2048,
+            "apply_vit_abs_pos_embed": True,
+        },
+        "audio_config": {"output_dim": 2048},
+    },
     "talker_config": {
         "text_config": _QWEN3_TALKER,
         "code_predictor_config": {"num_hidden_layers": 5, "num_key_value_heads": 8},
+        "num_code_groups": 16,
+        "thinker_hidden_size": 2048,
+        "spatial_merge_size": 2,
     },
     "code2wav_config": {"num_hidden_layers": 8, "num_attention_heads": 16, "sliding_window": 72},
 }

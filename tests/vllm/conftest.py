@@ -29,6 +29,7 @@ OF_OMNI = (
     "test_calls_of_omni.py",
     "test_deploy.py",
     "test_diffusion.py",
+    "test_kv_cache.py",
     "test_omni.py",
     "test_pipelines.py",
 )
