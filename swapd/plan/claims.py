@@ -131,7 +131,7 @@ def needs_of(stage: Stage, room: int | None, config: Mapping[str, Any] | None) -
         cache=cache,
         layers=layout.layers if layout else 0,
         said=said is not None,
-        notes=tuple(_notes(stage, own, cache, said)),
+        notes=tuple(_notes(stage, own, cache, said, windows=bool(layout and layout.windows))),
     )
 
 
@@ -180,13 +180,20 @@ def _too_small(stage: Stage, cache: kv.Cache, said: int) -> str:
     )
 
 
-def _notes(stage: Stage, own: int, cache: kv.Cache | None, said: int | None) -> list[str]:
+def _notes(
+    stage: Stage, own: int, cache: kv.Cache | None, said: int | None, *, windows: bool
+) -> list[str]:
     name = stage.name
     notes = [f"{name}: taken to need {size(own)} of workspace, which vLLM measures when it starts"]
     if cache is None and said is None:
         notes.append(
             f"{name}: taken to have a KV cache of {size(USUAL_CACHE)}, since its model's "
             f"config.json is not known: name its folder, or say --config FILE"
+        )
+    if windows:
+        notes.append(
+            f"{name}: its model has layers with a sliding window, which are counted as if they "
+            f"had none: vLLM may hold longer requests"
         )
     if stage.drafts:
         notes.append(

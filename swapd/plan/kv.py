@@ -32,6 +32,7 @@ _NAMES_MAX = 5
 _NAME_MAX = 80
 #: Under which keys a model keeps the configuration of its decoder.
 _DECODERS = ("text_config", "llm_config", "language_config")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -39,6 +40,8 @@ _LENGTHS = (
 )
 #: Kinds of rotary embeddings whose `factor` is in the length already.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+#: Models that have a latent (`kv_lora_rank`) in their cache; others write keys and values there.
+_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 #: Where one of these is said, there are layers that remember in another way.
 _UNCOUNTED = {
     **dict.fromkeys(
@@ -46,7 +49,7 @@ _UNCOUNTED = {
             *("layers_block_type", "hybrid_override_pattern", "attn_layer_period"),
             *("attn_layer_indices", "full_attn_idxs", "full_attention_interval"),
             *("mamba_d_state", "mamba_num_heads", "ssm_cfg", "ssm_state_size", "state_size"),
-            *("linear_attn_config", "linear_num_value_heads"),
+            *("linear_attn_config", "linear_num_value_heads", "attn_type_list", "mb_per_layer"),
         ),
         "state-space or linear-attention layers",
     ),
@@ -109,7 +112,7 @@ def layout_of(config: Mapping[str, Any], stage: str) -> Layout:
     """
     decoder = decoder_of(config, stage)
     _refuse_others(decoder, stage)
-    layers = _count(decoder, stage, "num_hidden_layers", "n_layer", "num_layers")
+    layers = _count(decoder, stage, *_LAYERS)
     full, sliding = _kinds(decoder, layers)
     if decoder.get("kv_lora_rank"):
         heads, latent = 1, True
@@ -192,7 +195,7 @@ def decoder_of(config: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
     for key in (f"{stage}_config", *_DECODERS):
         if isinstance(inner := found.get(key), dict):
             found = inner
-    if found is config and not any(k in config for k in ("num_hidden_layers", "n_layer")):
+    if found is config and not any(key in config for key in _LAYERS):
         of = _listed(k for k, v in config.items() if isinstance(v, dict)) or "nothing"
         raise UncountedCache(
             f"the model's config.json has no {stage}_config, and says nothing of layers itself; "
@@ -253,6 +256,8 @@ def _refuse_others(decoder: Mapping[str, Any], stage: str) -> None:
     types = decoder.get("layer_types")
     listed = {str(one) for one in types} if isinstance(types, list) else set()
     why = _listed(sorted(listed - {_FULL, _SLIDING}))
+    if not why and decoder.get("kv_lora_rank") and decoder.get("model_type") not in _LATENT:
+        why = "a latent (kv_lora_rank) that not all models keep in their cache"
     if not why:
         why = next((f"{what} ({key})" for key, what in _UNCOUNTED.items() if decoder.get(key)), "")
     if why:

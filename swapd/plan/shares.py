@@ -169,12 +169,8 @@ def divide(
     whole = sum(p.taken for c in ours for p in c.parts) + sum(caches.values())
     budget = min(whole, free) if ours else 0
     fits = budget >= whole
-    turns = [] if fits else _turns(ours, caches)
     stays = sum(_staying(c, caches[c.name]) for c in ours)
-    streamed = sum(t.copied for t in turns if t.taken > budget - stays)
-    turns = [t for t in turns if t.taken <= budget - stays]
-    moved = streamed + rounds.by_layer_bytes(turns, budget - stays)
-    moved_whole = streamed + rounds.whole_bytes(turns, budget - stays)
+    moved, moved_whole = (0, 0) if fits else _moved(_turns(ours, caches), budget - stays)
     turning = {c.name: _turning(c, caches[c.name]) for c in ours}
     largest = max(ours, key=lambda c: turning[c.name], default=None)
     return GpuPlan(
@@ -313,6 +309,14 @@ def _turn(parts: Sequence[Part], cache: int) -> Turn:
         layer_taken=in_chunks(by_layer.layer_bytes) if by_layer else 0,
         layer_bytes=by_layer.layer_bytes if by_layer else 0,
     )
+
+
+def _moved(turns: Sequence[Turn], room: int) -> tuple[int, int]:
+    """Bytes of a round by layers, and by wholes; what has no room as a whole comes by block."""
+    streamed = sum(turn.copied for turn in turns if turn.taken > room)
+    others = [turn for turn in turns if turn.taken <= room]
+    by_layer, whole = rounds.by_layer_bytes(others, room), rounds.whole_bytes(others, room)
+    return streamed + by_layer, streamed + whole
 
 
 def _by_block(ours: Sequence[Claim], budget: int) -> tuple[str, ...]:

@@ -235,6 +235,14 @@ def test_layers_leave_one_by_one_where_they_are_known(tmp_path: Path) -> None:
     assert (unknown.layers, unknown.taken) == (0, 60 * GIB)
 
 
+def test_sliding_windows_are_named(tmp_path: Path) -> None:
+    decoder = QWEN3["thinker_config"]["text_config"]
+    _, notes = claimed(tmp_path, stage(0, "a", **AR), config={**decoder, "sliding_window": 64}, a=1)
+    assert any("a: its model has layers with a sliding window" in note for note in notes)
+    _, notes = claimed(tmp_path, stage(0, "a", **AR), config=decoder, a=1)
+    assert not any("sliding window" in note for note in notes)
+
+
 def test_what_a_draft_model_remembers_is_said_not_to_be_counted(tmp_path: Path) -> None:
     drafts = stage(0, "thinker", speculative_config={"method": "eagle"}, **AR)
     _, notes = claimed(tmp_path, drafts, config=QWEN3, thinker=60)

@@ -59,7 +59,9 @@ def test_heads_are_divided_until_each_process_has_one() -> None:
 
 
 def test_of_a_latent_each_process_has_all() -> None:
-    layout = of(kv_lora_rank=512, qk_rope_head_dim=64, num_key_value_heads=8)
+    layout = of(
+        model_type="deepseek_v3", kv_lora_rank=512, qk_rope_head_dim=64, num_key_value_heads=8
+    )
     assert [kv.token_bytes(cache(layout, shards=n)) for n in (1, 8)] == [6 * 576 * 2] * 2
 
 
@@ -138,7 +140,8 @@ def test_a_type_of_unknown_size_is_refused() -> None:
         ({"num_hidden_layers": None}, "says nothing of num_hidden_layers"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"num_key_value_heads": "many"}, "num_key_value_heads is 'many'"),
-        ({"kv_lora_rank": 512}, "says nothing of qk_rope_head_dim"),
+        ({"kv_lora_rank": 512, "model_type": "kimi_k2"}, "says nothing of qk_rope_head_dim"),
+        ({"kv_lora_rank": 256, "model_type": "minicpm3"}, "a latent (kv_lora_rank) that not all"),
     ],
 )
 def test_what_is_not_counted_is_refused_by_its_name(said: dict[str, Any], why: str) -> None:
