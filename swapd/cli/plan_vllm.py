@@ -18,6 +18,7 @@ from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
+from swapd_client.vllm.options import KEY
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -157,7 +158,9 @@ def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: li
         bandwidth_from=speed.source,
         host_bytes=sum(s.weights_bytes for p in plans for s in p.shares if s.ours),
         settings=settings,
-        overlay=deploy.overlay(found, settings, found.async_chunk and not turning),
+        overlay=deploy.overlay(
+            found, _with_lent_caches(found, settings), found.async_chunk and not turning
+        ),
         serve=tuple(
             f"swapd serve --device cuda:{p.gpu} --budget {paste.amount(p.budget_bytes)}"
             for p in ours
@@ -181,6 +184,19 @@ def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, fl
             before = said.get(share.stage_id, used)
             said[share.stage_id] = {key: min(used[key], before[key]) for key in used}
     return said
+
+
+def _with_lent_caches(
+    found: Deploy, settings: Mapping[int, Mapping[str, float]]
+) -> dict[int, dict[str, Any]]:
+    """The same; and caches that are counted in the arena take turns there."""
+    changes: dict[int, dict[str, Any]] = {number: {**said} for number, said in settings.items()}
+    for stage in found.stages:
+        change = changes.get(stage.id, {})
+        if stage.kv == "private" and "kv_cache_memory_bytes" in change:
+            ours = {**stage.additional.get(KEY, {}), "kv": "auto"}
+            change["additional_config"] = {**stage.additional, KEY: ours}
+    return changes
 
 
 def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:

@@ -72,6 +72,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str | None = None
     #: Whether another model drafts tokens for it.
     drafts: bool = False
+    #: What becomes of its KV cache between two turns; and its `additional_config`, where that is.
+    kv: str = "private"
+    additional: Mapping[str, Any] = {}
     #: Whether it captures CUDA graphs.
     graphs: bool
 
@@ -312,6 +315,8 @@ def _stage(
         dtype=_text(where, flat, "dtype"),
         kv_cache_dtype=_text(where, flat, "kv_cache_dtype"),
         drafts=bool(flat.get("speculative_config")),
+        kv=options.kv,
+        additional=additional,
         graphs=not (flat.get("enforce_eager") or _without_graphs(flat.get("compilation_config"))),
     )
 

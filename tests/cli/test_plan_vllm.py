@@ -147,6 +147,7 @@ def test_what_fits_has_its_kv_caches_grow(qwen3: Path, model: Path) -> None:
 def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: Path) -> None:
     made = tmp_path / "elsewhere" / "made.yaml"
     made.parent.mkdir()
+    qwen3.write_text(qwen3.read_text().replace(", kv: auto", ""))
     made.write_text(swapd("plan", "--vllm", qwen3, model, *CARD, "--overlay").stdout)
     own = yaml.safe_load(made.read_text())
     assert own["base_config"] == str((tmp_path / "qwen3_omni_moe.yaml").resolve())
@@ -156,6 +157,9 @@ def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: P
     assert caches == [107 * 64 * MIB, 8 * GIB, None]
     assert [s.get("max_model_len") for s in own["stages"]] == [65536, 65536, None]
     assert own["stages"][0]["worker_cls"] == AR
+    said = [s["additional_config"]["swapd"] for s in own["stages"]]
+    assert [one.get("kv") for one in said] == ["auto", "auto", None], "its cache is in the arena"
+    assert [one["component"] for one in said] == ["thinker", "talker", "code2wav"]
     again = plan(made, model, *CARD)
     assert again["settings"] == plan(qwen3, model, *CARD)["settings"]
 
