@@ -29,7 +29,9 @@ class MakeHostCopy(Action, frozen=True, tag="make_host_copy"):
     mutable: bool
     segments: tuple[int, ...] = ()
     request: int = 0  # whose answer waits for it
-    original: int = 0  # uid of the sealed master that it shares; 0: it is to be filled
+    #: The uid of the master whose bytes it has once this is carried out: one that is sealed, or
+    #: that shares one that was. 0: it is to be filled.
+    original: int = 0
     replaces: int = 0  # uid of the master that this one is made beside
     empty: bool = False  # it takes no memory: nothing is ever copied from it or to it
 

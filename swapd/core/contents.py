@@ -30,7 +30,7 @@ class _Content:
         #: Which fills it, of those that others wait for; and of what session.
         self.filling: int | None = None
         self.filler = 0
-        #: Whose masters have it, sealed or shared from one that was.
+        #: Whose masters have it: sealed, or ordered to share one that has it.
         self.filled: dict[int, None] = {}
         #: Those that wait for it, with their sessions.
         self.waiting: dict[int, int] = {}

@@ -50,16 +50,17 @@ class HostCopies:
 
     def make(self, a: actions.MakeHostCopy) -> None:
         """Make one, or share another's, and send it to the session to be filled."""
-        if a.session not in self._workers:  # it ended meanwhile
+        if a.original:
+            # also if its session ended meanwhile: others may share this one before that is known
+            fd = self._masters.share(a.uid, a.original)
+            self._post(self._made(a, fd, filled=True))
+        elif a.session not in self._workers:  # it ended meanwhile
             self._post(events.HostCopyMade(self._clock(), a.uid))
         elif a.empty:
             self._post(self._made_empty(a))
-        elif not a.original:
+        else:
             work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
             self._when_done(self._turns.submit(a.session, work), self._made, a)
-        else:
-            fd = self._masters.share(a.uid, a.original)
-            self._post(self._made(a, fd, filled=True))
 
     def _made_empty(self, a: actions.MakeHostCopy) -> AnyEvent:
         try:

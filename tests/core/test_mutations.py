@@ -1031,6 +1031,12 @@ BUGS = [
         "    if False:\n        return ledger.refuse(key",
     ),
     Bug(
+        "who shares a master does not pass it on before it is sealed",
+        contents,
+        "        content.filled[uid] = None\n        return Due(uid, original)\n",
+        "        return Due(uid, original)\n",
+    ),
+    Bug(
         "a master that is gone is shared",
         contents,
         "        content.filled.pop(uid, None)\n",

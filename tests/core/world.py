@@ -156,7 +156,7 @@ class World:
         #: Masters ordered, and masters dropped.
         self.masters: set[int] = set()
         self.dropped: set[int] = set()
-        #: Sealed at least once.
+        #: Those of them that have all their bytes: sealed, or shared from one that has them.
         self.filled: set[int] = set()
         self.sessions: set[int] = set()
         self.gone: set[int] = set()

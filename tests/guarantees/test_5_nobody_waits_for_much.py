@@ -1,17 +1,20 @@
 """Guarantee 5: that one session has much, or does much, costs the others no more than a turn."""
 
+import os
+import signal
+
 from swapd.daemon.daemon import END_STEP
 from swapd.daemon.statuses import STATUS_STEP
 from swapd.shared import protocol
-from tests.guarantees.harness import MIB, RawSession, World
+from tests.guarantees.harness import MIB, RawSession, World, stop_process
 
 #: Enough for several steps of an end, and several turns of a status.
 MANY = 2 * STATUS_STEP + 50
 
 
-def register(session: RawSession, name: str, nbytes: int) -> None:
+def register(session: RawSession, name: str, nbytes: int, content: str = "") -> None:
     """Ask for a master, and do not wait for it."""
-    request = protocol.Register(session.next_id(), name, nbytes)
+    request = protocol.Register(session.next_id(), name, nbytes, content=content)
     session.rpc.send(protocol.encode(request))
 
 
@@ -54,3 +57,29 @@ def test_a_session_with_much_ends_in_steps_and_a_status_names_all_of_it(world: W
         assert len(daemon.watch.seen("SessionEnds")) >= MANY // END_STEP - 1
         assert [c.name for c in daemon.status().components] == ["own"]
         honest.release(honest.acquire("own"))
+
+
+def test_a_host_copy_that_a_session_shares_while_it_ends_in_steps_is_shared_on(
+    world: World,
+) -> None:
+    """What it shared is unregistered before its end comes to that; others share it from there."""
+    daemon = world.daemon()
+    with RawSession(daemon.folder) as first, RawSession(daemon.folder) as last:
+        last.register("own", 4096)  # both connections are there, and warm
+        register(first, "original", 4096, content="x")
+        assert isinstance(first.answer(), protocol.Done)
+        with RawSession(daemon.folder) as much:
+            for i in range(4 * MANY):
+                much.register(f"c{i}", 64)
+            register(much, "shared", 4096, content="x")
+            daemon.await_record("Register", name="shared")
+            stop_process(daemon.pid)  # so the seal comes when the end has begun
+        first.rpc.send(protocol.encode(protocol.Commit(first.next_id(), "original")))
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert isinstance(first.answer(), protocol.Done)
+        said = first.ask(protocol.Unregister(first.next_id(), "original"))
+        assert isinstance(said, protocol.Done)
+        register(last, "shared on", 4096, content="x")
+        assert isinstance(last.answer(), protocol.Done)
+        daemon.await_gone(much)
+        last.release(last.acquire("own"))

@@ -47,6 +47,22 @@ def test_what_is_filled_is_shared_by_those_that_come_after(make: Make) -> None:
     assert made(w) == [("c", w.newest["b"])]
 
 
+def test_who_shares_passes_it_on_though_it_is_not_made_yet_and_its_original_is_gone(
+    make: Make,
+) -> None:
+    w, first, second = two(make)
+    fill(w, first, "a")
+    asked = ask(w, second, "b")
+    w.unregister(first, "a")
+    ask(w, first, "c")
+    assert made(w) == [("c", w.newest["b"])]
+    w.make_master(w.newest["b"], fail="limit")
+    assert not isinstance(w.answers[asked], Accept)
+    fill(w, first, "c")
+    ask(w, second, "d")
+    assert made(w) == [("d", w.newest["c"])]
+
+
 def test_a_content_of_another_size_is_another(make: Make) -> None:
     w, first, second = two(make)
     fill(w, first, "a")
