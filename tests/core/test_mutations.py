@@ -91,6 +91,12 @@ BUGS = [
         "            self._places.put(c.name, (False, -self._stamp))\n",
     ),
     Bug(
+        "who gives back what is promised to others is not told that it is wanted no more",
+        leases,
+        "            if c.name in ledger.wanted:\n",
+        "            if False:\n",
+    ),
+    Bug(
         "what the owner wrote is not written back",
         leases,
         "c.dirty = c.mutable",
