@@ -79,6 +79,13 @@ BUGS = [
         "                c.promised.pop(w.key, None)\n",
     ),
     Bug(
+        "who waits for a family gets parts that are registered later",
+        admission,
+        "        w.admitted = True\n        for name in w.names:\n",
+        "        w.admitted = True\n        w.names = ledger.expand(w.asked)\n"
+        "        for name in w.names:\n",
+    ),
+    Bug(
         "a waiter that joins a load starts another",
         admission,
         "if c.state is State.ABSENT:\n                coming.load(ledger, c)\n",

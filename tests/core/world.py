@@ -948,7 +948,10 @@ class World:
         room -= sum(components[a.name].chunks for a in evicted)
         waiter = self.core.admission.queue.get(last.waiter)
         # a family stands for the parts it had when the waiter was let into the queue
-        asked = set(waiter.names) if waiter else self.expand(self.asked[last.waiter].names)
+        if waiter is not None:
+            asked = set(waiter.names)
+        else:
+            asked = self.leases.get(last.waiter) or self.expand(self.asked[last.waiter].names)
         names = asked & components.keys()
         need = sum(
             components[n].chunks

@@ -159,6 +159,20 @@ def test_who_waits_for_a_family_that_nobody_has_registered_gets_its_parts(make: 
     assert w.granted(key)
 
 
+def test_who_waits_for_a_family_gets_the_parts_that_it_had_then(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "f/1", 2, part_of="f")
+    w.register(s, "a", 6)
+    w.register(s, "b", 10)
+    held = w.use(s, "b")
+    key = w.acquire(s, "a", "f", agent=1, early=True)
+    w.register(s, "f/2", 3, part_of="f")
+    w.release(held)
+    assert w.granted(key)
+    assert w.leases[key] == {"a", "f/1"}
+
+
 def test_a_family_is_prefetched_part_by_part(make: Make) -> None:
     w = make(3)
     s = w.open()
