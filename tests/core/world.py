@@ -797,6 +797,7 @@ class World:
             assert asked is not None, f"{action}: not asked, or cancelled"
             self._check_seen(key, asked)
             self.leases[key] = set(action.names or asked.names)
+            self._note_what_is_old(key)
             whole = self.expand(asked.names)
             assert self.leases[key] <= whole, f"{action}: more than was asked for"
             # a part that is registered later is not waited for
@@ -863,6 +864,16 @@ class World:
             if placed.name in self.expand(asked.names) and key[0] not in {s for s, _ in held}:
                 due = self.to_see.get(key, {}).get(placed.name, 0)
                 assert placed.uid >= due or placed.session in self.gone, f"{key}: {placed} is old"
+
+    def _note_what_is_old(self, key: Key) -> None:
+        """Others of its session that wait may be promised what it holds now, and have that even if
+        it is released before their grant."""
+        held = [p for p in self.placed.values() if p.name in self.leases[key]]
+        for other in (k for k in self.waiting if k[0] == key[0]):
+            due = self.to_see.get(other, {})
+            for placed in held:
+                if placed.name in due:
+                    due[placed.name] = min(due[placed.name], placed.uid)
 
     def _start(self, order: CopyIn | CopyOut) -> None:
         assert all(m.uid != order.uid for m in self.copies()), f"{order}: one is under way"

@@ -460,6 +460,25 @@ def test_who_gave_back_the_old_bytes_is_wanted_no_more_though_it_was_promised_th
     assert w.told()[-1] == "want a"
 
 
+def test_what_was_promised_to_an_agent_that_held_the_old_bytes_it_gets_though_it_gave_them_back(
+    make: Make,
+) -> None:
+    w, s = there(make, 3)
+    w.register(s, "c", 5)
+    holder = w.open()
+    first = w.acquire(holder, "a")
+    w.renew(s, "a")
+    both = w.acquire(holder, "a", "c")
+    w.move("a")
+    assert w.granted(first)
+    w.release(first)
+    w.move("c")
+    assert w.granted(both)
+    w.release(both)
+    w.use(holder, "a", "c")
+    assert w.placed[w.ledger.components["a"].generation].uid == w.current["a"]
+
+
 def test_who_may_update_what(make: Make) -> None:
     w, s = there(make)
     other = w.open()
