@@ -260,6 +260,7 @@ class World:
         filled: bool = False,
     ) -> Key:
         key = self._key(session)
+        # one that waits for others' bytes has its name, and nobody's host copy yet
         if name not in self.owner and name not in self.ledger.components:
             self.mutable.discard(name)
             if mutable:

@@ -82,6 +82,17 @@ def test_those_that_come_meanwhile_wait_for_the_seal(make: Make) -> None:
     assert isinstance(w.answers[asked], Accept)
 
 
+def test_a_name_is_taken_while_its_component_waits_for_the_bytes_of_another(make: Make) -> None:
+    w, first, second = two(make)
+    ask(w, second, "b")
+    assert w.refusal(w.ask_register(second, "b", 4, mutable=True)).code == "duplicate_name"
+    fill(w, first, "a")
+    fill(w, second, "b")
+    w.touch(second, "b")
+    w.unregister(second, "b")
+    assert w.evictions() == ["b"]
+
+
 def test_the_next_fills_its_own_if_the_first_is_unregistered(make: Make) -> None:
     w, first, second = two(make)
     ask(w, second, "b")
