@@ -224,12 +224,17 @@ class Client:
         )
         return Component(self._take(steps))
 
-    def _register_again(self, sources: Mapping[str, tuple[Source, protocol.Policy]]) -> None:
+    def _register_again(
+        self,
+        sources: Mapping[str, tuple[Source, protocol.Policy]],
+        part_of: Mapping[str, str] = NOTHING,
+    ) -> None:
         """Register what lost its daemon with this one, by name, each where it lies.
 
-        All of them or none. Blocks, and raises, as `register`; InvalidSource if one would move.
+        `part_of`: by name, the family of those that are parts of one. All of them or none. Blocks,
+        and raises, as `register`; InvalidSource if one would move.
         """
-        self._take(moving.register_again(self.session, self._call, sources))
+        self._take(moving.register_again(self.session, self._call, sources, part_of))
 
     def load(
         self,

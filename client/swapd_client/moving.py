@@ -168,7 +168,10 @@ def register_family(
 
 
 def register_again(
-    session: Session, tell: Tell, sources: Mapping[str, tuple[object, protocol.Policy]]
+    session: Session,
+    tell: Tell,
+    sources: Mapping[str, tuple[object, protocol.Policy]],
+    part_of: Mapping[str, str],
 ) -> Steps[None]:
     """What lost its daemon, by name, each where it lies: all of them or none."""
 
@@ -176,7 +179,10 @@ def register_again(
         prepared: list[Part] = []
         try:
             for name, (source, _) in sources.items():
-                part = session.registry.prepare(name, source, mutable=False, stays=True)
+                family = part_of.get(name, "")
+                part = session.registry.prepare(
+                    name, source, mutable=False, part_of=family, stays=True
+                )
                 prepared.append(part)
         except BaseException:
             _discard(session, prepared)

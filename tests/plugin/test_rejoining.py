@@ -44,7 +44,7 @@ class Lives(Scene):
         """Until they have registered everything with the daemon that runs now."""
         names = {stage.name for stage in back}
         while names:
-            names.discard(self.daemon.await_record("Commit").name)
+            names.discard(self.daemon.await_record("Commit").name.partition("/")[0])
         for stage in back:
             with stage._gate.lock:  # held until all of it is there
                 assert not stage.alone

@@ -258,16 +258,23 @@ def await_leases_back(daemon: harness.Daemon) -> None:
 
 def await_components(daemon: harness.Daemon, *names: str) -> None:
     """Until the daemon has these and no others: it sees later than others that a process ended."""
-    while {component.name for component in daemon.status().components} != set(names):
+    while {component.part_of or component.name for component in daemon.status().components} != {
+        *names
+    }:
         daemon.await_record("SessionGone")
 
 
 def await_registered(daemon: harness.Daemon, *names: str) -> None:
     """Until these are the daemon's, filled; a record from before we listened is not missed."""
-    while not {one.name for one in daemon.status().components if one.state != "filling"} >= {
-        *names
-    }:
+    while not registered(daemon) >= {*names}:
         daemon.await_record("Commit")
+
+
+def registered(daemon: harness.Daemon) -> set[str]:
+    """What is there and filled: components, and families of which all parts are."""
+    listed = daemon.status().components
+    filling = {one.part_of or one.name for one in listed if one.state == "filling"}
+    return {one.part_of or one.name for one in listed} - filling
 
 
 class Scene:

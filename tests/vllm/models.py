@@ -29,6 +29,12 @@ MODELS = {
 }
 
 
+#: With layers enough for several parts of 16 chunks of 2 MiB, which those above have not.
+DEEP = {
+    "deep": Model(6, 24, tied=True),  # 147 MiB
+    "less-deep": Model(7, 18, tied=True),  # 112 MiB
+}
+
 #: For measuring what grows with the weights.
 LARGE = {
     "large": Model(4, 10, hidden=1024, inner=4096),  # 313 MiB
@@ -37,9 +43,9 @@ LARGE = {
 
 
 def write_all(folder: str, *names: str) -> None:
-    """Those of `MODELS`, or those that are named."""
+    """Those of `MODELS`, or those that are named, of all there are."""
     for name in names or MODELS:
-        write(Path(folder, name), {**MODELS, **LARGE}[name])
+        write(Path(folder, name), {**MODELS, **DEEP, **LARGE}[name])
 
 
 def write(folder: Path, model: Model) -> None:

@@ -16,9 +16,24 @@ class Turn(NamedTuple):
     ended: float
 
 
+def whole(name: str) -> str:
+    """Of a part its family; any other component itself."""
+    return name.partition("/")[0]
+
+
 def copies_in(records: Iterable[Record]) -> list[str]:
-    """Which components were copied in, in order."""
-    return [one.action.name for one in records if isinstance(one.action, actions.CopyIn)]
+    """Which components were copied in, in order; parts of a family that came together are one."""
+    found: list[str] = []
+    together: set[str] = set()
+    for record in records:
+        if not isinstance(record.action, actions.CopyIn):
+            continue
+        name = record.action.name
+        if not found or found[-1] != whole(name) or name in together:
+            found.append(whole(name))
+            together.clear()
+        together.add(name)
+    return found
 
 
 def switches(turns: Sequence[Turn]) -> int:
@@ -36,6 +51,6 @@ def inside(turns: Iterable[Turn], records: Iterable[Record]) -> list[tuple[str, 
             found += [
                 (type(action).__name__, turn)
                 for turn in turns
-                if turn.component == action.name and turn.running < record.time < turn.ended
+                if turn.component == whole(action.name) and turn.running < record.time < turn.ended
             ]
     return found

@@ -109,22 +109,22 @@ def _at(component: Module, path: str, who: str) -> _Found:
 
 
 def _detected(component: Module) -> list[_Found]:
-    lists = list(_lists(component, ""))
+    lists = list(lists_of(component))
     sizes = [_nbytes(children.values()) for _, children in lists]
     if sum(sizes) < _MOST * _nbytes([component]):
         return []
     return [found for found, size in zip(lists, sizes, strict=True) if size >= _LITTLE * sum(sizes)]
 
 
-def _lists(module: Module, path: str) -> Iterator[_Found]:
-    """The outermost lists of several modules of one class."""
+def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
+    """The outermost lists of several modules of one class in `module`, which is at `path`."""
     children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
     alike = len({type(child) for child in children.values()}) == 1
     if isinstance(module, ModuleList) and len(children) > 1 and alike:
         yield path, children
     else:
         for name, child in children.items():
-            yield from _lists(child, name)
+            yield from lists_of(child, name)
 
 
 def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:

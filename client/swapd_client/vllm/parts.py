@@ -1,7 +1,7 @@
 """Which weights of a stage's model are which component, and what happens to each.
 
-A stage is one component, or itself and its encoders. Lives here: names, tensors, policies.
-May not live here: the daemon, leases, vLLM.
+A stage is one component, or itself and its encoders. Lives here: names, tensors, policies. Which
+of them leave by layers is said by `layers.py`. May not live here: the daemon, leases, vLLM.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 from torch.nn import Module
 
-from swapd.shared.protocol import Policy
+from swapd.shared.protocol import Policy, part_name
 from swapd_client.errors import InvalidSettings
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
@@ -21,17 +21,34 @@ from swapd_client.vllm.options import Options
 ENCODERS = ("visual", "audio_tower", "vision_tower")
 
 
+#: By the names they have in the model.
+Tensors = Mapping[str, torch.Tensor]
+
+
 @dataclass
 class Part:
     """What is to be registered as one component."""
 
-    #: In the daemon.
+    #: In the daemon; of a component that leaves by layers, its family's.
     name: str
     policy: Policy
     #: Needed by those steps alone that have encoder inputs.
     encoder: bool = False
-    #: By the names they have in the model.
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: If it leaves by layers: those of `tensors`, by part of a family that is called `name`.
+    layers: Mapping[str, Tensors] = field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """What its parts are parts of; "" if it has none."""
+        return self.name if self.layers else ""
+
+    @property
+    def sources(self) -> dict[str, Tensors]:
+        """What is registered of it, by name in the daemon: itself, or its parts."""
+        if not self.layers:
+            return {self.name: self.tensors}
+        return {part_name(self.name, key): tensors for key, tensors in self.layers.items()}
 
 
 def parts_of(

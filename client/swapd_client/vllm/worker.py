@@ -85,7 +85,7 @@ class Leased(_Above):  # type: ignore[misc]
                 "enforce_eager: true on this stage"
             )
         models, moving = self._models(), self._moving
-        take = partial(self._swapd.take, models)
+        take = partial(self._swapd.take, models, beside=self._cache_bytes())
         moved = moving.move(models, take, self._dummy_forward, self._forward_context)
         moving.warn_of_rest(self._read_bytes(), moved * self.parallel_config.tensor_parallel_size)
         # what vLLM takes off what the stage may use: these bytes are of swapd's --budget
@@ -131,6 +131,11 @@ class Leased(_Above):  # type: ignore[misc]
         return checkpoint.loaded_bytes(
             self.model_config.model, stage, self.model_config.dtype.itemsize
         )
+
+    def _cache_bytes(self) -> int:
+        """How large a KV cache will take turns with the weights, as far as that is said."""
+        private = self._swapd.options.kv == "private"
+        return 0 if private else self.cache_config.kv_cache_memory_bytes or 0
 
     def _load_bytes(self, options: Options) -> int | None:
         if options.load_workspace is not None:

@@ -1,7 +1,7 @@
 """What a stage has in swapd: its components, how they are registered, and what each call needs.
 
-Lives here: names. Which weights are which component is said by `parts.py`, and when they are leased
-by `turns.py`.
+Lives here: names. Which weights are which component is said by `parts.py`, which leave by layers by
+`layers.py`, and when they are leased by `turns.py`.
 """
 
 import logging
@@ -10,11 +10,14 @@ from functools import partial
 
 import torch
 
+from swapd.shared import vm
 from swapd.shared.units import size
 from swapd_client.client import Client
-from swapd_client.errors import DuplicateName
-from swapd_client.vllm.parts import Part
+from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.session.session import Session
+from swapd_client.vllm.parts import Part, Tensors
 from swapd_client.vllm.stage.cache import Cache, Terms
+from swapd_client.vllm.stage.loading import lendable
 
 log = logging.getLogger("swapd_client")
 
@@ -28,9 +31,11 @@ class StageComponents:
         self.main: tuple[str, ...] = ()
         self.all: tuple[str, ...] = ()
         #: By component, its parameters.
-        self.tensors: Mapping[str, Mapping[str, torch.Tensor]] = {}
+        self.tensors: Mapping[str, Tensors] = {}
         #: The KV cache, if it takes turns with the weights.
         self.cache: Cache | None = None
+        #: The bytes of each that the daemon knows of: of a family, of its parts.
+        self._sizes: list[int] = []
         #: Registers all of it with another client, where it is. None: there is nothing yet.
         self.register_again: Callable[[Client], None] | None = None
 
@@ -43,8 +48,9 @@ class StageComponents:
         done: list[str] = []
         try:
             for part in parts:
-                client.register(part.name, part.tensors, policy=part.policy)
-                done.append(part.name)
+                for name, tensors in part.sources.items():
+                    client.register(name, tensors, policy=part.policy, part_of=part.family)
+                    done.append(name)
         except BaseException as exc:
             for name in done:
                 client.unregister(name)
@@ -55,13 +61,15 @@ class StageComponents:
                 ) from exc
             raise
         self.tensors = {part.name: part.tensors for part in parts}
-        self.register_again = partial(_register_again, parts)
+        self._sizes = [client.session.own(name).nbytes for name in done]
+        self.register_again = partial(_register_again, parts, self._sizes)
         self.main = tuple(part.name for part in parts if not part.encoder)
-        self.all = tuple(done) if len(done) > len(self.main) else self.main
-        sizes = {name: client.session.own(name).nbytes for name in done}
-        said = ", ".join(f"{p.name} ({size(sizes[p.name])}) {_in_words(p)}" for p in parts)
+        names = tuple(part.name for part in parts)
+        self.all = names if len(names) > len(self.main) else self.main
+        of = sizes_of(client.session)
+        said = ", ".join(f"{p.name} ({size(of[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
-        return sum(sizes.values())
+        return sum(self._sizes)
 
     def lend_cache(self, client: Client, name: str, nbytes: int, terms: Terms) -> torch.Tensor:
         """Have a KV cache of so many bytes take turns with the weights: where it is, zeros.
@@ -73,6 +81,7 @@ class StageComponents:
             client.register_scratch(name, nbytes, mutable=terms.saved), terms
         )
         weights = self.register_again
+        self._sizes.append(nbytes)
 
         def register_again(client: Client) -> None:
             weights(client)
@@ -93,15 +102,39 @@ class StageComponents:
 
     def nbytes(self, client: Client) -> int:
         """How much they are in swapd."""
-        return sum(client.session.own(name).nbytes for name in self.tensors)
+        sizes = sizes_of(client.session)
+        return sum(sizes[name] for name in self.tensors)
 
 
-def _register_again(parts: Iterable[Part], client: Client) -> None:
-    client._register_again({part.name: (part.tensors, part.policy) for part in parts})
+def sizes_of(session: Session) -> dict[str, int]:
+    """The bytes of what this process has registered: a family, or a component that is in none."""
+    sizes: dict[str, int] = {}
+    for part in session.registry.all():
+        name = part.part_of or part.name
+        sizes[name] = sizes.get(name, 0) + part.nbytes
+    return sizes
+
+
+def _register_again(parts: Iterable[Part], sizes: Iterable[int], client: Client) -> None:
+    """`sizes`: of all that is leased together, bytes. Raises as `Client.register`."""
+    status = client.status()
+    need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in sizes)
+    if need > (room := lendable(status)):  # each part by itself may fit
+        raise TooLarge(
+            f"it needs {size(need)} at once, and swapd at {client.session.endpoint} can lend "
+            f"{size(room)}: start it with a larger --budget"
+        )
+    again = {name: (part, tensors) for part in parts for name, tensors in part.sources.items()}
+    client._register_again(
+        {name: (tensors, part.policy) for name, (part, tensors) in again.items()},
+        {name: part.family for name, (part, _) in again.items()},
+    )
 
 
 def _in_words(part: Part) -> str:
     if part.policy == "permanent":
         return "stays"
     when = "comes for steps with encoder inputs" if part.encoder else "takes turns"
+    if part.layers:
+        return f"{when} by layers, in {len(part.layers)} parts"
     return f"{when} and leaves at once" if part.policy == "sequential" else when

@@ -27,8 +27,8 @@ def workspace(client: Client, stage: str, nbytes: int | None) -> Lease:
 
     Blocks until others have given way. Raises as `Client.acquire_workspace`.
     """
-    lendable = _lendable(client.status())
-    nbytes = lendable if nbytes is None else min(nbytes, lendable)
+    most = lendable(client.status())
+    nbytes = most if nbytes is None else min(nbytes, most)
     try:
         lease = client.acquire_workspace(nbytes)
     except TooLarge as exc:
@@ -57,7 +57,7 @@ def await_return(client: Client, stage: str, closed: Event) -> None:
             closed.wait(RETURN_STEP_S)
 
 
-def _lendable(status: StatusReply) -> int:
+def lendable(status: StatusReply) -> int:
     """How many bytes a daemon can lend at most: all but what never leaves."""
     stays = sum(
         vm.round_up(part.nbytes, status.chunk_bytes)

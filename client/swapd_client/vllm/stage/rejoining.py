@@ -17,7 +17,7 @@ from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded
-from swapd_client.vllm.stage.components import StageComponents
+from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import Connection, close, connect
 from swapd_client.vllm.stage.gate import Gate
 from swapd_client.vllm.stage.turns import Turns
@@ -177,7 +177,7 @@ class Rejoining:
         self._connection.come_back(client)
         self._refusals.forget()
         session = client.session
-        said = ", ".join(f"{one.name} ({size(one.nbytes)})" for one in session.components.values())
+        said = ", ".join(f"{name} ({size(n)})" for name, n in sizes_of(session).items())
         log.info("%s is back in swapd at %s: %s", self._connection.stage, session.endpoint, said)
 
     def _could_not_join(self, error: Exception) -> None:

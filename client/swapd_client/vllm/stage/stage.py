@@ -20,11 +20,12 @@ import torch
 from torch.nn import Module
 
 import swapd_client
+from swapd.shared import vm
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SwapdError
 from swapd_client.leases.keeping import StageKeeping
 from swapd_client.offload import shortcuts
-from swapd_client.vllm import gpus
+from swapd_client.vllm import gpus, layers
 from swapd_client.vllm.changing import changing
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
@@ -161,14 +162,20 @@ class Stage:
         models: Mapping[str, Module],
         outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
         aliases: Iterable[torch.Tensor] = (),
+        *,
+        beside: int = 0,
     ) -> int:
         """Move the weights into swapd; how many bytes were moved.
 
         `models`: the stage's model under "", and what else it has (a drafter) under its name.
-        `outside`, `aliases`: as in `parts_of`. Raises: InvalidSettings, and as `Client.register`;
-        then the models are as they were.
+        `outside`, `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be
+        leased with them. Raises: InvalidSettings, and as `Client.register`; then the models are as
+        they were.
         """
         parts = parts_of(models, self.options, self.name, outside, aliases)
+        status = self.client.status()
+        room = loading.lendable(status) - vm.round_up(beside, status.chunk_bytes)
+        layers.divide(parts, models, status.chunk_bytes, room)
         return self.components.register(self.client, parts)
 
     def lend_cache(self, nbytes: int, terms: Terms) -> torch.Tensor:
