@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from swapd.shared.config import Config
+from swapd.shared.protocol import ComponentStatus
 from tests.guarantees import harness
 from tests.vllm.environment import environment
 
@@ -258,9 +259,7 @@ def await_leases_back(daemon: harness.Daemon) -> None:
 
 def await_components(daemon: harness.Daemon, *names: str) -> None:
     """Until the daemon has these and no others: it sees later than others that a process ended."""
-    while {component.part_of or component.name for component in daemon.status().components} != {
-        *names
-    }:
+    while by_component(daemon).keys() != set(names):
         daemon.await_record("SessionGone")
 
 
@@ -271,10 +270,17 @@ def await_registered(daemon: harness.Daemon, *names: str) -> None:
 
 
 def registered(daemon: harness.Daemon) -> set[str]:
-    """What is there and filled: components, and families of which all parts are."""
-    listed = daemon.status().components
-    filling = {one.part_of or one.name for one in listed if one.state == "filling"}
-    return {one.part_of or one.name for one in listed} - filling
+    """What is there and filled: of a family all parts are."""
+    found = by_component(daemon).items()
+    return {name for name, parts in found if all(one.state != "filling" for one in parts)}
+
+
+def by_component(daemon: harness.Daemon) -> dict[str, list[ComponentStatus]]:
+    """What the daemon has, by name: the parts of a family are under its name."""
+    found: dict[str, list[ComponentStatus]] = {}
+    for one in daemon.status().components:
+        found.setdefault(one.part_of or one.name, []).append(one)
+    return found
 
 
 class Scene:

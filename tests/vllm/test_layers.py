@@ -1,14 +1,12 @@
 """Two real engines of many layers that nearly fit together: a turn takes no more than it needs."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from swapd.shared import vm
-from swapd.shared.protocol import StatusReply
-from tests.vllm.engines import REQUESTS, TOKENS, Nursery, Scene, scene
+from tests.vllm.engines import REQUESTS, TOKENS, Nursery, Scene, by_component, scene
 from tests.vllm.models import DEEP
 
 #: A little less than the weights of both.
@@ -29,14 +27,6 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
         yield made
 
 
-def parts(status: StatusReply) -> Mapping[str, list[int]]:
-    """By stage, how much device memory each of its parts takes."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for one in status.components:
-        found[one.part_of].append(vm.round_up(one.nbytes, status.chunk_bytes))
-    return found
-
-
 def test_of_a_stage_no_more_leaves_than_another_needs(place: Scene) -> None:
     expected = {
         engine.label: [engine.generate(prompts, TOKENS) for prompts in REQUESTS]
@@ -49,7 +39,10 @@ def test_of_a_stage_no_more_leaves_than_another_needs(place: Scene) -> None:
         for engine in engines:
             assert engine.generate(prompts, TOKENS) == expected[engine.label][number]
         copied = daemon.status().bytes_in - before.bytes_in
-        of = parts(before)
+        of = {
+            name: [vm.round_up(one.nbytes, before.chunk_bytes) for one in parts]
+            for name, parts in by_component(daemon).items()
+        }
         assert of.keys() == DEEP.keys()
         assert min(map(len, of.values())) > 2
         lacking = sum(map(sum, of.values())) - before.budget_bytes

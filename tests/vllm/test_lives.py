@@ -12,6 +12,7 @@ from tests.vllm.engines import (
     Scene,
     await_components,
     await_registered,
+    by_component,
     on_swapd,
 )
 from tests.vllm.models import MODELS
@@ -33,7 +34,7 @@ def test_three_start_at_once_on_an_arena_for_one(scene: Scene, expected: Expecte
     daemon = scene.daemon()
     engines = scene.on_swapd(daemon, *MODELS)
     status = daemon.status()
-    sizes = {c.name: c.nbytes for c in status.components}
+    sizes = {n: sum(c.nbytes for c in parts) for n, parts in by_component(daemon).items()}
     lent = sorted(
         sum(count for _, count in one.runs) * status.chunk_bytes
         for one in daemon.watch.seen("Lend")
@@ -162,8 +163,9 @@ def test_an_engine_with_a_process_for_its_core_beside_one_without(
         engine.begin("serve", alone, TOKENS)
     for engine in (thinker, talker):
         assert [tokens for tokens, _, _ in engine.result()] == expected_alone[engine.label]
-    while daemon.component("thinker").leases:  # its core sees that nothing follows; the other's
-        daemon.await_record("Release")  # is not stepped any more, and has nobody waiting for it
+    # its core sees that nothing follows; the other has nobody who waits, and is stepped no more
+    while any(one.leases for one in by_component(daemon)["thinker"]):
+        daemon.await_record("Release")
     status = daemon.status()
     assert status.evictions > 0
     assert status.bytes_out == 0

@@ -59,9 +59,8 @@ class Place:
         opened = self.daemon.watch.seen("SessionOpened")
         sessions = [one.session for one in opened if one.label.startswith(f"{server.name}:")]
         self.daemon.watch.until_gone(sessions[-1])
-        status = self.daemon.status()
-        assert server.name not in {one.name for one in status.components}
-        assert status.quarantined_bytes == 0
+        assert server.name not in engines.by_component(self.daemon)
+        assert self.daemon.status().quarantined_bytes == 0
 
 
 @pytest.fixture(scope="module")
