@@ -80,11 +80,12 @@ class Stage:
         yield
         self.gpu.arena += nbytes
 
-    def take(self, models: object, outside: object, aliases: object) -> int:
+    def take(self, models: object, outside: object, aliases: object, *, beside: int) -> int:
         self.gpu.torch -= self.weights
         return self.weights
 
     using = contextlib.nullcontext
+    options = SimpleNamespace(kv="private")
 
 
 class Moving:

@@ -41,6 +41,9 @@ def public(kind: type) -> list[str]:
 class Stage:
     """A `swapd_client.vllm.stage.Stage`, and the `Weights` of a pipeline; says what it is in."""
 
+    options = SimpleNamespace(kv="private")
+    components = SimpleNamespace(cache=None)
+
     def __init__(self) -> None:
         self.state = "without"
 
