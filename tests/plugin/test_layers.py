@@ -13,6 +13,7 @@ from swapd_client.vllm.layers import by_layers, divide, nbytes_of
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.parts import Part, parts_of
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage.cache import Layer, Terms
 from swapd_client.vllm.stage.rejoining import Rejoining
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
@@ -261,6 +262,15 @@ def test_all_parts_are_held_and_given_back_together(scene: Scene) -> None:
 
 
 @small
+def test_a_cache_is_held_with_all_parts(scene: Scene) -> None:
+    stage, model = stage_of(scene, "thinker")
+    stage.lend_cache(CHUNK, Terms("drop", prefixes=False, layers=[Layer(0, CHUNK)]))
+    stage.note(["a"], ())
+    step(stage, model)
+    assert leases(scene.daemon).keys() == {"thinker.kv", *(f"thinker/{part}" for part in PARTS)}
+
+
+@small
 @pytest.mark.parametrize("taken", ["thinker", "thinker/model.layers.2"])
 def test_a_name_that_is_taken_leaves_the_stage_as_it_was(scene: Scene, taken: str) -> None:
     with connect(scene.daemon.folder) as other:
@@ -330,10 +340,13 @@ def test_a_stage_that_comes_back_leaves_by_layers_again(
 
 
 @small
+@pytest.mark.parametrize("cache", [0, CHUNK])
 def test_it_does_not_come_back_where_its_parts_fit_one_by_one_only(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lives: Lives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache: int
 ) -> None:
     stage, model = stage_of(lives, "thinker")
+    if cache:
+        stage.lend_cache(cache, Terms("drop", prefixes=False, layers=[Layer(0, cache)]))
     before = addresses(model)
     refused = threading.Event()
     could_not = Rejoining._could_not_join
@@ -343,14 +356,14 @@ def test_it_does_not_come_back_where_its_parts_fit_one_by_one_only(
         refused.set()
 
     monkeypatch.setattr(Rejoining, "_could_not_join", told)
-    daemon = lives.restart(budget=4 * CHUNK)
+    daemon = lives.restart(budget=4 * CHUNK + cache)
     assert refused.wait(PATIENCE_S)
     step(stage, model)
     assert stage.alone
     assert not daemon.status().components
     assert "thinker cannot come back to swapd" in caplog.text
-    assert "it needs 10 MiB at once" in caplog.text
-    assert "can lend 8 MiB: start it with a larger --budget" in caplog.text
+    assert f"it needs {10 + cache // MIB} MiB at once" in caplog.text
+    assert f"can lend {8 + cache // MIB} MiB: start it with a larger --budget" in caplog.text
     lives.restart()
     lives.await_back(stage)
     step(stage, model)
