@@ -11,6 +11,7 @@ from swapd.plan.deploy import Deploy, Stage
 from swapd.plan.shares import USUAL_CACHE, Claim, Part
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 from swapd.shared.units import size
+from swapd_client.vllm.options import PART_CHUNKS
 
 #: Stages that checkpoints call otherwise.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
@@ -274,14 +275,20 @@ def _parts(
 
 
 def _by_layer(stage: Stage, c: Component, nbytes: int, layers: int, *, stays: bool) -> Part:
-    """A stage's own weights, `nbytes` of them, which leave by decoder layer where these are known.
+    """A stage's own weights, `nbytes` of them, which leave by decoder layers where these are known:
+    as many at a time as the plugin has in one part.
 
     Of a component with blocks the largest are its decoder's layers.
     """
-    layer = 0
-    if layers and nbytes >= layers:
-        layer = min(c.block_bytes // stage.shards or nbytes, nbytes // layers)
-    return Part(stage.name, nbytes, nbytes, stays, layers=layers if layer else 0, layer_bytes=layer)
+    if not layers or nbytes < layers:
+        return Part(stage.name, nbytes, nbytes, stays)
+    layer = min(c.block_bytes // stage.shards or nbytes, nbytes // layers)
+    together = max(-(-PART_CHUNKS * CHUNK_BYTES // layer), 1)
+    if layers // together < 2:
+        return Part(stage.name, nbytes, nbytes, stays)
+    return Part(
+        stage.name, nbytes, nbytes, stays, layers=layers // together, layer_bytes=together * layer
+    )
 
 
 def _as_whole(stage: Stage) -> bool:

@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True):
     stays: bool = False
     #: What they take of an arena, where that is not their whole chunks: each block has its own.
     by_block: int = 0
-    #: Decoder layers that leave one by one, each with chunks of its own; bytes of the largest.
+    #: Groups of decoder layers that leave one by one, each with chunks of its own; bytes of one.
     layers: int = 0
     layer_bytes: int = 0
 

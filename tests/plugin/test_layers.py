@@ -135,7 +135,7 @@ CHUNK = 2 * MIB
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is large enough if it has a chunk."""
-    monkeypatch.setattr(layers, "CHUNKS", 1)
+    monkeypatch.setattr(layers, "PART_CHUNKS", 1)
 
 
 small = pytest.mark.usefixtures("_small")
@@ -178,7 +178,7 @@ def test_a_stage_that_fits_whole_and_not_in_parts_stays_whole() -> None:
 
 
 def test_a_drafters_layers_are_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "CHUNKS", 2)
+    monkeypatch.setattr(layers, "PART_CHUNKS", 2)
     models = {"": Layered(), "drafter": Layered()}
     outside = {"drafter.model.layers.3.packed": kib()}
     parts = parts_of(models, options_of(None, "stage"), "stage", outside)

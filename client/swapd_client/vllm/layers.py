@@ -17,11 +17,8 @@ from swapd_client.memory.layout import ALIGN_BYTES
 from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.blocks import lists_of
 from swapd_client.offload.copies import start_of
+from swapd_client.vllm.options import PART_CHUNKS
 from swapd_client.vllm.parts import Part, Tensors
-
-#: A part has as many chunks at least. It takes whole ones, of which half a chunk is empty on
-#: average: so no more than 1/32 of the device memory that it takes.
-CHUNKS = 16
 
 
 def divide(parts: Iterable[Part], models: Mapping[str, Module], chunk: int, room: int) -> None:
@@ -34,7 +31,7 @@ def divide(parts: Iterable[Part], models: Mapping[str, Module], chunk: int, room
     lists = [list(layers) for key, model in models.items() for _, layers in lists_of(model, key)]
     for part in parts:
         if part.policy == "lru" and not part.encoder:
-            part.layers = by_layers(part.tensors, lists, CHUNKS * chunk)
+            part.layers = by_layers(part.tensors, lists, PART_CHUNKS * chunk)
     taken = [nbytes_of(ts) for part in parts for ts in part.sources.values()]
     if sum(vm.round_up(nbytes, chunk) for nbytes in taken) > room:
         for part in parts:
