@@ -14,7 +14,7 @@ from swapd_client.errors import InvalidSettings
 from swapd_client.offload import settings
 from swapd_client.offload.settings import OffloadSettings
 
-#: A part of a stage that leaves by layers has as many chunks at least. It takes whole ones, of which
+#: A part of a stage that leaves by layers has as many chunks at least. It takes whole ones, and
 #: half a chunk is empty on average: so no more than 1/32 of the device memory that it takes.
 PART_CHUNKS = 16
 
