@@ -191,7 +191,7 @@ def with_odd(whole: Any, at: tuple[Any, ...], odd: Any) -> Any:
     if not at:
         return odd
     changed = copy.copy(whole)
-    changed[at[0]] = with_odd(whole[at[0]], at[1:], odd)
+    changed[at[0]] = with_odd(whole[at[0]], at[1:], odd) if at[1:] else odd
     return changed
 
 
