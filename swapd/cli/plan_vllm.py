@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True):
     gpus: tuple[GpuPlan, ...]
     bytes_per_s: float
     bandwidth_from: str
-    #: All weights that swapd keeps a copy of.
+    #: All that swapd keeps a copy of: weights, and what is saved of KV caches at most.
     host_bytes: int
     #: What each stage is to set, by its `stage_id`.
     settings: dict[int, dict[str, float]]
@@ -156,7 +156,7 @@ def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: li
         gpus=tuple(plans),
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
-        host_bytes=sum(s.weights_bytes for p in plans for s in p.shares if s.ours),
+        host_bytes=sum(s.weights_bytes + s.cache_bytes for p in plans for s in p.shares if s.ours),
         settings=settings,
         overlay=deploy.overlay(
             found, _with_lent_caches(found, settings), found.async_chunk and not turning
@@ -263,7 +263,8 @@ def page(report: Report) -> RenderableType:
         parts += [Text(_budget(plan))] if plan.largest else []
         parts += [Text(_turns(plan)), ""]
     parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
-    parts.append(Text(f"host memory for the copies of all weights: {size(report.host_bytes)}"))
+    copies = size(report.host_bytes)
+    parts.append(Text(f"host memory for copies of weights and KV caches: {copies}"))
     parts += [Text(plain(note), "yellow") for note in report.notes]
     for title, text in (
         ("the daemon, first", "\n".join(report.serve)),

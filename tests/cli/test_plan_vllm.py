@@ -91,7 +91,7 @@ def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path, model:
     assert "stays: 12.91 GiB. The largest turn is that of thinker: 67.06 GiB" in shown
     assert "thinker, talker, code2wav take turns: 65.68 GiB of weights" in shown
     assert "moves 14.72 GiB and waits 632 ms for it; if stages left as wholes, 65.68 GiB" in shown
-    assert "host memory for the copies of all weights: 65.68 GiB" in shown
+    assert "host memory for copies of weights and KV caches: 80.36 GiB" in shown
     assert "swapd serve --device cuda:0 --budget 68672MiB" in shown
     assert "max_model_len: 65536" in shown
 
