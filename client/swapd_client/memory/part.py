@@ -89,8 +89,10 @@ class Part:
     def used_in(self, parts: int) -> Used:
         """What `note_used` was told, as a message has room for that of so many parts."""
         assert self.used is not None
-        ranges = told(self.used.ranges, self.nbytes, max(RANGES_MAX // parts, 1))
-        return Used(self.name, self.used.number, ranges)
+        most = max(RANGES_MAX // parts, 1)
+        if len(self.used.ranges) <= most:
+            return self.used
+        return Used(self.name, self.used.number, told(self.used.ranges, self.nbytes, most))
 
     def is_of(self, name: str) -> bool:
         """Whether that is what it is called, or a family that it is a part of."""

@@ -58,7 +58,7 @@ def problem_with(
     odd = sorted({type(s).__name__ for s in specs if type(s).__name__ not in _TESTED})
     if odd:
         return f"{', '.join(odd)}: swapd has not been tested with it"
-    if len(specs) > 1 and vllm_config.cache_config.enable_prefix_caching:
+    if len(specs) > 1 and terms.prefixes:
         return (
             "its layers are of several kinds, and prefixes are cached: set "
             "enable_prefix_caching: false"

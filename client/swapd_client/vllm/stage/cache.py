@@ -126,11 +126,6 @@ class Cache:
         """As the daemon calls it."""
         return self.component.name
 
-    @property
-    def stays_for_requests(self) -> bool:
-        """Whether a turn lasts until no request is in flight: there is nowhere to save them."""
-        return not self._terms.saved
-
     def register_again(self, client: Client) -> None:
         """With another daemon, where it is; what is in it goes along, if it is ever saved."""
         self.component = client.register_scratch(
