@@ -108,16 +108,15 @@ def register(
 ) -> Steps[Part]:
     """One component."""
 
-    def prepare() -> list[Part]:
-        return [
-            session.registry.prepare(
-                name, source, mutable=mutable, segments=segments, part_of=part_of
-            )
-        ]
-
-    (part,) = yield from _prepared(session, prepare)
-    yield from _move_in(session, tell, {part: policy}, group)
-    return part
+    prepare = partial(
+        session.registry.prepare,
+        name,
+        source,
+        mutable=mutable,
+        segments=segments,
+        part_of=part_of,
+    )
+    return (yield from _register_one(session, tell, prepare, policy, group))
 
 
 def register_scratch(
@@ -137,13 +136,23 @@ def register_scratch(
     if nbytes <= 0:
         raise InvalidSource(f"scratch of {nbytes} bytes: give a size, as 4 << 30 or '4GiB'")
 
-    def prepare() -> list[Part]:
+    def prepare() -> Part:
         gpu = session.processor.index
         layout = Scratch(nbytes, "saved" if mutable else "dropped", gpu, tensor)
         stays = tensor is not None
-        return [session.registry.prepare(name, layout, mutable=True, part_of=part_of, stays=stays)]
+        return session.registry.prepare(name, layout, mutable=True, part_of=part_of, stays=stays)
 
-    (part,) = yield from _prepared(session, prepare)
+    return (yield from _register_one(session, tell, prepare, policy, group))
+
+
+def _register_one(
+    session: Session,
+    tell: Tell,
+    prepare: Callable[[], Part],
+    policy: protocol.Policy,
+    group: str | None,
+) -> Steps[Part]:
+    (part,) = yield from _prepared(session, lambda: [prepare()])
     yield from _move_in(session, tell, {part: policy}, group)
     return part
 
