@@ -12,7 +12,7 @@ import pytest
 from swapd.plan import kv
 from swapd.plan.kv import Cache, Layout
 from tests.plan import omni
-from tests.vllm import models
+from tests.vllm import models, zoo
 from tests.vllm.engines import Nursery
 
 MIB = 1 << 20
@@ -111,20 +111,7 @@ SAME: dict[str, Case] = {
         small(
             "deepseek_v2",
             "DeepseekV2ForCausalLM",
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_shared_experts=1,
-            moe_intermediate_size=64,
-            first_k_dense_replace=1,
-            n_group=1,
-            topk_group=1,
-            topk_method="greedy",
-            kv_lora_rank=512,
-            q_lora_rank=None,
-            qk_nope_head_dim=128,
-            qk_rope_head_dim=64,
-            v_head_dim=128,
-            num_key_value_heads=4,
+            **zoo.LATENT,
         )
     ),
 }

@@ -239,6 +239,23 @@ def with_tokenizer(write: Callable[[Path], None]) -> Callable[[Path], None]:
 
 # --- all of them ---------------------------------------------------------------------------
 
+#: DeepSeek's experts, and layers that keep a latent instead of keys and values.
+LATENT: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_key_value_heads": 4,
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _GEMMA = {"sliding_window": 16, "query_pre_attn_scalar": 32, "initializer_range": 0.05}
 _BERT = {"type_vocab_size": 2, "hidden_act": "gelu"}
@@ -257,20 +274,7 @@ CHECKPOINTS: Mapping[str, Callable[[Path], None]] = {
     "deepseek": model(
         "DeepseekV2Config",
         "DeepseekV2ForCausalLM",
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        moe_intermediate_size=64,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        topk_method="greedy",
-        kv_lora_rank=512,
-        q_lora_rank=None,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        num_key_value_heads=4,
+        **LATENT,
         head_dim=64,
     ),
     "llama-awq": packed("awq", zero_point=True, version="gemm"),
