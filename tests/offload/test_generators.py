@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client
+from swapd_client.offload.collected import give_back_later
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, evict, leases, seeded
 
@@ -205,3 +206,14 @@ async def test_an_async_generator_holds_from_its_first_value_to_its_last(
     with pytest.raises(LookupError):
         await work.athrow(LookupError("in"))
     assert held(client) == 0
+
+
+def test_what_was_dropped_just_before_it_is_detached_is_not_in_use(client: Client) -> None:
+    attachment = client.attach({"talker": seeded(Chunked)}, ".")
+    next(iter(attachment.components["talker"].module(X)))  # type: ignore[operator]
+    for _ in range(50):  # others were dropped as well, and each takes its time
+        give_back_later(client.status)
+    work = attachment.components["talker"].module(X)  # type: ignore[operator]
+    next(work)
+    del work
+    attachment.detach()

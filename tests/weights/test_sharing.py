@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,10 @@ def host_bytes(daemon: spawn.Spawned) -> int:
     """What the daemon has of host copies in memory, mapped or not, each counted once."""
     seen: dict[int, int] = {}
     for fd in Path(f"/proc/{daemon.pid}/fd").iterdir():
-        if "memfd:swapd-master" in str(fd.readlink()):
-            at = fd.stat()
-            seen[at.st_ino] = at.st_blocks * 512
+        with suppress(FileNotFoundError):  # closed since
+            if "memfd:swapd-master" in str(fd.readlink()):
+                at = fd.stat()
+                seen[at.st_ino] = at.st_blocks * 512
     return sum(seen.values())
 
 
@@ -113,34 +115,30 @@ def test_the_second_has_the_bits_and_fills_nothing(
 def test_who_comes_while_the_first_reads_waits_for_it(
     daemon: spawn.Spawned, client: Client, files: Path, digest: str
 ) -> None:
-    with (
-        Loader(daemon, "one", files, stop_at="filling") as one,
-        Loader(daemon, "two", files) as two,
-    ):
+    with Loader(daemon, "one", files, stop_at="filling") as one:
         one.expect("filling")
-        await_components(client, "one", "two")
-        assert client.status().host_copy_bytes == NBYTES, "two waits for it"
-        one.go_on()
-        one.expect("loaded")
-        two.expect("loaded")
-        assert one.bits() == (digest, True)
-        assert two.bits() == (digest, False)
-        assert host_bytes(daemon) == NBYTES
+        with Loader(daemon, "two", files) as two:
+            await_components(client, "one", "two")
+            assert client.status().host_copy_bytes == NBYTES, "two waits for it"
+            one.go_on()
+            one.expect("loaded")
+            two.expect("loaded")
+            assert one.bits() == (digest, True)
+            assert two.bits() == (digest, False)
+            assert host_bytes(daemon) == NBYTES
 
 
 def test_if_the_first_is_killed_before_its_commit_the_second_reads(
     daemon: spawn.Spawned, client: Client, files: Path, digest: str
 ) -> None:
-    with (
-        Loader(daemon, "one", files, stop_at="filling") as one,
-        Loader(daemon, "two", files) as two,
-    ):
+    with Loader(daemon, "one", files, stop_at="filling") as one:
         one.expect("filling")
-        await_components(client, "one", "two")
-        one.die()
-        two.expect("loaded")
-        assert two.bits() == (digest, True)
-        await_components(client, "two")
+        with Loader(daemon, "two", files) as two:
+            await_components(client, "one", "two")
+            one.die()
+            two.expect("loaded")
+            assert two.bits() == (digest, True)
+            await_components(client, "two")
 
 
 def test_if_the_first_is_killed_after_it_the_bytes_stay_with_the_second(

@@ -15,6 +15,7 @@ from swapd.shared.units import size
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
 from swapd_client.lease import Lender
 from swapd_client.offload.changing import quiet
+from swapd_client.offload.collected import await_given_back
 from swapd_client.offload.guards import writable
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Holdable, Leased, Passed, here
@@ -225,6 +226,7 @@ class Attachment:
         They are registered beside what is there ("dit~2"). Nothing of it may be in use. Blocks for
         the copies. Raises as `Client.attach`; then the new ones stay private.
         """
+        await_given_back()
         with ONE_AT_A_TIME:
             self._again()
 
@@ -237,6 +239,7 @@ class Attachment:
         Nothing of it may be in use. Done again it does nothing. Raises: ComponentInUse,
         DeviceMemoryExhausted, SessionEnded: then what is left is attached as before.
         """
+        await_given_back()  # what the caller let go of is not in use
         with ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private memory
                 self._client._refuse_in_use(self.registered)  # while all of it can go on
