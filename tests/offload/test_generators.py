@@ -209,11 +209,13 @@ async def test_an_async_generator_holds_from_its_first_value_to_its_last(
 
 
 def test_what_was_dropped_just_before_it_is_detached_is_not_in_use(client: Client) -> None:
+    def ask() -> None:
+        client.status()
+
     attachment = client.attach({"talker": seeded(Chunked)}, ".")
-    next(iter(attachment.components["talker"].module(X)))  # type: ignore[operator]
     for _ in range(50):  # others were dropped as well, and each takes its time
-        give_back_later(client.status)
-    work = attachment.components["talker"].module(X)  # type: ignore[operator]
+        give_back_later(ask)
+    work = attachment.components["talker"].module(X)
     next(work)
     del work
     attachment.detach()
