@@ -282,6 +282,14 @@ class AsyncClient:
         names = (f"workspace of {size}",)
         return Acquiring(partial(self._acquire, ask, names, timeout, is_workspace=True))
 
+    def acquire_start(self, *, timeout: float | None = None) -> Acquiring:
+        """As `Client.acquire_start`: await it, or `async with` it."""
+
+        def ask(request: int, agent: int) -> protocol.AcquireStart:
+            return protocol.AcquireStart(request, timeout)
+
+        return Acquiring(partial(self._acquire, ask, (protocol.THE_START,), timeout))
+
     async def prefetch(self, *names: str) -> None:
         """As `Client.prefetch`."""
         await self._call(protocol.Prefetch(self.session.next_id(), names))
@@ -376,7 +384,7 @@ class AsyncClient:
 
     async def _acquire(
         self,
-        ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        ask: Callable[[int, int], protocol.AnyAcquire],
         names: tuple[str, ...],
         timeout: float | None,
         *,

@@ -397,6 +397,25 @@ class Client:
         record = self._acquire(ask, names, timeout, is_workspace=True)
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
+    def acquire_start(self, *, timeout: float | None = None) -> Lease:
+        """Wait until no other process starts on this device, and have it so until the release.
+
+        For an engine that sizes its caches by what the device has free: hold it from before that
+        is looked at until all is allocated, and each that does so measures itself alone. It holds
+        no memory; what is acquired meanwhile is granted as ever. A process that ends has started.
+
+        Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or
+        starts already; AcquireTimeout, which says who starts; SessionEnded.
+        """
+        self._flush_kept()
+
+        def ask(request: int, agent: int) -> protocol.AcquireStart:
+            return protocol.AcquireStart(request, timeout)
+
+        names = (protocol.THE_START,)
+        record = self._acquire(ask, names, timeout)
+        return Lease(self, self.session, record, (threading.get_ident(), names))
+
     def prefetch(self, *names: str) -> None:
         """Ask for components to be brought in when there is room nobody waits for.
 
@@ -641,7 +660,7 @@ class Client:
 
     def _acquire(
         self,
-        ask: Callable[[int, int], protocol.Acquire | protocol.AcquireWorkspace],
+        ask: Callable[[int, int], protocol.AnyAcquire],
         names: tuple[str, ...],
         timeout: float | None,
         *,

@@ -174,6 +174,8 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
         case protocol.AcquireWorkspace():
             what = f"{size(asked.nbytes)} for {who}{_terms(asked)}"
             return Said("ask", names, what)
+        case protocol.AcquireStart():
+            return Said("ask", names, f"for {who}")
         case protocol.Release():
             again = f", used {asked.again} times more" if asked.again else ""
             return Said("release", names, f"by {who}{again}{_used(asked.used)}")

@@ -156,9 +156,16 @@ def _summary(reply: StatusReply) -> Table:
         f"{_number(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
     )
     table.add_row("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody")
+    if reply.starting:
+        table.add_row("starting", plain(_starting(reply.starting)))
     for note in reply.notes:
         table.add_row("note", Text(plain(note), "yellow"))
     return table
+
+
+def _starting(labels: tuple[str, ...]) -> str:
+    first, *others = labels
+    return f"{first}; {', '.join(others)} wait for it" if others else first
 
 
 def _device(reply: StatusReply) -> Text:

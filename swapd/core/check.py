@@ -1,6 +1,7 @@
 """The self-check: does the state of a core contradict itself? For tests and after a fault."""
 
 from itertools import combinations
+from math import inf
 
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
@@ -18,6 +19,7 @@ def check(core: Residency) -> None:
     for key, lease in core.ledger.leases.items():
         _check_lease(core.ledger, key, lease)
     _check_debts(core.ledger)
+    _check_starts(core.ledger)
     _check_moves(core.ledger)
     _check_masters(core.ledger)
     _check_totals(core.ledger)
@@ -73,6 +75,16 @@ def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
     for name in lease.names:
         c = ledger.components.get(name)
         assert c is None or key in c.leases, f"{lease} does not hold {name}"
+
+
+def _check_starts(ledger: Ledger) -> None:
+    for session, request in ledger.starts:
+        known = ledger.sessions.get(session)
+        assert known is not None, "one that is gone starts"
+        assert request not in known.leases | known.waiters, "a start is an acquire as well"
+    late = ledger.starts.late(inf)
+    assert ledger.starts.turn not in late, "one that has the turn is still waiting for it"
+    assert set(late) <= set(ledger.starts), "one waits to start that is not there"
 
 
 def _check_debts(ledger: Ledger) -> None:

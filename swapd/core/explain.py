@@ -27,6 +27,10 @@ NAMED_MAX = 32
 _NEAR = 16
 
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
+STARTS_WITH_NOTHING = (
+    "a session that waits for its turn to start holds nothing, and starts once: release what it "
+    "holds first"
+)
 TOO_MANY_REQUESTS = (
     f"{UNANSWERED_MAX} requests of this session wait for their reply, and no more may: wait for "
     "some of them, or cancel them"
@@ -36,6 +40,12 @@ TOO_MANY_REQUESTS = (
 def who(ledger: Ledger, session: int) -> str:
     known = ledger.sessions.get(session)
     return f"{known.label} (session {session})" if known else f"session {session}"
+
+
+def starting(ledger: Ledger) -> str:
+    """Who has the turn to start, and since when it came."""
+    turn = ledger.starts.turn
+    return "nobody starts" if turn is None else f"{who(ledger, turn[0])} starts"
 
 
 def called(c: Component) -> str:

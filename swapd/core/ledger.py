@@ -37,6 +37,7 @@ from swapd.core.records import (
     Session,
     State,
 )
+from swapd.core.starts import Starts
 from swapd.shared.protocol import Code, Runs
 
 #: So far uses are counted that clients tell of: as many again, one by one, fit into 64 bits.
@@ -68,6 +69,8 @@ class Ledger:
         self.acks: dict[int, tuple[float, Component]] = {}
         #: What else sessions are waited for.
         self.debts = Debts()
+        #: Who starts, and who waits to.
+        self.starts = Starts()
         #: Chunks of components being evicted and workspaces given back: soon to be free.
         self.leaving = 0
         #: Those of them that are being saved: a load may follow; and the copies that save them.

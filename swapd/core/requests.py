@@ -24,6 +24,8 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names(request.names) or _timeout(request.timeout_s)
         case protocol.AcquireWorkspace():
             return _workspace(request.nbytes) or _timeout(request.timeout_s)
+        case protocol.AcquireStart():
+            return _timeout(request.timeout_s)
         case protocol.Prefetch() | protocol.Forecast():
             return _names(request.names)
         case protocol.Register():

@@ -15,7 +15,7 @@ from swapd.core import events, requests
 from swapd.core.actions import AnyAction
 from swapd.core.admission import Admission
 from swapd.core.events import AnyEvent
-from swapd.core.handlers import copying, ending, families, leasing, owing, registration
+from swapd.core.handlers import copying, ending, families, leasing, owing, registration, starting
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
@@ -50,6 +50,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
 _ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
     protocol.Acquire: leasing.on_acquire,
     protocol.AcquireWorkspace: leasing.on_acquire_workspace,
+    protocol.AcquireStart: starting.on_acquire_start,
     protocol.Release: leasing.on_release,
     protocol.Cancel: leasing.on_cancel,
     protocol.Prefetch: leasing.on_prefetch,
@@ -115,6 +116,7 @@ class Residency:
             next(iter(acks.values()))[0] if acks else None,
             self.ledger.debts.next_deadline(),
             self.ledger.contents.next_deadline(),
+            self.ledger.starts.next_deadline(),
         )
         return min((at for at in times if at is not None), default=None)
 

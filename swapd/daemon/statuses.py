@@ -140,6 +140,7 @@ class Statuses:
             device_bytes=use.total,
             device_free_bytes=use.free,
             processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
+            starting=tuple(ledger.sessions[s].label for s, _ in ledger.starts),
             notes=use.notes + self._notes(),
             waiting=len(self._core.admission.queue),
             loads=ledger.loads,

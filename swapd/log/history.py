@@ -195,6 +195,8 @@ class Seen:
                 return request.names
             case protocol.AcquireWorkspace():
                 return (workspace_name(session, request.id),)
+            case protocol.AcquireStart():
+                return (protocol.THE_START,)
             case _:
                 return (request.name,)
 

@@ -88,6 +88,9 @@ Ranges = tuple[tuple[int, int], ...]
 #: Most ranges that are told of one component.
 RANGES_MAX = 4096
 
+#: What one acquires that starts, in messages.
+THE_START = "the turn to start"
+
 #: Of a family, the part that is in no block: it is needed from first to last, so it is kept first.
 REST = "rest"
 
@@ -198,6 +201,15 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
     priority: Number = 0
 
 
+class AcquireStart(Request, frozen=True, tag="acquire_start"):
+    """Be the only process that starts on this device: what is free is measured undisturbed.
+
+    Answered and given back as an acquire. One that holds any lease is refused.
+    """
+
+    timeout_s: float | None = None
+
+
 class Used(msgspec.Struct, frozen=True):
     """What of scratch that is "saved" is worth it, from now on: its owner says so."""
 
@@ -248,6 +260,9 @@ class Status(Request, frozen=True, tag="status"):
     pass
 
 
+#: Requests that are answered with a lease.
+AnyAcquire = Acquire | AcquireWorkspace | AcquireStart
+
 #: Requests that may change something.
 AnyOrder = (
     Register
@@ -257,6 +272,7 @@ AnyOrder = (
     | Unregister
     | Acquire
     | AcquireWorkspace
+    | AcquireStart
     | Release
     | Cancel
     | Prefetch
@@ -397,6 +413,8 @@ class StatusReply(Reply, frozen=True, tag="status"):
     notes: tuple[str, ...] = ()  # what people should know about the device
     #: Host copies of what was unregistered, in which tensors of connected processes still lie.
     private_bytes: int = 0
+    #: The labels of those that start: the first does, the others wait for it.
+    starting: tuple[str, ...] = ()
 
 
 AnyReply = Done | Granted | Refused | ForecastReply | StatusReply

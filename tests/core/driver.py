@@ -216,6 +216,22 @@ def used(w: World, choose: Choices, key: Key) -> tuple[Used, ...]:
     return (Used(name, max(before + choose.pick((1, 1, 1, 2, 0, -1)), 0), choose.pick(RANGES)),)
 
 
+def start(w: World, choose: Choices) -> bool:
+    if not w.sessions:
+        return False
+    w.start(choose.pick(sorted(w.sessions)), timeout=choose.pick((None, 0.0, 0.5, 60.0)))
+    return True
+
+
+def end_start(w: World, choose: Choices) -> bool:
+    """It has started, or gives up."""
+    if not w.starters:
+        return False
+    end = choose.pick((w.release, w.cancel))
+    end(choose.pick(w.starters))
+    return True
+
+
 def release(w: World, choose: Choices) -> bool:
     if not w.leases:
         return False
@@ -357,6 +373,8 @@ MOVES: dict[Move, int] = {
     give_up: 1,
     acquire: 14,
     acquire_workspace: 4,
+    start: 1,
+    end_start: 1,
     release: 6,
     come_back: 4,
     give_way: 3,
@@ -429,7 +447,7 @@ def wind_up(w: World) -> None:
         for session in sorted(w.still_running):
             w.exit(session)
         w.settle()
-        for key in sorted(w.leases):
+        for key in [*sorted(w.leases), *w.starters]:
             w.release(key)
         if not (w.moves or w.acks or w.making or w.leases):
             if not (set(w.waiting) - set(w.core.admission.parked) or w.ledger.unordered):
@@ -447,5 +465,6 @@ def wind_up(w: World) -> None:
     assert w.dropped == w.masters, "a master is never dropped"
     assert not w.ledger.masters
     assert not w.ledger.contents
+    assert len(w.ledger.starts) == 0
     assert w.core.next_deadline() is None
     assert len(w.core.admission.queue) == 0

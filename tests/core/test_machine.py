@@ -97,6 +97,8 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.give_up: lambda w: w.owner,
     driver.acquire: lambda w: w.owner and w.sessions,
     driver.acquire_workspace: lambda w: w.sessions,
+    driver.start: lambda w: w.sessions,
+    driver.end_start: lambda w: w.starters,
     driver.prefetch: lambda w: w.owner and w.sessions,
     driver.resize: lambda w: any(w.part_of[n] for n in w.owner) and w.sessions,
     driver.release: lambda w: w.leases,

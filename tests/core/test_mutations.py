@@ -39,12 +39,21 @@ from swapd.core import (
     registry,
     requests,
     residency,
+    starts,
     telling,
     updates,
     verdict,
     workspaces,
 )
-from swapd.core.handlers import copying, ending, families, leasing, owing, registration
+from swapd.core.handlers import (
+    copying,
+    ending,
+    families,
+    leasing,
+    owing,
+    registration,
+    starting,
+)
 from tests.core.driver import BOTH_WAYS, drive
 from tests.core.rules import test_minimum_residency
 from tests.core.world import Make, World
@@ -60,6 +69,36 @@ class Bug(NamedTuple):
 
 
 BUGS = [
+    Bug(
+        "two start at once",
+        starting,
+        "if starts.turn == key:\n        ledger.out",
+        "if True:\n        ledger.out",
+    ),
+    Bug(
+        "the next one is not told that it has the turn to start",
+        starting,
+        "if had_turn and (following",
+        "if not had_turn and (following",
+    ),
+    Bug(
+        "the turn to start stays with a session that is gone",
+        ending,
+        "    starting.end_all(ledger, event.session)\n",
+        "",
+    ),
+    Bug(
+        "one that has the turn to start is refused when its wait is over",
+        starts,
+        "self._until.drop(key)\n        return",
+        "return",
+    ),
+    Bug(
+        "a session waits for the turn to start with what others wait for",
+        starting,
+        "if known.leases or starts",
+        "if starts",
+    ),
     Bug(
         "a leased component becomes idle",
         leaving,
@@ -1383,10 +1422,10 @@ SCENARIOS.sort(key=lambda scenario: scenario in LONG)
 
 #: The modules a bug may be in, each after those that it imports.
 CHAIN = (
-    *(policy, requests, chunks, orders, contents, fences, queue, deadlock, holdings),
+    *(policy, requests, chunks, orders, contents, fences, starts, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
     *(verdict, hold_and_wait, admission, planner, recount),
-    *(copying, owing, ending, families, leasing, registration, residency),
+    *(copying, owing, starting, ending, families, leasing, registration, residency),
 )
 
 

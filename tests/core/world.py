@@ -61,6 +61,7 @@ from swapd.core.events import (
 from swapd.core.records import Key, State, workspace_name
 from swapd.shared.protocol import (
     Acquire,
+    AcquireStart,
     AcquireWorkspace,
     AnyOrder,
     Cancel,
@@ -170,6 +171,8 @@ class World:
         self.asked: dict[Key, Acquire] = {}
         self.waiting: dict[Key, Acquire] = {}
         self.leases: dict[Key, set[str]] = {}
+        #: Those that start, and wait to, as they came.
+        self.starters: list[Key] = []
         #: (session, name) of every holder that was told it is wanted.
         self.wanted: set[tuple[int, str]] = set()
         #: Sessions that were told that somebody waits.
@@ -354,6 +357,12 @@ class World:
         self.ask(session, AcquireWorkspace(key[1], nbytes, agent, timeout, priority))
         return key
 
+    def start(self, session: int, timeout: float | None = None) -> Key:
+        key = self._key(session)
+        self.starters.append(key)
+        self.ask(session, AcquireStart(key[1], timeout))
+        return key
+
     def use(self, session: int, *names: str, agent: int = 0) -> Key:
         """Acquire, with all copies done: return the lease."""
         key = self.acquire(session, *names, agent=agent)
@@ -369,6 +378,7 @@ class World:
         for said in used:
             self._note_used(key[0], said)
         self.leases.pop(key, None)
+        self._starts_no_more(key)
         self.ask(key[0], Release(0, key[1], again=again, used=used))
 
     def _note_used(self, session: int, said: Used) -> None:
@@ -384,7 +394,12 @@ class World:
     def cancel(self, key: Key) -> None:
         self.waiting.pop(key, None)
         self.leases.pop(key, None)
+        self._starts_no_more(key)
         self.ask(key[0], Cancel(0, key[1]))
+
+    def _starts_no_more(self, key: Key) -> None:
+        if key in self.starters:
+            self.starters.remove(key)
 
     def prefetch(self, session: int, *names: str) -> Key:
         key = self._key(session)
@@ -406,6 +421,7 @@ class World:
             del self.waiting[key]
         for key in [k for k in self.leases if k[0] == session]:
             del self.leases[key]
+        self.starters = [key for key in self.starters if key[0] != session]
         self.wanted = {(s, n) for s, n in self.wanted if s != session}
         self.hurried.discard(session)
         self.owes = {owed: since for owed, since in self.owes.items() if owed[0] != session}
@@ -787,12 +803,14 @@ class World:
                 worth = self.scratch.get(action.name)
                 assert worth is None or worth.kind == "saved", f"{action}: as it should be"
             case Waiting():
-                assert (action.session, action.request) in self.waiting
+                assert (action.session, action.request) in (*self.waiting, *self.starters)
 
     def _note_answer(self, action: Accept | Grant | Refuse) -> None:
         key = (action.session, action.request)
         assert key not in self.answers, f"{action}: answered already"
         self.answers[key] = action
+        if key in self.starters:
+            return self._note_start(key, action)
         asked = self.waiting.pop(key, None)
         if isinstance(action, Grant):
             assert asked is not None, f"{action}: not asked, or cancelled"
@@ -825,6 +843,15 @@ class World:
         elif isinstance(action, Accept):
             for name in self._committing.pop(key, ()):
                 self.current[name] = self.newest[name]
+
+    def _note_start(self, key: Key, action: Accept | Grant | Refuse) -> None:
+        """One at a time starts, in the order in which they came."""
+        if isinstance(action, Grant):
+            assert key == self.starters[0], f"{action}: another one starts"
+            assert not action.placements
+        else:
+            assert isinstance(action, Refuse), f"{action}: no answer to a start"
+            self.starters.remove(key)
 
     def _check_contents(self, placement: Placement, placed: Placed) -> None:
         """Its owner hears that they are new when they are, and not before; then it finds zeros."""

@@ -29,7 +29,7 @@ class Calls(NamedTuple):
 
 #: Of `worker.Leased`: workers of vLLM, and of vllm-omni's AR and generation stages.
 WORKER = Calls(
-    life=frozenset({"load_model", "shutdown"}),
+    life=frozenset({"init_device", "load_model", "shutdown"}),
     leased=frozenset(
         {
             "add_lora",
@@ -83,7 +83,6 @@ WORKER = Calls(
             "get_supported_kv_cache_layouts",
             "get_supported_tasks",
             "handle_ft_command",
-            "init_device",
             "init_weight_transfer_engine",  # of one that `worker` does not refuse
             "list_loras",
             "profile",

@@ -16,15 +16,17 @@ import torch
 from torch.nn import Module
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
+from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError, TooLarge
-from swapd_client.vllm import checkpoint, kv, register, versions
+from swapd_client.vllm import checkpoint, gpus, kv, register, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.cache import Terms
+from swapd_client.vllm.starting import Start, once_ranks_meet
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above
@@ -43,9 +45,47 @@ class Leased(_Above):  # type: ignore[misc]
     """Mixed into a worker class of vLLM's, first: its weights are swapd's, lent for each call."""
 
     _swapd: Stage
+    _start: Start | None = None
     _moving: Moving
     #: A weight update that was started and is not finished.
     _change = ExitStack()
+
+    # --- starting ------------------------------------------------------------------------
+
+    def init_device(self) -> None:
+        """Have the turn to start from before the device's memory is looked at.
+
+        Raises: UnsupportedVersion, InvalidSettings, NotRunning.
+        """
+        versions.check()
+        with once_ranks_meet(gpu_worker, self._begin_start):
+            super().init_device()
+
+    def _begin_start(self) -> None:
+        name = self._stage_name("")
+        options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
+        gpu = number_of(self.device)
+        folder = gpus.folder_of(options.endpoint, gpu, self.rank)
+        self._start = Start(self._stage_name(options.component), folder)
+        self._start.begin(self._share())
+
+    @contextmanager
+    def _starting(self, *, to_the_end: bool = False) -> Iterator[None]:
+        """A step of the start, which ends with it, or with an error."""
+        try:
+            yield
+        except BaseException:
+            to_the_end = True
+            raise
+        finally:
+            if to_the_end and self._start is not None:
+                self._start.end()
+
+    def _share(self) -> Callable[[str], list[str]] | None:
+        """How this rank tells the stage's others something; None if it is alone."""
+        if self.parallel_config.tensor_parallel_size > 1:
+            return partial(gather, get_tp_group())
+        return None
 
     # --- loading -------------------------------------------------------------------------
 
@@ -60,20 +100,18 @@ class Leased(_Above):  # type: ignore[misc]
         options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
         name = self._stage_name(options.component)
         _refuse(self.vllm_config, name)
-        share = None
-        if self.parallel_config.tensor_parallel_size > 1:
-            share = partial(gather, get_tp_group())
-        gpu = number_of(self.device)
-        self._swapd = Stage.connect(options, name, gpu=gpu, rank=self.rank, share=share)
-        self._moving = Moving(name, keep_place=gpu is None)  # a GPU has no room for weights twice
-        try:
-            with self._swapd.loading(self._load_bytes(options)):
-                self._load(name, *args, **kwargs)
-            with self._swapd.using():
-                self._moving.compare()
-        except BaseException:
-            self._swapd.close()
-            raise
+        gpu, share = number_of(self.device), self._share()
+        with self._starting():
+            self._swapd = Stage.connect(options, name, gpu=gpu, rank=self.rank, share=share)
+            self._moving = Moving(name, keep_place=gpu is None)  # a GPU has no room for them twice
+            try:
+                with self._swapd.loading(self._load_bytes(options)):
+                    self._load(name, *args, **kwargs)
+                with self._swapd.using():
+                    self._moving.compare()
+            except BaseException:
+                self._swapd.close()
+                raise
 
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
         graphs = _graphs()
@@ -189,14 +227,15 @@ class Leased(_Above):  # type: ignore[misc]
     # Where vLLM's own version has no such method, `super` says so.
 
     def determine_available_memory(self) -> Any:
-        with self._swapd.using():
+        with self._starting(), self._swapd.using():
             return super().determine_available_memory()
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         try:
-            making = self._lend_cache(kv_cache_config)
-            with self._swapd.using(), making:
-                super().initialize_from_config(kv_cache_config)
+            with self._starting():
+                making = self._lend_cache(kv_cache_config)
+                with self._swapd.using(), making:
+                    super().initialize_from_config(kv_cache_config)
         except TooLarge as exc:
             raise TooLarge(
                 f"stage {self._swapd.name!r} needs its weights and its KV cache of "
@@ -221,7 +260,7 @@ class Leased(_Above):  # type: ignore[misc]
         return kv.made_over(stage.lend_cache(nbytes, terms))
 
     def compile_or_warm_up_model(self) -> Any:
-        with self._swapd.using():
+        with self._starting(to_the_end=True), self._swapd.using():
             return super().compile_or_warm_up_model()
 
     def add_lora(self, lora_request: Any) -> Any:
@@ -324,7 +363,8 @@ class Leased(_Above):  # type: ignore[misc]
         raise Unsupported(_ELASTIC)
 
     def shutdown(self) -> None:
-        super().shutdown()
+        with self._starting(to_the_end=True):
+            super().shutdown()
         if (stage := self.__dict__.get("_swapd")) is not None:
             stage.close()
 

@@ -14,7 +14,7 @@ from swapd.core.events import (
     Stopping,
     Tick,
 )
-from swapd.core.handlers import owing
+from swapd.core.handlers import owing, starting
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Session
 
@@ -25,6 +25,7 @@ def on_session_opened(ledger: Ledger, admission: Admission, event: SessionOpened
 
 def on_tick(ledger: Ledger, admission: Admission, event: Tick) -> None:
     owing.fence_late(ledger)
+    starting.refuse_late(ledger)
     for due in ledger.contents.expired(event.now):
         registry.order(ledger, due)
     ledger.replan = True
@@ -33,6 +34,7 @@ def on_tick(ledger: Ledger, admission: Admission, event: Tick) -> None:
 def on_stopping(ledger: Ledger, admission: Admission, event: Stopping) -> None:
     ledger.stopping = True
     ledger.prefetches.clear()
+    starting.refuse_waiting(ledger)
     for w in list(admission.queue):
         admission.refuse(w.key, "stopping", explain.STOPPING)
 
@@ -77,6 +79,7 @@ def on_session_gone(ledger: Ledger, admission: Admission, event: SessionGone) ->
         ledger.wanted[name].discard(event.session)
     ledger.hurried.discard(event.session)
     ledger.debts.forget(event.session)
+    starting.end_all(ledger, event.session)
     ledger.unhurried.pop(event.session, None)
     for c in session.makes_way.values():
         c.evicting_for = None

@@ -2,6 +2,7 @@
 
 from swapd.core import explain, leases, verdict, workspaces
 from swapd.core.admission import Admission
+from swapd.core.handlers import starting
 from swapd.core.ledger import Ledger
 from swapd.core.records import Key, is_workspace, workspace_name
 from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release, Used
@@ -35,7 +36,9 @@ def on_acquire_workspace(
 def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
     """Why an acquire is refused whatever it asks for, or None."""
     session = ledger.sessions.get(key[0])
-    if session is None or key[1] in session.waiters or key[1] in session.leases:
+    if session is None or key in ledger.starts:
+        return "bad_request", explain.REPLAYED
+    if key[1] in session.waiters or key[1] in session.leases:
         return "bad_request", explain.REPLAYED
     return ("stopping", explain.STOPPING) if ledger.stopping else None
 
@@ -65,6 +68,8 @@ def on_cancel(ledger: Ledger, admission: Admission, session: int, asked: Cancel)
 
 def _take_back(ledger: Ledger, admission: Admission, key: Key, again: int = 0) -> None:
     # Released before, or its session is gone: nothing to do.
+    if starting.end(ledger, key):
+        return
     if leases.take_back(ledger, key, again):
         ledger.replan |= admission.somebody_waits
 

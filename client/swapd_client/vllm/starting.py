@@ -1,0 +1,109 @@
+"""Engines of one device start one after the other: each sizes its KV cache by what is free there.
+
+From before vLLM looks at that first until it has warmed up, a stage has its daemon's turn to start;
+others wait, with nothing in their hands. So no stage takes for its own, or for free, what another
+allocates meanwhile, or is lent to load in. The ranks of a stage ask in the order of their daemons,
+each when the one before it has its turn: two stages on two GPUs never wait for each other.
+
+May not live here: torch, vLLM, which methods a start spans (`worker.py`).
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+
+import swapd_client
+from swapd_client.client import Client
+from swapd_client.errors import AcquireTimeout, NotRunning, SwapdError
+from swapd_client.lease import Lease
+
+log = logging.getLogger("swapd_client")
+
+
+class Start:
+    """A stage's turn to start. Used by the thread that starts it."""
+
+    def __init__(self, stage: str, folder: Path) -> None:
+        self._stage = stage
+        self._folder = folder
+        self._client: Client | None = None
+        self._lease: Lease | None = None
+
+    def begin(self, share: Callable[[str], Sequence[str]] | None = None) -> None:
+        """Wait for the turn, and have it. `share`: as `Ranks` has it, if there are several ranks.
+
+        Raises: NotRunning, with the command to run; VersionMismatch, SessionEnded; RuntimeError if
+        another rank cannot start.
+        """
+        if share is None:
+            return self._take()
+        at = self._folder.stat() if self._folder.exists() else None
+        mine = f"{at.st_dev}.{at.st_ino}" if at else str(self._folder)
+        places = share(mine)
+        if len(set(places)) < len(places):
+            return  # ranks that share a daemon: refused, with what to change, when they load
+        for place in sorted(places):
+            problem = self._problem() if place == mine else ""
+            if problems := [said for said in share(problem) if said]:
+                self.end()
+                raise RuntimeError(problems[0])
+
+    def end(self) -> None:
+        """The stage has started, or will not. More than once is once."""
+        client, self._client = self._client, None
+        lease, self._lease = self._lease, None
+        with suppress(SwapdError):  # the daemon is gone, and with it the turn
+            if lease is not None:
+                lease.release()
+        if client is not None:
+            client.close()
+
+    def _problem(self) -> str:
+        """Take the turn; why that is not possible, or ""."""
+        try:
+            self._take()
+        except SwapdError as exc:
+            return str(exc)
+        return ""
+
+    def _take(self) -> None:
+        try:
+            client = swapd_client.connect(self._folder, label=f"{self._stage}:{os.getpid()}")
+        except NotRunning as exc:
+            raise NotRunning(f"stage {self._stage!r} cannot start: {exc}") from exc
+        self._client = client
+        try:
+            self._lease = self._acquired(client)
+        except BaseException:
+            self.end()
+            raise
+
+    def _acquired(self, client: Client) -> Lease:
+        try:
+            return client.acquire_start(timeout=0)
+        except AcquireTimeout as exc:
+            log.info("%s waits: %s", self._stage, exc)
+        return client.acquire_start()
+
+
+@contextmanager
+def once_ranks_meet(module: ModuleType, then: Callable[[], None]) -> Iterator[None]:
+    """In the block, call `then()` when vLLM has connected the ranks of a stage.
+
+    That is before it looks at the device's memory, and the first time that the ranks can agree on
+    an order. `module` is vLLM's with the function that does it; restored when the block ends.
+    """
+    connect = module.ensure_model_parallel_initialized
+
+    def and_then(*args: object, **kwargs: object) -> None:
+        connect(*args, **kwargs)
+        then()
+
+    module.ensure_model_parallel_initialized = and_then  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.ensure_model_parallel_initialized = connect  # type: ignore[attr-defined]

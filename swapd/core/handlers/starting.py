@@ -1,0 +1,69 @@
+"""What it means to start, and to have started: one process at a time."""
+
+from swapd.core import explain
+from swapd.core.actions import Grant, Waiting
+from swapd.core.admission import Admission
+from swapd.core.ledger import Ledger
+from swapd.core.records import Key
+from swapd.core.requests import deadline
+from swapd.shared.protocol import THE_START, AcquireStart
+
+
+def on_acquire_start(
+    ledger: Ledger, admission: Admission, session: int, asked: AcquireStart
+) -> None:
+    """One that holds what others may wait for would wait for them with it: it is refused."""
+    key, starts = (session, asked.id), ledger.starts
+    known = ledger.sessions.get(session)
+    if known is None or key in starts or {asked.id} & (known.waiters | known.leases):
+        return ledger.refuse(key, "bad_request", explain.REPLAYED)
+    if ledger.stopping:
+        return ledger.refuse(key, "stopping", explain.STOPPING)
+    if known.leases or starts.of(session):
+        return ledger.refuse(key, "conflict", explain.STARTS_WITH_NOTHING)
+    starts.come(key, ledger.now, deadline(asked.timeout_s, ledger.now))
+    if starts.turn == key:
+        ledger.out.append(Grant(*key, (), 0.0, False))
+    elif asked.timeout_s == 0.0:
+        _refuse_late(ledger, key)
+    else:
+        why = explain.starting(ledger)
+        ledger.out.append(Waiting(*key, (THE_START,), why))
+
+
+def end(ledger: Ledger, key: Key) -> bool:
+    """It has started, or gives up; whether it was here. The next one has the turn."""
+    starts = ledger.starts
+    if key not in starts:
+        return False
+    had_turn = starts.turn == key
+    starts.go(key)
+    if had_turn and (following := starts.turn) is not None:
+        waited = ledger.now - starts.has_turn(following)
+        ledger.out.append(Grant(*following, (), waited, False))
+    return True
+
+
+def end_all(ledger: Ledger, session: int) -> None:
+    """A session ends."""
+    for key in reversed(ledger.starts.of(session)):  # its turn last: it is not handed to itself
+        end(ledger, key)
+
+
+def refuse_late(ledger: Ledger) -> None:
+    """Refuse those that waited as long as they were willing to."""
+    for key in ledger.starts.late(ledger.now):
+        _refuse_late(ledger, key)
+
+
+def refuse_waiting(ledger: Ledger) -> None:
+    """swapd stops. One that has the turn keeps it until it has started."""
+    for key in list(ledger.starts)[1:]:
+        end(ledger, key)
+        ledger.refuse(key, "stopping", explain.STOPPING)
+
+
+def _refuse_late(ledger: Ledger, key: Key) -> None:
+    why = explain.starting(ledger)
+    end(ledger, key)
+    ledger.refuse(key, "timeout", f"the turn to start was not granted in time: {why}")
