@@ -128,14 +128,14 @@ def test_a_task_that_gives_up_is_not_waited_for(daemon: spawn.Spawned, client: C
     async def run() -> None:
         one = await swapd_client.connect_async(daemon.folder, label="one")
         two = await swapd_client.connect_async(daemon.folder, label="two")
-        async with one, two:
-            await gives_up(one, two)
+        async with one, two, asyncio.TaskGroup() as group:
+            await gives_up(group, one, two)
 
-    async def gives_up(one: AsyncClient, two: AsyncClient) -> None:
+    async def gives_up(group: asyncio.TaskGroup, one: AsyncClient, two: AsyncClient) -> None:
         held = client.acquire_start()
-        waits = asyncio.create_task(start(one))
+        waits = group.create_task(start(one))
         await asyncio.to_thread(await_starting, client, "test", "one")
-        also_waits = asyncio.create_task(start(two))
+        also_waits = group.create_task(start(two))
         await asyncio.to_thread(await_starting, client, "test", "one", "two")
         waits.cancel()
         held.release()
