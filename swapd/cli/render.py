@@ -175,7 +175,7 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
             what = f"{size(asked.nbytes)} for {who}{_terms(asked)}"
             return Said("ask", names, what)
         case protocol.AcquireStart():
-            return Said("ask", names, f"for {who}")
+            return Said("ask", names, f"for {who}{_terms(asked)}")
         case protocol.Release():
             again = f", used {asked.again} times more" if asked.again else ""
             return Said("release", names, f"by {who}{again}{_used(asked.used)}")
@@ -324,8 +324,9 @@ def _after(e: events.Lent | events.Reclaimed, record: Record, seen: Seen) -> str
     return f" after {seconds(record.time - began)}"
 
 
-def _terms(asked: protocol.Acquire | protocol.AcquireWorkspace) -> str:
-    terms = [f"priority {asked.priority}"] if asked.priority else []
+def _terms(asked: protocol.AnyAcquire) -> str:
+    first = not isinstance(asked, protocol.AcquireStart) and asked.priority
+    terms = [f"priority {first}"] if first else []
     within_s = deadline(asked.timeout_s, 0.0)
     terms += [f"within {seconds(within_s)}"] if within_s is not None else []
     if isinstance(asked, protocol.Acquire):

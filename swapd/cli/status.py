@@ -165,7 +165,7 @@ def _summary(reply: StatusReply) -> Table:
 
 def _starting(labels: tuple[str, ...]) -> str:
     first, *others = labels
-    return f"{first}; {', '.join(others)} wait for it" if others else first
+    return f"{first}; {', '.join(others)} wait" if others else first
 
 
 def _device(reply: StatusReply) -> Text:

@@ -13,6 +13,7 @@ from swapd.log.history import Seen
 from swapd.log.records import Record, Start
 from swapd.shared.protocol import (
     Acquire,
+    AcquireStart,
     AcquireWorkspace,
     AnyOrder,
     Ranges,
@@ -223,6 +224,18 @@ def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
     assert _text(events.Lent(0.0, 3), seen) == "lent the driver has it"
     seen.note(_record(actions.Reclaim(name, 3, ((0, 3),))))
     assert _text(events.Reclaimed(0.0, 3), seen, at=2.0) == f"back {name} in the arena after 2 s"
+
+
+def test_a_turn_to_start_is_asked_for_and_waited_for(seen: Seen) -> None:
+    asked = _record(events.Asked(0.0, 2, AcquireStart(6, 60.0)))
+    assert say(asked, seen).subject == "the turn to start"
+    assert say(asked, seen).detail == "for talker-worker (session 2) (within 60 s)"
+    seen.note(asked)
+    waits = actions.Waiting(2, 6, ("the turn to start",), "thinker-worker (session 1) starts")
+    assert _text(waits, seen) == (
+        "waiting the turn to start talker-worker (session 2) thinker-worker (session 1) starts"
+    )
+    assert say(_record(actions.Grant(2, 6, (), 4.0, False)), seen).subject == "the turn to start"
 
 
 def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:

@@ -201,3 +201,10 @@ def test_no_daemon_is_one_clear_line(folder: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"swapd: no swapd at {folder}")
     assert "swapd serve" in line
+
+
+def test_it_says_which_stage_starts_and_which_wait() -> None:
+    shown = _shown(_reply(starting=("thinker:7", "talker:8", "code2wav:9")))
+    assert "thinker:7; talker:8, code2wav:9 wait" in _line(shown, "starting")
+    assert "thinker:7" in _line(_shown(_reply(starting=("thinker:7",))), "starting")
+    assert "starting" not in _shown(_reply())

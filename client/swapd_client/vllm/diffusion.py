@@ -20,11 +20,12 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 )
 
 from swapd_client.offload.strategy import Kind
-from swapd_client.vllm import checkpoint, register, versions
+from swapd_client.vllm import checkpoint, gpus, register, versions
 from swapd_client.vllm.moving import Moving
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, Weights, Whole, as_whole
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.starting import Start
 from swapd_client.vllm.worker import Unsupported, gather, number_of
 
 if TYPE_CHECKING:
@@ -58,10 +59,21 @@ class _Swapd:
         self._moving = Moving(name, keep_place=worker.device.type == "cpu")
         gpu = number_of(worker.device)
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
+        self._start = Start(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
+        self._share = share
         #: Once they are loaded.
         self.weights: Weights | None = None
         #: Memory for loading, while it loads.
         self.loading = ExitStack()
+
+    def begin_loading(self, nbytes: int | None) -> None:
+        """Have memory to load in, and the turn to start: what others measure is not this.
+
+        Until `loading` is closed, also if this raises.
+        """
+        self.loading.callback(self._start.end)
+        self._start.begin(self._share)
+        self.loading.enter_context(self.stage.loading(nbytes))
 
     def take(self, pipeline: Any) -> int:
         """Move a pipeline's weights into swapd; how many bytes. Raises as `Components`, `Whole`."""
@@ -110,8 +122,8 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             self._swapd = _Swapd(self)
         swapd = self._swapd
         nbytes = _load_bytes(self.od_config, swapd.options)
-        swapd.loading.enter_context(swapd.stage.loading(nbytes))
         try:
+            swapd.begin_loading(nbytes)
             super().load_model(*args, **kwargs)
         except BaseException:
             swapd.loading.close()

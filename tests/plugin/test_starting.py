@@ -1,0 +1,125 @@
+"""Stages of one device start one after the other, with as many ranks as they have.
+
+The ranks are threads here, the daemons real; `tests/vllm/test_starting.py` has real engines.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import swapd_client
+from swapd import spawn
+from swapd_client import NotRunning
+from swapd_client.vllm.starting import Start, once_ranks_meet
+
+#: No test that works comes near.
+PATIENCE_S = 60.0
+
+
+class Gather:
+    """What a process group's gather does, as often as it is called."""
+
+    def __init__(self, size: int) -> None:
+        self._said = [""] * size
+        self._all = threading.Barrier(size)
+
+    def share(self, rank: int) -> Callable[[str], Sequence[str]]:
+        def share(mine: str) -> Sequence[str]:
+            self._said[rank] = mine
+            self._all.wait(PATIENCE_S)
+            said = list(self._said)
+            self._all.wait(PATIENCE_S)
+            return said
+
+        return share
+
+
+class Stage:
+    """The ranks of a stage, a thread each."""
+
+    def __init__(self, name: str, *folders: Path) -> None:
+        self._starts = [Start(f"{name}.tp{i}", folder) for i, folder in enumerate(folders)]
+        self._threads = ThreadPoolExecutor(len(folders))
+        self._gather = Gather(len(folders))
+
+    def begin(self) -> "list[Future[None]]":
+        return [
+            self._threads.submit(start.begin, self._gather.share(i))
+            for i, start in enumerate(self._starts)
+        ]
+
+    def end(self) -> None:
+        for start in self._starts:
+            start.end()
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[spawn.Spawned]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(spawn.daemon(budget="8MiB")) for _ in range(2)]
+
+
+def starting(daemon: spawn.Spawned) -> list[str]:
+    with swapd_client.connect(daemon.folder) as client:
+        return [label.partition(":")[0] for label in client.status().starting]
+
+
+def test_stages_on_two_devices_never_wait_for_each_other(daemons: list[spawn.Spawned]) -> None:
+    """Whichever device a rank 0 is on: one stage has both turns, the other neither or none more."""
+    one, two = (daemon.folder for daemon in daemons)
+    for _ in range(5):
+        stages = [Stage("thinker", one, two), Stage("talker", two, one)]
+        begun = [stage.begin() for stage in stages]
+        while not any(all(rank.done() for rank in ranks) for ranks in begun):
+            pass
+        first = next(i for i, ranks in enumerate(begun) if all(rank.done() for rank in ranks))
+        assert not all(rank.done() for rank in begun[1 - first])
+        stages[first].end()
+        for rank in begun[1 - first]:
+            rank.result(PATIENCE_S)
+        assert all(len(starting(daemon)) == 1 for daemon in daemons)
+        stages[1 - first].end()
+        assert all(starting(daemon) == [] for daemon in daemons)
+
+
+def test_a_stage_of_which_one_rank_has_no_daemon_starts_nowhere(
+    daemons: list[spawn.Spawned], tmp_path: Path
+) -> None:
+    stage = Stage("thinker", daemons[0].folder, tmp_path)
+    for rank in stage.begin():
+        with pytest.raises(RuntimeError, match=r"cannot start.*swapd serve"):
+            rank.result(PATIENCE_S)
+    assert starting(daemons[0]) == []
+    stage.end()
+
+
+def test_ranks_that_share_a_daemon_are_left_to_be_refused(daemons: list[spawn.Spawned]) -> None:
+    stage = Stage("thinker", daemons[0].folder, daemons[0].folder)
+    for rank in stage.begin():
+        rank.result(PATIENCE_S)
+    assert starting(daemons[0]) == []
+    stage.end()
+
+
+def test_a_stage_without_a_daemon_is_told_the_command_to_run(tmp_path: Path) -> None:
+    with pytest.raises(NotRunning, match=r"stage 'thinker' cannot start.*swapd serve"):
+        Start("thinker", tmp_path).begin()
+
+
+def test_the_turn_is_asked_for_when_the_ranks_have_met() -> None:
+    module, calls = ModuleType("gpu_worker"), list[str]()
+
+    def meet(*args: int) -> None:
+        calls.append(f"meet {args}")
+
+    vars(module)["ensure_model_parallel_initialized"] = meet
+    with once_ranks_meet(module, lambda: calls.append("begin")):
+        vars(module)["ensure_model_parallel_initialized"](2, 1)
+    assert calls == ["meet (2, 1)", "begin"]
+    assert vars(module)["ensure_model_parallel_initialized"] is meet

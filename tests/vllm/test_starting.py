@@ -1,0 +1,43 @@
+"""Engines that start at once on one device measure it, load and warm up one after the other."""
+
+from itertools import pairwise
+
+from swapd.core import actions, events
+from swapd.log import history
+from swapd.log.records import Record
+from swapd.shared import protocol
+from tests.vllm.engines import Scene
+from tests.vllm.models import MODELS
+
+
+def spans(records: list[Record]) -> list[tuple[float, float]]:
+    """From when until when each had the turn to start."""
+    asked: set[tuple[int, int]] = set()
+    begun: dict[tuple[int, int], float] = {}
+    ended = []
+    for record in records:
+        match record.event or record.action:
+            case events.Asked(session=session, request=protocol.AcquireStart(id=request)):
+                asked.add((session, request))
+            case actions.Grant(session=session, request=request) if (session, request) in asked:
+                begun[session, request] = record.time
+            case events.Asked(session=session, request=protocol.Release(lease=lease)):
+                if (began := begun.pop((session, lease), None)) is not None:
+                    ended.append((began, record.time))
+    assert not begun, "a stage has started and still has the turn"
+    return ended
+
+
+def test_three_engines_that_start_at_once_start_one_after_the_other(scene: Scene) -> None:
+    daemon = scene.daemon()
+    scene.on_swapd(daemon, *MODELS)
+    assert daemon.status().starting == ()
+    records = [line.record for line in history.read(daemon.swap_log)]
+    turns = spans(records)
+    assert len(turns) == len(MODELS)
+    for (_, ended), (began, _) in pairwise(turns):
+        assert ended <= began, "two started at once"
+    lent = [r.time for r in records if isinstance(r.action, actions.Lend)]
+    assert len(lent) == len(MODELS)
+    for at, (began, ended) in zip(lent, turns, strict=True):
+        assert began < at < ended, "memory was lent to load in while another stage measured"
