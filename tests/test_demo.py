@@ -15,6 +15,7 @@ STAGES = ("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # on a busy machine its stages compute for minutes
 def test_three_stages_that_do_not_fit_give_identical_bits(tmp_path: Path) -> None:
     wav = tmp_path / "out.wav"
     command = [sys.executable, "-m", "swapd", "demo", "--json", "--rounds", "2", "--wav", str(wav)]

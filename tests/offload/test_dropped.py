@@ -17,9 +17,10 @@ from tests.offload.test_attach import names
 
 
 def await_none(client: Client) -> None:
-    """A thread unregisters, soon."""
+    """A thread unregisters, soon; it has the memory for itself once the daemon has answered."""
     while names(client):
         pass
+    dropped.settle()  # waits for that thread
 
 
 @pytest.mark.parametrize("options", [{}, {"resident": {"transformer": 0, "text_encoder": 0}}])
