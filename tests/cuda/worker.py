@@ -11,6 +11,7 @@ import resource
 import sys
 import threading
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,27 @@ class GpuWorker(worker.Worker):
             for address in self._taken:
                 self.driver.call(self.driver.api.cuMemFree, address)
         self._taken.clear()
+
+    def start_as_engine(self, loads: int, keeps: int) -> list[int]:
+        """Load in memory that is lent, measure, and keep a cache, in its turn to start; by how much
+        each of these steps has changed what is free on the GPU."""
+        with self.client.acquire_start():
+            free = [self.measure()]
+            with self.client.acquire_workspace(loads):
+                self.allocate(loads)
+                free.append(self.measure())
+                self.free()
+            while any(c.kind == "workspace" for c in self.client.status().components):
+                pass
+            free.append(self.measure())
+            self.allocate(keeps)
+            free.append(self.measure())
+        return [after - before for before, after in pairwise(free)]
+
+    def measure(self) -> int:
+        """Bytes that are free on the GPU."""
+        with self.driver.current():
+            return self.driver.memory()[0]
 
     def view(self, name: str) -> None:
         self._parts[name].view("data")
