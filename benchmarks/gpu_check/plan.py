@@ -22,6 +22,7 @@ SECTIONS = (
     Section("facts", "facts", "The machine", 40, CUDA),
     Section("bounds", "swapping", "Swap-in, eviction, both directions", 100, SERVING),
     Section("guarantees", "turns", "Workers take turns; graphs; mutable components", 75, TORCH),
+    Section("guarantees", "captures", "Graphs captured meanwhile", 60, SERVING),
     Section("guarantees", "deaths", "Workers and daemons are killed", 75, TORCH),
     Section("guarantees", "isolation", "Access outside a lease", 60, TORCH),
     Section("guarantees", "early", "Segments, in stream order", 60, TORCH),

@@ -10,6 +10,7 @@ in any thread. A process that has a `Driver` must not fork; it may spawn.
 import importlib
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,9 @@ _FATAL = {
 #: After these the context may be well or not; it is asked.
 _DOUBTFUL = {"CUDA_ERROR_UNKNOWN", "CUDA_ERROR_DEVICE_UNAVAILABLE"}
 
+#: How often a capture that is in the way is looked at: no call waits for its end.
+_CAPTURE_LOOK_S = 0.001
+
 #: What to do where the error itself does not say.
 _REMEDIES = {
     "CUDA_ERROR_NO_DEVICE": (
@@ -79,6 +83,11 @@ class CudaError(DeviceError):
         remedy = _REMEDIES.get(name)
         super().__init__(f"{name} ({code}) in {call}" + (f": {remedy}" if remedy else ""))
         self.name = name
+
+    @property
+    def of_a_capture(self) -> bool:
+        """What was asked conflicts with a graph that is being captured."""
+        return "CAPTURE" in self.name
 
     @property
     def out_of_memory(self) -> bool:
@@ -387,8 +396,19 @@ class Driver:
         return True
 
     def settle(self) -> None:
-        """Block until everything on every stream of the current context is done."""
-        self.call(self.api.cuCtxSynchronize)
+        """Block until everything on every stream of the current context is done.
+
+        A graph that is being captured on one of them is spoilt by it, and this blocks until its
+        capture has ended: before, nobody can tell.
+        """
+        while True:
+            try:
+                self.call(self.api.cuCtxSynchronize)
+                return
+            except CudaError as exc:
+                if not exc.of_a_capture:
+                    raise
+            time.sleep(_CAPTURE_LOOK_S)
 
     def is_capturing(self, stream: Any) -> bool:
         """Whether what is put on the stream goes into a graph instead of being done."""
@@ -402,13 +422,22 @@ class Driver:
         kind = self.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self.call(self.api.cuStreamWaitValue64, stream, address, value, kind)
 
-    def leave_captures_alone(self) -> None:
-        """Allow this thread calls that would spoil a graph another thread is capturing.
+    @contextmanager
+    def sparing_captures(self) -> Iterator[None]:
+        """Allow this thread, for the block, the calls that spoil graphs while they are captured.
 
-        For threads of one's own, which have no part in any capture.
+        Such are most calls, an event's query for one: in a thread's own mode they end each capture
+        that this thread has begun, and each that any thread has begun in global mode, as
+        `torch.cuda.graph` does. They do not touch what is captured; what does so fails in every
+        mode, as `is_idle` of a stream that captures.
         """
-        mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self.call(self.api.cuThreadExchangeStreamCaptureMode, mode)
+        relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self.call(self.api.cuThreadExchangeStreamCaptureMode, relaxed)
+        try:
+            yield
+        finally:
+            if not self.lost:
+                self.api.cuThreadExchangeStreamCaptureMode(before)
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         """Enqueue a copy from host memory, which stays as it is until it is done."""

@@ -85,6 +85,13 @@ class GpuWorker(worker.Worker):
         if use:
             self._leases[lease or name].uses(int(self._stream(stream)))
 
+    def uses(self, lease: str, *, stream: str = "s") -> None:
+        self._leases[lease].uses(int(self._stream(stream)))
+
+    def wait_on(self, lease: str, segment: int, *, stream: str = "s") -> None:
+        """Have a stream wait for a segment."""
+        self._leases[lease].wait(segment, stream=int(self._stream(stream)))
+
     def work_on_segment(self, name: str, segment: int, *, stream: str = "s") -> None:
         """The same with one segment, of segments of a size; the stream waits for it."""
         part = self._parts[name]
@@ -235,6 +242,32 @@ class GpuWorker(worker.Worker):
         with self.driver.current():
             self.driver.finish(0)
         return [digest(self._fetch(*self._results[str(i)])) for i in range(len(self._blocks))]
+
+    # --- captures ------------------------------------------------------------------------
+
+    def begin_capture(self, *, stream: str = "captured", mode: str = "GLOBAL") -> None:
+        """Have what this thread puts on a stream go into a graph. It must end it, too."""
+        handle, api = self._stream(stream), self.driver.api
+        modes = api.CUstreamCaptureMode
+        with self.driver.current():
+            chosen = getattr(modes, f"CU_STREAM_CAPTURE_MODE_{mode}")
+            self.driver.call(api.cuStreamBeginCapture, handle, chosen)
+
+    def end_capture(self, *, stream: str = "captured") -> str:
+        """How the capture ended: "CUDA_SUCCESS" if nothing has spoilt it."""
+        with self.driver.current():
+            result, graph = self.driver.api.cuStreamEndCapture(self._stream(stream))
+            if not result:
+                self.driver.call(self.driver.api.cuGraphDestroy, graph)
+        return str(result.name)
+
+    def capture_mode(self) -> str:
+        """That of this thread."""
+        api = self.driver.api
+        mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+        before = self.driver.call(api.cuThreadExchangeStreamCaptureMode, mode)
+        self.driver.call(api.cuThreadExchangeStreamCaptureMode, before)
+        return str(before.name)
 
     # --- the GPU -------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ LIBRARIES = {
         "memory.c",
         "host.c",
         "stream.c",
+        "capture.c",
         "copy.c",
         "loader.c",
     ),

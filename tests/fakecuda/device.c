@@ -77,6 +77,7 @@ CUresult enter(const char *function, enum needs needs)
 {
     trace(function, "");
     CUresult refused = check_state(needs);
+    if (!refused) refused = captures_check(function);
     if (refused) return refused;
     planned = plan_for(function);
     if (planned.held && !planned.async) {
@@ -405,7 +406,8 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 EXPORT CUresult cuCtxSynchronize(void)
 {
     ENTER(NEEDS_CONTEXT);
-    return streams_drain(current_device());
+    CUresult refused = captures_ask(__func__, NULL, true);
+    return refused ? refused : streams_drain(current_device());
 }
 
 /* Free memory of the current context's device: all processes of this FAKECUDA_DIR count. */

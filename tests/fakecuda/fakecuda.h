@@ -6,12 +6,14 @@
  *   memory.c    allocations, reservations, mappings, access; reading and writing through them
  *   host.c      registered ("pinned") host memory
  *   stream.c    streams, events, and the operations that run on them
+ *   capture.c   captures of streams, and the calls that spoil them
  *   copy.c      the calls that put copies, fills and flags on a stream
  *   loader.c    cuGetProcAddress and the names of errors
  *   nvml.c      a library of its own, libnvidia-ml.so.1, on top of accounts.c
  *
  * Locks, in the order in which they may be taken: `setup` (device.c), `space` (memory.c), the
- * accounts' file lock. `work` (stream.c) may be taken under `setup`, and nothing under it.
+ * accounts' file lock. `work` (stream.c) may be taken under `setup`, and nothing under it;
+ * nor under `capturing` (capture.c).
  */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
@@ -166,6 +168,14 @@ void streams_abandon(int device);
 CUresult streams_drain(int device);
 void streams_wake(void);
 bool waiting_is_over(void);
+CUresult stream_flags(CUstream stream, unsigned *flags);
+
+/* ---- capture.c ---- */
+
+CUresult captures_check(const char *function);
+CUresult captures_ask(const char *function, CUstream stream, bool all);
+CUresult captures_event(const char *function);
+CUresult captures_put(const char *function, CUstream stream, bool wait, bool *captured);
 
 /* ---- copy.c ---- */
 

@@ -26,6 +26,7 @@ struct event {
     double at_ms;
     int device;
     unsigned flags;
+    bool captured; /* recorded last by a stream that captures */
     int users; /* the caller's handle, and the operations that name it */
 };
 
@@ -220,6 +221,7 @@ static CUresult take_event(struct operation *operation, struct stream *stream)
     if (operation->kind == RECORD && event->device != stream->device)
         return CUDA_ERROR_INVALID_HANDLE;
     event->users++;
+    if (operation->kind == RECORD) event->captured = false;
     operation->ticket = operation->kind == RECORD ? ++event->recorded : event->recorded;
     return CUDA_SUCCESS;
 }
@@ -239,16 +241,34 @@ static CUresult enqueue_locked(CUstream handle, struct operation *operation, boo
     return CUDA_SUCCESS;
 }
 
+/* What a stream that captures is given is not done, and an event that it records never comes. */
+static CUresult leave_out(struct operation *operation)
+{
+    pthread_mutex_lock(&work);
+    struct event *event = operation->event ? find_event(operation->event) : NULL;
+    CUresult refused = operation->event && !event ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+    if (event && operation->kind == RECORD) event->captured = true;
+    pthread_mutex_unlock(&work);
+    take_plan();
+    free(operation->staging);
+    return refused;
+}
+
 /* Put an operation on a stream, with what a test injected into the call. `wait`: until it has run.
  * Owns `operation.staging` from now on. Needs a current context. */
 CUresult enqueue(CUstream handle, struct operation operation, bool wait)
 {
+    bool captured;
+    CUresult refused = captures_put("enqueue", handle, wait, &captured);
+    if (refused) free(operation.staging);
+    if (refused) return refused;
+    if (captured) return leave_out(&operation);
     struct operation *kept = malloc(sizeof *kept);
     if (!kept) abort();
     *kept = operation;
     kept->plan = take_plan();
     pthread_mutex_lock(&work);
-    CUresult refused = enqueue_locked(handle, kept, wait);
+    refused = enqueue_locked(handle, kept, wait);
     pthread_mutex_unlock(&work);
     if (refused) {
         free(kept->staging);
@@ -336,6 +356,8 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
 {
     ENTER(NEEDS_CONTEXT);
+    CUresult refused = captures_ask(__func__, handle, false);
+    if (refused) return refused;
     pthread_mutex_lock(&work);
     struct stream **link = &streams;
     while (*link && *link != handle) link = &(*link)->next;
@@ -351,6 +373,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
 EXPORT CUresult cuStreamSynchronize(CUstream handle)
 {
     ENTER(NEEDS_CONTEXT);
+    CUresult refused = captures_ask(__func__, handle, false);
+    if (refused) return refused;
     pthread_mutex_lock(&work);
     struct stream *stream = find_stream(handle);
     if (stream) wait_for(stream, stream->enqueued);
@@ -361,6 +385,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     ENTER(NEEDS_CONTEXT);
+    CUresult refused = captures_ask(__func__, handle, false);
+    if (refused) return refused;
     pthread_mutex_lock(&work);
     struct stream *stream = find_stream(handle);
     bool busy = stream && stream->finished < stream->enqueued;
@@ -379,6 +405,12 @@ static CUresult describe(CUstream handle, unsigned *flags, int *priority, int *d
     if (stream && device) *device = stream->device;
     pthread_mutex_unlock(&work);
     return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Whether the stream exists, and how it was made. */
+CUresult stream_flags(CUstream handle, unsigned *flags)
+{
+    return describe(handle, flags, NULL, NULL);
 }
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
@@ -400,15 +432,6 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
     CUresult result = context ? describe(handle, NULL, NULL, &device) : CUDA_ERROR_INVALID_VALUE;
     if (!result) *context = context_of(device);
     return result;
-}
-
-/* There are no graphs here, so nothing is ever captured. */
-EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
-{
-    ENTER(NEEDS_CONTEXT);
-    if (!status) return CUDA_ERROR_INVALID_VALUE;
-    *status = 0;
-    return describe(handle, NULL, NULL, NULL);
 }
 
 /* Rule: the function runs on a thread of the driver's, may not call CUDA, and is left out after a
@@ -473,8 +496,10 @@ EXPORT CUresult cuEventQuery(CUevent handle)
     pthread_mutex_lock(&work);
     struct event *event = find_event(handle);
     bool pending = event && event->done < event->recorded;
+    bool captured = event && event->captured;
     pthread_mutex_unlock(&work);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (captured) return captures_event(__func__);
     return pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
@@ -483,13 +508,15 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
     ENTER(NEEDS_CONTEXT);
     pthread_mutex_lock(&work);
     struct event *event = find_event(handle);
-    if (event) {
+    bool captured = event && event->captured;
+    if (event && !captured) {
         uint64_t ticket = event->recorded;
         event->users++;
         while (event->done < ticket && !sticky_error()) pthread_cond_wait(&progress, &work);
         let_go_of_event(event);
     }
     pthread_mutex_unlock(&work);
+    if (captured) return captures_event(__func__);
     return event ? sticky_error() : CUDA_ERROR_INVALID_HANDLE;
 }
 

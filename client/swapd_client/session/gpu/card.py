@@ -43,7 +43,6 @@ class Card:
         #: Held also while a file is waited for: it comes once, for all who need it. Never taken
         #: by the lifeline's thread, which brings it.
         self._importing = threading.Lock()
-        self._threads = threading.local()
         self._driver: Driver | None = None
         #: Handles of chunks, by number and whether it was sent for writing.
         self._imports: dict[tuple[int, bool], int] = {}
@@ -76,11 +75,14 @@ class Card:
     def using(self) -> Iterator[Driver]:
         """The driver, with the GPU's context current on this thread. Opens it.
 
+        All that this client asks of the driver is asked in here. The process's threads may be
+        capturing graphs meanwhile, this one too: that goes on unharmed.
+
         Raises: DeviceUnavailable; DeviceFailed in place of any DeviceError of the block.
         """
         driver = self._open()
         try:
-            with driver.current():
+            with driver.current(), driver.sparing_captures():
                 yield driver
         except DeviceLost as exc:
             raise DeviceFailed(
@@ -88,14 +90,6 @@ class Card:
             ) from exc
         except DeviceError as exc:
             raise DeviceFailed(str(exc)) from exc
-
-    def leave_captures_alone(self) -> None:
-        """Allow this thread, which is the client's own, what would spoil a graph's capture."""
-        if self._driver is None or getattr(self._threads, "relaxed", False):
-            return
-        self._threads.relaxed = True
-        with suppress(DeviceFailed), self.using() as driver:
-            driver.leave_captures_alone()
 
     def complain(self, error: Exception) -> None:
         """Say what broke the GPU for this process, once."""
@@ -106,6 +100,8 @@ class Card:
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
         """Wait for all work that this process has on the GPU; whether it came to its end.
 
+        A graph that is just being captured is spoilt, see `Driver.settle`. So this is for what is
+        done when a session ends, a copy has failed, or private memory is given up.
         Streams that wait for what never comes must have been woken before.
         """
         if self._driver is None or self.lost:
@@ -292,6 +288,5 @@ class Card:
             )
 
     def _settle(self) -> None:
-        self.leave_captures_alone()
         with suppress(DeviceFailed), self.using() as driver:
             driver.settle()

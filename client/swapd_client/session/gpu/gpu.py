@@ -84,12 +84,10 @@ class Gpu:
         return True
 
     def before_revoking(self, part: Part, generation: int) -> None:
-        self.card.leave_captures_alone()
         if part.holders and part.where.is_shown(generation):
             self.card.settle()  # it did not come in, but work on it may be under way
 
     def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
-        self.card.leave_captures_alone()
         dropped = all([self.attempt(part.where.drop, numbers) for part in parts])
         return self.attempt(self.card.drop, numbers) and dropped
 

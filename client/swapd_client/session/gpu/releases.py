@@ -1,5 +1,7 @@
 """A lease ends when the GPU has done what it was asked to under it, and nobody waits for that.
 
+What goes into a graph that is being captured is not done now, and is not waited for.
+
 Lives here: events, and the threads that block on them. May not live here: what a lease is.
 
 Work on one stream ends in the order in which it was asked for, so one thread for each stream
@@ -130,7 +132,7 @@ class Releases:
                 event = self._take(driver)
                 driver.record(event, stream)
             except CudaError as exc:
-                if "CAPTURE" in exc.name:
+                if exc.of_a_capture:
                     continue
                 event = None  # not a stream any more; what was on it may still be under way
             marks.append(_Mark(stream, event))
@@ -166,7 +168,6 @@ class Releases:
             self._changed.notify_all()
 
     def _run(self, stream: int) -> None:
-        self._card.leave_captures_alone()
         while (item := self._next(stream)) is not None:
             mark, ending = item
             self._await(mark)

@@ -63,11 +63,12 @@ class Doorbell:
     def wait(self, stream: int, slot: int, target: int) -> bool:
         """Have the stream wait until the word in `slot` is at least `target`. Does not block.
 
-        False if this GPU or driver cannot: then the host is to wait. Raises: DeviceFailed.
+        False if it captures, or this GPU or driver cannot: then the host is to wait.
+        Raises: DeviceFailed.
         """
         with self._lock, self._card.using() as driver:
-            if self._refused or not self._open():
-                return False
+            if self._refused or driver.is_capturing(stream) or not self._open():
+                return False  # a graph would wait for a word of now, each time that it is replayed
             assert self._address is not None
             try:
                 driver.wait_value(stream, self._address + place(slot), target)
@@ -76,10 +77,9 @@ class Doorbell:
                     raise
                 self._refused = True
                 return False
-            if not driver.is_capturing(stream):
-                if stream not in self._passed:
-                    self._passed[stream] = driver.event()
-                driver.record(self._passed[stream], stream)
+            if stream not in self._passed:
+                self._passed[stream] = driver.event()
+            driver.record(self._passed[stream], stream)
             return True
 
     def close(self, timeout_s: float = SETTLE_S) -> None:
