@@ -182,7 +182,8 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
         case protocol.Cancel():
             return Said("cancel", names, f"by {who}")
         case protocol.Prefetch():
-            return Said("prefetch", names, f"asked by {who}")
+            over = f", over {_joined(asked.over)}" if asked.over else ""
+            return Said("prefetch", names, f"asked by {who}{over}")
         case protocol.Resize():
             kept = "as much as fits" if asked.resident_bytes is None else size(asked.resident_bytes)
             return Said("resize", names, f"keep {kept}; by {who}", "cyan", True)

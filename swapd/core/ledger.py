@@ -109,8 +109,10 @@ class Ledger:
         #: something and were not.
         self.hurried: set[int] = set()
         self.unhurried: dict[int, None] = {}
-        #: Names to bring in when nobody waits for memory.
-        self.prefetches: dict[str, None] = {}
+        #: Names to bring in when nobody waits for memory, and what may go for each; None: all.
+        self.prefetches: dict[str, tuple[str, ...] | None] = {}
+        #: The last that was brought in for a prefetch that said what may go; its generation.
+        self.ahead = 0
         #: The daemon ends: nothing is granted any more.
         self.stopping = False
         #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor

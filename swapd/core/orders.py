@@ -7,7 +7,7 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Generic, TypeVar
 
@@ -35,6 +35,9 @@ class Ranked(Generic[Thing]):
     def __iter__(self) -> Iterator[Thing]:
         """In order. Nothing may be put or dropped meanwhile."""
         return (thing for _, thing in self._sorted)
+
+    def rank(self, thing: Thing) -> Rank:
+        return self._ranks[thing]
 
     def ranked(self) -> Iterator[tuple[Rank, Thing]]:
         """The same, each with its rank."""
@@ -106,10 +109,18 @@ class EvictionOrder:
         """In the order in which they should go. Nothing may come or go meanwhile."""
         yield from reversed(self._in_vain.values())
         for name in self._places:
-            if parts := self._parts.get(name):
-                yield from reversed(parts.values())
-            else:
-                yield self._all[name][1]
+            yield from self._at(name)
+
+    def among(self, names: Iterable[str]) -> Iterator[Component]:
+        """The same, of these components and families alone; `sequential` ones left out."""
+        ranks = ((self._places.rank(name), name) for name in set(names) if name in self._places)
+        for _, name in sorted(ranks):
+            yield from self._at(name)
+
+    def _at(self, place: str) -> Iterator[Component]:
+        if parts := self._parts.get(place):
+            return reversed(parts.values())
+        return iter((self._all[place][1],))
 
     def as_they_came(self) -> list[Component]:
         """The longest idle first, for checks."""

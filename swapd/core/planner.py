@@ -84,7 +84,12 @@ class Planner:
         """
         ledger = self._ledger
         asked = ledger.named(w.names) if w else [only] if only else []
-        found = verdict.room(ledger, w, asked, self._may_evict)
+        over = ledger.prefetches[only.name] if only else None
+
+        def may_evict(c: Component) -> bool:
+            return (not only or policy.may_go_for(only, c, over)) and self._may_evict(c)
+
+        found = verdict.room(ledger, w, asked, may_evict, over)
         if isinstance(found, Blocked):
             if w is not None:
                 self._is_blocked(w, found, wanted)
@@ -156,13 +161,23 @@ class Planner:
     # --- prefetches ----------------------------------------------------------------------
 
     def _prefetch_all(self) -> None:
+        """Those that say what may go for them one at a time: who waits from now on waits no longer
+        than for that copy.
+        """
         ledger = self._ledger
-        for name in list(ledger.prefetches):
-            if not self._try_prefetch(ledger.components[name]):
+        in_vain: dict[str, int] = {}
+        for name, over in list(ledger.prefetches.items()):
+            if over is not None and ledger.ahead in ledger.moves:
+                continue
+            c = ledger.components[name]
+            if c.part_of and c.chunks >= in_vain.get(c.part_of, c.chunks + 1):
+                continue  # as much was not to be had for another part
+            if not self._try_prefetch(c):
                 if ledger.leaving:
                     return  # the room that is coming is meant for this one
                 if not (ledger.pool.free or ledger.idle.chunks):
                     return  # and there is none for those behind it
+                in_vain[c.part_of] = c.chunks
 
     def _try_prefetch(self, c: Component) -> bool:
         """Bring `c` in if there is room or can be; whether the prefetch is settled."""
@@ -172,6 +187,8 @@ class Planner:
             return True
         if not self.make_room(None, set(), only=c):
             return False
-        del ledger.prefetches[c.name]
+        over = ledger.prefetches.pop(c.name)
         coming.load(ledger, c)
+        if over is not None:
+            ledger.ahead = c.generation
         return True

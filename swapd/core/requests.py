@@ -26,7 +26,9 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _workspace(request.nbytes) or _timeout(request.timeout_s)
         case protocol.AcquireStart():
             return _timeout(request.timeout_s)
-        case protocol.Prefetch() | protocol.Forecast():
+        case protocol.Prefetch():
+            return _names(request.names) or (_names(request.over) if request.over else None)
+        case protocol.Forecast():
             return _names(request.names)
         case protocol.Register():
             return _named(request) or _size(request.nbytes, request.segments) or _rest(request)

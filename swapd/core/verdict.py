@@ -134,7 +134,11 @@ def never_fits(ledger: Ledger, asked: list[Component]) -> Refused | None:
 
 
 def room(
-    ledger: Ledger, w: Waiter | None, asked: list[Component], may_evict: MayEvict
+    ledger: Ledger,
+    w: Waiter | None,
+    asked: list[Component],
+    may_evict: MayEvict,
+    over: tuple[str, ...] | None = None,
 ) -> Room | Blocked:
     """What goes so that `asked` can come in; nothing goes unless all that is needed can.
 
@@ -143,7 +147,7 @@ def room(
     about to be free, its rivals' and the victims that `policy.victims` picks are enough together.
 
     `w` is None for a prefetch, which nobody gives way to, and which nothing goes for if what it
-    brings in would leave after its use.
+    brings in would leave after its use. `over`: nothing goes but what it names, unless it is None.
     """
     if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
         return Blocked(leaving, [])
@@ -153,7 +157,8 @@ def room(
         return Room([], [], rivals, missing)
     if w is None and any(c.policy == "sequential" for c in asked):
         return Blocked([], [])
-    found = _choose(ledger, asked, missing, rivals, may_evict)
+    idle = ledger.idle if over is None else ledger.idle.among(over)
+    found = _choose(ledger, asked, missing, rivals, idle, may_evict)
     if found is None:
         by = [] if w is None else _in_the_way(ledger, asked, missing, rivals, w.owner)
         return Blocked([], by)
@@ -207,9 +212,13 @@ def _choose(
     asked: list[Component],
     missing: int,
     rivals: list[Component],
+    idle: Iterable[Component],
     may_evict: MayEvict,
 ) -> Room | None:
-    """What goes so that `asked` can take `missing` chunks, or None if not all of it can go."""
+    """What goes so that `asked` can take `missing` chunks, or None if not all of it can go.
+
+    `idle`: what may be a victim, those that should go first first.
+    """
     idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
     if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2
         return None
@@ -220,8 +229,8 @@ def _choose(
     if short > ledger.idle.chunks:
         return None
     spare = {c.name for c in (*asked, *rivals)}
-    idle = (c for c in ledger.idle if c.name not in spare)
-    chosen = policy.victims(short, ((c.name, c.chunks) for c in idle if may_evict(c)))
+    others = (c for c in idle if c.name not in spare)
+    chosen = policy.victims(short, ((c.name, c.chunks) for c in others if may_evict(c)))
     if chosen is None:
         return None
     return Room(idle_rivals, ledger.named(chosen), rivals, missing)

@@ -237,6 +237,9 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
     """Bring these in when there is room. Answered at once; takes no lease."""
 
     names: tuple[str, ...]
+    #: What may be evicted for them, if it is idle: components, families. None: whatever is idle. If
+    #: it is given, names that are not registered are left out, here and in `names`.
+    over: tuple[Name, ...] | None = None
 
 
 class Forecast(Request, frozen=True, tag="forecast"):

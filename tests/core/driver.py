@@ -275,7 +275,9 @@ def cancel(w: World, choose: Choices) -> bool:
 def prefetch(w: World, choose: Choices) -> bool:
     if not w.sessions or not w.owner:
         return False
-    w.prefetch(choose.pick(sorted(w.sessions)), choose.pick(sorted(w.owner)))
+    names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
+    over = choose.pick((None, (), (choose.pick(names),)))
+    w.prefetch(choose.pick(sorted(w.sessions)), choose.pick(names), over=over)
     return True
 
 

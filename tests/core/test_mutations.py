@@ -606,6 +606,48 @@ BUGS = [
         "",
     ),
     Bug(
+        "what is expected pushes out what was brought in for another",
+        policy,
+        "if not c.used or (c.part_of and",
+        "if (c.part_of and",
+    ),
+    Bug(
+        "a part that is expected pushes out another of its family",
+        policy,
+        "if not c.used or (c.part_of and c.part_of == expected.part_of):",
+        "if not c.used:",
+    ),
+    Bug(
+        "a rival goes for what is expected though it may not",
+        policy,
+        "    return over is None or c.name in over or c.part_of in over\n",
+        "    return True\n",
+    ),
+    Bug(
+        "what was used last goes first for what is expected",
+        orders,
+        "sorted(ranks):",
+        "sorted(ranks, reverse=True):",
+    ),
+    Bug(
+        "all that is expected comes in at once",
+        planner,
+        "if over is not None and ledger.ahead in ledger.moves:",
+        "if False:",
+    ),
+    Bug(
+        "a part that finds no room holds up smaller ones",
+        planner,
+        "if c.part_of and c.chunks >= in_vain.get(c.part_of, c.chunks + 1):",
+        "if c.part_of and c.part_of in in_vain:",
+    ),
+    Bug(
+        "what is expected and not there is refused",
+        leasing,
+        "    if asked.over is not None:\n",
+        "    if asked.over is None:\n",
+    ),
+    Bug(
         "a prefetch of what is gone holds back others",
         registry,
         "        ledger.replan = True  # others may have been held back for it\n",

@@ -40,6 +40,8 @@ GOOD: list[AnyRequest] = [
     Forecast(1, ("a",)),
     GiveUp(1, "a", 2),
     Prefetch(1, ("a",)),
+    Prefetch(1, ("a",), over=()),
+    Prefetch(1, ("a",), over=("b",)),
     Register(1, "a", 0),
     Register(1, "a", 5, segments=(2, 5), part_of="f", transient=True),
     Register(1, "a", 5, policy="alternating", group="g", content="c", layout="l"),
@@ -61,6 +63,7 @@ LONG = "x" * (NAME_MAX_CHARS + 1)
 BAD: list[tuple[AnyRequest, str]] = [
     (Acquire(1, ()), "name at least one"),
     (Prefetch(1, ()), "name at least one"),
+    (Prefetch(1, ("a",), over=("",)), "is no name"),
     (Forecast(1, ("a",) * (NAMES_MAX + 1)), "more than"),
     (Acquire(1, ("",)), "is no name"),
     (Acquire(1, ("a\nb",)), "is no name"),

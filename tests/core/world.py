@@ -401,9 +401,9 @@ class World:
         if key in self.starters:
             self.starters.remove(key)
 
-    def prefetch(self, session: int, *names: str) -> Key:
+    def prefetch(self, session: int, *names: str, over: tuple[str, ...] | None = None) -> Key:
         key = self._key(session)
-        self.ask(session, Prefetch(key[1], names))
+        self.ask(session, Prefetch(key[1], names, over))
         return key
 
     def resize(self, session: int, name: str, resident_bytes: int | None = None) -> Key:

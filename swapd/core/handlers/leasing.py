@@ -79,11 +79,13 @@ def on_prefetch(ledger: Ledger, admission: Admission, session: int, asked: Prefe
     if ledger.stopping:
         return ledger.refuse(key, "stopping", explain.STOPPING)
     names = ledger.expand(asked.names)
+    if asked.over is not None:
+        names = tuple(name for name in names if ledger.may_be_acquired(name))
     for name in names:
         if not ledger.may_be_acquired(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
         if problem := verdict.hopeless(ledger, None, [ledger.components[name]]):
             return ledger.refuse(key, *explain.refused(ledger, problem))
-    ledger.prefetches.update(dict.fromkeys(names))
+    ledger.prefetches.update(dict.fromkeys(names, asked.over))
     ledger.accept(key)
     ledger.replan = True
