@@ -21,7 +21,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         ledger.holders.take_up(c, w.key, w.owner)
         if name in ledger.wanted:
             ledger.joined[name] = None
-        c.used = True
+        c.used, c.expected = True, False
         if c.session == w.session and not c.workspace:
             c.mapped = True
             c.dirty = c.mutable

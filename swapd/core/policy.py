@@ -52,10 +52,10 @@ def goes_now(c: Component, *, down: bool) -> Reason | None:
 def may_go_for(expected: Component, c: Component, over: Collection[str] | None) -> bool:
     """Whether `c`, which is idle, may be evicted so that `expected` is in before it is asked for.
 
-    Only what `over` names, unless that is None. Not what came in itself and was not used yet: two
-    that are expected would push each other out. Nor a part of the same family: it is needed too.
+    Only what `over` names, unless that is None. Not what is expected as well: the two would push
+    each other out. Nor a part of the same family: it is needed too.
     """
-    if not c.used or (c.part_of and c.part_of == expected.part_of):
+    if c.expected or (c.part_of and c.part_of == expected.part_of):
         return False
     return over is None or c.name in over or c.part_of in over
 

@@ -114,6 +114,8 @@ class Component:
     ending: bool = False
     #: Granted at least once in this residency.
     used: bool = False
+    #: A prefetch named it when nobody held it, and it was not granted since.
+    expected: bool = False
     #: A part that was idle when its family was made smaller.
     kept_no_more: bool = False
 

@@ -608,14 +608,26 @@ BUGS = [
     Bug(
         "what is expected pushes out what was brought in for another",
         policy,
-        "if not c.used or (c.part_of and",
+        "if c.expected or (c.part_of and",
         "if (c.part_of and",
+    ),
+    Bug(
+        "what was used is expected for ever",
+        leases,
+        "c.used, c.expected = True, False",
+        "c.used = True",
+    ),
+    Bug(
+        "what is held is expected",
+        leasing,
+        "c.expected = not c.leases",
+        "c.expected = True",
     ),
     Bug(
         "a part that is expected pushes out another of its family",
         policy,
-        "if not c.used or (c.part_of and c.part_of == expected.part_of):",
-        "if not c.used:",
+        "if c.expected or (c.part_of and c.part_of == expected.part_of):",
+        "if c.expected:",
     ),
     Bug(
         "a rival goes for what is expected though it may not",

@@ -87,5 +87,7 @@ def on_prefetch(ledger: Ledger, admission: Admission, session: int, asked: Prefe
         if problem := verdict.hopeless(ledger, None, [ledger.components[name]]):
             return ledger.refuse(key, *explain.refused(ledger, problem))
     ledger.prefetches.update(dict.fromkeys(names, asked.over))
+    for c in ledger.named(names):
+        c.expected = not c.leases
     ledger.accept(key)
     ledger.replan = True

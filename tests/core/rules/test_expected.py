@@ -101,12 +101,33 @@ def test_nothing_that_is_expected_itself_goes_for_it(make: Make) -> None:
     assert there(w) == ["code2wav/0", "code2wav/1", "talker/0"], "it was used"
 
 
+def test_what_is_in_and_expected_stays_until_it_was_used(make: Make) -> None:
+    w, s = stages(make, 6, code2wav=1, talker=1, thinker=2)
+    w.prefetch(s["thinker"], "talker", over=())
+    assert there(w) == ["talker/0", "thinker/0", "thinker/1"], "it was there"
+    w.prefetch(s["talker"], "code2wav", over=("talker",))
+    assert w.moves == {}
+    w.release(w.use(s["talker"], "talker"))
+    w.settle()
+    assert there(w) == ["code2wav/0", "thinker/0", "thinker/1"]
+
+
+def test_what_is_held_when_it_is_expected_may_go_once_it_is_released(make: Make) -> None:
+    w, s = stages(make, 4, code2wav=1, talker=1, thinker=1)
+    held = w.use(s["talker"], "talker")
+    w.prefetch(s["thinker"], "talker", over=())
+    w.release(held)
+    w.prefetch(s["thinker"], "code2wav", over=("talker",))
+    w.settle()
+    assert there(w) == ["code2wav/0", "thinker/0"]
+
+
 def test_no_part_goes_for_another_of_its_family(make: Make) -> None:
     w, s = stages(make, 4, talker=2, thinker=1)
     assert there(w) == ["talker/0", "thinker/0"]
     held = w.use(s["thinker"], "thinker")
     for over in (("talker",), None):
-        w.prefetch(s["thinker"], "talker", over=over)
+        w.prefetch(s["thinker"], "talker/1", over=over)
         assert w.moves == {}
     w.release(held)
     w.settle()
