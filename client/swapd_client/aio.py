@@ -3,7 +3,7 @@
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import TracebackType
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import moving
-from swapd_client.client import NOTHING, Client, nbytes_of
+from swapd_client.client import NOTHING, Client, nbytes_of, prefetch_of
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
@@ -290,9 +290,9 @@ class AsyncClient:
 
         return Acquiring(partial(self._acquire, ask, (protocol.THE_START,), timeout))
 
-    async def prefetch(self, *names: str) -> None:
+    async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `Client.prefetch`."""
-        await self._call(protocol.Prefetch(self.session.next_id(), names))
+        await self._call(prefetch_of(self.session.next_id(), names, over))
 
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""

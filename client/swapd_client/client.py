@@ -416,12 +416,14 @@ class Client:
         record = self._acquire(ask, names, timeout)
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
-    def prefetch(self, *names: str) -> None:
+    def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """Ask for components to be brought in when there is room nobody waits for.
 
-        Does not wait for the copy, takes no lease, promises nothing.
+        Does not wait for the copy, takes no lease, promises nothing. Room is made of what is idle;
+        with `over`, of these components and families alone, once they are idle, and names that are
+        not registered are left out.
         """
-        self._call(protocol.Prefetch(self.session.next_id(), names))
+        self._call(prefetch_of(self.session.next_id(), names, over))
 
     def unregister(self, name: str) -> None:
         """Take a component back: its tensors become private memory, addresses and values kept.
@@ -734,9 +736,9 @@ class Client:
         record.may_be_kept = self.session.leases.may_be_kept(record)
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
-    def _hint(self, *names: str) -> None:
+    def _hint(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `prefetch`, and nobody hears what becomes of it. Blocks as `Channel.send`."""
-        self._channel().send(protocol.Prefetch(self.session.next_id(), names))
+        self._channel().send(prefetch_of(self.session.next_id(), names, over))
 
     def _release(self, record: Record, key: Key) -> None:
         same = key[0] == threading.get_ident()
@@ -778,6 +780,12 @@ def _close_late(keeper: Keeper, session: Session, factory: ChannelFactory) -> No
     keeper.close()
     session.close()
     factory.close()
+
+
+def prefetch_of(
+    number: int, names: tuple[str, ...], over: Collection[str] | None
+) -> protocol.Prefetch:
+    return protocol.Prefetch(number, names, None if over is None else tuple(over))
 
 
 def nbytes_of(size: object) -> Any:

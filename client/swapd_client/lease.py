@@ -201,7 +201,7 @@ class Lender(Protocol):
     def _acquire_in_place_of(self, request: int, *names: str) -> "Lease":
         """What was asked for ahead and not collected, by waiting for it."""
 
-    def _hint(self, *names: str) -> None:
+    def _hint(self, *names: str, over: Collection[str] | None = None) -> None:
         """As a prefetch, and nobody hears what becomes of it."""
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:

@@ -33,6 +33,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     finish_within_s: float = 10.0
     #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
     load_workspace: int | None = None
+    #: The stages of the pipeline, as they are called in the daemon, in the order in which a request
+    #: passes them; None: as vllm-omni has them. (): no other stage is brought in ahead.
+    order: tuple[str, ...] | None = None
     #: What becomes of its KV cache between two turns: "private": it takes none; "drop": nothing is
     #: saved, and a turn lasts until no request is in flight; "auto": what requests in flight have
     #: in it is saved, and what they leave behind if prefixes are cached; "save": always both.
@@ -45,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     offload_said: bool = False
 
 
-_OWN = ("component", "endpoint", "finish_within_s", "load_workspace", "faults", "kv")
+_OWN = ("component", "endpoint", "finish_within_s", "load_workspace", "faults", "kv", "order")
 NAMES = (*_OWN, *settings.NAMES)
 
 
@@ -95,6 +98,8 @@ def _parsed(name: str, value: Any, where: str) -> Any:
             return seconds
         if name == "kv":
             return msgspec.convert(value, Literal["private", "drop", "auto", "save"])
+        if name == "order":
+            return msgspec.convert(value, tuple[str, ...])
         if name == "faults":
             return msgspec.convert(value, Literal["explain", "silent"])
         return msgspec.convert(value, str)

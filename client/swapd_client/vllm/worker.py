@@ -24,6 +24,7 @@ from swapd_client.errors import SwapdError, TooLarge
 from swapd_client.vllm import checkpoint, gpus, kv, register, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
+from swapd_client.vllm.order import neighbours_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.cache import Terms
 from swapd_client.vllm.starting import Start, once_ranks_meet
@@ -101,8 +102,11 @@ class Leased(_Above):  # type: ignore[misc]
         name = self._stage_name(options.component)
         _refuse(self.vllm_config, name)
         gpu, share = number_of(self.device), self._share()
+        neighbours = neighbours_of(options, self.model_config, name.partition(".tp")[0])
         with self._starting():
-            self._swapd = Stage.connect(options, name, gpu=gpu, rank=self.rank, share=share)
+            self._swapd = Stage.connect(
+                options, name, gpu=gpu, rank=self.rank, share=share, neighbours=neighbours
+            )
             self._moving = Moving(name, keep_place=gpu is None)  # a GPU has no room for them twice
             try:
                 with self._swapd.loading(self._load_bytes(options)):

@@ -5,6 +5,7 @@ end; the stage's own thread; and who is told of whom. All else has a file of its
 
 - `components.py`: what the stage has registered, and which of it a call needs;
 - `turns.py`: when it takes its lease, and when it gives way;
+- `ahead.py`: how the stage that its requests go on to is brought in meanwhile;
 - `gate.py`: who is in a call, and how nobody is for a while;
 - `connection.py`: its daemon; or, if that is gone, the stage alone, its weights in private memory;
 - `rejoining.py`: how it comes back to the next daemon;
@@ -28,9 +29,11 @@ from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus, layers
 from swapd_client.vllm.changing import changing
 from swapd_client.vllm.options import Options
+from swapd_client.vllm.order import ALONE, Neighbours
 from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.stage import loading
+from swapd_client.vllm.stage.ahead import Ahead
 from swapd_client.vllm.stage.cache import Busy, Terms
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection, close, connect
@@ -48,7 +51,12 @@ class Stage:
     """
 
     def __init__(
-        self, client: Client, options: Options, name: str, ranks: Ranks | None = None
+        self,
+        client: Client,
+        options: Options,
+        name: str,
+        ranks: Ranks | None = None,
+        neighbours: Neighbours = ALONE,
     ) -> None:
         self.name = name
         self.options = options
@@ -61,8 +69,9 @@ class Stage:
         self._gate = Gate()
         self._connection = Connection(name, client, self._wake, ranks)
         keeping = StageKeeping(options.finish_within_s)
+        self._ahead = Ahead(self._connection, neighbours)
         self._turns = Turns(
-            self._connection, self.components, self._gate, keeping, ranks, self._wake
+            self._connection, self.components, self._gate, keeping, self._ahead, ranks, self._wake
         )
         self._rejoining = Rejoining(
             self._connection,
@@ -100,11 +109,13 @@ class Stage:
         gpu: int | None,
         rank: int = 0,
         share: Callable[[str], Sequence[str]] | None = None,
+        neighbours: Neighbours = ALONE,
     ) -> "Stage":
         """Connect to the daemon. `name`: of the stage, in the daemon; of a rank, "thinker.tp1".
 
         `gpu`: its number in this process, None on a CPU. If the stage has several ranks, this is
-        `rank`, and `share` is what `Ranks` needs to meet the others.
+        `rank`, and `share` is what `Ranks` needs to meet the others. `neighbours`: which stages are
+        before and after it.
 
         Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch.
         """
@@ -120,7 +131,7 @@ class Stage:
             if isinstance(exc, NotRunning):
                 raise NotRunning(f"stage {name!r} cannot start: {exc}") from exc
             raise
-        return cls(client, options, name, ranks)
+        return cls(client, options, name, ranks, neighbours)
 
     def close(self) -> None:
         """End the session; the weights become private memory. More than once is once.
@@ -229,7 +240,9 @@ class Stage:
         """Before a step: requests that are new in it, and those that ended."""
         if (cache := self.components.cache) is not None:
             cache.in_use.ended(went := tuple(went))
-        self._turns.keeping.note(came, went)
+        self._turns.keeping.note(came := tuple(came), went)
+        if came and self._turns.held:
+            self._ahead.ask()  # else when the turn begins
 
     #: Before a step; the lease is held afterwards. `begin_in_full`, in fewer steps.
     begin = shortcuts.begin_step

@@ -19,6 +19,7 @@ from swapd_client.errors import AcquireTimeout, ClientClosed, SessionEnded, Swap
 from swapd_client.lease import Lease
 from swapd_client.leases.keeping import StageKeeping
 from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.stage.ahead import Ahead
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection
 from swapd_client.vllm.stage.gate import Gate
@@ -38,6 +39,7 @@ class Turns:
         components: StageComponents,
         gate: Gate,
         keeping: StageKeeping,
+        ahead: Ahead,
         ranks: Ranks | None,
         wake: Event,
     ) -> None:
@@ -47,6 +49,7 @@ class Turns:
         self._gate = gate
         #: Which requests are in flight, and whether the lease is kept for them.
         self.keeping = keeping
+        self._ahead = ahead
         self._ranks = ranks
         self._wake = wake
         self._lease: Lease | None = None
@@ -88,6 +91,8 @@ class Turns:
         if self._lease.loaded:
             self._since = time.monotonic()
             log.info("%s is in, after %s", " + ".join(names), seconds(self._lease.waited_s))
+        if self.keeping.in_flight:
+            self._ahead.ask()
 
     def end(self) -> None:
         """Give the lease back if there is one; in a call, or under the lock.
