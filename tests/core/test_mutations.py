@@ -891,8 +891,8 @@ BUGS = [
     Bug(
         "the part that is needed next goes first",
         orders,
-        "                yield from reversed(parts.values())\n",
-        "                yield from parts.values()\n",
+        "return reversed(parts.values())",
+        "return iter(list(parts.values()))",
     ),
     Bug(
         "a family goes while it is in use",

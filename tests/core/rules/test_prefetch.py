@@ -25,6 +25,17 @@ def test_a_prefetch_makes_room_by_evicting_what_is_idle(make: Make) -> None:
     assert outcome(w)[1:] == ["evict a (room)", "revoke a", "copy in b"]
 
 
+def test_nothing_goes_for_a_prefetch_of_what_leaves_after_its_use(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "a", 6)
+    w.register(s, "b", 6, policy="sequential")
+    w.touch(s, "a")
+    w.prefetch(s, "b")
+    w.sleep(100.0)
+    assert w.evictions() == []
+
+
 def test_a_prefetch_waits_for_room_and_tells_nobody_to_give_way(make: Make) -> None:
     w = make(10)
     s = w.open()
