@@ -98,14 +98,16 @@ class Daemon:
     """`swapd serve` in a folder of its own, and what it says."""
 
     def __init__(self, folder: Path, log: Path, **settings: Any) -> None:
-        """Start it, in a process that runs `before` first, if it is among the settings.
+        """Start it, in a process that runs `before` first, if it is among the settings; or another
+        `program` that is one.
 
         Blocks until it serves, or has ended.
         """
         before: Callable[[], None] | None = settings.pop("before", None)
+        program = settings.pop("program", "swapd")
         self.folder = folder
         self._log = log
-        command = [sys.executable, "-m", "swapd", "serve"]
+        command = [sys.executable, "-m", program, "serve"]
         for name, value in {**SETTINGS, **settings, "runtime_dir": folder}.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         with log.open("ab") as stderr:

@@ -25,6 +25,10 @@ def test_what_prefixes_are_looked_up_in_is_in_use_for_good() -> None:
     in_use.ended(["a"])
     in_use.has("b", ([1, 5],))
     assert in_use.blocks == [1, 2, 5]
+    in_use.has("b", ([1, 6],))  # it was preempted, and others may begin with what it had
+    assert in_use.blocks == [1, 2, 5, 6]
+    in_use.forget_prefixes()
+    assert in_use.blocks == [1, 6]
 
 
 def test_a_request_that_has_ended_gets_no_blocks() -> None:

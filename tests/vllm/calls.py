@@ -43,6 +43,7 @@ class Stage:
 
     options = SimpleNamespace(kv="private")
     components = SimpleNamespace(cache=None)
+    begun = False
 
     def __init__(self) -> None:
         self.state = "without"

@@ -153,13 +153,3 @@ def test_a_cache_that_does_not_fit_beside_its_weights_is_refused_in_words(scene:
         )
     assert "kv_cache_memory_bytes" in refused.value.message
     assert "thinker" in refused.value.message
-
-
-def test_a_cache_that_is_dropped_is_refused_where_prefixes_are_cached(scene: Scene) -> None:
-    daemon = scene.daemon(budget=BUDGET)
-    with pytest.raises(EngineFailed, match="enable_prefix_caching: false"):
-        scene.start(
-            on_swapd(
-                scene.models / "thinker", daemon.folder, {"kv": "drop"}, **options(prefixes=True)
-            )
-        )

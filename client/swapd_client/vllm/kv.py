@@ -39,8 +39,11 @@ def problem_with(
     `apart`: the stage has weights that are leased for some steps alone.
     """
     if not terms.saved:
-        if terms.prefixes:
-            return "what is dropped is no prefix: set enable_prefix_caching: false, or kv: auto"
+        if terms.prefixes and terms.deaf:
+            return (
+                f"what is dropped is no prefix, and its scheduler does not hear of it: {terms.deaf}"
+                "; or enable_prefix_caching: false, or kv: auto"
+            )
         if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
             return (
                 "an engine without a process of its own does not say that its last request has "

@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError, TooLarge
-from swapd_client.vllm import checkpoint, gpus, kv, register, versions
+from swapd_client.vllm import checkpoint, gpus, kv, register, scheduler, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.order import neighbours_of
@@ -50,6 +50,8 @@ class Leased(_Above):  # type: ignore[misc]
     _moving: Moving
     #: A weight update that was started and is not finished.
     _change = ExitStack()
+    #: Whether the step under way was scheduled for contents of the KV cache that are gone.
+    _void = False
 
     # --- starting ------------------------------------------------------------------------
 
@@ -198,23 +200,32 @@ class Leased(_Above):  # type: ignore[misc]
             result = super().execute_model(scheduler_output)
             stage.rest()
             return result
-        stage.begin(encoders=bool(scheduler_output.scheduled_encoder_inputs))
+        if (encoders := bool(scheduler_output.scheduled_encoder_inputs)) or not stage.begun:
+            stage.begin(encoders=encoders)  # else the scheduler has
         if (cache := stage.components.cache) is not None:
+            self._void = scheduler.is_void(scheduler_output, cache.losses)
             kv.note(cache.in_use, scheduler_output)
         try:
             result = super().execute_model(scheduler_output)
         except BaseException:
             stage.end()
             raise
-        if result is not None:  # else sample_tokens follows, and uses weights too
-            stage.end()
-        return result
+        if result is None:  # sample_tokens follows, and uses weights too
+            return None
+        stage.end()
+        return self._counted(result)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         try:
-            return super().sample_tokens(grammar_output)
+            return self._counted(super().sample_tokens(grammar_output))
         finally:
             self._swapd.end()
+
+    def _counted(self, result: Any) -> Any:
+        """What a step returns, with word to the scheduler if it does not count."""
+        if not self._void or result is None:
+            return result
+        return scheduler.void(result, self._swapd.components.losses)
 
     def execute_dummy_batch(self) -> None:
         self._swapd.begin()
@@ -254,13 +265,15 @@ class Leased(_Above):  # type: ignore[misc]
         if fate == "private" or not nbytes:
             return nullcontext()
         caching = bool(self.cache_config.enable_prefix_caching)
-        terms = Terms(fate, caching, kv.layers_of(config))
+        terms = Terms(fate, caching, kv.layers_of(config), scheduler.problem_with(self.vllm_config))
         apart = stage.components.all is not stage.components.main
         if problem := kv.problem_with(config, self.vllm_config, terms, apart=apart):
             raise Unsupported(
                 f"the KV cache of stage {stage.name!r} cannot take turns: {problem}; or set "
                 "kv: private"
             )
+        if not terms.deaf:
+            scheduler.have_it_hear(self.vllm_config, stage)
         return kv.made_over(stage.lend_cache(nbytes, terms))
 
     def compile_or_warm_up_model(self) -> Any:

@@ -5,9 +5,11 @@ makes its cache over a buffer of swapd's is said by `kv.py`. Does not import vLL
 
 A turn may end with requests in flight, whose blocks are then saved; so is every block that was ever
 written, if prefixes are cached, for the scheduler goes on to hand them out. Else the cache is
-dropped: nothing is copied, and it comes in as zeros.
+dropped: nothing is copied, and it comes in as zeros. Whatever is gone that the scheduler counts on
+is a loss, and has a number; how the scheduler hears of it is said by `scheduler.py`.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,6 +17,8 @@ from swapd_client.client import Client
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
+
+log = logging.getLogger("swapd_client")
 
 #: What becomes of a stage's cache between two turns. "private": it takes no turns at all.
 Fate = Literal["private", "drop", "auto", "save"]
@@ -28,7 +32,7 @@ class Busy(SwapdError, RuntimeError):
 
 
 class CacheLost(SwapdError, RuntimeError):
-    """What requests in flight had in the cache is gone; the message says why."""
+    """What requests would read is gone from the cache, and the scheduler cannot be told."""
 
 
 class Layer(NamedTuple):
@@ -54,13 +58,19 @@ class InUse:
         return sorted(self._left.union(*self._of.values()))
 
     def has(self, request: str, blocks: Blocks) -> None:
-        """A request has these, and no others."""
+        """A request has these, and no others; what it had before it was preempted it leaves."""
+        if self._prefixes:
+            self._left |= self._of.get(request, set())
         self._of[request] = {block for group in blocks for block in group}
 
     def gets(self, request: str, blocks: Blocks) -> None:
         """A request has these as well."""
         if request in self._of:
             self._of[request].update(block for group in blocks for block in group)
+
+    def forget_prefixes(self) -> None:
+        """Nobody reads what requests have left behind."""
+        self._left.clear()
 
     def ended(self, requests: Iterable[str]) -> None:
         for request in requests:
@@ -99,6 +109,8 @@ class Terms(NamedTuple):
     #: Whether the scheduler keeps what requests leave behind, for others that begin alike.
     prefixes: bool
     layers: Sequence[Layer]
+    #: Why the scheduler would not hear of a loss, and what to set; "": it hears.
+    deaf: str = ""
 
     @property
     def saved(self) -> bool:
@@ -120,6 +132,8 @@ class Cache:
         self.component = component
         self._terms = terms
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
+        #: How often contents were lost that the scheduler counted on.
+        self.losses = 0
 
     @property
     def name(self) -> str:
@@ -139,10 +153,31 @@ class Cache:
             self.component.used(ranges_of(self._terms.layers, self.in_use.blocks, nbytes))
 
     def come(self, lease: Lease) -> None:
-        """A turn begins. Raises: CacheLost if something that is needed was not saved."""
-        if lease.fresh(self.name) and (blocks := self.in_use.blocks):
+        """A turn begins. Raises: CacheLost if the scheduler would not hear of a loss."""
+        if lease.fresh(self.name):
+            self._begin_anew()
+
+    def go_alone(self) -> None:
+        """The daemon is gone, and no lease was held: what was not saved is zeros. As `come`."""
+        if not self._terms.saved:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        blocks = len(self.in_use.blocks)
+        if not blocks:
+            return
+        if self._terms.deaf:
             raise CacheLost(
-                f"{len(blocks)} blocks of {self.name} are gone, which requests would read: start "
-                "the stage again, for it would go on with zeros. swapd's log says why they were "
-                "not saved"
+                f"{blocks} blocks of {self.name} are gone, which requests would read: start the "
+                "stage again, for it would go on with zeros. swapd's log says why they were not "
+                f"saved. To have such requests computed again, {self._terms.deaf}"
+            )
+        self.losses += 1
+        self.in_use.forget_prefixes()
+        if self._terms.saved:
+            log.warning(
+                "%d blocks of %s are gone, for swapd could not save them: what requests in flight "
+                "had there is computed again. swapd's log says why",
+                blocks,
+                self.name,
             )

@@ -94,6 +94,11 @@ class StageComponents:
         log.info("in swapd: %s (%s) takes turns, %s", name, size(nbytes), terms)
         return cache.component.tensor
 
+    @property
+    def losses(self) -> int:
+        """How often the KV cache lost what the scheduler counted on."""
+        return 0 if self.cache is None else self.cache.losses
+
     def take_back(self, client: Client) -> None:
         """Have all of it in private memory again. Raises as `Client.unregister`."""
         self.register_again = None

@@ -262,6 +262,11 @@ class Stage:
             self.end()
             raise
 
+    @property
+    def begun(self) -> bool:
+        """Whether a step has begun, and has its lease."""
+        return self._stepping and self._turns.held
+
     def end(self) -> None:
         """After a step; the lease is kept, or given back, as `StageKeeping` says."""
         if self._stepping:

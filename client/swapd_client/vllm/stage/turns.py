@@ -119,8 +119,10 @@ class Turns:
         In a call, or under the lock. More than once is once. Raises: Stopped.
         """
         if not self._connection.alone:
-            self._lease = None
+            held, self._lease = self.held, None
             self._connection.go_alone(error)
+            if (cache := self._components.cache) is not None and not held:
+                cache.go_alone()
 
     # --- in a call -----------------------------------------------------------------------
 
