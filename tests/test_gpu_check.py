@@ -5,6 +5,7 @@ What it says there of times is meaningless, and it says so; what it counts is no
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_check import __main__ as gpu_check_main
-from benchmarks.gpu_check import plan, runner
+from benchmarks.gpu_check import identify, packages, plan, runner
 from benchmarks.gpu_check.plan import Section
 from benchmarks.gpu_check.report import Report
 from benchmarks.gpu_check.rows import Row
@@ -82,6 +83,52 @@ def test_a_section_that_is_none_is_refused() -> None:
     assert "fact is no section; there are: bounds, calls" in done.stdout
 
 
+def test_a_package_that_is_missing_is_named_and_is_no_missing_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "CUDA", ("cuda.no_such_bindings", "json"))
+    monkeypatch.setattr(sys, "argv", ["gpu-check"])
+    assert gpu_check_main.main() == 4
+    said = capsys.readouterr().out
+    assert said.startswith("gpu-check needs cuda.no_such_bindings, which this Python lacks: pip in")
+    assert packages.lacking(["cuda.bindings", "zmq"]).endswith("pip install cuda-bindings pyzmq")
+
+
+def test_first_and_rest_are_all_there_is() -> None:
+    first, rest = plan.first(), plan.rest()
+    assert set(first) | set(rest) == set(plan.SECTIONS)
+    assert not set(first) & set(rest)
+    assert sum(section.limit_s for section in first) < 9 * 60
+
+
+def test_a_run_goes_on_where_the_one_before_it_ended(
+    on_the_stub: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where that was killed in the middle of a section."""
+    facts = gpu_check("--only", "facts", "--small", "--out", tmp_path, env=on_the_stub)
+    assert facts.returncode == 0, facts.stdout
+    (path,) = tmp_path.glob("*.json")
+    before = json.loads(path.read_text())
+    before["sections"].append({"module": "calls", "seconds": 1.0, "how": "killed", "said": ""})
+    before["rows"].append({**before["rows"][0], "section": "calls", "name": "half"})
+    path.write_text(json.dumps(before))
+    settings = (before["settings"], before["machine"])
+    sections = tuple(s for s in plan.SECTIONS if s.module in ("facts", "calls"))
+    report = Report(settings[1], settings[0], sections, stub=True)
+    assert report.resume(path.with_suffix("")) == ["facts"]
+    assert [section.module for section in report.to_run] == ["calls"]
+    assert {row.section for row in report.rows} == {"facts"}
+    other = Report({**settings[1], "commit": "another"}, settings[0], sections, stub=True)
+    assert other.resume(path.with_suffix("")) == []
+    assert other.to_run == sections
+
+
+def test_a_tree_without_git_says_which_version_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = identify._sources()
+    assert re.fullmatch(r"\S+, sources [0-9a-f]{12}", said)
+    assert identify._sources() == said
+
+
 def test_nothing_of_the_stub_goes_to_the_results(on_the_stub: dict[str, str]) -> None:
     done = gpu_check("--only", "facts", env=on_the_stub)
     assert done.returncode == 2
@@ -114,7 +161,10 @@ def test_what_is_missing_is_said_and_costs_that_section_alone(tmp_path: Path) ->
     report = Report({"gpu": "none"}, {}, sections, stub=True)
     gpu_check_main.run_all(report, tmp_path / "report", SMALL, limit_s=0)
     first, second = report.rows
-    lacks = "needs no_such_package, no_such.bindings, which this Python lacks"
+    lacks = (
+        "needs no_such_package, no_such.bindings, which this Python lacks: "
+        "pip install no_such_package no_such.bindings"
+    )
     assert (first.verdict, first.note) == ("missing", lacks)
     assert (second.verdict, second.note) == ("missing", "the 0 s of the whole run were over")
     assert json.loads((tmp_path / "report.json").read_text())["complete"]

@@ -1,13 +1,13 @@
-"""`python -m benchmarks.gpu_check [--only NAME ...] [--out FOLDER] [--limit SECONDS]`.
+"""`python -m benchmarks.gpu_check [--first | --rest | --only NAME ...] [--out FOLDER]`.
 
 Exit codes: 0 all bounds and guarantees that were measured hold; 1 some do not; 2 asked for
-nonsense; 3 there is no GPU to check.
+nonsense; 3 there is no GPU to check; 4 this Python lacks a package without which nothing can be
+asked.
 """
 
 import argparse
 import dataclasses
 import datetime
-import importlib.util
 import json
 import os
 import re
@@ -17,12 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check import plan, runner
+from benchmarks.gpu_check import packages, plan, runner
 from benchmarks.gpu_check.report import Report, line
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.settings import ROOT, SMALL, Settings
 
 NO_GPU = 3
+NO_PACKAGE = 4
 
 #: A section with less time than this is not begun.
 LEAST_S = 5.0
@@ -35,10 +36,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 def main() -> int:
     arguments = _arguments()
     try:
-        sections = plan.chosen(arguments.only)
+        sections = _sections(arguments)
     except ValueError as exc:
         _say(str(exc))
         return 2
+    if lacks := packages.missing(plan.CUDA):
+        _say(f"gpu-check {packages.lacking(lacks)}")
+        return NO_PACKAGE
     machine = _identify(arguments.device)
     if "error" in machine:
         _say(f"No GPU to check: {machine['error']}")
@@ -52,6 +56,9 @@ def main() -> int:
     )
     report = Report(machine, dataclasses.asdict(settings), sections, stub)
     base = _base(arguments.out, machine)
+    if arguments.first or arguments.rest:
+        kept = report.resume(base)
+        _say(f"Kept of an earlier run: {', '.join(kept) or 'nothing'}")
     _say(f"{machine['gpu']}, driver {machine['driver']}, into {base}.json and .md")
     run_all(report, base, settings, arguments.limit)
     _say(f"\n{report.summary()}\n{base}.json\n{base}.md")
@@ -60,12 +67,22 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="groups or sections")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", default=[], metavar="NAME", help="groups or sections")
+    first = f"what decides the design: {', '.join(plan.FIRST)}"
+    which.add_argument("--first", action="store_true", help=f"{first}; goes on where it ended")
+    which.add_argument("--rest", action="store_true", help="all others; goes on where it ended")
     parser.add_argument("--out", type=Path, help="folder for the files; default: the results")
     parser.add_argument("--limit", type=float, default=480, help="seconds in all (480)")
     parser.add_argument("--device", default="cuda:0", help="which GPU (cuda:0)")
     parser.add_argument("--small", action="store_true", help="tiny sizes: a try, not a result")
     return parser.parse_args()
+
+
+def _sections(arguments: argparse.Namespace) -> tuple[plan.Section, ...]:
+    if arguments.first:
+        return plan.first()
+    return plan.rest() if arguments.rest else plan.chosen(arguments.only)
 
 
 def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> None:
@@ -77,12 +94,12 @@ def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> N
         report.write(base)
         _say(line(row))
 
-    for section in report.sections:
+    for section in report.to_run:
         left = until - time.monotonic()
-        missing = [name for name in section.needs if not _installed(name)]
+        missing = packages.missing(section.needs)
         _say(f"\n{section.title}")
         if missing:
-            heard(_not_run(section, f"needs {', '.join(missing)}, which this Python lacks"))
+            heard(_not_run(section, packages.lacking(missing)))
         elif left < LEAST_S:
             heard(_not_run(section, f"the {limit_s:.0f} s of the whole run were over"))
         else:
@@ -97,13 +114,6 @@ def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> N
 
 def _not_run(section: plan.Section, why: str) -> Row:
     return Row(section.module, "the whole section", None, verdict="missing", note=why)
-
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of "cuda.bindings" not even "cuda"
-        return False
 
 
 def _identify(device: str) -> dict[str, Any]:

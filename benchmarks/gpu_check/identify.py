@@ -1,5 +1,6 @@
 """Says as JSON what GPU there is: `python -m benchmarks.gpu_check.identify cuda:0`."""
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from typing import Any
 
 from benchmarks.gpu_check.settings import ROOT, Settings
+from swapd import __version__
 
 
 def identify(device: str) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def identify(device: str) -> dict[str, Any]:
         "driver": f"for CUDA {version // 1000}.{version % 1000 // 10}",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": _commit() or _sources(),
         "stub": stub,
     }
     driver.close()
@@ -42,6 +44,15 @@ def _commit() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def _sources() -> str:
+    """Which version this is where git does not know, such as a copied tree."""
+    digest = hashlib.sha256()
+    for package in ("swapd", "client", "benchmarks"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return f"{__version__}, sources {digest.hexdigest()[:12]}"
 
 
 if __name__ == "__main__":

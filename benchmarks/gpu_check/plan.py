@@ -40,6 +40,21 @@ SECTIONS = (
 )
 
 
+#: What decides the design, so that it is known first where a GPU is at hand for minutes.
+FIRST = ("facts", "calls", "faults", "turns", "captures")
+
+
+def first() -> tuple[Section, ...]:
+    """Those of `FIRST`, in that order."""
+    by_name = {section.module: section for section in SECTIONS}
+    return tuple(by_name[name] for name in FIRST)
+
+
+def rest() -> tuple[Section, ...]:
+    """All others."""
+    return tuple(section for section in SECTIONS if section.module not in FIRST)
+
+
 def chosen(names: list[str]) -> tuple[Section, ...]:
     """Those of the groups and sections named; all if none is. Raises: ValueError."""
     known = {name for s in SECTIONS for name in (s.group, s.module)}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.plan import Section
+from benchmarks.gpu_check.plan import SECTIONS, Section
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.runner import Ended
 
@@ -25,6 +25,31 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     complete: bool = False
+
+    @property
+    def to_run(self) -> tuple[Section, ...]:
+        """Those that no earlier run has brought to an end."""
+        done = {each.module for each in self.ended}
+        return tuple(section for section in self.sections if section.module not in done)
+
+    def resume(self, base: Path) -> list[str]:
+        """Take over what an earlier run into `base` has brought to a good end; which sections.
+
+        If it was of the same tree, on the same machine, with the same settings.
+        """
+        try:
+            before = json.loads(base.with_name(f"{base.name}.json").read_bytes())
+        except (OSError, ValueError):
+            return []
+        now = json.loads(self._json())
+        if any(before.get(what) != now[what] for what in ("machine", "settings", "stub")):
+            return []
+        ended = [Ended(**each) for each in before["sections"]]
+        kept = [each for each in ended if not each.how]
+        names = {each.module for each in kept}
+        self.ended += kept
+        self.rows += [row for row in map(_row, before["rows"]) if row.section in names]
+        return [each.module for each in kept]
 
     def count(self, verdict: str) -> int:
         return sum(row.verdict == verdict for row in self.rows)
@@ -61,7 +86,7 @@ class Report:
         lines += [f"{self.machine.get('date', '')}. {self.summary()}."]
         if not self.complete:
             lines += ["", "**Incomplete: the run was ended before its end.**"]
-        for section in self.sections:
+        for section in dict.fromkeys((*SECTIONS, *self.sections)):
             lines += self._section(section)
         return "\n".join(lines) + "\n"
 
@@ -75,6 +100,10 @@ class Report:
             cells = (row.name, figure(row), row.bound, _MARKS[row.verdict], row.note)
             lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
         return lines
+
+
+def _row(fields: dict[str, Any]) -> Row:
+    return Row(**fields)
 
 
 def figure(row: Row) -> str:
