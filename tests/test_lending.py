@@ -228,3 +228,37 @@ async def test_a_bug_of_the_device_s_is_a_crash(lender_of: LenderOf) -> None:
     lender, told = lender_of(Broken())
     lender.lend(ORDER, {})
     assert str(await told.crashes.get()) == "a bug"
+
+
+async def test_memory_is_exchanged_when_all_have_let_go_and_asked_for_until_it_is_there(
+    lender_of: LenderOf,
+) -> None:
+    device, worker = Device(), Worker(2, 3)
+    device.reclaim_fails = 2
+    lender, told = lender_of(device)
+    workers: Any = {1: worker}
+    done = asyncio.Event()
+    lender.exchange(9, ((2, 2),), workers, done.set)
+    assert isinstance(await told.events.get(), Dropping)
+    (drop,) = worker.heard
+    assert isinstance(drop, protocol.Drop)
+    assert device.calls == []
+    lender.dropped(1, drop.ticket)
+    await done.wait()
+    assert device.calls == ["lend", "reclaim", "reclaim", "reclaim"]
+    assert isinstance(await told.events.get(), Dropped)
+    assert told.events.empty()
+    assert lender.notes() == ()
+
+
+async def test_memory_that_does_not_go_is_not_taken_for_other_memory(
+    lender_of: LenderOf,
+) -> None:
+    device = Device()
+    device.lend_fails = 2
+    lender, told = lender_of(device)
+    done = asyncio.Event()
+    lender.exchange(9, ((2, 2),), {}, done.set)
+    await done.wait()
+    assert device.calls == ["lend", "lend", "lend", "reclaim"]
+    assert told.events.empty()

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from swapd.shared.system import is_alive, open_pidfd
+from swapd.shared.system import has_ended, is_alive, open_pidfd
 
 
 def refuse(*_: object) -> NoReturn:
@@ -19,9 +19,11 @@ def refuse(*_: object) -> NoReturn:
 def test_a_process_is_alive_until_it_has_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert is_alive(process.pid)
+        assert not has_ended(process.pid)
         process.kill()
         process.wait()
         assert not is_alive(process.pid)
+        assert has_ended(process.pid)
         assert open_pidfd(process.pid) is None
 
 
@@ -32,3 +34,29 @@ def test_without_descriptors_a_process_that_lives_is_not_taken_as_gone(
     """Or its memory would be given to others while it can still be written to."""
     monkeypatch.setattr(owner, verb, refuse)
     assert is_alive(os.getpid())
+    assert not has_ended(os.getpid())
+
+
+def test_a_process_whose_first_thread_has_ended_has_not_while_another_goes_on() -> None:
+    """It has no memory by what the system says of it, and may write to it all the same."""
+    program = """
+import ctypes, platform, sys, threading
+def go_on():
+    while open("/proc/self/statm").read().split()[0] != "0":
+        pass
+    print("alone", flush=True)
+    sys.stdin.read()
+threading.Thread(target=go_on).start()
+# of this thread alone: exit, not exit_group
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"alone\n"
+        assert Path(f"/proc/{process.pid}/statm").read_bytes().split()[0] == b"0"
+        assert not has_ended(process.pid)
+        process.kill()
+        process.wait()
+        assert has_ended(process.pid)

@@ -16,6 +16,8 @@ from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings
 
 LAYERS = 4
+#: How often the next owner looks at its bytes.
+LOOKS = 20
 #: A context's own memory: what differs by less is noise.
 CONTEXT_BYTES = 64 * MIB
 
@@ -25,6 +27,8 @@ def measure(check: Check, settings: Settings) -> None:
     nbytes = room_for(settings, settings.model_bytes, of=4, host_copies=4)
     with check.part("a worker is killed", guarantee=True):
         _worker(check, settings, nbytes)
+    with check.part("a worker is killed that writes", guarantee=True):
+        _writer(check, settings, nbytes)
     with check.part("the daemon is killed", guarantee=True):
         _daemon(check, settings, nbytes)
 
@@ -60,6 +64,29 @@ def _worker(check: Check, settings: Settings, nbytes: int) -> None:
         check.holds("nothing of the dead is left in the daemon", gone)
         back = comes_true(lambda: watch.status().device_free_bytes >= free - CONTEXT_BYTES)
         check.holds("the driver has the dead worker's memory back", back)
+
+
+def _writer(check: Check, settings: Settings, nbytes: int) -> None:
+    """Its kernels may go on for a while: the next owner of its chunks looks at every byte."""
+    with (
+        serving(settings, chunks_of(nbytes, settings)) as daemon,
+        watching(daemon) as watch,
+        workers(settings, daemon.folder, "doomed", "next") as (doomed, following),
+    ):
+        for seed, (worker, name, mutable) in enumerate(
+            ((doomed, "m", True), (following, "n", False))
+        ):
+            worker.ask("build", name, nbytes, LAYERS, seed)
+            worker.ask("register", name, mutable=mutable)
+        following.ask("keep", "n")
+        doomed.tell("write_on", "m")
+        doomed.answer()  # that it has begun
+        doomed.process.send_signal(signal.SIGKILL)
+        same = [following.ask("is_as_kept", "n") for _ in range(LOOKS)]
+        right = f"{sum(same)} of {LOOKS} looks at all bytes were right"
+        check.holds("what a killed worker's kernels write reaches no other owner", all(same), right)
+        back = comes_true(lambda: not watch.status().quarantined_bytes)
+        check.holds("nothing stays kept from others for it", back)
 
 
 def _daemon(check: Check, settings: Settings, nbytes: int) -> None:

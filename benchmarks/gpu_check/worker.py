@@ -154,6 +154,17 @@ class Work:
                 kept.add_(what)
             torchish.synchronize(self._settings)
 
+    def write_on(self, name: str) -> None:
+        """Write to every weight under a lease, without end, and tell when that has begun.
+
+        On a GPU there is always work for a second or so on its queue.
+        """
+        with self.client.acquire(name):
+            self.say({"event": "writing"})
+            while True:
+                for weight in self._models[name].parameters():
+                    weight.fill_(-1.0)
+
     def is_as_kept(self, name: str) -> bool:
         with self.client.acquire(name):
             same = torchish.same_bits(list(self._models[name].parameters()), self._kept[name])

@@ -135,7 +135,9 @@ def _check_totals(ledger: Ledger) -> None:
     evicting = {id(c): c for c in (*components, *on_their_way) if c.evicting}.values()
     moves = ledger.moves
     held = (moves[c.generation].runs if c.generation in moves else c.runs for c in evicting)
-    assert ledger.leaving == sum(map(count, held)), "leaving is wrong"
+    assert ledger.dying <= ledger.quarantined.keys(), "dying is wrong"
+    dying = sum(count(runs) for s in ledger.dying for runs in ledger.quarantined[s])
+    assert ledger.leaving == dying + sum(map(count, held)), "leaving is wrong"
     leased = {c.name for c in components if c.leases}
     assert set(ledger.holders.leased) == leased, "leased is wrong"
     known = {(s, n) for s, session in ledger.sessions.items() for n in session.leases}

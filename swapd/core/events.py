@@ -22,10 +22,12 @@ class SessionOpened(Event, frozen=True, tag="session_opened"):
 
 
 class SessionGone(Event, frozen=True, tag="session_gone"):
-    """The lifeline ended. `alive`: the process was still there, and may still write."""
+    """The lifeline ended. `alive`: the process was still there, and may still write; `ending`: not
+    for long, and nobody need tell it to end."""
 
     session: int
     alive: bool = False
+    ending: bool = False
 
 
 class SessionEnds(Event, frozen=True, tag="session_ends"):
@@ -38,6 +40,7 @@ class SessionEnds(Event, frozen=True, tag="session_ends"):
     session: int
     most: int
     alive: bool = False
+    ending: bool = False
 
 
 class ProcessExited(Event, frozen=True, tag="process_exited"):

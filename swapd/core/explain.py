@@ -145,8 +145,8 @@ def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> st
 def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str = _SMALLER) -> str:
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
-    if ledger.quarantined:
-        sessions = ", ".join(map(str, islice(ledger.quarantined, NAMED_MAX)))
+    if alive := [s for s in ledger.quarantined if s not in ledger.dying]:
+        sessions = ", ".join(map(str, islice(alive, NAMED_MAX)))
         until = f"until the process of the ended session {sessions} closes its client, or ends"
         beside += f" (some of it {until})"
     return (
@@ -254,6 +254,11 @@ def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
 def _in_the_way(ledger: Ledger, most: int) -> str:
     if nbytes := ledger.reclaiming * ledger.chunk_bytes:
         return f"{size(nbytes)} lent, and not back from the driver yet; {held(ledger, most)}"
+    if ledger.dying:
+        sessions = ", ".join(map(str, islice(ledger.dying, most)))
+        return (
+            f"what the process of the ended session {sessions} may still write to is not back yet"
+        )
     if ledger.idle and not ledger.holders.leased:
         staying = ", ".join(c.name for c in islice(ledger.idle, most))
         return f"in use a moment ago, and kept for the minimum residency: {staying}"

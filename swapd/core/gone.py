@@ -9,7 +9,7 @@ from swapd.core.records import Component, Move, State
 from swapd.shared.protocol import Runs
 
 
-def strand(ledger: Ledger, c: Component, alive: bool) -> None:
+def strand(ledger: Ledger, c: Component, *, alive: bool, ending: bool) -> None:
     """The owner is gone: free what can be freed now, the rest when its copy ends."""
     leases.take_from_all(ledger, c)
     leaving.leave_room(ledger, c)
@@ -29,6 +29,8 @@ def strand(ledger: Ledger, c: Component, alive: bool) -> None:
     writer = c.session if alive and c.mutable and (c.mapped or unsaved) else None
     if writer is not None:
         ledger.quarantined.setdefault(writer, [])  # perhaps to be added when a copy ends
+        if ending:
+            ledger.dying.add(writer)
     if move:
         move.writer = writer
     elif c.on_device:
@@ -53,8 +55,11 @@ def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
     """Nobody uses these chunks; `writer` may write to them until its process ends."""
     if writer in ledger.quarantined:
         ledger.quarantined[writer].append(runs)
-        ledger.fixed += count(runs)
-        ledger.room_shrank = True
+        if writer in ledger.dying:
+            ledger.leaving += count(runs)
+        else:
+            ledger.fixed += count(runs)
+            ledger.room_shrank = True
     else:
         ledger.pool.give(runs)
 
@@ -62,5 +67,9 @@ def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
 def end_quarantine(ledger: Ledger, session: int) -> None:
     """Its process has ended: nobody can write to these chunks any more."""
     for runs in ledger.quarantined.pop(session, ()):
-        ledger.fixed -= count(runs)
+        if session in ledger.dying:
+            ledger.leaving -= count(runs)
+        else:
+            ledger.fixed -= count(runs)
         ledger.pool.give(runs)
+    ledger.dying.discard(session)

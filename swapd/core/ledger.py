@@ -71,7 +71,8 @@ class Ledger:
         self.debts = Debts()
         #: Who starts, and who waits to.
         self.starts = Starts()
-        #: Chunks of components being evicted and workspaces given back: soon to be free.
+        #: Chunks of components being evicted, of workspaces given back and of processes that are
+        #: about to have ended: soon to be free.
         self.leaving = 0
         #: Those of them that are being saved: a load may follow; and the copies that save them.
         self.inheritable = 0
@@ -80,7 +81,10 @@ class Ledger:
         self.reclaiming = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
-        #: Chunks that will not come free: these, and those of `permanent` components that are in.
+        #: Of these sessions, those whose process is about to have ended.
+        self.dying: set[int] = set()
+        #: Chunks that will not come free: quarantine, but for theirs, and those of `permanent`
+        #: components that are in.
         self.fixed = 0
         #: Chunks of all components that will not leave once they are in.
         self.staying = 0

@@ -151,7 +151,8 @@ class Daemon:
             self._post,
             self._crashed,
         )
-        self._left = Left(self._core, loop, self._clock, self._post)
+        exchange = self._exchange if self._device.outlasts else None
+        self._left = Left(self._core, loop, self._clock, self._post, exchange)
         self._statuses = Statuses(
             self._core,
             self._device,
@@ -382,14 +383,14 @@ class Daemon:
 
     def _end(self, session: int, token: bytes) -> None:
         """End a session in the core; one that has much in steps, and others have turns between."""
-        alive = token in self._left
+        alive, ending = token in self._left, self._left.is_ending(token)
         if self._core.has_more(session, END_STEP):
-            self._post(events.SessionEnds(self._clock(), session, END_STEP, alive))
+            self._post(events.SessionEnds(self._clock(), session, END_STEP, alive, ending))
             self._loop.call_soon(self._end, session, token)
             return
         for key in [k for k in self._revocations if k[0] == session]:
             del self._revocations[key]
-        self._post(events.SessionGone(self._clock(), session, alive))
+        self._post(events.SessionGone(self._clock(), session, alive, ending))
         if alive:
             # later: the event may be queued behind the one that fenced this session
             self._loop.call_soon(self._left.watch, token)
@@ -449,6 +450,9 @@ class Daemon:
     def _do_reclaim(self, a: actions.Reclaim, seq: int) -> None:
         self._causes["copy", a.generation] = seq
         self._lender.reclaim(a)
+
+    def _exchange(self, session: int, runs: protocol.Runs, then: Callable[[], None]) -> None:
+        self._lender.exchange(session, runs, self._workers, then)
 
     def _do_revoke(self, a: actions.Revoke, seq: int) -> None:
         if a.ack:

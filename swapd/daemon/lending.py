@@ -1,4 +1,5 @@
-"""Device memory that goes to a worker's own allocator, and comes back.
+"""Device memory that goes to a worker's own allocator, and comes back; or goes for good, and other
+memory comes in its place.
 
 Before the driver has it, every session must have let go of it: memory is free at the last
 reference. Which are told so, and which have, are events (`Dropping`, `Dropped`): for how long one
@@ -7,9 +8,11 @@ ends it, `reclaim` too, though it may take as long as the worker's allocator kee
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import (
@@ -25,12 +28,23 @@ from swapd.daemon.worker import Worker, whole_files
 from swapd.device import Device, DeviceError, DeviceLost
 from swapd.shared import protocol
 from swapd.shared.limits import Pool
+from swapd.shared.protocol import Runs
 
 log = logging.getLogger("swapd.daemon.lending")
 
 #: How long to wait before asking again for memory that is not there yet: doubles up to the last.
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 1.0
+
+
+class _Exchange(NamedTuple):
+    """Memory that is to go, and other memory to come. What is asked of sessions meanwhile is
+    recorded under a generation that is no component's, and no other debt's."""
+
+    name: str
+    generation: int
+    runs: Runs
+    then: Callable[[], None]
 
 
 class Lender:
@@ -53,14 +67,30 @@ class Lender:
         self._closed = False
         self._last_ticket = 0
         #: Whose answer is waited for, by ticket; and how many answers a generation lacks.
-        self._tickets: dict[int, tuple[int, Lend]] = {}
+        self._tickets: dict[int, tuple[int, Lend | _Exchange]] = {}
         self._lacking: dict[int, int] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         #: Why memory is not back yet that was asked for, by generation.
         self._overdue: dict[int, str] = {}
+        self._exchanges = itertools.count(-1000, -1)
 
     def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
         """Have every session let go, then give the memory to the driver."""
+        self._collect(order, workers)
+
+    def exchange(
+        self, session: int, runs: Runs, workers: Mapping[int, Worker], then: Callable[[], None]
+    ) -> None:
+        """Have other memory in chunks that nobody uses, and call `then`.
+
+        The old memory goes to the driver, which keeps it from everybody as long as work of the
+        process of `session` may reach it. Meanwhile there may be none to be had: it is asked for
+        until there is.
+        """
+        name = f"memory that session {session} could write to"
+        self._collect(_Exchange(name, next(self._exchanges), runs, then), workers)
+
+    def _collect(self, order: Lend | _Exchange, workers: Mapping[int, Worker]) -> None:
         files = whole_files(order.runs, self._device)
         drops: dict[int, protocol.Drop] = {}
         for session, worker in workers.items():
@@ -90,7 +120,8 @@ class Lender:
 
     def reclaim(self, order: Reclaim) -> None:
         """Take the memory back, as soon as the driver has it again."""
-        self._take(order, lambda: Reclaimed(self._clock(), order.generation), RETRY_FIRST_S)
+        then = lambda: self._post(Reclaimed(self._clock(), order.generation))  # noqa: E731
+        self._take(order, then, RETRY_FIRST_S)
 
     def notes(self) -> tuple[str, ...]:
         """For `status`: which memory is not back yet, and why."""
@@ -118,33 +149,43 @@ class Lender:
             del self._lacking[order.generation]
             self._give(order)
 
-    def _give(self, order: Lend) -> None:
+    def _give(self, order: Lend | _Exchange) -> None:
         future = self._thread.submit(self._device.lend, order.runs)
         future.add_done_callback(lambda f: self._on_loop(self._lent, order, f))
 
-    def _lent(self, order: Lend, future: "Future[None]") -> None:
+    def _lent(self, order: Lend | _Exchange, future: "Future[None]") -> None:
         if self._closed:
             return
         error = future.exception()
-        if isinstance(error, DeviceError):
+        if isinstance(order, _Exchange) and (error is None or isinstance(error, DeviceLost)):
+            self._take(order, order.then, RETRY_FIRST_S)
+        elif isinstance(order, _Exchange) and isinstance(error, DeviceError):
+            # some of the old memory is still there: nobody may have it
+            self._overdue[order.generation] = f"{order.name} could not be exchanged: {error}"
+            self._later(RETRY_LAST_S, self._give, order)
+        elif isinstance(error, DeviceError) and isinstance(order, Lend):
             why = str(error)
             log.error("%s could not be lent: %s", order.name, why)
-            failed = lambda: CopyFailed(self._clock(), order.generation, why)  # noqa: E731
-            self._take(order, failed, RETRY_FIRST_S)
+            then = lambda: self._post(  # noqa: E731
+                CopyFailed(self._clock(), order.generation, why)
+            )
+            self._take(order, then, RETRY_FIRST_S)
         elif error is not None:
             self._crashed(error)
         else:
             self._post(Lent(self._clock(), order.generation))
 
-    def _take(self, order: Lend | Reclaim, event: Callable[[], AnyEvent], after_s: float) -> None:
-        """Have all the order's chunks in the arena, then post `event()`."""
+    def _take(
+        self, order: Lend | Reclaim | _Exchange, then: Callable[[], None], after_s: float
+    ) -> None:
+        """Have all the order's chunks in the arena, then call `then`."""
         future = self._thread.submit(self._device.reclaim, order.runs)
-        future.add_done_callback(lambda f: self._on_loop(self._taken, order, event, after_s, f))
+        future.add_done_callback(lambda f: self._on_loop(self._taken, order, then, after_s, f))
 
     def _taken(
         self,
-        order: Lend | Reclaim,
-        event: Callable[[], AnyEvent],
+        order: Lend | Reclaim | _Exchange,
+        then: Callable[[], None],
         after_s: float,
         future: "Future[None]",
     ) -> None:
@@ -155,18 +196,18 @@ class Lender:
         if isinstance(error, DeviceLost):
             # never again: and nothing will be loaded there
             self._post(DeviceDown(self._clock(), str(error)))
-            self._post(event())
+            then()
         elif isinstance(error, DeviceError):
             longer = min(2 * after_s, RETRY_LAST_S)
             why = f"{order.name} is not back yet, and is asked for again: {error}"
             self._overdue[order.generation] = why
             if after_s < longer == RETRY_LAST_S:
                 log.warning("%s", why)
-            self._later(after_s, self._take, order, event, longer)
+            self._later(after_s, self._take, order, then, longer)
         elif error is not None:
             self._crashed(error)
         else:
-            self._post(event())
+            then()
 
     def _on_loop(self, done: Callable[..., None], *args: object) -> None:
         self._loop.call_soon_threadsafe(done, *args)

@@ -58,6 +58,8 @@ class Device(Protocol):
     chunks: int
     #: File i holds the chunks from i * k on, chunk c at offset (c % k) * chunk_bytes.
     chunks_per_file: int
+    #: Whether work that a process has put there may go on for a while when the process has ended.
+    outlasts: bool
     #: Whether `pin` takes memory that is mapped read-only here.
     read_only_pins: bool
 

@@ -35,6 +35,7 @@ class CudaDevice:
     """An arena on one GPU. See `swapd.device.base.Device` for the contract."""
 
     chunks_per_file = 1
+    outlasts = True
 
     def __init__(self, index: int, budget: int, chunk: int, pin_limit: int | None = None) -> None:
         """Allocate `budget // chunk` chunks on GPU `index`; units are bytes.

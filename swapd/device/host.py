@@ -93,6 +93,7 @@ class HostDevice:
 
     name = "host"
     uuid = ""
+    outlasts = False
     read_only_pins = True
 
     def __init__(self, budget: int, chunk: int, bandwidth: float | None = None) -> None:

@@ -60,9 +60,10 @@ class Alarm:
 
 
 def open_pidfd(pid: int) -> OwnedFd | None:
-    """A descriptor that becomes readable when the process ends; None if it is as good as gone.
+    """A descriptor that becomes readable when the process has ended; None if it has.
 
-    Raises: OSError if no descriptor is left.
+    Then all its threads have ended, and what it alone had open is closed. Raises: OSError if no
+    descriptor is left.
     """
     try:
         fd = OwnedFd(os.pidfd_open(pid))
@@ -72,22 +73,31 @@ def open_pidfd(pid: int) -> OwnedFd | None:
         return None  # gone, or in another pid namespace: then EOF is all there is
     poll = select.poll()
     poll.register(fd.fileno(), select.POLLIN)
-    if poll.poll(0) or not _has_memory(pid):
+    if poll.poll(0):
         fd.close()
         return None
     return fd
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process can still touch anything. One that cannot be asked after can."""
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, with all its threads. One that cannot be asked after has not.
+
+    It says nothing that its first thread has no memory any more: others may go on for a while.
+    """
     try:
         watch = open_pidfd(pid)
     except OSError:
-        return True
-    if watch is None:
         return False
+    if watch is None:
+        return True
     watch.close()
-    return True
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process does anything yet, for those who only ask it. One that cannot be asked
+    after does."""
+    return not has_ended(pid) and _has_memory(pid)
 
 
 def private_bytes(pid: int, name: str) -> int:
@@ -128,10 +138,10 @@ def notify_systemd(state: str) -> None:
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether a process can still touch anything.
+    """Whether a process has memory as far as its first thread knows.
 
     One that was killed gives up its memory first, then its sockets, and is a process for a
-    moment longer: nobody need wait for that.
+    moment longer: who only asks it need not wait for that.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().split()[0] != b"0"

@@ -76,7 +76,7 @@ def open_session(w: World, choose: Choices) -> bool:
 def leave(w: World, choose: Choices) -> bool:
     if len(w.sessions) < 2:
         return False
-    w.leave(choose.pick(sorted(w.sessions)), alive=choose.chance(2))
+    w.leave(choose.pick(sorted(w.sessions)), alive=choose.chance(2), ending=choose.chance(2))
     return True
 
 
@@ -351,7 +351,7 @@ def fenced_leave(w: World, choose: Choices) -> bool:
     fenced = [s for s in w.fenced if s in w.sessions]
     if not fenced:
         return False
-    w.leave(choose.pick(fenced), alive=choose.chance(2))
+    w.leave(choose.pick(fenced), alive=choose.chance(2), ending=choose.chance(2))
     return True
 
 

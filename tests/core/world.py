@@ -411,8 +411,9 @@ class World:
         self.ask(session, Resize(key[1], name, resident_bytes))
         return key
 
-    def leave(self, session: int, alive: bool = False) -> None:
-        """The lifeline of a session ends; `alive`: its process goes on for a while."""
+    def leave(self, session: int, alive: bool = False, ending: bool = False) -> None:
+        """The lifeline of a session ends; `alive`: its process goes on for a while, and ends by
+        itself if it is `ending`."""
         self.sessions.discard(session)
         self.gone.add(session)
         if alive:
@@ -436,7 +437,7 @@ class World:
                 placed.mapped = kept and alive and placed.name in self.mutable
                 if not placed.mapped and generation not in self.moves:
                     del self.placed[generation]
-        self.send(SessionGone(self.now, session, alive))
+        self.send(SessionGone(self.now, session, alive, ending))
         assert remains(self.core, session) == [], f"left of session {session}"
 
     def exit(self, session: int, *, lets_go: bool = False) -> None:
@@ -983,6 +984,8 @@ class World:
         leaving = sum(len(self.placed[c.generation].held) for c in evicting)
         orphans = [p for p in self.placed.values() if p.workspace and p.session in self.gone]
         leaving += sum(count(p.runs) for p in orphans)
+        dying, quarantined = self.ledger.dying, self.ledger.quarantined
+        leaving += sum(count(runs) for s in dying for runs in quarantined[s])
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
         waiter = self.core.admission.queue.get(last.waiter)
@@ -1042,7 +1045,8 @@ def remains(core: Residency, session: int) -> list[str]:
     found: list[str] = []
     ledger, admission = core.ledger, core.admission
     parts: dict[str, object] = {"": core, "ledger.": ledger, "admission.": admission}
-    passed_over = [*parts.values(), core.rules, ledger.moves, ledger.masters, ledger.quarantined]
+    kept = (ledger.moves, ledger.masters, ledger.quarantined, ledger.dying)
+    passed_over = [*parts.values(), core.rules, *kept]
     seen = set(map(id, passed_over))
     for part, whole in parts.items():
         for name, value in vars(whole).items():

@@ -1,8 +1,14 @@
 """Whoever dies, the others go on: workers and daemons by SIGKILL, sessions by a fence."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+
 import pytest
 
-from tests.cuda.gpu_world import MIB, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.guarantees.harness import await_exit
 
 WORK = "cuMemcpyDtoDAsync"
 
@@ -23,6 +29,62 @@ def test_a_killed_worker_costs_the_others_nothing(world: World) -> None:
     arena = daemon.status().budget_bytes
     other.release("b")
     assert world.fake.held_bytes() == arena
+
+
+@pytest.fixture
+def doomed(world: World) -> Iterator[tuple[Daemon, Worker, int]]:
+    """A worker has written to a mutable component, and is killed; what it has put on the GPU
+    writes on."""
+    daemon = world.daemon()
+    worker = world.worker(daemon, "doomed")
+    worker.register("m", 12 * MIB, mutable=True)
+    worker.acquire("m")
+    worker.write("m", 5)
+    kernel = worker.leave_a_kernel()
+    worker.kill()
+    yield daemon, worker, kernel
+    with suppress(ProcessLookupError):
+        os.kill(kernel, signal.SIGKILL)
+    await_exit(kernel)
+
+
+def test_what_a_killed_worker_still_writes_reaches_nobody(
+    world: World, doomed: tuple[Daemon, Worker, int]
+) -> None:
+    daemon, _, _ = doomed
+    other = world.worker(daemon, "other")
+    expected = other.register("b", 16 * MIB, seed=2)
+    for _ in range(3):
+        other.acquire("b")
+        assert other.look("b")[1] == expected
+        other.release("b")
+    assert daemon.status().quarantined_bytes == 0
+    assert world.fake.held_bytes() == (16 + 12) * MIB, "the old memory is nobody's"
+
+
+def test_without_memory_in_its_place_nobody_has_what_a_killed_worker_may_write_to(
+    world: World, doomed: tuple[Daemon, Worker, int]
+) -> None:
+    daemon, _, kernel = doomed
+    daemon.await_record("ProcessExited")
+    # the next time there is no other memory
+    again = world.worker(daemon, "again")
+    again.register("m", 12 * MIB, mutable=True)
+    again.acquire("m")
+    second = again.leave_a_kernel()
+    with world.fake.occupied(world.fake.free_bytes()):
+        again.kill()
+        other = world.worker(daemon, "other")
+        expected = other.register("b", 16 * MIB, seed=2)
+        waiting = other.start("acquire", "b")
+        daemon.await_record("Acquire", names=("b",))
+        assert daemon.status().quarantined_bytes == 12 * MIB
+        assert not waiting.done
+        for one in (kernel, second):
+            os.kill(one, signal.SIGKILL)
+        waiting.result()
+        assert other.look("b")[1] == expected
+    await_exit(second)
 
 
 def test_a_worker_killed_in_the_middle_of_swaps_leaves_nothing(world: World) -> None:

@@ -8,9 +8,11 @@ import ctypes
 import gc
 import os
 import resource
+import subprocess
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from typing import Any
 from swapd.device.driver import Driver
 from tests.guarantees import worker
 from tests.guarantees.worker import digest, pattern
+
+#: Writes to memory that others had, for ever.
+KERNEL = Path(__file__).parent / "programs" / "kernel.py"
 
 
 class GpuWorker(worker.Worker):
@@ -127,6 +132,25 @@ class GpuWorker(worker.Worker):
                 driver.finish(stream)
         with driver.current():
             driver.call(driver.api.cuMemFree, target)
+
+    def leave_a_kernel(self) -> int:
+        """Have something write to all chunks that this process has, also when it is gone.
+
+        As a kernel does until the driver has ended it: memory that it reaches is not free. It is a
+        process that has the same descriptors; its number.
+        """
+        fds = {}
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{fd}")
+                if "/gpu0/" in path and path.endswith(".memory"):
+                    fds[path] = fd
+        command = [sys.executable, str(KERNEL), *fds.values()]
+        null = subprocess.DEVNULL  # or it would hold what the worker is listened to by
+        kernel = subprocess.Popen(
+            command, pass_fds=[int(fd) for fd in fds.values()], stdin=null, stdout=null, stderr=null
+        )
+        return kernel.pid
 
     def result(self, *, stream: str = "s") -> str:
         """The digest of what was copied on the stream, when that is done. Blocks."""

@@ -51,13 +51,13 @@ def on_session_ends(ledger: Ledger, admission: Admission, event: SessionEnds) ->
             admission.forget(w)
     for name in list(islice(session.owns, left)):
         if left > 0:
-            left -= _end(ledger, admission, ledger.components[name], event.alive, left)
+            left -= _end(ledger, admission, ledger.components[name], event, left)
     for request in list(islice(session.leases, max(left, 0))):
         leases.take_back(ledger, (event.session, request))
     ledger.replan = True
 
 
-def _end(ledger: Ledger, admission: Admission, c: Component, alive: bool, most: int) -> int:
+def _end(ledger: Ledger, admission: Admission, c: Component, event: SessionEnds, most: int) -> int:
     """End a component, or the waits of so many that wait for it; return how many steps."""
     c.ending = True
     waiters = len(c.waiting) + len(c.promised)
@@ -67,7 +67,7 @@ def _end(ledger: Ledger, admission: Admission, c: Component, alive: bool, most: 
         return most
     if c.unsaved:
         ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
-    gone.strand(ledger, c, alive)
+    gone.strand(ledger, c, alive=event.alive, ending=event.ending)
     return waiters + 1
 
 
@@ -87,7 +87,7 @@ def on_session_gone(ledger: Ledger, admission: Admission, event: SessionGone) ->
     for c in owned:
         if c.unsaved:
             ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
-        gone.strand(ledger, c, event.alive)
+        gone.strand(ledger, c, alive=event.alive, ending=event.ending)
     for request in list(session.waiters):
         if w := admission.queue.get((event.session, request)):
             admission.forget(w)

@@ -121,6 +121,24 @@ def test_gone_while_a_mutable_component_is_revoked_is_quarantined(
     assert w.ledger.pool.free == 10
 
 
+@pytest.mark.parametrize("ending", [False, True])
+def test_who_needs_what_a_process_may_still_write_to_waits_if_that_is_ending(
+    make: Make, ending: bool
+) -> None:
+    w, s, t = mutable_pair(make)
+    w.settle()
+    w.leave(s, alive=True, ending=ending)
+    key = w.workspace(t, 10)
+    if not ending:
+        assert w.refusal(key).code == "too_large"
+        return
+    w.settle()
+    assert not w.granted(key)
+    w.exit(s)
+    w.settle()
+    assert w.granted(key)
+
+
 @pytest.mark.parametrize("alive", [False, True])
 @pytest.mark.parametrize("fail", [None, "bus"])
 def test_gone_while_writing_back_frees_the_chunks_when_the_copy_ends(

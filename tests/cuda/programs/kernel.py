@@ -1,0 +1,20 @@
+"""A kernel that its process does not end with: writes to chunks again and again.
+
+`python kernel.py FD ...`: of the chunks' memory, which stays in use as long as this runs.
+"""
+
+import os
+import sys
+
+BYTES = b"\xee" * (1 << 20)
+
+
+def main(fds: list[int]) -> None:
+    while True:
+        for fd in fds:
+            for at in range(0, os.fstat(fd).st_size, len(BYTES)):
+                os.pwrite(fd, BYTES, at)
+
+
+if __name__ == "__main__":
+    main([int(fd) for fd in sys.argv[1:]])
