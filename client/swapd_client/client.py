@@ -363,8 +363,6 @@ class Client:
         kept = self._keeper.take(key)
         if kept is not None:
             if not kept.outdated:
-                if kept.work is not None:
-                    session.leases.taken_again(kept)
                 return Lease(self, session, kept, key)
             self._end(kept, ack=False)  # its bytes are others by now
 

@@ -99,10 +99,16 @@ class BaseLease:
     def uses(self, stream: Any) -> None:
         """The release is also to wait for the work on `stream`, another than the current one.
 
-        A `torch.cuda.Stream`, anything that has `cuda_stream`, or the driver's handle. Nothing
-        on the host device.
+        A `torch.cuda.Stream`, anything that has `cuda_stream`, or the driver's handle; it must not
+        be destroyed before the release, or `rests`. Nothing on the host device.
         """
         self._record.streams[handle_of(stream)] = None
+
+    def rests(self) -> None:
+        """A step under it is over: the release waits for what the current stream has been given by
+        now, and the streams named to `uses`, whatever becomes of these. Costs no message."""
+        if self._session.processor.works_late:
+            self._session.leases.mark(self._record)
 
     def check(self) -> None:
         """Raise if what was computed under this lease is known to be void. Costs no message.
@@ -130,10 +136,8 @@ class BaseLease:
             empty_cache()
         if not self._session.processor.works_late:
             return None
-        # once each: a lease that is kept hands these on, step after step
-        record.streams.update(dict.fromkeys(leases.current_streams()))
         problem = leases.problem_with(record) if self._streams_wait else None
-        record.work = leases.mark(record.streams)
+        leases.mark(record)
         return problem
 
 

@@ -305,8 +305,7 @@ def take_back_mutable(session: Session, release: Callable[[Record], None]) -> St
         return
     for record in session.leases:
         if record.state == "held":
-            streams = (*session.leases.current_streams(), *record.streams)
-            record.work = session.leases.mark(streams)
+            session.leases.mark(record)
             release(record)
     yield session.leases.drain
     for part in mutable:

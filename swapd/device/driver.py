@@ -414,6 +414,10 @@ class Driver:
         """Whether what is put on the stream goes into a graph instead of being done."""
         return int(self.call(self.api.cuStreamIsCapturing, stream)) != 0
 
+    def stream_id(self, stream: Any) -> int:
+        """A number that no other stream of this process has, also when this one is destroyed."""
+        return int(self.call(self.api.cuStreamGetId, stream))
+
     def wait_value(self, stream: Any, address: int, value: int) -> None:
         """Have the stream wait until the 64-bit word there is at least `value`.
 

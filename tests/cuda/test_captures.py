@@ -71,6 +71,19 @@ def test_a_release_waits_for_work_from_before_the_capture(world: World) -> None:
     assert worker.end_capture() == "CUDA_SUCCESS"
 
 
+def test_a_release_waits_for_the_default_stream_while_nobody_can_tell_of_it(world: World) -> None:
+    daemon, worker, _ = prepared(world, "strict")
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a", stream="default", use=False)
+    worker.begin_capture(stream="blocking", mode="RELAXED")
+    worker.release("a")
+    assert daemon.component("a").leases == 1
+    world.go_on()
+    assert worker.end_capture(stream="blocking") == "CUDA_SUCCESS"
+    daemon.await_record("Release")
+
+
 def test_the_host_waits_for_what_a_stream_that_captures_is_to_wait_for(world: World) -> None:
     daemon = world.daemon()
     worker = world.worker(daemon)

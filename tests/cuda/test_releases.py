@@ -261,3 +261,33 @@ def test_a_loop_whose_work_outlasts_its_leases_need_not_ask_at_every_step(world:
     assert len(daemon.watch.seen("Acquire")) < steps
     assert other.use("b")  # nothing of it is left held
     assert daemon.component("a").hits + 1 >= steps
+
+
+def test_a_loop_may_destroy_the_streams_of_its_steps_and_their_work_is_waited_for(
+    world: World,
+) -> None:
+    daemon = world.daemon(isolation="relaxed")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("a", 10 * MIB, seed=1)
+    other.register("b", 10 * MIB)
+    world.fake.faults(f"{WORK} hold times=1 async pid={worker.pid}")
+    worker.steps_on_streams_that_go("a", 20)
+    waiting = other.start("acquire", "b")
+    daemon.await_record("Waiting")
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    waiting.result()
+
+
+def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 2 * MIB)
+    worker.acquire("a")
+    world.hold(WORK, worker)
+    worker.work_and_rest("a")
+    worker.release("a")
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    daemon.await_record("Release")
+    assert leases(daemon, "a") == 0

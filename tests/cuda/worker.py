@@ -114,7 +114,8 @@ class GpuWorker(worker.Worker):
                 self._copy("s", part.address, part.nbytes)
                 held.uses(int(self._stream("s")))
             held.release()
-            streams = max(streams, len(held._record.streams))
+            work: Any = held._record.work
+            streams = max(streams, len(work.marks) if work else 0)
         return streams
 
     def decode(self, name: str, steps: int) -> None:
@@ -269,6 +270,26 @@ class GpuWorker(worker.Worker):
 
     # --- captures ------------------------------------------------------------------------
 
+    def destroy(self, stream: str) -> None:
+        """Destroy a stream, whatever is on it."""
+        with self.driver.current():
+            self.driver.destroy_stream(self._streams.pop(stream))
+
+    def steps_on_streams_that_go(self, name: str, steps: int) -> None:
+        """A loop whose every step works on a stream of its own, which it destroys afterwards."""
+        for step in range(steps):
+            with self.client.acquire(name) as lease:
+                part = self._parts[name]
+                self._copy(f"of {step}", part.address, 4096)
+                lease.uses(int(self._stream(f"of {step}")))
+            self.destroy(f"of {step}")
+
+    def work_and_rest(self, name: str) -> None:
+        """Work on a stream under a lease that is held on, and destroy the stream."""
+        self.work(name, stream="gone")
+        self._leases[name].rests()
+        self.destroy("gone")
+
     def begin_capture(self, *, stream: str = "captured", mode: str = "GLOBAL") -> None:
         """Have what this thread puts on a stream go into a graph. It must end it, too."""
         handle, api = self._stream(stream), self.driver.api
@@ -300,7 +321,11 @@ class GpuWorker(worker.Worker):
             return 0
         if name not in self._streams:
             with self.driver.current():
-                self._streams[name] = self.driver.stream()
+                api = self.driver.api
+                blocking = name == "blocking"  # the default stream waits for it
+                self._streams[name] = (
+                    self.driver.call(api.cuStreamCreate, 0) if blocking else self.driver.stream()
+                )
         return self._streams[name]
 
     def _copy(self, stream: str, address: int, nbytes: int, result: str = "") -> None:

@@ -37,7 +37,7 @@ static const char *const safe[] = {
     "cuMemGetAllocationGranularity", "cuMemcpyAsync", "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemsetD8Async", "cuMemsetD32Async",
     "cuPointerGetAttribute", "cuPointerGetAttributes", "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture", "cuStreamGetCtx", "cuStreamGetFlags", "cuStreamGetPriority",
+    "cuStreamEndCapture", "cuStreamGetCtx", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetPriority",
     "cuStreamIsCapturing", "cuStreamWaitEvent", "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2",
     "cuStreamWriteValue32_v2", "cuStreamWriteValue64_v2", "cuThreadExchangeStreamCaptureMode",
 };

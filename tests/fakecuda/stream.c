@@ -15,6 +15,7 @@ struct stream {
     uint64_t enqueued, finished; /* operations, ever */
     int device, priority;
     unsigned flags;
+    uint64_t id;    /* no other stream of the process has it */
     bool closing;   /* ends when its operations are done */
     bool abandoned; /* its context is gone: what is left is dropped */
     int users;      /* its thread, and whoever waits for it */
@@ -37,6 +38,10 @@ static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static struct stream *streams;
 static struct event *events;
 static struct stream *default_streams[MAX_DEVICES][2]; /* the legacy one, the per-thread one */
+static uint64_t last_id;
+/* What destroyed streams were called, until another is called so. */
+static CUstream destroyed[1024];
+static size_t destroyed_count;
 static __thread struct stream *own; /* on a stream's thread */
 
 void streams_wake(void)
@@ -180,7 +185,9 @@ static struct stream *make_stream(int device, unsigned flags, int priority)
 {
     struct stream *made = calloc(1, sizeof *made);
     if (!made) return NULL;
-    *made = (struct stream){.device = device, .flags = flags, .priority = priority, .users = 1};
+    uint64_t id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+    *made = (struct stream){
+        .device = device, .flags = flags, .priority = priority, .id = id, .users = 1};
     pthread_cond_init(&made->wake, NULL);
     if (start_thread(made)) return made;
     let_go_of_stream(made);
@@ -196,12 +203,23 @@ static struct stream *default_stream(int which)
     return *place;
 }
 
+/* Rule: to name a stream that was destroyed is undefined. Here it ends the process. */
+static void check_destroyed(CUstream handle)
+{
+    for (size_t i = 0; i < destroyed_count; i++)
+        if (destroyed[i] == handle) {
+            account_complain("a stream was named that had been destroyed");
+            abort();
+        }
+}
+
 static struct stream *find_stream(CUstream handle)
 {
     if ((uintptr_t)handle <= CU_STREAM_LEGACY) return default_stream(0);
     if ((uintptr_t)handle == CU_STREAM_PER_THREAD) return default_stream(1);
     struct stream *each = streams;
     while (each && each != handle) each = each->next;
+    if (!each) check_destroyed(handle);
     return each;
 }
 
@@ -335,6 +353,8 @@ static CUresult create(CUstream *stream, unsigned flags, int priority)
     pthread_mutex_lock(&work);
     made->next = streams;
     streams = made;
+    for (size_t i = 0; i < destroyed_count; i++)
+        if (destroyed[i] == made) destroyed[i] = destroyed[--destroyed_count];
     pthread_mutex_unlock(&work);
     *stream = made;
     return CUDA_SUCCESS;
@@ -365,7 +385,9 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
     if (found) {
         *link = found->next;
         close_stream(found, false);
-    }
+        if (destroyed_count < sizeof destroyed / sizeof *destroyed)
+            destroyed[destroyed_count++] = handle;
+    } else check_destroyed(handle);
     pthread_mutex_unlock(&work);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -423,6 +445,17 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority)
 {
     ENTER(NEEDS_CONTEXT);
     return priority ? describe(handle, NULL, priority, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, uint64_t *id)
+{
+    ENTER(NEEDS_CONTEXT);
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&work);
+    struct stream *stream = find_stream(handle);
+    if (stream) *id = stream->id;
+    pthread_mutex_unlock(&work);
+    return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)

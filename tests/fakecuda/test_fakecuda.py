@@ -4,6 +4,7 @@ import array
 import ctypes
 import mmap
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.fakecuda.calls import (
     reserve,
     unmapped,
 )
+from tests.processes import start_python
 
 
 @pytest.fixture
@@ -554,7 +556,6 @@ def test_a_stream_runs_in_order_and_others_run_beside_it(fake: fakecuda.Fake, st
     call("cuStreamSynchronize", stream)
     assert ctypes.string_at(address, 1) == b"\x02"
     call("cuStreamDestroy", other)
-    assert code_of("cuStreamQuery", other) == calls.INVALID_HANDLE
     unmapped(address)
     gate.close()
 
@@ -641,6 +642,20 @@ def test_a_destroyed_stream_still_does_its_work(fake: fakecuda.Fake) -> None:
     call("cuEventDestroy", event)
     unmapped(address)
     gate.close()
+
+
+def test_to_name_a_destroyed_stream_ends_the_process(fake: fakecuda.Fake) -> None:
+    """As it may with a driver, where it is undefined."""
+    program = """
+from tests.fakecuda import calls
+calls.start()
+one, two = calls.stream(), calls.stream()
+assert calls.call("cuStreamGetId", one) != calls.call("cuStreamGetId", two)
+calls.call("cuStreamDestroy", one)
+calls.code_of("cuStreamQuery", one)
+"""
+    with start_python(program, env=fake.environment()) as process:
+        assert process.wait() == -signal.SIGABRT
 
 
 @pytest.mark.parametrize("where", ["device", "host"])

@@ -66,10 +66,10 @@ class Record:
         self.awaited: list[Word] = []
         #: Streams went on without what they waited for, as the session ended.
         self.cut = False
-        #: Beside the current ones, those whose work under it is to be waited for. It is handed on
-        #: with a lease that is kept.
+        #: Beside the current ones, those whose work under it is to be waited for, and has not been
+        #: marked.
         self.streams: dict[int, None] = {}
-        #: What was not done when it was given back.
+        #: What was marked, and not done then: by the latest step, and by those before.
         self.work: Work | None = None
         #: How often it was handed out again without a message; and since when the daemon has not
         #: heard of it.

@@ -7,7 +7,7 @@ sends in its own way.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from swapd.shared.board import ArrivalFailed, Board, word
@@ -23,7 +23,7 @@ from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Book, Record, Word
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
-from swapd_client.session.processor import Processor, Work
+from swapd_client.session.processor import Processor
 
 log = logging.getLogger("swapd_client")
 
@@ -219,15 +219,18 @@ class Leases:
         """The stream of a GPU on which this thread works; none on the host."""
         return self._processor.current_streams()
 
-    def mark(self, streams: Iterable[int]) -> Work | None:
-        """What the GPU was asked to do on `streams` by now; None if it is done. Does not block."""
-        return None if self._life.left_to_parent else self._processor.mark(streams)
+    def mark(self, record: Record) -> None:
+        """Note what the GPU was asked to do under a lease by now, on the current stream and on
+        those that it names. Does not block.
 
-    def taken_again(self, record: Record) -> None:
-        """It was kept, and is held again: what it was to wait for has no end of it to wait for."""
-        if record.work is not None:
-            self._processor.forget(record.work)
-            record.work = None
+        From now on no stream is asked, for it may be destroyed: events tell. So none is named any
+        more, and a lease that is kept and taken again waits for the work of all its steps.
+        """
+        streams = dict.fromkeys((*record.streams, *self.current_streams()))
+        record.streams.clear()
+        record.work = (
+            None if self._life.left_to_parent else self._processor.mark(streams, record.work)
+        )
 
     def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
         """Have a lease given back once the work under it is done; False if that is now, or is over.

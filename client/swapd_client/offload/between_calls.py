@@ -6,7 +6,7 @@ kept from call to call, as long as it may be; but none is kept while the thread 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,17 +20,14 @@ class _Lease:
 
     def __init__(self, lease: Lease | None) -> None:
         self._lease = lease
-        #: Streams of a GPU that worked under it, each once.
-        self._streams: dict[int, None] = {}
 
-    def rests(self, streams: Iterable[int]) -> None:
-        """A call under it has ended, which worked on these."""
-        self._streams.update(dict.fromkeys(streams))
+    def rests(self) -> None:
+        """A call under it has ended."""
+        if self._lease is not None:
+            self._lease.rests()
 
     def release(self) -> None:
         if self._lease is not None:
-            for stream in self._streams:
-                self._lease.uses(stream)
             self._lease.release()
 
 
@@ -61,7 +58,7 @@ class KeptBetweenCalls(Kept):
     def _leave(self, held: Leased, lease: _Lease) -> None:
         wanted = not self._client.session.told.wanted.isdisjoint(held.names)
         if self._keeping.keeps(time.monotonic(), wanted=wanted):
-            lease.rests(self._client.session.leases.current_streams())
+            lease.rests()
             self._kept[held] = lease
         else:
             lease.release()

@@ -37,13 +37,10 @@ class Host:
     def current_streams(self) -> tuple[int, ...]:
         return ()
 
-    def mark(self, streams: Iterable[int]) -> None:
+    def mark(self, streams: Iterable[int], before: Work | None) -> None:
         return None
 
     def after(self, work: Work, then: Callable[[], None]) -> None:
-        raise AssertionError("there is no such work")
-
-    def forget(self, work: Work) -> None:
         raise AssertionError("there is no such work")
 
     def drain(self, timeout_s: float) -> bool:

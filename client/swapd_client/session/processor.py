@@ -45,14 +45,14 @@ class Processor(Protocol):
     def current_streams(self) -> tuple[int, ...]:
         """The stream on which this thread works; none on the host."""
 
-    def mark(self, streams: Iterable[int]) -> Work | None:
-        """What it was asked to do on `streams` by now; None if that is done. Does not block."""
+    def mark(self, streams: Iterable[int], before: Work | None) -> Work | None:
+        """What it was asked to do on `streams` by now, and what is left of `before`, which is over.
+
+        None if all that is done. Does not block. Streams may be destroyed afterwards.
+        """
 
     def after(self, work: Work, then: Callable[[], None]) -> None:
         """Call `then` in a thread when `work` is done."""
-
-    def forget(self, work: Work) -> None:
-        """Nobody waits for it any more."""
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is left that `after` was told of; whether that came about."""

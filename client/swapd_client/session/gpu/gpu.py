@@ -56,16 +56,13 @@ class Gpu:
     def current_streams(self) -> tuple[int, ...]:
         return (current_stream(self.card.index),) if self.card.opened else ()
 
-    def mark(self, streams: Iterable[int]) -> GpuWork | None:
-        return self._releases.mark(streams) if self.card.opened else None
+    def mark(self, streams: Iterable[int], before: Work | None) -> GpuWork | None:
+        assert before is None or isinstance(before, GpuWork)
+        return self._releases.mark(streams, before) if self.card.opened else None
 
     def after(self, work: Work, then: Callable[[], None]) -> None:
         assert isinstance(work, GpuWork)
         self._releases.after(work, then)
-
-    def forget(self, work: Work) -> None:
-        assert isinstance(work, GpuWork)
-        self._releases.forget(work)
 
     def drain(self, timeout_s: float) -> bool:
         return self._releases.drain(timeout_s)

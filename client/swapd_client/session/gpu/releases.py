@@ -10,6 +10,7 @@ to wait, and end when they have had nothing to do for a while.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 from swapd.device.driver import CudaError, Driver
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card
+from swapd_client.session.gpu.streams import LEGACY_DEFAULT
 
 #: How long a thread stays that has nothing to wait for.
 IDLE_S = 5.0
@@ -25,10 +27,17 @@ IDLE_S = 5.0
 POOL = 64
 
 
-class _Mark:
-    """A place in a stream. Without an event (a stream that is gone): all there is on the GPU."""
+#: Instead of a stream's number, without an event: all there is on the GPU, for what was named is no
+#: stream; and what is on the default stream, of which nobody can tell while a capture is under way.
+ALL, DEFAULT_LATER = -1, -2
+#: How often it is looked whether that can be told: no call waits for the end of a capture.
+CAPTURE_LOOK_S = 0.001
 
-    def __init__(self, stream: int, event: Any | None) -> None:
+
+class _Mark:
+    """A place in a stream, which is named by its number and never asked again."""
+
+    def __init__(self, stream: int, event: Any | None = None) -> None:
         self.stream = stream
         self.event = event
 
@@ -69,14 +78,15 @@ class Releases:
     def __repr__(self) -> str:
         return f"<Releases {self._pending} pending on {len(self._lanes)} streams>"
 
-    def mark(self, streams: Iterable[int]) -> GpuWork | None:
-        """What is on `streams` now; None if it is all done.
+    def mark(self, streams: Iterable[int], before: GpuWork | None = None) -> GpuWork | None:
+        """What is on `streams` now, and what is left of `before`, which is over; None if all that
+        is done. Streams may be destroyed afterwards: what is on them is told by events.
 
         Does not block, and raises nothing: if the GPU is lost for this process, its work is over.
         """
         try:
             with self._card.using() as driver:
-                marks = self._marks(driver, streams)
+                marks = self._marks(driver, streams, before.marks if before else ())
         except DeviceFailed as exc:
             self._card.complain(exc)
             return None
@@ -87,19 +97,12 @@ class Releases:
         self._add(work.marks, _Ending(len(work.marks), then))
 
     def is_pending(self, marks: Iterable[_Mark]) -> bool:
-        """Whether one of the marks was not passed; of a stream that is gone nobody can tell."""
+        """Whether one of the marks was not passed; of one without an event nobody can tell."""
         try:
             with self._card.using() as driver:
                 return any(m.event is not None and not driver.query(m.event) for m in marks)
         except DeviceFailed:
             return False
-
-    def forget(self, work: GpuWork) -> None:
-        """Nobody waits for it any more."""
-        with suppress(DeviceFailed), self._card.using() as driver:
-            for mark in work.marks:
-                if mark.event is not None:
-                    self._give(driver, mark.event)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is pending; whether that came about."""
@@ -121,22 +124,39 @@ class Releases:
 
     # --- marks ---------------------------------------------------------------------------
 
-    def _marks(self, driver: Driver, streams: Iterable[int]) -> list[_Mark]:
-        """Where each stream is now, but for those that are idle."""
-        marks = []
-        for stream in dict.fromkeys(streams):
-            try:
-                # what a stream that records a graph is given is not done now
-                if driver.is_capturing(stream) or driver.is_idle(stream):
-                    continue
-                event = self._take(driver)
-                driver.record(event, stream)
-            except CudaError as exc:
-                if exc.of_a_capture:
-                    continue
-                event = None  # not a stream any more; what was on it may still be under way
-            marks.append(_Mark(stream, event))
-        return marks
+    def _marks(
+        self, driver: Driver, streams: Iterable[int], before: Iterable[_Mark]
+    ) -> list[_Mark]:
+        """One for each stream that is not idle: the latest, for its work ends in order."""
+        marks: dict[int, _Mark] = {}
+        for mark in before:
+            if mark.event is None or not driver.query(mark.event):
+                marks[mark.stream] = mark
+            else:
+                self._give(driver, mark.event)
+        for stream in streams:
+            latest = self._mark(driver, stream)
+            if latest is not None:
+                former = marks.get(latest.stream)
+                if former is not None and former.event is not None:
+                    self._give(driver, former.event)
+                marks[latest.stream] = latest
+        return list(marks.values())
+
+    def _mark(self, driver: Driver, stream: int) -> _Mark | None:
+        """Where the stream is now; None if it is idle. What captures is not asked, and what it is
+        given is not done now."""
+        try:
+            if driver.is_capturing(stream) or driver.is_idle(stream):
+                return None
+            number = driver.stream_id(stream)
+            event = self._take(driver)
+            driver.record(event, stream)
+            return _Mark(number, event)
+        except CudaError as exc:
+            if not exc.of_a_capture:
+                return _Mark(ALL)
+            return _Mark(DEFAULT_LATER) if stream == LEGACY_DEFAULT else None
 
     def _take(self, driver: Driver) -> Any:
         with self._lock:
@@ -195,10 +215,25 @@ class Releases:
     def _await(self, mark: _Mark) -> None:
         try:
             with self._card.using() as driver:
-                if mark.event is None:
+                if mark.stream == ALL:
                     driver.settle()
-                else:
-                    driver.synchronize(mark.event)
-                    self._give(driver, mark.event)
+                    return
+                event = mark.event or self._recorded_late(driver)
+                driver.synchronize(event)
+                self._give(driver, event)
         except DeviceFailed as exc:
             self._card.complain(exc)  # then no work of this process is left
+
+    def _recorded_late(self, driver: Driver) -> Any:
+        """An event on the default stream, once no stream captures that it would wait for."""
+        while True:
+            try:
+                driver.is_capturing(LEGACY_DEFAULT)
+            except CudaError as exc:
+                if not exc.of_a_capture:
+                    raise
+                time.sleep(CAPTURE_LOOK_S)
+                continue
+            event = self._take(driver)
+            driver.record(event, LEGACY_DEFAULT)
+            return event

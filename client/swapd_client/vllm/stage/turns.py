@@ -55,8 +55,6 @@ class Turns:
         self._lease: Lease | None = None
         #: What it is on: `StageComponents.main` or `all`.
         self._held: tuple[str, ...] = ()
-        #: Streams of a GPU that worked under it.
-        self._streams: tuple[int, ...] = ()
         #: When the turn began; seconds.
         self._since = time.monotonic()
 
@@ -108,8 +106,6 @@ class Turns:
             log.info("%s gives way after %s, %s", self._connection.stage, _counted(requests), spent)
         if (cache := self._components.cache) is not None:
             cache.leave()
-        for stream in self._streams:
-            lease.uses(stream)
         with suppress(SessionEnded):  # the next acquire says so
             lease.release()
 
@@ -154,8 +150,7 @@ class Turns:
         if self._lease is None:
             return
         session = self._connection.client.session
-        if session.processor.works_late:
-            self._streams = session.leases.current_streams()
+        self._lease.rests()
         if self._held is not self._components.main and not self._exchange(self._components.main):
             self.end()  # else the encoders could not go
         wanted = bool(session.told.wanted) and self.is_wanted()
