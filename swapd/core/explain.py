@@ -15,7 +15,8 @@ from swapd.shared.protocol import UNANSWERED_MAX, Code, ComponentStatus, Session
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
-_SMALLER = "register it in smaller components"
+SMALLER = "register it in smaller components"
+LESS_SCRATCH = "make this scratch smaller"
 LESS_PERMANENT = 'register it, or others, with another policy than "permanent"'
 _DOWN = (
     "Nothing can be loaded or saved until swapd is restarted; what is on the device stays there, "
@@ -138,11 +139,11 @@ def _refused(ledger: Ledger, found: Refused) -> str:
 
 def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> str:
     names = together(ledger, asked)
-    instead = "ask for less" if any(c.workspace for c in asked) else _SMALLER
+    instead = "ask for less" if any(c.workspace for c in asked) else SMALLER
     return too_large(ledger, names, sum(c.chunks for c in asked), fixed, instead)
 
 
-def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str = _SMALLER) -> str:
+def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str = SMALLER) -> str:
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     if alive := [s for s in ledger.quarantined if s not in ledger.dying]:

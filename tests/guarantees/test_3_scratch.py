@@ -168,6 +168,8 @@ def test_scratch_beyond_the_budget_is_refused(world: World, daemon: Daemon) -> N
     with pytest.raises(WorkerError) as refused:
         worker.register_scratch("s", 17 * MIB)
     assert refused.value.kind == "TooLarge"
+    assert "s needs 18 MiB; the budget is 16 MiB" in refused.value.message
+    assert "Raise the daemon's --budget, or make this scratch smaller" in refused.value.message
     with pytest.raises(WorkerError, match="give a size") as refused:
         worker.register_scratch("s", 0)
     assert refused.value.kind == "InvalidSource"

@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from swapd.shared.units import size
 from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage, turns
+from swapd_client.vllm.stage.cache import Layer, Terms
 from swapd_client.vllm.stage.connection import Stopped
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
@@ -415,6 +417,26 @@ def test_a_stage_that_can_never_fit_is_refused(scene: Scene) -> None:
     stage, model = scene.connect("thinker"), nn.Linear(1024, 8 * ROWS, bias=False)
     with pytest.raises(TooLarge):
         stage.take({"": model})
+    assert not scene.daemon.status().components
+
+
+def test_a_stage_whose_cache_does_not_fit_beside_its_weights_is_told_how_much_would(
+    scene: Scene,
+) -> None:
+    status = scene.daemon.status()
+    chunk, budget = status.chunk_bytes, status.budget_bytes
+    stage, model = scene.connect("thinker"), Model()
+    weights = -(-stage.take({"": model}) // chunk) * chunk
+    terms = Terms("drop", prefixes=False, layers=[Layer(0, budget)])
+    with pytest.raises(TooLarge) as refused:
+        stage.lend_cache(budget, terms)
+    said = str(refused.value)
+    assert f"its KV cache of {size(budget)} at once" in said
+    assert f"a --budget of {(budget + weights) // MIB}MiB at least" in said
+    assert f"a kv_cache_memory_bytes of {budget - weights} at most" in said
+    stage.lend_cache(budget - weights, terms)
+    with stage.using():
+        assert torch.equal(model(X), Model()(X))
 
 
 # --- the daemon --------------------------------------------------------------------------

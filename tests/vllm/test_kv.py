@@ -2,6 +2,7 @@
 plain vLLM says, token for token, and no more is copied than is worth saving.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -151,5 +152,9 @@ def test_a_cache_that_does_not_fit_beside_its_weights_is_refused_in_words(scene:
                 scene.models / "thinker", daemon.folder, {"kv": "auto"}, **options(prefixes=False)
             )
         )
-    assert "kv_cache_memory_bytes" in refused.value.message
-    assert "thinker" in refused.value.message
+    said = refused.value.message
+    assert "stage 'thinker' needs its weights of" in said
+    assert "and its KV cache of 32 MiB at once" in said
+    assert re.search(
+        r"a --budget of \d+MiB at least, or this stage a kv_cache_memory_bytes of", said
+    )

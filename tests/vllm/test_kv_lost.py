@@ -5,6 +5,7 @@ What is computed again is computed in other batches, of all tokens at once: so o
 and numbers whose last bits decide no token.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.guarantees.harness import Daemon
+from tests.guarantees.held_save import door
 from tests.vllm import engines
-from tests.vllm.engines import EngineFailed, Nursery, Scene, on_swapd, plain
+from tests.vllm.engines import EngineFailed, Nursery, Scene, await_components, on_swapd, plain
 from tests.vllm.test_kv import ALONE, NAMES, TOKENS, Said, serve
 from tests.vllm.test_kv import options as of_cache
 
 HEARS = "swapd_client.vllm.scheduler.Scheduler"
 FAILING = "tests.guarantees.failing_saves"
+HELD = "tests.guarantees.held_save"
 #: Room for one stage with its cache, and no more.
 BUDGET = "160MiB"
 
@@ -119,3 +122,34 @@ def test_a_cache_that_is_dropped_is_refused_where_its_scheduler_would_not_hear(
             )
         )
     assert f"set scheduler_cls: {HEARS}; or enable_prefix_caching: false" in stage.log
+
+
+def test_a_stage_killed_while_its_cache_is_saved_costs_the_others_nothing(
+    scene: Scene, alone: Said
+) -> None:
+    os.mkfifo(door(scene.folder / "d0"))
+    daemon = scene.daemon(budget=BUDGET, program=HELD, residency_factor=0.5, residency_bound=0.5)
+    settings = {"kv": "auto", "finish_within_s": 0}
+
+    def arguments(name: str) -> dict[str, object]:
+        return on_swapd(scene.models / name, daemon.folder, settings, **options(prefixes=False))
+
+    both = {engine.label: engine for engine in scene.start(*map(arguments, NAMES))}
+    for engine in both.values():
+        engine.begin("serve", ALONE, TOKENS)
+    save = daemon.await_record("CopyOut")
+    stage, _ = save.name.split(".")
+    victim = both.pop(stage)
+    victim.kill()
+    os.close(os.open(door(daemon.folder), os.O_WRONLY))
+    (other,) = both.values()
+    assert [tokens for tokens, *_ in other.result()] == alone[other.label]
+    await_components(daemon, other.label, f"{other.label}.kv")
+    (again,) = scene.start(arguments(stage))
+    for engine in (again, other):
+        engine.begin("serve", ALONE, TOKENS)
+    for engine in (again, other):
+        assert [tokens for tokens, *_ in engine.result()] == alone[engine.label]
+    saved = {order.name for order in daemon.watch.seen("CopyOut")}
+    assert saved == {f"{name}.kv" for name in NAMES}
+    assert daemon.status().quarantined_bytes == 0

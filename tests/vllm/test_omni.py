@@ -86,6 +86,39 @@ def test_their_kv_caches_take_turns_with_their_weights(scene: Scene, expected: E
     assert 0 < daemon.status().bytes_out < len(daemon.watch.seen("CopyOut")) * 8 * MIB
 
 
+def test_what_of_a_cache_could_not_be_saved_is_computed_again(scene: Scene) -> None:
+    """By vllm-omni's scheduler, which hears of it by a step that is thrown away."""
+    daemon = scene.daemon(
+        program="tests.guarantees.failing_saves",
+        budget="160MiB",
+        residency_factor=0.5,
+        residency_bound=0.5,
+    )
+    more: dict[str, Any] = {
+        "scheduler_cls": "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
+        "kv_cache_memory_bytes": 32 * MIB,
+        "enable_prefix_caching": False,
+        "dtype": "float32",  # the last bits of what is computed at once instead decide no token
+    }
+    alone = {name: process(scene, name) for name in ("thinker", "talker")}
+    for name, engine in alone.items():
+        options = {"worker_cls": worker("PlainARWorker"), **AR, **more}
+        engine.begin("start", **plain(scene.models / name, **options))
+    for engine in alone.values():
+        engine.result()
+    said = {
+        name: [engine.generate(prompts[:1], TOKENS) for prompts in REQUESTS]
+        for name, engine in alone.items()
+    }
+    settings = {"kv": "auto", "finish_within_s": 0.0}
+    engines = on_omni(scene, daemon.folder, "thinker", "talker", settings=settings, **more)
+    for engine in engines:
+        engine.begin("serve", [prompts[:1] for prompts in REQUESTS], TOKENS)
+    for engine in engines:
+        assert [tokens for tokens, _, _ in engine.result()] == said[engine.label]
+    assert {record.name for record in daemon.watch.seen("Lost")} == {"thinker.kv", "talker.kv"}
+
+
 def test_the_runner_alone_says_the_same(scene: Scene, expected: Expected) -> None:
     engine = process(scene, "talker")
     options = {"worker_cls": worker("PlainARWorker"), **AR}

@@ -38,6 +38,8 @@ def problem_with(
 
     `apart`: the stage has weights that are leased for some steps alone.
     """
+    if connector := _connector_of(vllm_config):
+        return f"a KV connector copies blocks at any time: leave out {connector}"
     if not terms.saved:
         if terms.prefixes and terms.deaf:
             return (
@@ -51,8 +53,6 @@ def problem_with(
             )
         if apart or vllm_config.parallel_config.tensor_parallel_size > 1:
             return "several ranks, or encoders that come and go, give way in between: set kv: auto"
-    if vllm_config.kv_transfer_config is not None:
-        return "a KV connector copies blocks at any time: leave out kv_transfer_config"
     if len({tensor.size for tensor in config.kv_cache_tensors}) > 1 or any(
         getattr(tensor, "host_resident", False) for tensor in config.kv_cache_tensors
     ):
@@ -68,6 +68,17 @@ def problem_with(
         )
     return None
 
+
+def _connector_of(vllm_config: Any) -> str | None:
+    """What in the configuration has another stage, or a store, read blocks or write to them."""
+    if vllm_config.kv_transfer_config is not None:
+        return "kv_transfer_config"
+    of_omni = getattr(vllm_config.model_config, "omni_kv_config", None) or {}
+    return next((f"omni_kv_config.{key}" for key in _OF_OMNI if of_omni.get(key)), None)
+
+
+#: Of vllm-omni's `omni_kv_config`: what has blocks go from stage to stage.
+_OF_OMNI = ("need_send_cache", "need_recv_cache")
 
 #: Kinds of layers whose blocks are where `layers_of` says.
 _TESTED = ("FullAttentionSpec", "SlidingWindowSpec", "UniformTypeKVCacheSpecs", "MLAAttentionSpec")

@@ -19,8 +19,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
-from swapd.shared.units import size
-from swapd_client.errors import SwapdError, TooLarge
+from swapd_client.errors import SwapdError
 from swapd_client.vllm import checkpoint, gpus, kv, register, scheduler, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
@@ -251,12 +250,9 @@ class Leased(_Above):  # type: ignore[misc]
                 making = self._lend_cache(kv_cache_config)
                 with self._swapd.using(), making:
                     super().initialize_from_config(kv_cache_config)
-        except TooLarge as exc:
-            raise TooLarge(
-                f"stage {self._swapd.name!r} needs its weights and its KV cache of "
-                f"{size(kv.nbytes_of(kv_cache_config))} at once: {exc}. Set "
-                "kv_cache_memory_bytes to less, or give swapd a larger --budget"
-            ) from exc
+        except BaseException:
+            self._swapd.close()
+            raise
 
     def _lend_cache(self, config: Any) -> AbstractContextManager[None]:
         """Have the KV cache take turns, if it is to: around what allocates it."""

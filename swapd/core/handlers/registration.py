@@ -28,7 +28,8 @@ def _unregisterable(
         return problem
     fixed = ledger.never_leaving() if asked.policy == "permanent" else 0
     if chunks + fixed > ledger.pool.total:
-        return "too_large", explain.too_large(ledger, asked.name, chunks, fixed)
+        instead = explain.LESS_SCRATCH if asked.scratch else explain.SMALLER
+        return "too_large", explain.too_large(ledger, asked.name, chunks, fixed, instead)
     return None
 
 

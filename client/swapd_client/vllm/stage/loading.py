@@ -17,6 +17,8 @@ from swapd_client.lease import Lease
 
 log = logging.getLogger("swapd_client")
 
+MIB = 1 << 20
+
 #: How long to wait for swapd to have back what it lent for loading, and how often to ask.
 RETURN_S = 10.0
 RETURN_STEP_S = 0.02
@@ -65,6 +67,35 @@ def lendable(status: StatusReply) -> int:
         if part.policy == "permanent" and part.state == "resident"
     )
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
+
+
+def check_turn(client: Client, stage: str, cache: int = 0) -> None:
+    """Raise TooLarge unless all the stage has registered, and a KV cache of `cache` bytes, fits.
+
+    The arena has to hold at once what one step needs.
+    """
+    status = client.status()
+    mine = client.session.welcome.session
+    weights = sum(
+        vm.round_up(part.nbytes, status.chunk_bytes)
+        for part in status.components
+        if part.session == mine
+        and part.kind != "workspace"
+        and not (part.policy == "permanent" and part.state == "resident")
+    )
+    room, need = lendable(status), weights + vm.round_up(cache, status.chunk_bytes)
+    if need <= room:
+        return
+    less = ""
+    if cache and weights < room:
+        less = f", or this stage a kv_cache_memory_bytes of {room - weights} at most"
+    budget = -(-(status.budget_bytes + need - room) // MIB)
+    beside = f" and its KV cache of {size(cache)}" if cache else ""
+    raise TooLarge(
+        f"stage {stage!r} needs its weights of {size(weights)}{beside} at once, {size(need)} in "
+        f"chunks of {size(status.chunk_bytes)}, and swapd at {client.session.endpoint} can lend "
+        f"{size(room)}: give it a --budget of {budget}MiB at least{less}"
+    )
 
 
 def _lends(status: StatusReply, session: int) -> bool:

@@ -187,13 +187,20 @@ class Stage:
         status = self.client.status()
         room = loading.lendable(status) - vm.round_up(beside, status.chunk_bytes)
         layers.divide(parts, models, status.chunk_bytes, room)
-        return self.components.register(self.client, parts)
+        moved = self.components.register(self.client, parts)
+        try:
+            loading.check_turn(self.client, self.name)
+        except BaseException:
+            self.components.take_back(self.client)
+            raise
+        return moved
 
     def lend_cache(self, nbytes: int, terms: Terms) -> torch.Tensor:
         """Have a KV cache of so many bytes take turns with the weights: where it is, zeros.
 
-        Not in a call. Raises as `Client.register_scratch`.
+        Not in a call. Raises as `Client.register_scratch`; TooLarge also if both do not fit.
         """
+        loading.check_turn(self.client, self.name, nbytes)
         with self._gate.lock:
             self._turns.end()
             self._turns.keeping.whole = not terms.saved

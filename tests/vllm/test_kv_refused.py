@@ -1,0 +1,67 @@
+"""KV caches that cannot take turns: refused by name when the stage starts, with what to change."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import MIB, Nursery, Scene
+from tests.vllm.test_refused import refused
+
+CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+
+
+def test_a_kv_connector_is_refused(scene: Scene) -> None:
+    cache = {"kv_cache_memory_bytes": 8 * MIB}
+    problem = refused(scene, {"kv": "auto"}, kv_transfer_config=CONNECTOR, **cache)
+    assert problem.kind == "Unsupported"
+    assert "leave out kv_transfer_config; or set kv: private" in problem.message
+    assert "talker" in problem.message
+
+
+def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str | None:
+    """What is said of a cache of such layers; in a process that has vLLM."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
+
+    from swapd_client.vllm import kv
+    from swapd_client.vllm.stage.cache import Terms
+
+    heads: Any = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    specs = {
+        "full": FullAttentionSpec(**heads),
+        "sliding": SlidingWindowSpec(**heads, sliding_window=32),
+        "mamba": MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,)),
+    }
+    groups = [KVCacheGroupSpec([f"layers.{i}"], specs[kind]) for i, kind in enumerate(layers)]
+    cache = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=groups)
+    config = SimpleNamespace(
+        kv_transfer_config=None, model_config=SimpleNamespace(omni_kv_config=of_omni)
+    )
+    return kv.problem_with(cache, config, Terms("auto", prefixes, ()), apart=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "prefixes", "of_omni", "said"),
+    [
+        (["full"], True, {}, None),
+        (["full", "sliding"], False, {}, None),
+        (["full", "sliding"], True, {}, "set enable_prefix_caching: false"),
+        (["full", "mamba"], True, {}, "MambaSpec: swapd has not been tested with it"),
+        (["mamba"], False, {}, "MambaSpec: swapd has not been tested with it"),
+        (["full"], False, {"need_send_cache": True}, "leave out omni_kv_config.need_send_cache"),
+        (["full"], False, {"need_recv_cache": True}, "leave out omni_kv_config.need_recv_cache"),
+        (["full"], False, {"need_recv_cache": False}, None),
+    ],
+)
+def test_layers_and_transfers_that_do_not_go_with_it(
+    nursery: Nursery, layers: list[str], prefixes: bool, of_omni: dict[str, Any], said: str | None
+) -> None:
+    found = nursery.call(f"{__name__}:problem", layers, prefixes, of_omni)
+    assert (found is None) if said is None else said in found
