@@ -224,7 +224,8 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
             who = f"to {_who(seen, a.session)}"
             if not a.waited_s:
                 return Said("hit", names, who)
-            return Said("granted", names, f"{who} after {seconds(a.waited_s)}", _GOOD, True)
+            detail = f"{who} after {seconds(a.waited_s)}{_brought(a, record, seen)}"
+            return Said("granted", names, detail, _GOOD, True)
         case actions.Refuse():
             why = f"{_who(seen, a.session)}, {a.code}: {plain(a.message)}"
             return Said("refused", names, why, _BAD, True)
@@ -265,6 +266,8 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
             why = "updated"
     if seen.scratch.get(a.name) == "dropped":
         why = f"dropped, {why}"
+    elif a.name in seen.scratch and seen.used.get(a.name) == 0:
+        why = f"dropped, for nothing of it is used, {why}"
     nbytes = seen.sizes.get(a.name)
     amount = "" if nbytes is None else size(nbytes)
     return Said("evict", plain(a.name), f"{amount:>9}  {why}", _MOVE, True)
@@ -276,6 +279,32 @@ def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
     took = record.time - decided
     detail = f"{size(a.nbytes):>9}  left" + (f" after {seconds(took)}" if took else "")
     return Said("evicted", plain(a.name), detail, _MOVE, cause != record.cause and not a.bytes_back)
+
+
+def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
+    """What came in for it: of each family how much of how many parts, what became of scratch."""
+    orders = seen.brought(a, record.time)
+    words = []
+    families: dict[str, list[actions.CopyIn]] = {}
+    for name, order in orders.items():
+        if name in seen.scratch:
+            words.append(_began(order))
+        else:
+            families.setdefault(seen.part_of.get(name, name), []).append(order)
+    for name, parts in reversed(families.items()):
+        nbytes = sum(map(_bytes, parts))
+        among = sum(seen.part_of.get(place.name) == name for place in a.placements)
+        of = f" in {len(parts)} of {among} parts" if among else ""
+        words.insert(0, f"{plain(name)} {size(nbytes)}{of}")
+    return f": {', '.join(words)}" if words else ""
+
+
+def _began(order: actions.CopyIn) -> str:
+    """How scratch came in."""
+    if order.only == ():
+        return f"{plain(order.name)} {size(order.nbytes)} of zeros"
+    among = f" of {size(order.nbytes)}" if _of_all(order) else ""
+    return f"{plain(order.name)} {size(_bytes(order))}{among} restored"
 
 
 def _copied(generation: int, record: Record, seen: Seen) -> str:

@@ -140,8 +140,13 @@ class Seen:
         self.masters: dict[int, str] = {}
         self.owned: dict[int, dict[str, None]] = {}
         self.sizes: dict[str, int] = {}
-        #: What is scratch, by name.
+        #: What is scratch, by name; and how much of it is worth saving, if that was said.
         self.scratch: dict[str, protocol.Scratch] = {}
+        self.used: dict[str, int] = {}
+        #: Parts of families, by name.
+        self.part_of: dict[str, str] = {}
+        #: How each component came in last, and when it had.
+        self.came: dict[str, tuple[actions.CopyIn, float]] = {}
 
     def about(self, record: Record) -> tuple[str, ...]:
         """The components a record is about; for an eviction also whom it makes room for."""
@@ -208,6 +213,18 @@ class Seen:
         """What the waiter asked for that an eviction makes room for."""
         return () if evict.waiter is None else self.asked.get(evict.waiter, ())
 
+    def brought(self, grant: actions.Grant, time: float) -> dict[str, actions.CopyIn]:
+        """What came in while a grant was waited for, of what it holds."""
+        began = time - grant.waited_s
+        found = {place.name: self.came.get(place.name) for place in grant.placements}
+        return {
+            place.name: came[0]
+            for place in grant.placements
+            if (came := found[place.name])
+            and came[0].generation == place.generation
+            and came[1] >= began
+        }
+
     def note(self, record: Record) -> None:
         """Remember what later records will need, forget what none will."""
         match record.event or record.action:
@@ -228,7 +245,9 @@ class Seen:
                 | events.Lent()
                 | events.Reclaimed()
             ) as e:
-                self.copies.pop(e.generation, None)
+                order, _ = self.copies.pop(e.generation, (None, 0.0))
+                if isinstance(e, events.CopiedIn) and isinstance(order, actions.CopyIn):
+                    self.came[order.name] = order, record.time
             case actions.Accept() | actions.Refuse() as a:
                 self.asked.pop((a.session, a.request), None)
             case actions.MakeHostCopy() as a:
@@ -254,13 +273,21 @@ class Seen:
         if isinstance(request, protocol.Register):
             self.sizes[request.name] = request.nbytes
             self.scratch.pop(request.name, None)
+            self.used.pop(request.name, None)
             if request.scratch:
                 self.scratch[request.name] = request.scratch
+            self.part_of.pop(request.name, None)
+            if request.part_of:
+                self.part_of[request.name] = request.part_of
+        elif isinstance(request, protocol.Release):
+            for used in request.used:
+                self.used[used.name] = sum(nbytes for _, nbytes in used.ranges)
 
     def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)
         if a.name in self.masters.values():
             return  # one of two: it was updated
+        self.came.pop(a.name, None)
         for names in self.owned.values():
             names.pop(a.name, None)
 

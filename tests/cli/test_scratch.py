@@ -1,8 +1,15 @@
 """What people read of scratch, from a real daemon: what it is, what is copied, what is dropped."""
 
 import json
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
+import torch
+
+from swapd_client import connect
+from tests.guarantees.harness import Daemon
 
 from .conftest import MIB, Running, on_terminal, swapd
 
@@ -69,3 +76,49 @@ def test_the_log_says_what_is_zeroed_dropped_and_copied(daemon: Running, mutable
         assert evict.startswith("evict kv 8 MiB dropped, to make room for other")
         assert not any(words.startswith(("out ", "lost ")) for words in said)
         assert came_in[1].startswith("in kv 8 MiB, zeroed")
+
+
+def test_the_log_of_a_turn_says_what_came_in_by_part_and_what_became_of_the_cache(
+    daemon: Running,
+) -> None:
+    client = daemon.client("stage")
+    for number in range(3):
+        client.register(f"layer {number}", {"w": torch.ones(MIB // 4)}, part_of="weights")
+    kv = client.register_scratch("kv", "8MiB", mutable=True)
+    for used in ([(0, 2 * MIB)], [], [(0, MIB)]):
+        with client.acquire("weights", "kv"):
+            kv.used(used)
+        _evict(daemon, 16 if used else 14)
+    client.close()
+    daemon.stop()
+    said = swapd("log", "--text", "--file", daemon.swap_log).stdout.splitlines()
+    turns = [line.partition(": ")[2] for line in said if " granted " in line and "kv" in line]
+    assert turns == [
+        "weights 3 MiB in 3 of 3 parts, kv 8 MiB of zeros",
+        "weights 3 MiB in 3 of 3 parts, kv 2 MiB of 8 MiB restored",
+        "weights 2 MiB in 2 of 3 parts, kv 8 MiB of zeros",
+    ]
+    evicted = [words for words in _said(daemon, "kv") if words.startswith("evict ")]
+    assert "dropped, for nothing of it is used, to make room for other" in evicted[1]
+
+
+def test_the_log_says_why_a_cache_is_lost(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    daemon = Daemon(folder / "d", tmp_path / "log", program="tests.guarantees.failing_saves")
+    try:
+        with connect(daemon.folder) as client, connect(daemon.folder) as other:
+            kv = client.register_scratch("kv", "8MiB", mutable=True)
+            other.register("other", {"w": torch.ones(4 * MIB)})
+            with client.acquire("kv"):
+                kv.used([(0, 2 * MIB)])
+            with other.acquire("other"):
+                pass
+            with client.acquire("kv") as lease:
+                assert lease.fresh("kv")
+        said = swapd("log", "kv", "--text", "--file", daemon.swap_log).stdout
+        assert "lost kv " in " ".join(said.split())
+        assert "the bus has failed" in said
+        daemon.close()
+    finally:
+        daemon.discard()
+        shutil.rmtree(folder)
