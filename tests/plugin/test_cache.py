@@ -1,6 +1,11 @@
 """A KV cache that takes turns: which of its blocks hold something, and where they are."""
 
-from swapd_client.vllm.stage.cache import InUse, Layer, Terms, ranges_of
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from swapd_client.vllm.stage.cache import Cache, CacheLost, Fate, InUse, Layer, Terms, ranges_of
 
 MIB = 1 << 20
 
@@ -53,3 +58,44 @@ def test_terms_say_what_becomes_of_it() -> None:
     for terms in (Terms("auto", prefixes=True, layers=layers), Terms("save", False, layers)):
         assert terms.saved
         assert str(terms) == "and what is in it is saved"
+
+
+def cache_of(fate: Fate, *, prefixes: bool = False, deaf: str = "") -> Cache:
+    """One whose first block a request has."""
+    component: Any = Mock(nbytes=100)
+    component.name = "thinker.kv"
+    made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf))
+    made.in_use.has("a", ([1],))
+    return made
+
+
+def lease(*, fresh: bool) -> Any:
+    return Mock(fresh=lambda name: fresh)
+
+
+@pytest.mark.parametrize("fate", ["drop", "auto", "save"])
+def test_a_loss_is_one_that_somebody_would_read(fate: Fate) -> None:
+    cache = cache_of(fate)
+    cache.come(lease(fresh=False))
+    assert cache.losses == 0
+    cache.come(lease(fresh=True))
+    cache.come(lease(fresh=True))
+    assert cache.losses == 2
+    cache.in_use.ended(["a"])
+    cache.come(lease(fresh=True))
+    assert cache.losses == (3 if fate == "save" else 2), "it keeps what requests leave"
+    cache.come(lease(fresh=True))
+    assert cache.losses == (3 if fate == "save" else 2), "nobody would read that any more"
+
+
+@pytest.mark.parametrize(("fate", "losses"), [("drop", 1), ("auto", 0), ("save", 0)])
+def test_what_is_never_saved_is_gone_with_the_daemon(fate: Fate, losses: int) -> None:
+    cache = cache_of(fate)
+    cache.go_alone()
+    assert cache.losses == losses
+
+
+def test_a_loss_that_the_scheduler_would_not_hear_of_is_raised_with_what_to_set() -> None:
+    cache = cache_of("auto", deaf="set scheduler_cls: x")
+    with pytest.raises(CacheLost, match=r"1 blocks of .* gone.* set scheduler_cls: x"):
+        cache.come(lease(fresh=True))
