@@ -26,6 +26,7 @@ TIMEOUT_WAITS = 3
 #: Tests of vllm-omni.
 OF_OMNI = (
     "test_accounting.py",
+    "test_ahead.py",
     "test_calls_of_omni.py",
     "test_deploy.py",
     "test_diffusion.py",

@@ -12,12 +12,29 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.config import OmniModelConfig
+from vllm_omni.config.pipeline_registry import register_pipeline
+from vllm_omni.config.stage_config import PipelineConfig, StagePipelineConfig
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 
 from swapd_client.vllm.cpu import keep_weights
 from swapd_client.vllm.worker import Leased
+
+#: A pipeline of three of the tests' models, registered as those of vllm-omni are.
+STAGES = ("thinker", "talker", "code2wav")
+PIPELINE = PipelineConfig(
+    model_type="qwen2",
+    stages=tuple(
+        StagePipelineConfig(
+            stage_id=number,
+            model_stage=name,
+            input_sources=(number - 1,) if number else (),
+            final_output=True,
+        )
+        for number, name in enumerate(STAGES)
+    ),
+)
 
 
 class SamplingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
@@ -101,6 +118,16 @@ class ARWorker(Leased, PlainARWorker):
     """As `swapd_client.vllm.omni.ARWorker`."""
 
 
+class StagedWorker(ARWorker):
+    """One that knows which stage of `PIPELINE` it is, as vllm-omni's config says it."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        name = self.vllm_config.additional_config["swapd"]["component"]
+        object.__setattr__(self.model_config, "stage_id", STAGES.index(name))
+        object.__setattr__(self.model_config, "model_stage", name)
+
+
 class PlainGenerationWorker(PlainARWorker):
     """Without swapd; keeps what it has generated."""
 
@@ -144,5 +171,6 @@ def _default(field: Any) -> Any:
     return default.default if type(default).__name__ == "FieldInfo" else default
 
 
+register_pipeline(PIPELINE)
 ModelRegistry.register_model("SamplingQwen2", SamplingQwen2)
 ModelRegistry.register_model("WaveQwen2", WaveQwen2)
