@@ -1,4 +1,4 @@
-"""`python -m benchmarks.vllm [--only tax turns start rivals] [--rounds N] [--out FILE]`."""
+"""`python -m benchmarks.vllm [--only SECTION ...] [--rounds N] [--out FILE]`."""
 
 import argparse
 import subprocess
@@ -8,20 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.vllm import rivals, start, tax, turns
+from benchmarks.vllm import pipeline, rivals, start, tax, turns
 from benchmarks.vllm.rows import Section, table
 from tests.vllm.engines import Nursery
 from tests.vllm.environment import environment
-from tests.vllm.models import LARGE, MODELS
+from tests.vllm.models import DEEP, LARGE, MODELS, THIRD
 
-SECTIONS = ("tax", "turns", "start", "rivals")
+SECTIONS = ("tax", "turns", "pipeline", "start", "rivals")
 
 
 def main() -> int:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder:
         models = Path(folder)
-        command = [sys.executable, "-m", "tests.vllm.models", folder, *MODELS, *LARGE]
+        names = (*MODELS, *DEEP, *THIRD, *LARGE)
+        command = [sys.executable, "-m", "tests.vllm.models", folder, *names]
         subprocess.run(command, env=environment(), check=True)
         found = _measure(models, arguments.only, arguments.rounds)
     print(table(list(found.values())))  # noqa: T201
@@ -35,6 +36,7 @@ def _measure(models: Path, only: list[str], rounds: int) -> dict[str, Section]:
     measures = {
         "tax": lambda: tax.measure(models, nursery),
         "turns": lambda: turns.measure(models, nursery),
+        "pipeline": lambda: pipeline.measure(models, nursery, rounds),
         "start": lambda: start.measure(models, rounds),
         "rivals": lambda: rivals.measure(models, nursery, rounds),
     }

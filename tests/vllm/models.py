@@ -34,6 +34,8 @@ DEEP = {
     "deep": Model(6, 24, tied=True),  # 147 MiB
     "less-deep": Model(7, 18, tied=True),  # 112 MiB
 }
+#: And one more, for a pipeline of three.
+THIRD = {"third": Model(8, 21, tied=True)}  # 130 MiB
 
 #: For measuring what grows with the weights.
 LARGE = {
@@ -45,7 +47,7 @@ LARGE = {
 def write_all(folder: str, *names: str) -> None:
     """Those of `MODELS`, or those that are named, of all there are."""
     for name in names or MODELS:
-        write(Path(folder, name), {**MODELS, **DEEP, **LARGE}[name])
+        write(Path(folder, name), {**MODELS, **DEEP, **THIRD, **LARGE}[name])
 
 
 def write(folder: Path, model: Model) -> None:

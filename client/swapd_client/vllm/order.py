@@ -1,14 +1,12 @@
-"""Which stages the requests of a stage go on to, and which they come from.
+"""Which stages the requests of a stage go on to, and which they come from. Pure.
 
-As a stage's settings say (`order`), or else vllm-omni's topology. Names are those that the stages
-have in the daemon. vllm-omni is looked at only where its own configuration is given.
+Names are those that the stages have in the daemon. What vllm-omni says of it is in `topology.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from swapd_client.errors import InvalidSettings
-from swapd_client.vllm.options import Options
 
 
 class Neighbours(NamedTuple):
@@ -21,20 +19,6 @@ class Neighbours(NamedTuple):
 
 #: Of a stage that no other is known to come after.
 ALONE = Neighbours()
-
-
-def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
-    """Those of the stage that is called `name` in the daemon.
-
-    `model_config`: vLLM's; vllm-omni's says which stage of which pipeline it is. Raises:
-    InvalidSettings.
-    """
-    if options.order is not None:
-        return in_order(options.order, name)
-    if (stage := getattr(model_config, "stage_id", None)) is None:
-        return ALONE
-    sources, names = _topology(model_config, stage)
-    return among(sources, names, stage)
 
 
 def in_order(order: Sequence[str], name: str) -> Neighbours:
@@ -62,31 +46,3 @@ def among(sources: Mapping[int, Iterable[int]], names: Mapping[int, str], stage:
         tuple(names[one] for one in after if one != stage),
         tuple(names[one] for one in before if one != stage and one not in after),
     )
-
-
-def _topology(config: Any, stage: int) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """What vllm-omni has registered for the pipeline that a stage is of; nothing if it is unknown.
-
-    The topology is code of vllm-omni's, and no part of what a worker process is given.
-    """
-    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, resolve_pipeline_config
-
-    kind = getattr(config.hf_config, "model_type", None)
-    found = [resolve_pipeline_config(kind, config.hf_config)] if kind in OMNI_PIPELINES else []
-    found += [one for one in OMNI_PIPELINES.values() if not callable(one)]
-    for pipeline in found:
-        if pipeline is not None and _has(pipeline, config, stage):
-            stages = pipeline.stages
-            return (
-                {one.stage_id: tuple(one.input_sources) for one in stages},
-                {one.stage_id: one.model_stage for one in stages},
-            )
-    return {}, {}
-
-
-def _has(pipeline: Any, config: Any, stage: int) -> bool:
-    one = pipeline.get_stage(stage)
-    if one is None or one.model_stage != config.model_stage:
-        return False
-    arch = one.model_arch or pipeline.model_arch
-    return not arch or arch == config.model_arch

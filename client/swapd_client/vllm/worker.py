@@ -23,10 +23,10 @@ from swapd_client.errors import SwapdError
 from swapd_client.vllm import checkpoint, gpus, kv, register, scheduler, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
-from swapd_client.vllm.order import neighbours_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.cache import Terms
 from swapd_client.vllm.starting import Start, once_ranks_meet
+from swapd_client.vllm.topology import neighbours_of
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above

@@ -1,6 +1,6 @@
 """The next stage is brought in while this one computes: its requests will come there.
 
-Which that is, and which stages have done with these requests, is said by `order.py`. Only free
+Which that is, and which stages have done with these requests, is said by `topology.py`. Only free
 memory, and what those have released, is taken for it: what others hold or wait for is not.
 """
 

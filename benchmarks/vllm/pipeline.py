@@ -1,0 +1,69 @@
+"""One request through three stages in turn, and copies at 4 GB/s: what each kind of turn costs.
+
+A round is a request to each of three engines, one after the other, as a pipeline has them; there is
+room for two of the three. Beside it stands the same with room for all.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from benchmarks.vllm.rows import Row, Section, median, ratios
+from tests.vllm.engines import REQUESTS, Engine, Nursery, Scene, on_swapd, scene
+
+#: 147, 130 and 112 MiB; any two fit.
+NAMES = ("deep", "third", "less-deep")
+BUDGET = "290MiB"
+ROOM_FOR_ALL = "512MiB"
+BANDWIDTH = "4GB/s"
+#: What each stage does for a request, in tokens.
+TOKENS = 2
+#: The first rounds are no steady state.
+WARM_UP = 2
+
+#: Of the most that is measured: stages that leave by layers, the next one brought in ahead.
+BOUND = 1.25
+WHOLE = {"worker_cls": "tests.vllm.whole.WholeWorker"}
+AHEAD = "by layers, the next one ahead"
+IN_ORDER: Mapping[str, object] = {"order": list(NAMES)}
+ALONE: Mapping[str, object] = {"order": []}
+
+
+def measure(models: Path, nursery: Nursery, rounds: int) -> Section:
+    """Seconds for a round; all sides in turn."""
+    with scene(models, nursery) as made:
+        sides = {
+            "room for all": _side(made, ROOM_FOR_ALL, ALONE),
+            "whole stages": _side(made, BUDGET, ALONE, **WHOLE),
+            "by layers": _side(made, BUDGET, ALONE),
+            AHEAD: _side(made, BUDGET, IN_ORDER),
+        }
+        times: dict[str, list[float]] = {side: [] for side in sides}
+        for number in range(-WARM_UP, rounds):
+            for side, engines in sides.items():
+                taken = _round(engines)
+                if number >= 0:
+                    times[side].append(taken)
+    base = times["room for all"]
+    rows = [Row("s a round of three stages, room for all", median(base))]
+    for side in list(sides)[1:]:
+        figure = median(ratios(times[side], base))
+        row = Row(f"the same over that, room for two, {side}", figure)
+        rows.append(row if side != AHEAD else replace(row, sense="at most", bound=BOUND))
+    return Section(tuple(rows), times)
+
+
+def _side(made: Scene, budget: str, settings: Mapping[str, object], **more: object) -> list[Engine]:
+    daemon = made.daemon(budget=budget, bandwidth=BANDWIDTH, isolation="relaxed")
+    folders = [made.models / name for name in NAMES]
+    return made.start(*(on_swapd(one, daemon.folder, settings, **more) for one in folders))
+
+
+def _round(engines: list[Engine]) -> float:
+    began = time.perf_counter()
+    for engine in engines:
+        engine.generate(REQUESTS[0], TOKENS)
+        engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
+    return time.perf_counter() - began
