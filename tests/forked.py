@@ -31,7 +31,7 @@ from typing import Any
 IMPORTED = (
     "uvloop",
     "rich.console",
-    "swapd.cli.app",
+    "tests.commanded_once",
     "swapd.daemon.daemon",
     "swapd_client",
     "tests.guarantees.worker",
@@ -59,6 +59,8 @@ _Anew = subprocess.Popen
 _everywhere: list[str] = []
 #: The modules that `_keep_whole` keeps.
 _whole: dict[str, ModuleType] = {}
+#: With which the program ended, before its interpreter does.
+_statuses: list[int | None] = []
 _servers: "dict[tuple[AtStart, str, tuple[str, ...]], _Server]" = {}
 
 
@@ -181,11 +183,19 @@ def main(number: str, where: str, *imported: str) -> None:
         _everywhere.extend(imported)
         vars(subprocess)["Popen"] = Popen
         vars(importlib.import_module("multiprocessing.util"))["spawnv_passfds"] = _spawn
+    # the libraries' own ends, 0.1 s of torch's, go with the pages
+    for finalizer in vars(weakref.finalize)["_registry"]:
+        finalizer.atexit = False
+    _libc.on_exit(_libc._exit, None)
     gc.collect()
     gc.freeze()
-    _libc.on_exit(_libc._exit, None)  # the libraries' own ends, 0.1 s of torch's, go with the pages
     order = _serve(socket.socket(fileno=int(number)), where)
-    run(order["argv"])
+    try:
+        run(order["argv"])
+    except BaseException as error:
+        _statuses.append(_status_of(error))
+        raise
+    _statuses.append(0)
 
 
 def _serve(orders: socket.socket, where: str) -> dict[str, Any]:
@@ -306,6 +316,37 @@ def _keep_whole() -> None:
     for name in _whole:
         sys.modules[name] = None  # type: ignore[assignment]  # as the interpreter does
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_whole))
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return  # the interpreter has words for that
+    if _statuses[0] is not None:
+        vars(sys)["its end"] = _End(_statuses[0])
+
+
+class _End:
+    """The last that the interpreter tears down with the modules: what only it has, and would free
+    after them, goes with the pages."""
+
+    def __init__(self, status: int) -> None:
+        self._exit = functools.partial(os._exit, status)
+
+    def __del__(self) -> None:
+        self._exit()
+
+
+def _status_of(error: BaseException) -> int | None:
+    """With which a program ends that raises `error`; None if that is by a signal."""
+    match error:
+        case KeyboardInterrupt():
+            return None
+        case SystemExit(code=None):
+            return 0
+        case SystemExit(code=int(status)):
+            return status
+        case _:
+            return 1
 
 
 if __name__ == "__main__":

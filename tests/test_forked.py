@@ -117,6 +117,35 @@ def test_it_ends_with_all_that_the_program_left_to_its_end() -> None:
     assert said[0].count("dropped") == 3
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "pass",
+        "raise SystemExit",
+        "raise SystemExit(3)",
+        "raise SystemExit(-1)",
+        "raise SystemExit('in words')",
+        "{}['missing']",
+        "print('to nobody')",
+        "import sys; sys.stdout = None",
+        "import sys; sys.stdout.close()",
+        "import threading; threading.Thread(target=print, args=['to nobody']).start()",
+    ],
+)
+def test_it_ends_with_the_status_of_one_that_is_started(program: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ends = []
+    for start in (forked.Popen, subprocess.Popen):
+        with start(
+            [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True
+        ) as process:
+            words = process.communicate()[1].splitlines()
+        ends.append((process.returncode, words[-1:]))
+    os.close(writing)
+    assert ends[0] == ends[1]
+
+
 STARTS = """
 import multiprocessing, subprocess, sys
 shows = "import sys; print('fractions' in sys.modules)"
