@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import gc
 import signal
 import subprocess
 import types
@@ -17,6 +18,12 @@ def pytest_configure() -> None:
     not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Have what tests collect looked for among their own objects, not in all that is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,6 +5,7 @@ as `python` takes them, as a JSON list in each line of its stdin, run in a child
 status (negative for a signal) and what it printed, in a line of stdout.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -53,6 +54,8 @@ def _serve() -> None:
     torch.set_num_threads(1)
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a child's collections would copy all that it shares
     for line in sys.stdin:
         reading, writing = os.pipe()
         child = os.fork()

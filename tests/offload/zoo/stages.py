@@ -139,7 +139,7 @@ def _stage(stage: str) -> Iterator[dict[str, object]]:
 def _seed() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)  # those of devices that are not there tell a stack
 
 
 def _stir(module: torch.nn.Module) -> None:

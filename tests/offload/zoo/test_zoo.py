@@ -25,9 +25,9 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """A strict one of 24 MiB, for one class after the other."""
+    """A strict one that holds the largest of them, for one class after the other."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log", budget="24MiB")
+    daemon = Daemon(folder / "d", folder / "log", budget="8MiB")
     try:
         yield daemon
         daemon.close()
