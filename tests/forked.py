@@ -30,12 +30,15 @@ from typing import Any
 #: What daemons and workers import, but torch.
 IMPORTED = (
     "uvloop",
+    "yaml",
     "rich.console",
     "tests.commanded_once",
     "swapd.daemon.daemon",
     "swapd_client",
     "tests.guarantees.worker",
 )
+#: And those that find their libraries where LD_LIBRARY_PATH says, such as the fake CUDA driver.
+WITH_LIBRARIES = ("cuda.bindings.driver", "pynvml")
 ORDER_MAX_BYTES = 1 << 17
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -105,7 +108,8 @@ class Popen(subprocess.Popen[Any]):
 
 
 def _fork(order: dict[str, Any], fds: Sequence[int], where: str, imported: Sequence[str]) -> int:
-    modules = tuple(dict.fromkeys((*_everywhere, *imported)))
+    libraries = WITH_LIBRARIES if "LD_LIBRARY_PATH" in order["env"] else ()
+    modules = tuple(dict.fromkeys((*_everywhere, *imported, *libraries)))
     key = _at_start(order["env"]), where, modules
     if key not in _servers:
         _servers[key] = _started(*key)

@@ -21,6 +21,7 @@ from swapd.bench.bounds import BOUNDS, judge
 from swapd.bench.machine import Conditions, CpuTimes, Machine, Surroundings, cpu_times, too_busy
 from swapd.bench.pace import REFERENCE_US, Loop, total
 from swapd.cli.bench import exit_code
+from tests import forked
 from tests.processes import output_of
 
 #: Whichever test comes first waits for the run of all of it, at times on a busy machine.
@@ -34,7 +35,16 @@ COUNTS = {bound.key for bound in BOUNDS if bound.kind == "count"}
 def done() -> "subprocess.CompletedProcess[str]":
     """One run of all of it, with as few rounds as there may be."""
     command = [sys.executable, "-m", "swapd", "bench", "--quick", "--json"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    with forked.Popen(
+        command,
+        imported=("torch",),
+        everywhere=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")

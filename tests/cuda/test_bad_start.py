@@ -10,15 +10,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
-from tests import fakecuda
+from tests import fakecuda, forked
 from tests.cuda.gpu_world import MIB, PROGRAM, World
 from tests.guarantees import harness
 from tests.processes import PYTHONPATH
 
 GIB = 1 << 30
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @pytest.fixture
@@ -41,25 +43,19 @@ def refusal(
     folder: Path,
     env: Mapping[str, str],
     *flags: str,
-    before: Callable[[], None] = lambda: None,
+    before: Callable[[], None] | None = None,
 ) -> str:
     """What `swapd serve` says, one line, in place of serving."""
     settings = {"device": "cuda:0", "budget": "16MiB", "chunk": "2MiB", "runtime-dir": folder}
     command = [sys.executable, "-m", "swapd", "serve"]
     command += [f"--{name}={value}" for name, value in settings.items()]
-    done = subprocess.run(
-        [*command, *flags],
-        env={"PYTHONPATH": PYTHONPATH, **env},
-        preexec_fn=before,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=harness.PATIENCE_S,
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == ""
+    env = {"PYTHONPATH": PYTHONPATH, **env}
+    with forked.Popen([*command, *flags], env=env, preexec_fn=before, **PIPES) as done:
+        out, err = done.communicate(timeout=harness.PATIENCE_S)
+    assert done.returncode == 1, err
+    assert out == ""
     assert not list(folder.glob("*.sock"))
-    (line,) = done.stderr.strip().splitlines()
+    (line,) = err.strip().splitlines()
     return line.removeprefix("swapd: ")
 
 
@@ -144,21 +140,16 @@ def test_mig_and_mps_are_said_at_the_start_in_status_and_by_the_doctor(
             monkeypatch.setenv(name, value)
         with fake.occupied(MIB, mps=True), harness.world(PROGRAM) as made:
             daemon = World(made, fake).daemon()
-            doctor = subprocess.run(
-                [sys.executable, "-m", "swapd", "doctor", "--json", "-e", str(daemon.folder)],
-                env=harness.environment(),
-                capture_output=True,
-                check=False,
-            )
+            command = [sys.executable, "-m", "swapd"]
+            at = ["-e", str(daemon.folder)]
+            env = harness.environment()
+            with forked.Popen([*command, "doctor", "--json", *at], env=env, **PIPES) as doctor:
+                checks = json.loads(doctor.communicate()[0])
             notes = daemon.status().notes
-            shown = subprocess.run(
-                [sys.executable, "-m", "swapd", "status", "-e", str(daemon.folder)],
-                env=harness.environment(),
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-            warned = [c["found"] for c in json.loads(doctor.stdout) if c["status"] == "warn"]
+            with forked.Popen([*command, "status", *at], env=env, **PIPES) as status:
+                shown = status.communicate()[0]
+            assert status.returncode == 0
+            warned = [c["found"] for c in checks if c["status"] == "warn"]
             mig, mps = notes
             assert mig.startswith("MIG is on")
             assert mps.startswith("MPS is running")
