@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benchmarks.vllm.rows import Row, Section, median, ratios
+from tests.guarantees.harness import Daemon
 from tests.vllm.engines import REQUESTS, Engine, Nursery, Scene, on_swapd, scene
 
 #: 147, 130 and 112 MiB; any two fit.
@@ -41,24 +42,41 @@ def measure(models: Path, nursery: Nursery, rounds: int) -> Section:
             AHEAD: _side(made, BUDGET, IN_ORDER),
         }
         times: dict[str, list[float]] = {side: [] for side in sides}
+        before: dict[str, int] = {}
         for number in range(-WARM_UP, rounds):
-            for side, engines in sides.items():
+            for side, (daemon, engines) in sides.items():
+                if not number:
+                    before[side] = len(_waits(daemon))
                 taken = _round(engines)
                 if number >= 0:
                     times[side].append(taken)
+        waits = {side: _waits(daemon)[before[side] :] for side, (daemon, _) in sides.items()}
     base = times["room for all"]
     rows = [Row("s a round of three stages, room for all", median(base))]
     for side in list(sides)[1:]:
         figure = median(ratios(times[side], base))
         row = Row(f"the same over that, room for two, {side}", figure)
         rows.append(row if side != AHEAD else replace(row, sense="at most", bound=BOUND))
+    for side, waited in waits.items():
+        note = f"{sum(map(bool, waited))} of {len(waited)} turns began with a wait"
+        rows.append(
+            Row(f"s a round that stages waited for memory, {side}", sum(waited) / rounds, note=note)
+        )
     return Section(tuple(rows), times)
 
 
-def _side(made: Scene, budget: str, settings: Mapping[str, object], **more: object) -> list[Engine]:
+def _side(
+    made: Scene, budget: str, settings: Mapping[str, object], **more: object
+) -> tuple[Daemon, list[Engine]]:
     daemon = made.daemon(budget=budget, bandwidth=BANDWIDTH, isolation="relaxed")
     folders = [made.models / name for name in NAMES]
-    return made.start(*(on_swapd(one, daemon.folder, settings, **more) for one in folders))
+    stages = (on_swapd(one, daemon.folder, settings, **more) for one in folders)
+    return daemon, made.start(*stages)
+
+
+def _waits(daemon: Daemon) -> list[float]:
+    """Seconds that each turn waited until it had its weights."""
+    return [grant.waited_s for grant in daemon.watch.seen("Grant")]
 
 
 def _round(engines: list[Engine]) -> float:
