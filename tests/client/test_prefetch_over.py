@@ -1,0 +1,26 @@
+"""A prefetch that says what may go for it, from the client, against a real daemon."""
+
+from swapd import spawn
+from swapd_client import connect, connect_async
+
+
+def test_nothing_goes_but_what_is_named_and_names_that_are_not_there_are_left_out() -> None:
+    with spawn.daemon(budget="8MiB") as daemon, connect(daemon.folder) as client:
+        for name in ("b", "a"):  # b was used longer ago
+            client.register(name, {"x": bytes(4 << 20)})
+            client.acquire(name).release()
+        client.register("c", {"x": bytes(4 << 20)})
+        client.prefetch("c", "nobody", over=["a", "nothing"])
+        with client.acquire("c"):
+            pass
+        assert client.status().evictions == 1
+        states = {one.name: one.state for one in client.status().components}
+    assert states["a"] == "absent"
+    assert "absent" not in (states["b"], states["c"])
+
+
+async def test_so_it_is_with_asyncio() -> None:
+    with spawn.daemon(budget="8MiB") as daemon:
+        client = await connect_async(daemon.folder)
+        await client.prefetch("nobody", over=())
+        await client.close()
