@@ -1470,7 +1470,10 @@ SCENARIOS: list[Callable[[Make], None]] = [
 ]
 
 #: Those that take a hundred times as long as the others come last.
-LONG = {test_minimum_residency.test_two_busy_agents_do_not_swap_at_every_step}
+LONG = {
+    test_minimum_residency.test_two_busy_agents_do_not_swap_at_every_step,
+    test_minimum_residency.test_a_plain_pipeline_is_not_delayed,
+}
 SCENARIOS.sort(key=lambda scenario: scenario in LONG)
 
 

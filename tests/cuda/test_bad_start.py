@@ -55,7 +55,7 @@ def refusal(
     assert done.returncode == 1, err
     assert out == ""
     assert not list(folder.glob("*.sock"))
-    (line,) = err.strip().splitlines()
+    (line,) = str(err).strip().splitlines()
     return line.removeprefix("swapd: ")
 
 
