@@ -227,7 +227,7 @@ class GpuWorker(worker.Worker):
 
     def uses_cuda(self) -> bool:
         """Whether the driver is loaded here at all."""
-        return "cuda.bindings.driver" in sys.modules
+        return "/libcuda.so" in Path("/proc/self/maps").read_text()
 
     def threads(self) -> list[str]:
         return sorted(thread.name for thread in threading.enumerate())
