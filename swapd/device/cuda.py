@@ -13,7 +13,7 @@ from swapd.device.arena import Arena
 from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse, ProcessUse
 from swapd.device.driver import CudaError, Driver
 from swapd.device.nvml import Nvml
-from swapd.device.pins import Pins
+from swapd.device.pins import Pins, takes_read_only
 from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward
 from swapd.device.tails import Tails
 from swapd.shared import fds
@@ -55,7 +55,7 @@ class CudaDevice:
             self._nvml = undo.enter_context(closing(Nvml(self._driver.uuid)))
             self._check()
             self.uuid = self._driver.uuid
-            self.read_only_pins = bool(self._driver.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED"))
+            self.read_only_pins = takes_read_only(self._driver)
             self._arena = undo.enter_context(closing(self._allocate()))
             pins = Pins(self._driver, pin_limit, read_only=self.read_only_pins)
             self._pins = undo.enter_context(closing(pins))

@@ -4,6 +4,9 @@ Copies work without: what is not pinned goes through a staging buffer, slower. S
 here ever fails a copy; a refusal is said once, and shown in `status`.
 """
 
+import fcntl
+import logging
+import os
 import resource
 import threading
 from bisect import bisect_right
@@ -16,9 +19,35 @@ from swapd.device.driver import CudaError, Driver
 from swapd.shared import vm
 from swapd.shared.units import size
 
+log = logging.getLogger("swapd.device.pins")
+
 #: Page-locked by one call. Single calls of hundreds of GiB fail on current drivers, calls
 #: over 2 GiB on some kernels, and copies go on between two calls.
 SLICE_BYTES = 1 << 30
+
+
+def takes_read_only(driver: Driver) -> bool:
+    """Whether the GPU takes memory that is mapped read-only here: it says so, and a page of it was
+    taken. If that is refused, it is logged."""
+    if not driver.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED"):
+        return False
+    fd = os.memfd_create("swapd-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, vm.PAGE_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        page = vm.map_shared(fd, 0, vm.PAGE_BYTES, writable=False)
+    finally:
+        os.close(fd)
+    try:
+        with driver.current():
+            driver.pin(page, vm.PAGE_BYTES, writable=False)
+            driver.unpin(page)
+    except CudaError as exc:
+        log.warning("the GPU pins no memory that is mapped read-only, though it says so: %s", exc)
+        return False
+    finally:
+        vm.free(page, vm.PAGE_BYTES)
+    return True
 
 
 class Part(NamedTuple):

@@ -56,7 +56,7 @@ def test_a_gpu_is_opened_by_name(name: str) -> None:
     with closing(open_device(name, 2 * CHUNK + 1, CHUNK, None, CHUNK)) as device:
         assert (device.name, device.chunks, device.chunks_per_file) == ("cuda:0", 2, 1)
         assert device.uuid.startswith("GPU-")
-        assert device.read_only_pins
+        assert not device.read_only_pins
         assert repr(device) == "<CudaDevice cuda:0 <Arena 4 MiB in 2 chunks, 0 lent>>"
 
 

@@ -46,7 +46,7 @@ static void read_knobs(void)
         .version = (int)bytes("FAKECUDA_VERSION", 13000),
         .pin_max = bytes("FAKECUDA_PIN_MAX", UINT64_MAX),
         .pin_total = bytes("FAKECUDA_PIN_TOTAL", UINT64_MAX),
-        .read_only_pins = flag("FAKECUDA_READ_ONLY_PINS", true),
+        .read_only_pins = flag("FAKECUDA_READ_ONLY_PINS", false),
         .pin_one = flag("FAKECUDA_PIN_ONE", false),
         .unmap_one = flag("FAKECUDA_UNMAP_ONE", false),
     };

@@ -507,19 +507,6 @@ def test_memory_that_is_not_there_cannot_be_registered(fake: fakecuda.Fake) -> N
     assert code_of("cuMemHostRegister", 1 << 46, mmap.PAGESIZE, 0) == calls.INVALID_VALUE
 
 
-def test_memory_mapped_read_only_is_registered_so(fake: fakecuda.Fake) -> None:
-    host = Host(mmap.PAGESIZE, writable=False)
-    for flags in (0, 1, 2):
-        code = code_of("cuMemHostRegister", host.address, mmap.PAGESIZE, flags)
-        assert code == calls.INVALID_VALUE
-    host.pin(8 | 1)
-    address = memory()
-    call("cuMemcpyHtoD", address, host.address, 16)
-    unmapped(address)
-    host.unpin()
-    host.close()
-
-
 def test_registered_memory_has_the_same_address_on_the_device(fake: fakecuda.Fake) -> None:
     host = Host(mmap.PAGESIZE)
     assert code_of("cuMemHostGetDevicePointer", host.address, 0) == calls.INVALID_VALUE

@@ -291,7 +291,8 @@ def test_memory_of_a_card_that_is_not_visible_cannot_be_imported(fake: fakecuda.
 
 @pytest.mark.parametrize("what", [case.__name__ for case in faults.CASES])
 def test_a_fault_spoils_the_process_and_ends_every_wait(fake: fakecuda.Fake, what: str) -> None:
-    assert output(fake, PROGRAMS / "faults.py", what) == str({calls.ILLEGAL_ADDRESS})
+    said = output(fake, PROGRAMS / "faults.py", what, read_only_pins=True)
+    assert said == str({calls.ILLEGAL_ADDRESS})
     call("cuCtxSynchronize")  # nobody else is hurt
 
 
@@ -353,10 +354,14 @@ def test_a_card_may_not_take_memory_that_is_read_only(fake: fakecuda.Fake) -> No
         name = attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
         host = Host(4096, writable=False)
         say(call("cuDeviceGetAttribute", name, 0))
-        say(*(code_of("cuMemHostRegister", host.address, 4096, flags) for flags in (0, 8)))
+        say(*(code_of("cuMemHostRegister", host.address, 4096, flags) for flags in (0, 1, 2, 8)))
+        if code_of("cuMemHostUnregister", host.address) == 0:
+            host.pin(8 | 1)
+            call("cuMemcpyHtoD", memory(), host.address, 16)
+            say("copied")
     """
-    assert output(fake, program, read_only_pins=False) == "0\n1 801"
-    assert output(fake, program) == "1\n1 0"
+    assert output(fake, program) == "0\n1 1 1 801"
+    assert output(fake, program, read_only_pins=True) == "1\n1 1 1 0\ncopied"
 
 
 def test_a_copy_may_have_to_stay_in_one_registration(fake: fakecuda.Fake) -> None:

@@ -1,0 +1,27 @@
+"""Host copies are pinned whether or not the driver takes memory that is mapped read-only."""
+
+import pytest
+
+from tests.cuda.gpu_world import MIB, World
+
+PIN = "cuMemHostRegister"
+SAYS_SO = "the GPU pins no memory that is mapped read-only, though it says so"
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["taken", "only said to be taken"])
+def test_components_come_in_where_memory_that_is_read_only_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """In all other tests the driver says that it is not."""
+    monkeypatch.setenv("FAKECUDA_READ_ONLY_PINS", "1")
+    if refuses:
+        world.fake.faults(f"{PIN} 801 times=1")
+    daemon = world.daemon()
+    assert daemon.log.count(SAYS_SO) == refuses
+    worker = world.worker(daemon)
+    expected = worker.register("a", 10 * MIB, seed=1)
+    world.fake.faults(f"{PIN} 801 pid={daemon.pid}")
+    late = worker.register("b", 2 * MIB, seed=2)
+    assert worker.use("a")[1] == expected
+    assert worker.use("b")[1] == late
+    assert daemon.log.count(SAYS_SO) == refuses, "it is said once"
