@@ -37,8 +37,8 @@ IMPORTED = (
     "swapd_client",
     "tests.guarantees.worker",
 )
-#: And those that find their libraries where LD_LIBRARY_PATH says, such as the fake CUDA driver.
-WITH_LIBRARIES = ("cuda.bindings.driver", "pynvml")
+#: And those that have the fake CUDA driver.
+WITH_A_DRIVER = ("cuda.bindings.driver", "pynvml")
 ORDER_MAX_BYTES = 1 << 17
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -108,8 +108,8 @@ class Popen(subprocess.Popen[Any]):
 
 
 def _fork(order: dict[str, Any], fds: Sequence[int], where: str, imported: Sequence[str]) -> int:
-    libraries = WITH_LIBRARIES if "LD_LIBRARY_PATH" in order["env"] else ()
-    modules = tuple(dict.fromkeys((*_everywhere, *imported, *libraries)))
+    bindings = WITH_A_DRIVER if "FAKECUDA_DIR" in order["env"] else ()
+    modules = tuple(dict.fromkeys((*_everywhere, *imported, *bindings)))
     key = _at_start(order["env"]), where, modules
     if key not in _servers:
         _servers[key] = _started(*key)
