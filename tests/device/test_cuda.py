@@ -260,17 +260,29 @@ def test_a_call_that_fails_in_a_copy_fails_that_copy_alone(
 def test_a_copy_that_failed_has_let_go_of_its_memory(fake: fakecuda.Fake) -> None:
     """Whoever hears of the failure may unmap the source at once."""
 
+    two_more = threading.Event()
+
+    def may_write(chunk: int) -> None:
+        if chunk == 3:
+            two_more.set()
+
     def landed(n: int) -> None:
+        two_more.wait()
         raise ZeroDivisionError
 
     source = HostBytes(4 * CHUNK)
     with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
         fake.faults("cuMemcpyHtoDAsync hold async after=1")
         copy = thread.submit(
-            device.copy_in, ((0, 4),), source.address, source.nbytes, landed=landed
+            device.copy_in,
+            ((0, 4),),
+            source.address,
+            source.nbytes,
+            may_write=may_write,
+            landed=landed,
         )
         done, _ = wait([copy], timeout=0.2)
-        assert not done, "three pieces are still on the stream"
+        assert not done, "two pieces are still on the stream"
         fake.faults()
         with pytest.raises(ZeroDivisionError):
             copy.result()
