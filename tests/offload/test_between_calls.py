@@ -122,15 +122,17 @@ def test_what_is_wanted_is_not_kept_beyond_the_bound(
     assert leases(one) == {"dit": 0}
 
 
-def test_the_streams_that_worked_under_a_kept_lease_are_all_waited_for(
+def test_what_each_call_under_a_kept_lease_worked_on_is_waited_for(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used: list[int] = []
-    monkeypatch.setattr(swapd_client.Lease, "uses", lambda _, stream: used.append(stream))
+    """Its stream is noted when the call ends: by the release it may be destroyed."""
+    rested: list[int] = []
+    monkeypatch.setattr(swapd_client.Lease, "rests", lambda lease: rested.append(id(lease)))
     client.register("dit", {"x": bytes(100)})
     held, kept = Leased(client, ["dit"]), KeptBetweenCalls(client, RequestKeeping(10.0))
-    for stream in (7, 8, 7):
-        monkeypatch.setattr(client.session.leases, "current_streams", lambda now=stream: (now,))
+    for calls in range(1, 4):
         kept.take(held)()
+        assert len(rested) == calls
+    assert leases(client) == {"dit": 1}
     kept.end()
-    assert used == [7, 8]
+    assert len(set(rested)) == 1
