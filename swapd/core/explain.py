@@ -257,9 +257,7 @@ def _in_the_way(ledger: Ledger, most: int) -> str:
         return f"{size(nbytes)} lent, and not back from the driver yet; {held(ledger, most)}"
     if ledger.dying:
         sessions = ", ".join(map(str, islice(ledger.dying, most)))
-        return (
-            f"what the process of the ended session {sessions} may still write to is not back yet"
-        )
+        return f"what the process of ended session {sessions} may still write to is not back yet"
     if ledger.idle and not ledger.holders.leased:
         staying = ", ".join(c.name for c in islice(ledger.idle, most))
         return f"in use a moment ago, and kept for the minimum residency: {staying}"

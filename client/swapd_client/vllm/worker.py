@@ -60,7 +60,7 @@ class Leased(_Above):  # type: ignore[misc]
         Raises: UnsupportedVersion, InvalidSettings, NotRunning.
         """
         versions.check()
-        with once_ranks_meet(gpu_worker, self._begin_start):
+        with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
 
     def _begin_start(self) -> None:
