@@ -1,14 +1,22 @@
 """The benchmark, small: what is compared there is bytes, and they do not depend on the machine."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from benchmarks.offload.measure import Plan, Report, Row, run, table
+from tests.once import made_once
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
-    return run(Plan(width=256, steps=3, pictures=2, rounds=1), lambda _: None)
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    def make(path: Path) -> None:
+        found = run(Plan(width=256, steps=3, pictures=2, rounds=1), lambda _: None)
+        path.write_bytes(msgspec.json.encode(found))
+
+    path = made_once(tmp_path_factory, "offload.json", make)
+    return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def rows(report: Report, whose: str) -> list[Row]:
