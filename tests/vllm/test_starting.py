@@ -21,11 +21,16 @@ def spans(records: list[Record]) -> list[tuple[float, float]]:
                 asked.add((session, request))
             case actions.Grant(session=session, request=request) if (session, request) in asked:
                 begun[session, request] = record.time
-            case events.Asked(session=session, request=protocol.Release(lease=lease)):
-                if (began := begun.pop((session, lease), None)) is not None:
-                    ended.append((began, record.time))
+            case events.Asked(session=session, request=protocol.Release()):
+                ended += [(began, record.time) for began in ending(begun, session)]
+            case events.SessionGone(session=session):  # heard of first, at times
+                ended += [(began, record.time) for began in ending(begun, session)]
     assert not begun, "a stage has started and still has the turn"
     return ended
+
+
+def ending(begun: dict[tuple[int, int], float], session: int) -> list[float]:
+    return [begun.pop(key) for key in list(begun) if key[0] == session]
 
 
 def test_three_engines_that_start_at_once_start_one_after_the_other(scene: Scene) -> None:
