@@ -107,7 +107,7 @@ def test_a_wait_for_the_turn_ends_in_time_and_says_who_starts(
                 client.acquire_start(timeout=0.01)
             with pytest.raises(Conflict, match="starts once"):
                 thinker.acquire_start()
-        client.acquire_start(timeout=0).release()
+        client.acquire_start().release()
 
 
 def test_one_that_starts_may_acquire_and_one_that_holds_may_not_start(client: Client) -> None:

@@ -13,7 +13,7 @@ import swapd_client
 from swapd import spawn
 from swapd_client import Client, DuplicateName, InvalidSource
 from swapd_client.weights import load as loading
-from tests.weights.test_update import copies, host_copy_bytes, same, seen
+from tests.weights.test_update import await_host_copies, copies, same, seen
 
 KIB = 1 << 10
 
@@ -353,7 +353,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     with pytest.raises(InvalidSource, match="while it was read"):
         client.load("x", tmp_path, progress=spoil)
     assert client.status().components == ()
-    assert host_copy_bytes(client) == 0
+    await_host_copies(client, 0)
 
 
 # --- shared ------------------------------------------------------------------------------

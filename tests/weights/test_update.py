@@ -64,11 +64,10 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def host_copy_bytes(client: Client) -> int:
-    """Those of the daemon, once all that were dropped by now are gone."""
-    client.register("probe", {"nothing": b""})  # masters are made and dropped in order
-    client.unregister("probe")
-    return client.status().host_copy_bytes
+def await_host_copies(client: Client, nbytes: int) -> None:
+    """Until the daemon has so many bytes of host copies: it drops them in its own time."""
+    while client.status().host_copy_bytes != nbytes:
+        pass
 
 
 # --- what is seen ------------------------------------------------------------------------
@@ -102,7 +101,7 @@ def test_updates_follow_each_other(client: Client) -> None:
     values = seen(client, "talker", module)
     assert values["0.bias"].eq(1).all()
     assert values["2.bias"].eq(1).all()
-    assert host_copy_bytes(client) == client.session.components["talker"].nbytes
+    await_host_copies(client, client.session.components["talker"].nbytes)
 
 
 def test_whoever_holds_it_goes_on_with_the_old_values(client: Client) -> None:
@@ -361,7 +360,7 @@ def test_an_update_that_fails_halfway_leaves_nothing(client: Client) -> None:
                 {"0.bias": torch.ones(32), "2.bias": torch.ones(16).as_subclass(Breaks)},
             )
     assert same(seen(client, "talker", module), old)
-    assert host_copy_bytes(client) == client.session.components["talker"].nbytes
+    await_host_copies(client, client.session.components["talker"].nbytes)
     client.update("talker", {"0.bias": torch.ones(32)})
     assert same(seen(client, "talker", module), {**old, "0.bias": torch.ones(32)})
 
@@ -388,7 +387,7 @@ def test_who_is_interrupted_at_the_commit_knows_which_bytes_it_has(
             update.apply(client.session, call, update.changes(client.session, "talker", new))
         expected = old if when == "before" else new
         assert same(seen(client, "talker", module), expected)
-        assert host_copy_bytes(client) == client.session.components["talker"].nbytes
+        await_host_copies(client, client.session.components["talker"].nbytes)
     assert same(copies(module), expected), "private memory has the same"
 
 
@@ -437,7 +436,7 @@ def test_of_a_client_killed_in_the_middle_nothing_is_left(
         worker.send_signal(signal.SIGKILL)
     while len(client.status().sessions) > 1:
         pass
-    assert host_copy_bytes(client) == 0
+    await_host_copies(client, 0)
 
 
 async def test_the_async_client_has_it_too(daemon: spawn.Spawned) -> None:
