@@ -3,8 +3,8 @@
 MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
 one event.
 Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as SessionGone.
-Lost and Waiting order nothing: they are there to be read in the swap log. Nor does Evicted,
-except that a worker is told when its bytes are in the master.
+Lost, Waiting and Unpinned order nothing: they are there to be read in the swap log. Nor does
+Evicted, except that a worker is told when its bytes are in the master.
 """
 
 from typing import Literal
@@ -14,7 +14,9 @@ import msgspec
 from swapd.shared.protocol import Code, Placement, Ranges, Runs
 
 #: Why a component leaves the device.
-Reason = Literal["room", "sequential", "alternating", "resized", "unregister", "failed", "update"]
+Reason = Literal[
+    "room", "sequential", "alternating", "resized", "unregister", "failed", "update", "asked"
+]
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
@@ -128,10 +130,13 @@ class Grant(Action, frozen=True, tag="grant"):
 
 
 class Refuse(Action, frozen=True, tag="refuse"):
+    """`tried`: it asked for no more than what could be had at once, and nothing is wrong."""
+
     session: int
     request: int
     code: Code
     message: str
+    tried: bool = False
 
 
 class Broken(Action, frozen=True, tag="broken"):
@@ -186,6 +191,14 @@ class Lost(Action, frozen=True, tag="lost"):
     why: str
 
 
+class Unpinned(Action, frozen=True, tag="unpinned"):
+    """It may be evicted again: beside it this request could never have been granted."""
+
+    name: str
+    session: int
+    request: int
+
+
 AnyAction = (
     MakeHostCopy
     | SealHostCopy
@@ -206,4 +219,5 @@ AnyAction = (
     | Evict
     | Evicted
     | Lost
+    | Unpinned
 )

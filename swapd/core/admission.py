@@ -9,7 +9,7 @@ promise is made in the step that orders the copy. May not live here: whether it 
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from swapd.core import coming, explain, leases, leaving, requests, verdict, workspaces
+from swapd.core import coming, explain, leases, leaving, pins, requests, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
@@ -105,6 +105,8 @@ class Admission:
         ledger = self._ledger
         asked = ledger.named(w.names)
         found = verdict.at_once(ledger, w, asked)
+        if self._lets_pins_go(w, found, asked):
+            found = verdict.at_once(ledger, w, asked)
         if isinstance(found, Refused):
             return self.refuse_as(w, found)
         for c in asked:
@@ -125,6 +127,16 @@ class Admission:
             ledger.replan = True
         elif w.queued:
             self.tell_waiting(w)
+
+    def _lets_pins_go(
+        self, w: Waiter, found: verdict.Verdict | None, asked: list[Component]
+    ) -> bool:
+        """Whether only pins were in its way for good; they are none any more."""
+        if not (isinstance(found, Refused) and found.why == "too_large"):
+            return False
+        going = pins.to_let_go(self._ledger, asked)
+        leaving.unpin_for(self._ledger, w.key, going)
+        return bool(going)
 
     def _join_queue(self, w: Waiter, asked: list[Component]) -> None:
         self.queue.push(w)
@@ -212,15 +224,15 @@ class Admission:
 
     # --- out -----------------------------------------------------------------------------
 
-    def refuse(self, key: Key, code: Code, message: str) -> None:
+    def refuse(self, key: Key, code: Code, message: str, *, tried: bool = False) -> None:
         """Refuse a waiter, if it (still) waits."""
         if w := self.queue.get(key):
             self.forget(w)
-            self._ledger.refuse(key, code, message)
+            self._ledger.refuse(key, code, message, tried=tried)
 
     def refuse_as(self, w: Waiter, found: Refused) -> None:
         """Refuse a waiter that can never be granted."""
-        self.refuse(w.key, *explain.refused(self._ledger, found))
+        self.refuse(w.key, *explain.refused(self._ledger, found), tried=_only_tries(w))
 
     def forget(self, w: Waiter) -> None:
         """Leave nothing of a waiter; what was promised to it is idle again."""
@@ -245,7 +257,8 @@ class Admission:
             self._refuse_late(w)
 
     def _refuse_late(self, w: Waiter) -> None:
-        self.refuse(w.key, "timeout", explain.timeout(self._ledger, w, self._ledger.now))
+        why = explain.timeout(self._ledger, w, self._ledger.now)
+        self.refuse(w.key, "timeout", why, tried=_only_tries(w))
 
     def turn_away(self, c: Component, why: str, most: int | None = None) -> None:
         """`c` goes away: refuse who waits for it, or park who said it would wait.
@@ -288,7 +301,8 @@ class Admission:
         large = [key for _, key in takewhile(lambda r: -r[0][0] > room, self.largest.ranked())]
         for w in sorted((w for key in large if (w := self.queue.get(key))), key=_order):
             asked = self._ledger.named(w.names)
-            if problem := verdict.never_fits(self._ledger, asked):
+            problem = verdict.never_fits(self._ledger, asked)
+            if problem and not self._lets_pins_go(w, problem, asked):
                 self.refuse_as(w, problem)
         self._refuse_deadlocked()
 
@@ -316,3 +330,8 @@ class Admission:
             newest = max(stuck, key=_seq)
             message = explain.deadlock(ledger, newest, stuck)
             self.refuse(newest.key, "deadlock", message)
+
+
+def _only_tries(w: Waiter) -> bool:
+    """Whether it came for what can be had at once, and waits for nothing."""
+    return w.deadline == w.arrived

@@ -36,6 +36,13 @@ def join(*parts: Runs) -> Runs:
     return tuple(joined)
 
 
+def without(runs: Runs, gone: Runs) -> Runs:
+    """The chunks of `runs` that are not in `gone`, in their order."""
+    numbers = {i for first, n in gone for i in range(first, first + n)}
+    left = (i for first, n in runs for i in range(first, first + n) if i not in numbers)
+    return join(tuple((i, 1) for i in left))
+
+
 class ChunkPool:
     """The free chunks of an arena of `total` chunks."""
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from swapd.shared.protocol import AnyOrder, Code
+from swapd.shared.protocol import AnyOrder, Code, Runs
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
@@ -81,6 +81,19 @@ class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
     why: str
 
 
+class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
+    """For the record: how far the device has pinned host copies, which makes their copies fast.
+
+    `nbytes` of the `of` bytes that are to be; `took_s` since it began to pin those that it has not
+    told of; `refused` why the rest will not be, if so.
+    """
+
+    nbytes: int
+    of: int
+    took_s: float
+    refused: str = ""
+
+
 class Revoked(Event, frozen=True, tag="revoked"):
     session: int
     name: str
@@ -114,9 +127,12 @@ class Lent(Event, frozen=True, tag="lent"):
 
 
 class Reclaimed(Event, frozen=True, tag="reclaimed"):
-    """The chunks of a workspace are the arena's again."""
+    """The chunks of a workspace are the arena's again: `runs` of them, and the rest is asked for
+    again; or what was left to come, if there are none.
+    """
 
     generation: int
+    runs: Runs = ()
 
 
 class Dropping(Event, frozen=True, tag="dropping"):
@@ -156,9 +172,21 @@ class Tick(Event, frozen=True, tag="tick"):
     """Time passed: `Residency.next_deadline` was reached."""
 
 
+class RulesChanged(Event, frozen=True, tag="rules_changed"):
+    """Decisions go by these from now on, also for who waits, or owes something, already."""
+
+    ack_timeout_s: float
+    residency_factor: float
+    residency_bound_s: float
+    patience_s: float
+
+
 class Stopping(Event, frozen=True, tag="stopping"):
     """Refuse who waits and who comes; leases run on until they are released."""
 
+
+#: What says of an order that takes a while how it ended, by its generation.
+Over = CopiedIn | CopiedOut | CopyFailed | Lent | Reclaimed
 
 AnyEvent = (
     SessionOpened
@@ -170,6 +198,7 @@ AnyEvent = (
     | HostCopyMade
     | HostCopySealed
     | HostCopyFailed
+    | HostCopiesPinned
     | Revoked
     | CopiedIn
     | CopiedOut
@@ -180,6 +209,7 @@ AnyEvent = (
     | Dropped
     | Unread
     | DeviceDown
+    | RulesChanged
     | Tick
     | Stopping
 )

@@ -1,17 +1,18 @@
-"""What the core says of itself: messages for people, and the status snapshot.
+"""What the core says of itself: messages for people.
 
 Every refusal says what is wrong, who holds what, and what to do about it.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from heapq import nlargest
 from itertools import islice
 
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter, is_workspace
 from swapd.core.verdict import CODES, Refused, missing_chunks, must_leave_first
-from swapd.shared.protocol import UNANSWERED_MAX, Code, ComponentStatus, SessionStatus
+from swapd.shared.protocol import UNANSWERED_MAX, Code
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
@@ -86,6 +87,10 @@ def held(ledger: Ledger, most: int = NAMED_MAX) -> str:
     return "held: " + "; ".join(parts) if parts else "nothing is held"
 
 
+def _of_owner(ledger: Ledger, c: Component) -> str:
+    return f"{c.part_of or c.name} ({size(c.nbytes)}) of {who(ledger, c.session)}"
+
+
 def _with_size(c: Component) -> str:
     return called(c) if c.workspace else f"{c.name} ({size(c.nbytes)})"
 
@@ -140,12 +145,25 @@ def _refused(ledger: Ledger, found: Refused) -> str:
 def too_large_together(ledger: Ledger, asked: list[Component], fixed: int) -> str:
     names = together(ledger, asked)
     instead = "ask for less" if any(c.workspace for c in asked) else SMALLER
-    return too_large(ledger, names, sum(c.chunks for c in asked), fixed, instead)
+    chunks = sum(c.chunks for c in asked)
+    return too_large(ledger, names, chunks, fixed, instead, {c.name for c in asked})
 
 
-def too_large(ledger: Ledger, name: str, chunks: int, fixed: int, instead: str = SMALLER) -> str:
+def too_large(
+    ledger: Ledger,
+    name: str,
+    chunks: int,
+    fixed: int,
+    instead: str = SMALLER,
+    but: Collection[str] = (),
+) -> str:
+    """`fixed` chunks are of others, which stay, but those called `but`, which are asked for."""
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
+    permanent = (c for c in ledger.components.values() if c.policy == "permanent")
+    staying = [_of_owner(ledger, c) for c in islice(permanent, NAMED_MAX) if c.name not in but]
+    if fixed and staying:
+        beside += f": {', '.join(staying)}"
     if alive := [s for s in ledger.quarantined if s not in ledger.dying]:
         sessions = ", ".join(map(str, islice(alive, NAMED_MAX)))
         until = f"until the process of the ended session {sessions} closes its client, or ends"
@@ -211,8 +229,9 @@ def given_up(c: Component) -> str:
     return f"the update of {c.name!r} was given up by the session that began it"
 
 
-def being_updated(c: Component) -> str:
-    return f"{c.name!r} is being updated; wait until that is done, or give it up"
+def being_updated(ledger: Ledger, c: Component) -> str:
+    owner = who(ledger, c.session)
+    return f"{c.name!r} is being updated by {owner}; wait until that is done, or give it up"
 
 
 def in_use(ledger: Ledger, c: Component) -> str:
@@ -220,12 +239,24 @@ def in_use(ledger: Ledger, c: Component) -> str:
         names = ", ".join(holders(ledger, c, NAMED_MAX))
         return f"{c.name!r} is leased by {names}; release it, then unregister"
     if c.renewal is not None:
-        return being_updated(c)
+        return being_updated(ledger, c)
     return f"{c.name!r} is in the middle of another request; wait for that one's answer"
 
 
-def unregistered(c: Component) -> str:
-    return f"{c.name!r} is being unregistered by the session that owns it"
+def unregistered(ledger: Ledger, c: Component) -> str:
+    owner = who(ledger, c.session)
+    return (
+        f"{c.name!r} is being unregistered by {owner}; use await_registration=True to wait until "
+        "it is registered again"
+    )
+
+
+def no_host_copy(ledger: Ledger, c: Component, why: str) -> str:
+    """Why there is none for `c`; and which components have the most host memory."""
+    others = (o for o in ledger.components.values() if o is not c and not o.workspace)
+    largest = nlargest(3, others, key=lambda o: o.nbytes)
+    most = ", ".join(_of_owner(ledger, o) for o in largest)
+    return f"{c.name!r} ({size(c.nbytes)}): {why}" + (f". The largest are {most}" if most else "")
 
 
 def owner_gone(c: Component, label: str) -> str:
@@ -326,7 +357,8 @@ def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False
         else ("host: it is still on the device")
     )
     return (
-        f"copying {c.name!r} failed ({why}), and it did not reach the {where}{_next(ledger, why)}"
+        f"copying {c.name!r} ({size(c.nbytes)}) failed ({why}), and it did not reach the "
+        f"{where}{_next(ledger, why)}"
     )
 
 
@@ -357,43 +389,3 @@ def lost(c: Component) -> str:
         f"its worker ended with {c.name!r} on the device; what it wrote since the last "
         "write-back is gone, the host copy has the state before"
     )
-
-
-def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatus:
-    return ComponentStatus(
-        name=c.name,
-        session=c.session,
-        nbytes=c.nbytes,
-        state=_state(ledger, c),
-        policy=c.policy,
-        group=c.group,
-        mutable=c.mutable,
-        leases=len(c.leases),
-        holders=holders(ledger, c),
-        idle_s=None if c.leases or c.last_used is None else now - c.last_used,
-        loads=c.loads,
-        evictions=c.evictions,
-        hits=c.hits,
-        swap_in_s=c.swap_in_s,
-        copy_s=c.copy_s,
-        part_of=c.part_of,
-        kind="workspace" if c.workspace else "scratch" if c.scratch else "component",
-    )
-
-
-_OF_A_WORKSPACE = {State.ABSENT: "waiting", State.LOADING: "lending", State.RESIDENT: "lent"}
-
-
-def _state(ledger: Ledger, c: Component) -> str:
-    if c.workspace:
-        return _OF_A_WORKSPACE.get(c.state, c.state.value)
-    if c.state is State.RESIDENT and c.leases:
-        return "leased"
-    if c.damaged:
-        return "damaged"
-    return "idle" if c.name in ledger.idle else c.state.value
-
-
-def session_status(ledger: Ledger, session: int) -> SessionStatus:
-    known = ledger.sessions[session]
-    return SessionStatus(session, known.label, len(known.leases), len(known.waiters))

@@ -25,17 +25,29 @@ class Debts:
 
     def __init__(self) -> None:
         self._until: Deadlines[Debt] = Deadlines()
-        #: What to say of who takes longer, by session and what it owes.
-        self._why: dict[int, dict[int, str]] = {}
+        #: Since when, and what to say of who takes longer; by session and what it owes.
+        self._why: dict[int, dict[int, tuple[float, str]]] = {}
 
     def __iter__(self) -> Iterator[Debt]:
         """All there are, in order of time."""
         return iter(self._until)
 
-    def owe(self, session: int, what: int, until: float, why: str) -> None:
+    def owes(self, session: int, what: int) -> bool:
+        """Whether it owes this."""
+        return what in self._why.get(session, {})
+
+    def owe(self, session: int, what: int, since: float, timeout_s: float, why: str) -> None:
         """It owes this from now on; or has longer for it."""
+        until = since + timeout_s
         self._until.set((session, what), until)
-        self._why.setdefault(session, {})[what] = why
+        self._why.setdefault(session, {})[what] = since, why
+
+    def retime(self, timeout_s: float, why: str) -> None:
+        """Who is to let go of memory that is lent has so long for it, since it was told."""
+        for session, owed in self._why.items():
+            for what, (since, _) in owed.items():
+                if what not in (LIFELINE, REPLIES):
+                    self.owe(session, what, since, timeout_s, why)
 
     def settle(self, session: int, what: int) -> None:
         """It owes this no more, if it did."""
@@ -54,7 +66,7 @@ class Debts:
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
         """The sessions that took too long, and what to say of it: each as often as it did."""
-        return [(session, self._why[session][what]) for session, what in self._until.over(now)]
+        return [(session, self._why[session][what][1]) for session, what in self._until.over(now)]
 
 
 def unacknowledged(c: Component, timeout_s: float) -> str:
@@ -82,8 +94,14 @@ def _more_time(ack_timeout_s: float) -> str:
 
 def unread(what: int, timeout_s: float) -> str:
     things = "messages" if what == LIFELINE else "replies"
-    return f"does not read: {things} are kept for it, and none taken in {timeout_s:g} s"
+    return (
+        f"does not read: {things} are kept for it, and none taken in {timeout_s:g} s; its session "
+        "is ended, connect again. Its process was stopped, or its threads cannot run"
+    )
 
 
 def unsent(error: str, timeout_s: float) -> str:
-    return f"what it needs cannot be sent for {timeout_s:g} s: {error}"
+    return (
+        f"what it needs cannot be sent for {timeout_s:g} s: {error}; its session is ended, connect "
+        "again. If descriptors are missing, raise the daemon's `ulimit -n` (LimitNOFILE in a unit)"
+    )

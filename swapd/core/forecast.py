@@ -7,7 +7,7 @@ planner then do, unless something happens in between.
 from collections.abc import Iterable
 from itertools import islice
 
-from swapd.core import explain, verdict
+from swapd.core import explain, pins, verdict
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
 from swapd.core.residency import Residency
@@ -18,6 +18,7 @@ from swapd.shared.units import seconds
 _NOBODY = -1
 #: Later than all who came before.
 _LAST = 1 << 62
+_LET_GO = "pinned, which it is no longer once this is asked for: both would not fit"
 #: At most so many of those that are first in the queue are named.
 _NAMED = 3
 
@@ -34,11 +35,16 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     components = ledger.named(names)
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
     found = verdict.at_once(ledger, w, components)
-    if isinstance(found, verdict.Refused):
+    unpinned = []
+    if isinstance(found, verdict.Refused) and found.why == "too_large":
+        unpinned = pins.to_let_go(ledger, components)
+    if isinstance(found, verdict.Refused) and not unpinned:
         return Refused(asked.id, *explain.refused(ledger, found))
     victims: list[Victim] = []
     waits: list[InTheWay] = []
-    if found is None:
+    if unpinned:
+        waits = [InTheWay(_known_as(c), _LET_GO) for c in unpinned]
+    elif found is None:
         victims, waits = _room(core, w, components, now)
     return _reply(ledger, w, components, victims, waits, now)
 

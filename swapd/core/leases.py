@@ -14,6 +14,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         ledger.unhurried[w.session] = None
     ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names))
     ledger.holders.open(w.key, ledger.leases[w.key])
+    _note_turn(ledger, w)
     placements = []
     for name in w.names:
         c = ledger.components[name]
@@ -28,6 +29,15 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
             transient = c.policy == "sequential"
             placements.append(Placement(name, c.generation, c.runs, transient, c.contents))
     return tuple(placements)
+
+
+def _note_turn(ledger: Ledger, w: Waiter) -> None:
+    """What one lease of a session's holds of its own it will need at once again."""
+    known = ledger.components
+    own = [c for c in map(known.__getitem__, w.names) if c.session == w.session and not c.workspace]
+    session, chunks = ledger.sessions[w.session], sum(c.chunks for c in own)
+    if chunks > session.turn_chunks:
+        session.turn, session.turn_chunks = {c.name: None for c in own}, chunks
 
 
 def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:

@@ -3,8 +3,10 @@
 What goes to make room for others is the planner's to say.
 """
 
+from collections.abc import Iterable
+
 from swapd.core import policy, registry, telling, workspaces
-from swapd.core.actions import CopyOut, Evict, Evicted, Lost, Reason, Revoke
+from swapd.core.actions import CopyOut, Evict, Evicted, Lost, Reason, Revoke, Unpinned
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move, State
@@ -49,6 +51,28 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
         make_idle(ledger, c)
 
 
+def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
+    """It stays once it is in; or is as it was registered. A part that is not kept passes through
+    all the same."""
+    if c.pinned == pinned:
+        return
+    kept = c.policy == c.own_policy
+    if c.unpinned_policy is None:
+        c.unpinned_policy, c.own_policy = c.own_policy, "permanent"
+        ledger.pinned[c.name] = c
+    else:
+        c.own_policy, c.unpinned_policy = c.unpinned_policy, None
+        del ledger.pinned[c.name]
+    set_kept(ledger, c, kept)
+
+
+def unpin_for(ledger: Ledger, key: Key, going: Iterable[Component]) -> None:
+    """These are pinned no longer, for this request could never be granted beside them."""
+    for c in going:
+        set_pinned(ledger, c, pinned=False)
+        ledger.out.append(Unpinned(c.name, *key))
+
+
 def make_idle(ledger: Ledger, c: Component) -> None:
     c.idle_since = ledger.now
     if c.policy != "permanent":
@@ -71,7 +95,7 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
     if c.mapped:
         ledger.out.append(Revoke(c.session, c.name, c.generation, ack))
     if ack:
-        ledger.acks[c.generation] = (ledger.now + ledger.rules.ack_timeout_s, c)
+        ledger.acks[c.generation] = (ledger.now, c)
     else:
         take_out(ledger, c)
 

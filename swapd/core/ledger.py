@@ -65,7 +65,7 @@ class Ledger:
         self.holders = Holders(self.idle)
         #: Copies in flight, and what is being lent or reclaimed, by generation.
         self.moves: dict[int, Move] = {}
-        #: Acknowledgements waited for, by generation, in order of their deadline.
+        #: Acknowledgements waited for, by generation, in order of time, with since when.
         self.acks: dict[int, tuple[float, Component]] = {}
         #: What else sessions are waited for.
         self.debts = Debts()
@@ -88,6 +88,8 @@ class Ledger:
         self.fixed = 0
         #: Chunks of all components that will not leave once they are in.
         self.staying = 0
+        #: Components that somebody asked to stay.
+        self.pinned: dict[str, Component] = {}
         #: Whose master it is, by uid; kept until DropHostCopy is ordered.
         self.masters: dict[int, Component] = {}
         #: Those of them that are being made or sealed.
@@ -143,8 +145,8 @@ class Ledger:
     def accept(self, key: Key) -> None:
         self.out.append(Accept(*key))
 
-    def refuse(self, key: Key, code: Code, message: str) -> None:
-        self.out.append(Refuse(*key, code, message))
+    def refuse(self, key: Key, code: Code, message: str, *, tried: bool = False) -> None:
+        self.out.append(Refuse(*key, code, message, tried))
 
     # --- what is there -------------------------------------------------------------------
 
@@ -180,9 +182,15 @@ class Ledger:
                 rivals.update((m.name, m) for m in mates if c.excludes(m))
         return list(rivals.values())
 
-    def never_leaving(self, but: Collection[Component] = ()) -> int:
-        """Chunks of all components that will not leave once they are in."""
-        return self.staying - sum(c.chunks for c in but if c.policy == "permanent")
+    def never_leaving(self, but: Collection[Component] = (), *, pins: bool = True) -> int:
+        """Chunks of all components that will not leave once they are in; of those that are only
+        pinned if `pins`."""
+        staying = self.staying - sum(c.chunks for c in but if c.policy == "permanent")
+        if pins:
+            return staying
+        return staying - sum(
+            c.chunks for c in self.pinned.values() if c.only_pinned and c not in but
+        )
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
         """Chunks that will not come free: `permanent` components that are in, quarantine."""

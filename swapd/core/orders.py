@@ -75,13 +75,17 @@ class Deadlines(Ranked[Thing]):
         return [thing for _, thing in late]
 
 
+#: Which go first: what costs no copy, what nobody uses, families of which a part is used.
+_FOR_NOTHING, _IDLE, _USED = range(3)
+
+
 class EvictionOrder:
     """Idle components in the order in which they should go.
 
-    First the `sequential` ones, which were brought in ahead and not used; then the others. Each
-    that belongs to no family has a place of its own, and the idle parts of a family have one
-    together: that of the one that was used last, or behind all that is not used as long as a
-    part is.
+    First the `sequential` ones, which were brought in ahead and not used; then scratch for which
+    nothing is copied; then the others. Each that belongs to no family has a place of its own, and
+    the idle parts of a family have one together: that of the one that was used last, or behind all
+    that is not used as long as a part is.
     """
 
     def __init__(self) -> None:
@@ -141,7 +145,7 @@ class EvictionOrder:
             self._parts.setdefault(c.part_of, OrderedDict())[c.name] = c
             self._place(c.part_of)
         else:
-            self._places.put(c.name, (False, self._stamp))
+            self._places.put(c.name, (_FOR_NOTHING if c.leaves_for_nothing else _IDLE, self._stamp))
 
     def drop(self, c: Component) -> None:
         """It is not idle any more, if it was."""
@@ -172,7 +176,7 @@ class EvictionOrder:
         parts = self._parts.get(family)
         if parts:
             stamp, _ = self._all[next(reversed(parts))]
-            self._places.put(family, (family in self._used, stamp))
+            self._places.put(family, (_USED if family in self._used else _IDLE, stamp))
         else:
             self._parts.pop(family, None)
             self._places.drop(family)

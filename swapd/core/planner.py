@@ -155,8 +155,23 @@ class Planner:
         for name in [n for n in ledger.wanted if n not in wanted]:
             telling.unwant(ledger, name)
             self._admission.share(ledger.components[name])
+        for name in sorted(wanted):
+            self._close(ledger.components[name], anew=name not in ledger.wanted)
         for name in sorted((wanted - ledger.wanted.keys()) | (wanted & ledger.joined.keys())):
             telling.want(ledger, name)
+
+    def _close(self, c: Component, *, anew: bool) -> None:
+        """Have `c`, which is wanted, closed to more holders for a while; let in who waited so long.
+
+        For twice as long each time: whatever is held ends within one of these whiles.
+        """
+        now = self._ledger.now
+        if anew or c.closed_until <= now:
+            if not anew:
+                self._admission.share(c)
+            c.closed_s = policy.CLOSED_S if anew else 2 * c.closed_s
+            c.closed_until = now + c.closed_s
+        self._look_again(c.closed_until)
 
     # --- prefetches ----------------------------------------------------------------------
 

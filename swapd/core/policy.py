@@ -26,6 +26,10 @@ class Rules(msgspec.Struct, frozen=True):
 #: evicting it between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
 
+#: While a component is wanted, other agents of the sessions that hold it get no more leases of it
+#: for so long at first, and for twice as long each time after that: see `verdict.may_share`.
+CLOSED_S = 0.25
+
 #: One that fills what others are to share may take so long, and as much longer as a slow disk does.
 SHARE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 100e6

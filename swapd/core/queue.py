@@ -16,7 +16,7 @@ class WaitQueue:
 
     def __init__(self, patience_s: float) -> None:
         #: A waiter that has waited longer than this goes first, whatever its priority.
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         #: Every waiter that was not granted, parked and admitted ones included.
         self._all: dict[Key, Waiter] = {}
         #: Those that wait for memory, sorted by `Waiter.order`.
@@ -73,7 +73,7 @@ class WaitQueue:
         if not self._queued:
             return None
         oldest = self._arrivals[0]
-        return oldest if now >= oldest.arrived + self._patience_s else self._queued[0]
+        return oldest if now >= oldest.arrived + self.patience_s else self._queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""
@@ -85,7 +85,7 @@ class WaitQueue:
         times = [] if first is None else [first]
         if self._queued:
             oldest = self._arrivals[0]
-            impatient_at = oldest.arrived + self._patience_s
+            impatient_at = oldest.arrived + self.patience_s
             if oldest is not self._queued[0] and impatient_at > since:
                 times.append(impatient_at)
         return min(times, default=None)

@@ -66,6 +66,8 @@ class Component:
     part_of: str = ""
     #: The policy it was registered with. A part that is not kept is `sequential` instead.
     own_policy: Policy = "lru"
+    #: While it is pinned its own policy is "permanent"; this is the one it has after that.
+    unpinned_policy: Policy | None = None
     scratch: Scratch = ""
 
     state: State = State.FILLING
@@ -123,6 +125,10 @@ class Component:
     load_started: float = 0.0
     resident_since: float = 0.0
     idle_since: float = 0.0
+    #: While it is wanted: until when only the agents that hold it may take it again, and how long
+    #: that is in all.
+    closed_until: float = 0.0
+    closed_s: float = 0.0
     #: Last release, until the next acquire; None before the first.
     released_at: float | None = None
     #: Last release, whatever was asked since; None before the first.
@@ -147,6 +153,21 @@ class Component:
         return not self.part_of or self.part_of != other.part_of
 
     @property
+    def pinned(self) -> bool:
+        """Whether somebody asked that it stays."""
+        return self.unpinned_policy is not None
+
+    @property
+    def only_pinned(self) -> bool:
+        """Whether it stays for its pin alone."""
+        return self.policy == "permanent" and self.unpinned_policy not in (None, "permanent")
+
+    @property
+    def stays(self) -> bool:
+        """Whether it does not leave once it is in, whoever wants its room."""
+        return self.policy == "permanent" and not self.only_pinned
+
+    @property
     def on_device(self) -> bool:
         """Whether it occupies chunks."""
         return self.state not in (State.FILLING, State.ABSENT)
@@ -167,6 +188,11 @@ class Component:
     def unsaved(self) -> bool:
         """Whether it has something that is nowhere else, and is to be saved."""
         return self.dirty and self.to_save != ()
+
+    @property
+    def leaves_for_nothing(self) -> bool:
+        """Of scratch: whether nothing is copied if it leaves now, nor when it comes in again."""
+        return bool(self.scratch) and (self.to_save if self.dirty else self.kept) == ()
 
     @property
     def evicting(self) -> bool:
@@ -264,3 +290,7 @@ class Session:
     makes_way: dict[int, Component] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     fenced: bool = False  # a Fence was ordered; SessionGone will follow
+    #: Of what it registered, the most that one of its leases held, as far as it is still there; and
+    #: its chunks.
+    turn: dict[str, None] = field(default_factory=dict)
+    turn_chunks: int = 0

@@ -18,6 +18,7 @@ def recount(ledger: Ledger, admission: Admission) -> None:
     """Raise AssertionError if one of them is not what it would be if it were made now."""
     _recount_order(ledger)
     _recount_sums(ledger)
+    _recount_turns(ledger)
     _recount_groups(ledger)
     _recount_copies(ledger)
     _recount_holders(ledger)
@@ -33,8 +34,10 @@ def _recount_order(ledger: Ledger) -> None:
     in_use = {c.part_of for c in ledger.holders.leased.values() if c.part_of}
     assert ledger.idle.in_use() == in_use, "which families are in use is wrong"
     in_vain = [c.name for c in reversed(idle) if c.policy == "sequential"]
-    used = [(c.name, c.part_of) for c in idle if c.policy != "sequential"]
-    turns = in_vain + policy.eviction_order(used, in_use)
+    others = [c for c in idle if c.policy != "sequential"]
+    for_nothing = [c for c in others if c.leaves_for_nothing and not c.part_of]
+    used = [(c.name, c.part_of) for c in others if c not in for_nothing]
+    turns = in_vain + [c.name for c in for_nothing] + policy.eviction_order(used, in_use)
     assert [c.name for c in ledger.idle] == turns, "the order of eviction is wrong"
     assert ledger.idle.chunks == sum(c.chunks for c in idle), "idle chunks are wrong"
 
@@ -47,10 +50,19 @@ def _recount_sums(ledger: Ledger) -> None:
     fixed = [c for c in staying if c.on_device and not c.unregistering]
     for c in components:
         assert c.fixed == (c.chunks if c in fixed else 0), f"{c}: fixed is wrong"
+    pinned = {c.name: c for c in components if c.pinned}
+    assert ledger.pinned == pinned, "what is pinned is wrong"
     quarantined, dying = ledger.quarantined, ledger.dying
     lost = sum(count(runs) for s, held in quarantined.items() if s not in dying for runs in held)
     assert ledger.staying == sum(c.chunks for c in staying), "staying is wrong"
     assert ledger.fixed == lost + sum(c.chunks for c in fixed), "fixed is wrong"
+
+
+def _recount_turns(ledger: Ledger) -> None:
+    for number, session in ledger.sessions.items():
+        turn = ledger.named(session.turn)
+        assert session.turn_chunks == sum(c.chunks for c in turn), "chunks of a turn are wrong"
+        assert all(c.session == number for c in turn), "what is in a turn is another's"
 
 
 def _recount_groups(ledger: Ledger) -> None:

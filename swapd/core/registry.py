@@ -115,6 +115,9 @@ def remove(ledger: Ledger, c: Component) -> None:
     del ledger.components[c.name]
     if session := ledger.sessions.get(c.session):
         session.owns.pop(c.name, None)
+        if c.name in session.turn:
+            del session.turn[c.name]
+            session.turn_chunks -= c.chunks
     ledger.staying -= c.chunks if c.policy == "permanent" else 0
     ledger.idle.drop(c)
     ledger.recount(c)
@@ -122,6 +125,7 @@ def remove(ledger: Ledger, c: Component) -> None:
         del ledger.prefetches[c.name]
         ledger.replan = True  # others may have been held back for it
     ledger.superseded.pop(c.name, None)
+    ledger.pinned.pop(c.name, None)
     telling.unwant(ledger, c.name)
     drop_member(ledger.groups, c.group, c)
     if not c.workspace:

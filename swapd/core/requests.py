@@ -36,6 +36,8 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return _names((request.name, *request.also))
         case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
             return _names((request.name,))
+        case protocol.Pin() | protocol.EvictNow():
+            return _names((request.name,))
         case protocol.Release():
             return _all_used(request.used)
         case protocol.Resize():

@@ -15,7 +15,17 @@ from swapd.core import events, requests
 from swapd.core.actions import AnyAction
 from swapd.core.admission import Admission
 from swapd.core.events import AnyEvent
-from swapd.core.handlers import copying, ending, families, leasing, owing, registration, starting
+from swapd.core.handlers import (
+    copying,
+    ending,
+    families,
+    leasing,
+    owing,
+    pinning,
+    registration,
+    ruling,
+    starting,
+)
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
@@ -31,10 +41,12 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.Reclaimed: copying.on_reclaimed,
     events.DeviceDown: copying.on_device_down,
     events.Revoked: copying.on_revoked,
+    events.RulesChanged: ruling.on_rules_changed,
     events.Tick: ending.on_tick,
     events.HostCopyMade: registration.on_host_copy_made,
     events.HostCopySealed: registration.on_host_copy_sealed,
     events.HostCopyFailed: registration.on_host_copy_failed,
+    events.HostCopiesPinned: registration.on_host_copies_pinned,
     events.SessionOpened: ending.on_session_opened,
     events.SessionEnds: ending.on_session_ends,
     events.SessionGone: ending.on_session_gone,
@@ -55,6 +67,8 @@ _ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
     protocol.Cancel: leasing.on_cancel,
     protocol.Prefetch: leasing.on_prefetch,
     protocol.Resize: families.on_resize,
+    protocol.Pin: pinning.on_pin,
+    protocol.EvictNow: pinning.on_evict_now,
     protocol.Register: registration.on_register,
     protocol.Commit: registration.on_commit,
     protocol.Update: registration.on_update,
@@ -70,9 +84,8 @@ class Residency:
     """
 
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
         #: To be read: what is where, and who waits. Only `handle` may change them.
-        self.ledger = Ledger(chunks, chunk_bytes, self.rules)
+        self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
         self.admission = Admission(self.ledger)
         self._planner = Planner(self.ledger, self.admission)
 
@@ -86,6 +99,11 @@ class Residency:
             f"{len(ledger.leases)} leases, {len(self.admission.queue)} waiting, "
             f"loading {', '.join(loading) or 'nothing'}>"
         )
+
+    @property
+    def rules(self) -> Rules:
+        """What decisions go by now."""
+        return self.ledger.rules
 
     #: What is wrong with a request whatever the state, or None: then it may be `Asked`.
     problem_with = staticmethod(requests.problem_with)
@@ -110,10 +128,10 @@ class Residency:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest, on the events' clock; None if none is."""
-        acks = self.ledger.acks
+        ledger, acks = self.ledger, self.ledger.acks
         times = (
             self._planner.next_deadline(),
-            next(iter(acks.values()))[0] if acks else None,
+            next(iter(acks.values()))[0] + ledger.rules.ack_timeout_s if acks else None,
             self.ledger.debts.next_deadline(),
             self.ledger.contents.next_deadline(),
             self.ledger.starts.next_deadline(),

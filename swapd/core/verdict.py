@@ -85,9 +85,11 @@ def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
     """Whether `w` needs no memory, and delays nobody who was promised some.
 
     A component that is wanted for somebody else takes no new holders, or overlapping leases
-    would keep it forever; a session that holds it already may take it again, since it could
-    not release otherwise. Nor does one that was updated meanwhile: a request that comes now is to
-    see the new bytes. A late one joins no load.
+    would keep it forever. An agent that holds it already may take it again, since it could not
+    release otherwise. Another agent of the same session may be waited for by one that holds it,
+    which nobody can see here, or may be one of many that overlap: so it waits, but not for ever.
+    Nor does one that was updated meanwhile: a request that comes now is to see the new bytes. A
+    late one joins no load.
     """
     enough = (State.RESIDENT,) if is_late(ledger, w) else (State.RESIDENT, State.LOADING)
     for c in asked:
@@ -95,9 +97,16 @@ def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
             return False
         if c.superseded and must_leave_first(c, w):
             return False
-        if c.name in ledger.wanted and w.session not in c.holders:
+        if c.name in ledger.wanted and not _may_take_again(ledger, c, w):
             return False
     return True
+
+
+def _may_take_again(ledger: Ledger, c: Component, w: Waiter) -> bool:
+    """Whether `w` may have `c` though it is wanted, since its holders may need it to go on."""
+    if w.owner in c.agents:
+        return True
+    return w.session in c.holders and c.closed_until <= ledger.now
 
 
 def is_late(ledger: Ledger, w: Waiter) -> bool:

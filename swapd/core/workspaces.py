@@ -2,8 +2,10 @@
 
 from swapd.core import registry, telling
 from swapd.core.actions import Reclaim
+from swapd.core.chunks import count, without
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move, State, workspace_name
+from swapd.shared.protocol import Runs
 
 
 def open_one(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
@@ -35,6 +37,19 @@ def reclaim(ledger: Ledger, c: Component) -> None:
     """Have its memory back. Not while it is being lent."""
     ledger.moves[c.generation] = Move(c, c.uid, c.runs)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
+
+
+def came_back_in_part(ledger: Ledger, move: Move, runs: Runs) -> None:
+    """The arena has these chunks of a workspace again, which others may have; not the rest."""
+    c = move.component
+    ledger.pool.give(runs)
+    c.runs = move.runs = without(move.runs, runs)
+    chunks = count(runs)
+    c.chunks -= chunks
+    c.nbytes = c.chunks * ledger.chunk_bytes  # what is still out
+    ledger.leaving -= chunks
+    ledger.reclaiming -= chunks
+    ledger.replan = True
 
 
 def came_back(ledger: Ledger, c: Component) -> None:

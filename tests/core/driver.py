@@ -290,6 +290,23 @@ def resize(w: World, choose: Choices) -> bool:
     return True
 
 
+def pin(w: World, choose: Choices) -> bool:
+    """Or unpin: twice as often, so that there is room for all else."""
+    if not w.sessions or not w.owner:
+        return False
+    names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
+    w.pin(choose.pick(sorted(w.sessions)), choose.pick(names), choose.chance(3))
+    return True
+
+
+def evict_now(w: World, choose: Choices) -> bool:
+    if not w.sessions or not w.owner:
+        return False
+    names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
+    w.evict_now(choose.pick(sorted(w.sessions)), choose.pick(names))
+    return True
+
+
 def end_master(w: World, choose: Choices) -> bool:
     if not w.making:
         return False
@@ -383,6 +400,8 @@ MOVES: dict[Move, int] = {
     cancel: 2,
     prefetch: 2,
     resize: 2,
+    pin: 2,
+    evict_now: 1,
     end_master: 2,
     end_move: 10,
     step: 6,
@@ -393,6 +412,16 @@ MOVES: dict[Move, int] = {
     fenced_leave: 1,
     sleep: 4,
 }
+
+
+def change_rules(w: World, choose: Choices) -> bool:
+    w.change_rules(
+        ack_timeout_s=choose.pick((2.0, 60.0)),
+        residency_factor=choose.pick((0.0, 8.0)),
+        residency_bound_s=choose.pick((0.5, 2.0)),
+        patience_s=choose.pick((0.5, 30.0)),
+    )
+    return True
 
 
 #: Those among them that have most to do with write-backs, and loads behind them.

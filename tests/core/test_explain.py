@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.core import explain
+from swapd.core import explain, snapshot
 from swapd.core.check import check
 from swapd.core.records import State
 from tests.core.world import World
@@ -17,13 +17,13 @@ def test_status_tells_leased_idle_and_absent_apart() -> None:
     w.touch(s, "b")
     w.now = 3.0
     leased, idle, absent = (
-        explain.component_status(w.ledger, w.ledger.components[n], w.now) for n in "abc"
+        snapshot.component_status(w.ledger, w.ledger.components[n], w.now) for n in "abc"
     )
     assert (leased.state, idle.state, absent.state) == ("leased", "idle", "absent")
     assert leased.holders == ("vllm-1 (session 7002)",)
     assert (leased.idle_s, idle.idle_s, absent.idle_s) == (None, 3.0, None)
     assert (idle.loads, idle.evictions, absent.loads) == (1, 0, 0)
-    of_t = explain.session_status(w.ledger, t)
+    of_t = snapshot.session_status(w.ledger, t)
     assert (of_t.label, of_t.leases, of_t.waiting) == ("vllm-1", 1, 0)
 
 
@@ -32,7 +32,7 @@ def test_status_of_what_is_leased_before_it_is_in() -> None:
     s = w.open("vllm-0")
     w.register(s, "a", 2)
     w.acquire(s, "a", early=True)
-    status = explain.component_status(w.ledger, w.ledger.components["a"], w.now)
+    status = snapshot.component_status(w.ledger, w.ledger.components["a"], w.now)
     assert (status.state, status.leases) == ("loading", 1)
     assert status.holders == ("vllm-0 (session 7001)",)
 
@@ -46,14 +46,14 @@ def test_status_of_a_workspace() -> None:
     (name,) = w.asked[key].names
 
     def state() -> str:
-        return explain.component_status(w.ledger, w.ledger.components[name], w.now).state
+        return snapshot.component_status(w.ledger, w.ledger.components[name], w.now).state
 
     assert state() == "waiting"
     w.release(held)
     assert state() == "lending"
     w.settle()
     assert state() == "lent"
-    status = explain.component_status(w.ledger, w.ledger.components[name], w.now)
+    status = snapshot.component_status(w.ledger, w.ledger.components[name], w.now)
     assert (status.nbytes, status.holders) == (6, ("vllm-0 (session 7001)",))
     w.release(key)
     assert state() == "reclaiming"
@@ -69,7 +69,7 @@ def test_status_of_what_is_damaged() -> None:
     w.ack("a")
     w.move("b")
     w.move("a", fail="bus")
-    status = explain.component_status(w.ledger, w.ledger.components["a"], w.now)
+    status = snapshot.component_status(w.ledger, w.ledger.components["a"], w.now)
     assert status.state == "damaged"
 
 
@@ -100,3 +100,49 @@ def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
     w.ledger.components["a"].state = State.REVOKING
     with pytest.raises(AssertionError, match="is leased and not in"):
         check(w.core)
+
+
+# --- refusals say what is meant, who has it, how much, and what to change ------------------
+
+
+def test_what_is_too_large_names_what_stays_its_owner_and_the_setting() -> None:
+    w = World(10)
+    s, t = w.open("vllm-0"), w.open("vllm-1")
+    w.register(s, "vae", 4, policy="permanent")
+    message = w.refusal(w.ask_register(t, "dit", 7, policy="permanent")).message
+    assert message.startswith(
+        "dit needs 7 B, beside 4 B that never leave: vae (4 B) of vllm-0 (session 7001); "
+        "the budget is 10 B"
+    )
+    assert "Raise the daemon's --budget" in message
+
+
+def test_without_host_memory_the_component_and_the_largest_are_named() -> None:
+    w = World(10)
+    s, t = w.open("vllm-0"), w.open("vllm-1")
+    w.register(s, "vae", 2)
+    w.register(s, "dit", 9)
+    request = w.ask_register(t, "enc", 3)
+    w.make_master(next(iter(w.making)), fail="host_memory")
+    assert w.refusal(request).message == (
+        "'enc' (3 B): no memory. The largest are dit (9 B) of vllm-0 (session 7001), "
+        "vae (2 B) of vllm-0 (session 7001)"
+    )
+
+
+def test_what_is_being_updated_or_unregistered_names_who_does_it() -> None:
+    w = World(10)
+    s = w.open("vllm-0")
+    w.register(s, "a", 2)
+    c = w.ledger.components["a"]
+    assert "updated by vllm-0 (session 7001); wait" in explain.being_updated(w.ledger, c)
+    said = explain.unregistered(w.ledger, c)
+    assert "unregistered by vllm-0 (session 7001); use await_registration=True" in said
+
+
+def test_a_copy_that_failed_names_its_bytes() -> None:
+    w = World(10)
+    s = w.open("vllm-0")
+    w.register(s, "a", 2)
+    c = w.ledger.components["a"]
+    assert explain.copy_failed(w.ledger, c, "bus").startswith("copying 'a' (2 B) failed (bus), and")

@@ -101,6 +101,8 @@ RUNNABLE: dict[Move, Callable[[World], object]] = {
     driver.end_start: lambda w: w.starters,
     driver.prefetch: lambda w: w.owner and w.sessions,
     driver.resize: lambda w: any(w.part_of[n] for n in w.owner) and w.sessions,
+    driver.pin: lambda w: w.owner and w.sessions,
+    driver.evict_now: lambda w: w.owner and w.sessions,
     driver.release: lambda w: w.leases,
     driver.come_back: lambda w: w.leases,
     driver.give_way: lambda w: w.leases and w.wanted,

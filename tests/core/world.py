@@ -52,6 +52,7 @@ from swapd.core.events import (
     ProcessExited,
     Reclaimed,
     Revoked,
+    RulesChanged,
     SessionGone,
     SessionOpened,
     Stopping,
@@ -67,7 +68,9 @@ from swapd.shared.protocol import (
     Cancel,
     Code,
     Commit,
+    EvictNow,
     GiveUp,
+    Pin,
     Placement,
     Policy,
     Prefetch,
@@ -411,6 +414,16 @@ class World:
         self.ask(session, Resize(key[1], name, resident_bytes))
         return key
 
+    def pin(self, session: int, name: str, pinned: bool = True) -> Key:
+        key = self._key(session)
+        self.ask(session, Pin(key[1], name, unpin=not pinned))
+        return key
+
+    def evict_now(self, session: int, name: str) -> Key:
+        key = self._key(session)
+        self.ask(session, EvictNow(key[1], name))
+        return key
+
     def leave(self, session: int, alive: bool = False, ending: bool = False) -> None:
         """The lifeline of a session ends; `alive`: its process goes on for a while, and ends by
         itself if it is `ending`."""
@@ -457,6 +470,12 @@ class World:
 
     def stop(self) -> None:
         self.send(Stopping(self.now))
+
+    def change_rules(self, **changed: float) -> None:
+        """Decisions go by these from now on; what is not named stays."""
+        rules = {**msgspec.structs.asdict(self.core.rules), **changed}
+        names = ("ack_timeout_s", "residency_factor", "residency_bound_s", "patience_s")
+        self.send(RulesChanged(self.now, *(rules[name] for name in names)))
 
     # --- what the slow things do ---------------------------------------------------------
 
@@ -577,6 +596,12 @@ class World:
         if unread and session in self.sessions and session not in self.fenced:
             self.owes[session, channel] = self.now
         self.send(Unread(self.now, session, channel, unread, error))
+
+    def come_back(self, name: str, runs: Runs) -> None:
+        """Some of what is reclaimed is there, and the rest is still waited for."""
+        generation = next(g for g, m in self.moves.items() if m.name == name)
+        self.placed[generation].held -= set(numbers(runs))
+        self.send(Reclaimed(self.now, generation, runs))
 
     def _end_lending(self, order: Lend | Reclaim, fail: str | None) -> None:
         """A lending may fail; a way back may take as long as it likes."""

@@ -126,6 +126,9 @@ def on_lent(ledger: Ledger, admission: Admission, event: Lent) -> None:
 
 
 def on_reclaimed(ledger: Ledger, admission: Admission, event: Reclaimed) -> None:
+    move = ledger.moves[event.generation]
+    if event.runs:
+        return workspaces.came_back_in_part(ledger, move, event.runs)
     workspaces.came_back(ledger, ledger.moves.pop(event.generation).component)
 
 

@@ -32,13 +32,14 @@ def on_unread(ledger: Ledger, admission: Admission, event: Unread) -> None:
 def _owe(ledger: Ledger, session: int, what: int, timeout_s: float, why: str) -> None:
     known = ledger.sessions.get(session)
     if known is not None and not known.fenced:
-        ledger.debts.owe(session, what, ledger.now + timeout_s, why)
+        ledger.debts.owe(session, what, ledger.now, timeout_s, why)
 
 
 def fence_late(ledger: Ledger) -> None:
     """Fence those that took too long for what they owe."""
     while ledger.acks:
-        deadline, c = next(iter(ledger.acks.values()))
+        since, c = next(iter(ledger.acks.values()))
+        deadline = since + ledger.rules.ack_timeout_s
         if deadline > ledger.now:
             break
         del ledger.acks[c.generation]

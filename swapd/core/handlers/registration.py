@@ -2,7 +2,7 @@
 
 from swapd.core import explain, leaving, registry, updates
 from swapd.core.admission import Admission
-from swapd.core.events import HostCopyFailed, HostCopyMade, HostCopySealed
+from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State
 from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
@@ -26,7 +26,7 @@ def _unregisterable(
         return "stopping", explain.STOPPING
     if problem := _misnamed(ledger, session, asked):
         return problem
-    fixed = ledger.never_leaving() if asked.policy == "permanent" else 0
+    fixed = ledger.never_leaving(pins=False) if asked.policy == "permanent" else 0
     if chunks + fixed > ledger.pool.total:
         instead = explain.LESS_SCRATCH if asked.scratch else explain.SMALLER
         return "too_large", explain.too_large(ledger, asked.name, chunks, fixed, instead)
@@ -89,17 +89,23 @@ def on_host_copy_sealed(ledger: Ledger, admission: Admission, event: HostCopySea
         admission.unpark(c)
 
 
+def on_host_copies_pinned(ledger: Ledger, admission: Admission, event: HostCopiesPinned) -> None:
+    """For the record: their copies are faster, and nothing else differs."""
+
+
 def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFailed) -> None:
     """A component whose first master fails is gone; an update that fails changes nothing."""
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
+    no_memory = event.code == "host_memory"
+    why = explain.no_host_copy(ledger, c, event.why) if no_memory else event.why
     if c.renewal is not None:
         assert c.renewal.request is not None
-        ledger.refuse((c.session, c.renewal.request), event.code, event.why)
+        ledger.refuse((c.session, c.renewal.request), event.code, why)
         return updates.give_up(ledger, c, c.renewal)
     assert c.answer is not None
-    ledger.refuse((c.session, c.answer), event.code, event.why)
+    ledger.refuse((c.session, c.answer), event.code, why)
     registry.remove(ledger, c)
     registry.drop_master(ledger, c.uid)
 
@@ -127,7 +133,7 @@ def on_update(ledger: Ledger, admission: Admission, session: int, asked: Update)
     if ledger.stopping:
         return ledger.refuse(key, "stopping", explain.STOPPING)
     if c.renewal is not None:
-        return ledger.refuse(key, "in_use", explain.being_updated(c))
+        return ledger.refuse(key, "in_use", explain.being_updated(ledger, c))
     updates.begin(ledger, c, asked.id)
 
 
@@ -158,7 +164,7 @@ def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unr
         return ledger.refuse(key, "device_failed", explain.damaged(c))
     c.answer = asked.id
     registry.set_unregistering(ledger, c, True)
-    admission.turn_away(c, explain.unregistered(c))
+    admission.turn_away(c, explain.unregistered(ledger, c))
     if not ledger.is_current(c):
         return  # the last promise on it fell, and with it the component
     if c.state is State.RESIDENT:

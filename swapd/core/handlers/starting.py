@@ -25,7 +25,7 @@ def on_acquire_start(
     if starts.turn == key:
         ledger.out.append(Grant(*key, (), 0.0, False))
     elif asked.timeout_s == 0.0:
-        _refuse_late(ledger, key)
+        _refuse_late(ledger, key, tried=True)
     else:
         why = explain.starting(ledger)
         ledger.out.append(Waiting(*key, (THE_START,), why))
@@ -63,7 +63,7 @@ def refuse_waiting(ledger: Ledger) -> None:
         ledger.refuse(key, "stopping", explain.STOPPING)
 
 
-def _refuse_late(ledger: Ledger, key: Key) -> None:
-    why = explain.starting(ledger)
+def _refuse_late(ledger: Ledger, key: Key, *, tried: bool = False) -> None:
+    why = f"the turn to start was not granted in time: {explain.starting(ledger)}"
     end(ledger, key)
-    ledger.refuse(key, "timeout", f"the turn to start was not granted in time: {why}")
+    ledger.refuse(key, "timeout", why, tried=tried)

@@ -7,14 +7,25 @@ from tests.core.world import Make
 def test_a_deadline_refuses_and_says_who_holds_what(make: Make) -> None:
     w, _, others = blocked(make)
     key = w.acquire(others[0], "c0", timeout=3.0)
-    assert w.core.next_deadline() == 3.0
     w.sleep(2.9)
+    assert w.core.next_deadline() == 3.0
     assert key not in w.answers
     w.sleep(0.1)
     refusal = w.refusal(key)
     assert refusal.code == "timeout"
     assert "c0 not granted in 3 s: needs 10 B, free 0 B; held: held (10 B)" in refusal.message
     assert "worker (session 7001)" in refusal.message
+
+
+def test_the_record_tells_what_was_only_tried_from_what_was_refused(make: Make) -> None:
+    w, _, others = blocked(make)
+    tried = w.acquire(others[0], "c0", timeout=0.0)
+    waited = w.acquire(others[0], "c0", timeout=3.0)
+    w.sleep(3.0)
+    assert (w.refusal(tried).tried, w.refusal(waited).tried) == (True, False)
+    too_much = [w.acquire(others[0], "held", "c0", "c1", timeout=t) for t in (0.0, 3.0)]
+    w.sleep(3.0)
+    assert [w.refusal(key).tried for key in too_much] == [True, False]
 
 
 def test_a_timeout_runs_from_when_it_was_asked(make: Make) -> None:

@@ -5,6 +5,7 @@ from itertools import cycle
 import pytest
 
 from swapd.core.actions import Waiting
+from swapd.core.policy import CLOSED_S
 from swapd.core.records import Key, State
 from tests.core.rules.common import blocked
 from tests.core.world import Make, World
@@ -240,8 +241,8 @@ def test_a_wanted_component_takes_no_new_holders_but_its_holder(make: Make) -> N
     w.register(t, "b", 8)
     first = w.use(s, "a")
     waiter = w.acquire(t, "b")
-    again = w.acquire(s, "a", agent=1)
-    assert w.granted(again)
+    again = w.acquire(s, "a")
+    assert w.granted(again), "the agent that holds it could not go on otherwise"
     other = w.acquire(u, "a")
     assert not w.granted(other)
     w.release(first)
@@ -249,6 +250,64 @@ def test_a_wanted_component_takes_no_new_holders_but_its_holder(make: Make) -> N
     w.release(again)
     w.settle()
     assert w.granted(waiter)
+    assert not w.granted(other)
+
+
+def test_leases_of_one_session_that_overlap_do_not_keep_others_out(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    held = w.use(s, "a")
+    waiter = w.acquire(t, "b")
+    for agent in range(1, 20):  # each takes it before the one before has given it back
+        w.sleep(0.1)
+        taken = w.acquire(s, "a", agent=agent)
+        w.sleep(0.1)
+        w.release(held)
+        w.settle()
+        if w.granted(waiter):
+            break
+        held = taken
+    assert w.granted(waiter)
+    assert not w.granted(taken), "it waits for its turn"
+    w.release(waiter)
+    w.settle()
+    assert w.granted(taken)
+
+
+def test_an_agent_that_another_of_its_session_waits_for_is_held_off_for_a_while_only(
+    make: Make,
+) -> None:
+    """One that holds it may have started the others, and wait for them: nobody sees that."""
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    w.use(s, "a")
+    w.acquire(t, "b")
+    waited = []
+    for agent in range(1, 5):
+        asked = w.now
+        started = w.acquire(s, "a", agent=agent)
+        assert not w.granted(started)
+        while not w.granted(started):
+            due = w.core.next_deadline()
+            assert due is not None
+            w.sleep(due - w.now)
+        waited.append(w.now - asked)
+    assert waited == [CLOSED_S, 2 * CLOSED_S, 4 * CLOSED_S, 8 * CLOSED_S]
+
+
+def test_an_agent_of_another_session_is_held_off_until_its_turn(make: Make) -> None:
+    w = make(10)
+    s, t, u = w.open(), w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    w.use(s, "a")
+    w.acquire(t, "b")
+    other = w.acquire(u, "a")
+    w.sleep(100 * CLOSED_S)
     assert not w.granted(other)
 
 

@@ -15,8 +15,8 @@ from swapd.core.actions import (
     SealHostCopy,
 )
 from swapd.core.events import SessionEnds
-from swapd.core.explain import component_status
 from swapd.core.records import Key, State
+from swapd.core.snapshot import component_status
 from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Register, Release, Scratch, Used
 from tests.core.world import Make, World, outcome
 
@@ -583,3 +583,47 @@ def test_status_says_that_it_is_scratch(make: Make) -> None:
     w, *_ = pair(make)
     kinds = {n: component_status(w.ledger, c, 0.0).kind for n, c in w.ledger.components.items()}
     assert kinds == {"kv": "scratch", "b": "component"}
+
+
+# --- what goes first -----------------------------------------------------------------------
+
+
+def evicted_for(w: World, session: int, name: str) -> list[str]:
+    """What leaves so that it comes in."""
+    before = len(w.log)
+    w.release(w.use(session, name))
+    return [a.name for a in w.log[before:] if isinstance(a, Evict)]
+
+
+def test_scratch_for_which_nothing_is_copied_goes_before_what_was_used_less_recently(
+    make: Make,
+) -> None:
+    said: list[tuple[Scratch, tuple[Ranges, ...], str]] = [
+        ("dropped", (), "kv"),
+        ("saved", ((),), "kv"),
+        ("saved", (((0, 2),),), "weights"),
+        ("saved", (), "weights"),
+    ]
+    for scratch, ranges, first in said:
+        w = make(14)
+        s, t = w.open(), w.open()
+        w.register(s, "kv", 6, scratch=scratch)
+        w.register(s, "weights", 6)
+        w.register(t, "b", 6)
+        w.release(w.use(s, "weights"))
+        use(w, s, *ranges)
+        assert evicted_for(w, t, "b") == [first], (scratch, ranges)
+
+
+def test_scratch_that_has_what_was_saved_of_it_is_not_free(make: Make) -> None:
+    w = make(14)
+    s, t = w.open(), w.open()
+    w.register(s, "kv", 6, scratch="saved")
+    w.register(s, "weights", 6)
+    w.register(t, "b", 12)
+    use(w, s, ((0, 2),))
+    assert evicted_for(w, t, "b") == ["kv"]
+    w.register(t, "c", 6)
+    w.release(w.use(s, "weights"))
+    w.prefetch(s, "kv")
+    assert evicted_for(w, t, "c") == ["weights"]

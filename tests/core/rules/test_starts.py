@@ -57,6 +57,14 @@ def test_a_deadline_ends_the_wait_and_says_who_starts(make: Make) -> None:
     assert list(w.ledger.starts) == [first], "it has the turn for as long as it needs"
 
 
+def test_one_that_waited_and_has_the_turn_keeps_it_when_its_wait_would_be_over(make: Make) -> None:
+    w = make(10)
+    first, second = w.start(w.open()), w.start(w.open(), timeout=3.0)
+    w.release(first)
+    assert w.sleep(4.0) == []
+    assert list(w.ledger.starts) == [second]
+
+
 def test_one_that_starts_may_acquire_and_one_that_holds_may_not_start(make: Make) -> None:
     """Or it would wait for its turn with what the one before it waits for."""
     w = make(10)

@@ -60,6 +60,28 @@ def test_who_waits_for_the_memory_of_a_workspace_gets_it_when_it_is_back(make: M
     assert w.granted(key)
 
 
+def test_who_waits_gets_what_is_back_of_a_workspace_before_the_rest_is(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(t, "a", 6)
+    held = w.workspace(s, 6)
+    w.settle()
+    name = w.asked[held].names[0]
+    key = w.acquire(t, "a")
+    w.release(held)
+    w.come_back(name, ((0, 1),))
+    assert w.ledger.pool.free == 5
+    assert w.ledger.components[name].nbytes == 5, "status says what is still out"
+    assert not w.granted(key)
+    w.come_back(name, ((4, 1),))
+    assert w.told()[-1] == "copy in a"
+    w.move("a")
+    assert w.granted(key)
+    w.move(name)
+    assert name not in w.ledger.components
+    assert w.ledger.pool.free == 4
+
+
 def test_a_workspace_waits_its_turn_and_a_deadline_ends_the_wait(make: Make) -> None:
     w, _, (t, *_) = blocked(make)
     key = w.workspace(t, 6, timeout=3.0)

@@ -1,0 +1,126 @@
+"""What may be pinned, and what may be evicted because somebody asks for it. Pure.
+
+Each function says why not, as the refusal that the sender reads, or None if it may.
+"""
+
+from collections.abc import Collection, Iterable
+
+from swapd.core import explain
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, State, Waiter
+from swapd.shared.protocol import Code
+from swapd.shared.units import size
+
+Refusal = tuple[Code, str]
+
+
+def members(ledger: Ledger, name: str) -> list[Component] | None:
+    """The component that is called so, or the parts of the family; None if there is none."""
+    if (family := ledger.families.get(name)) is not None:
+        return list(family.values())
+    return [ledger.components[name]] if ledger.may_be_acquired(name) else None
+
+
+def why_no_pin(ledger: Ledger, asked: list[Component], waiters: Iterable[Waiter]) -> Refusal | None:
+    """What stays takes its room from all others: each, and whoever waits, must still fit."""
+    for c in asked:
+        if c.damaged:
+            return "device_failed", explain.damaged(c)
+        if c.group is not None:
+            return "conflict", (
+                f"{c.name!r} takes turns with the other members of group {c.group}: if it stayed, "
+                "none of them could come in. Register it in no group to pin it"
+            )
+        if c.evicting:
+            return "in_use", f"{c.name!r} is leaving the device; pin it when it is out"
+    stays = {c.name for c in asked if c.policy == c.own_policy}
+    fixed = ledger.staying + sum(
+        c.chunks for c in asked if c.name in stays and c.policy != "permanent"
+    )
+
+    def beside(others: Iterable[Component]) -> int:
+        return sum(c.chunks for c in others if c.policy != "permanent" and c.name not in stays)
+
+    known = ledger.components
+    if fixed > ledger.pool.total:
+        return "too_large", _no_room(ledger, asked, fixed, "")
+    for c in known.values():
+        if fixed + beside([c]) > ledger.pool.total:
+            return "too_large", _no_room(ledger, asked, fixed, explain.called(c))
+    for w in waiters:
+        if fixed + beside(known[n] for n in w.names if n in known) > ledger.pool.total:
+            what = f"{explain.asked_for(ledger, w)}, which {explain.who(ledger, w.session)}"
+            return "too_large", _no_room(ledger, asked, fixed, f"{what} waits for,")
+    return None
+
+
+def _no_room(ledger: Ledger, asked: list[Component], fixed: int, other: str) -> str:
+    beside = f"{other} would not fit any more" if other else "they would not fit together"
+    return (
+        f"{explain.together(ledger, asked)} cannot stay: beside "
+        f"{size(fixed * ledger.chunk_bytes)} that never leave {beside}; the budget is "
+        f"{size(ledger.pool.total * ledger.chunk_bytes)}. Unpin another one, or raise the daemon's "
+        "--budget"
+    )
+
+
+def to_let_go(ledger: Ledger, asked: Collection[Component]) -> list[Component]:
+    """The pins beside which `asked` together could never come in; those made first go first.
+
+    None, if they do not fit without pins, either. A pin is a wish of somebody who looks on: it
+    never has a request refused.
+    """
+    short = sum(c.chunks for c in asked) + ledger.fixed_chunks(asked) - ledger.pool.total
+    going = []
+    for c in ledger.pinned.values():
+        if short <= 0:
+            break
+        if c.only_pinned and c.fixed and c not in asked:
+            going.append(c)
+            short -= c.fixed
+    return going if short <= 0 else []
+
+
+def why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
+    """What was registered to stay is not pinned."""
+    if any(c.pinned or c.own_policy != "permanent" for c in asked):
+        return None
+    return "conflict", _as_registered(ledger, asked)
+
+
+def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
+    """What is in use, promised or on its way stays; so does what could not come back."""
+    if ledger.down:
+        return "device_failed", explain.device_down(ledger.down)
+    there = [c for c in asked if c.on_device and not c.evicting]
+    for c in there:
+        if c.policy != "permanent" and c.name not in ledger.idle:
+            return "in_use", _used(ledger, c)
+    may_go = [c for c in there if c.name in ledger.idle]
+    for c in may_go:
+        if c.waiting:
+            first = next(iter(c.waiting))
+            whose = explain.who(ledger, first[0])
+            return "in_use", f"{c.name!r} is what {whose} waits for, with others; try again later"
+    if not there or may_go:
+        return None
+    if any(c.pinned for c in there):
+        return "conflict", f"{explain.together(ledger, asked)} is pinned; unpin it first"
+    return "conflict", _as_registered(ledger, asked)
+
+
+def _used(ledger: Ledger, c: Component) -> str:
+    if c.leases:
+        names = ", ".join(explain.holders(ledger, c, explain.NAMED_MAX))
+        written = ", and being written to" if c.mutable else ""
+        return f"{c.name!r} is leased by {names}{written}; it can go once it is released"
+    if c.state is State.LOADING:
+        return f"{c.name!r} is coming in; try again when it is there"
+    return f"{c.name!r} is kept for who waits for it; try again when it was used"
+
+
+def _as_registered(ledger: Ledger, asked: list[Component]) -> str:
+    return (
+        f'{explain.together(ledger, asked)} was registered as "permanent": it never leaves until '
+        "it is unregistered"
+    )
