@@ -4,13 +4,25 @@ import ctypes
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swapd.shared.board import SLOTS, ArrivalFailed, Board, Boards, Progress, place, word
+from swapd.shared.board import (
+    ARRIVED,
+    LANDED,
+    SLOTS,
+    ArrivalFailed,
+    Board,
+    Boards,
+    Progress,
+    place,
+    word,
+)
 from swapd.shared.fds import OwnedFd
 from tests.processes import output_of
 
@@ -21,14 +33,15 @@ def boards() -> Iterator[Boards]:
         yield boards
 
 
-def waits(board: Board, slot: int, target: int) -> tuple[threading.Thread, list[str]]:
+def waits(
+    board: Board, slot: int, target: int, which: int = ARRIVED, **ends: Any
+) -> tuple[threading.Thread, list[str]]:
     """A thread that waits, and what came of it."""
     came: list[str] = []
 
     def wait() -> None:
         try:
-            board.wait(slot, target)
-            came.append("arrived")
+            came.append("arrived" if board.wait(slot, target, which, **ends) else "nothing")
         except ArrivalFailed:
             came.append("failed")
 
@@ -38,7 +51,7 @@ def waits(board: Board, slot: int, target: int) -> tuple[threading.Thread, list[
 
 
 def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
-    progress = Progress(boards, (10, 10, 30))
+    progress = Progress(boards, (10, 10, 30), 30, 4)
     for nbytes, segments in ((0, 0), (9, 0), (10, 2), (29, 2), (30, 3)):
         progress.landed(5, nbytes)
         assert boards.board.has(0, word(5, segments))
@@ -46,12 +59,12 @@ def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
 
 
 def test_a_component_of_no_bytes_arrives(boards: Boards) -> None:
-    Progress(boards, (0,)).landed(1, 0)
+    Progress(boards, (0,), 0, 4).landed(1, 0)
     assert boards.board.has(0, word(1, 1))
 
 
 def test_how_much_is_saved_is_said_of_one_generation(boards: Boards) -> None:
-    progress = Progress(boards, (30,))
+    progress = Progress(boards, (30,), 30, 4)
     progress.landed(6, 30)
     assert boards.board.saved(0, 6) == 0
     progress.saved(6, 17)
@@ -127,7 +140,7 @@ def test_the_end_changes_what_a_sleeper_compares(boards: Boards, before: int) ->
 
 
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
-    taken = [Progress(boards, (1,)) for _ in range(SLOTS)]
+    taken = [Progress(boards, (1,), 1, 4) for _ in range(SLOTS)]
     with pytest.raises(IndexError):
         boards.take()
     taken[17].close()
@@ -142,3 +155,32 @@ def test_no_worker_can_shrink_the_board_under_the_daemon(boards: Boards) -> None
         ):
             with pytest.raises(PermissionError):
                 attempt()
+
+
+def test_chunks_land_one_by_one_and_the_last_one_with_the_last_byte(boards: Boards) -> None:
+    progress = Progress(boards, (10,), 10, 4)
+    for nbytes, chunks in ((0, 0), (3, 0), (4, 1), (9, 2), (10, 3)):
+        progress.landed(5, nbytes)
+        assert boards.board.has(0, word(5, chunks, LANDED), LANDED)
+        assert not boards.board.has(0, word(5, chunks + 1, LANDED), LANDED)
+
+
+def test_who_waits_for_chunks_hears_of_a_failure_and_of_the_end(boards: Boards) -> None:
+    board = boards.board
+    ends: list[Callable[[], None]] = [lambda: board.fail(0, 4), lambda: board.fail_all([0])]
+    for end in ends:
+        board.set(0, word(4, 1, LANDED), LANDED)
+        thread, came = waits(board, 0, word(4, 2, LANDED), LANDED)
+        end()
+        thread.join()
+        assert came == ["failed"]
+
+
+def test_a_wait_has_an_end_of_its_own(boards: Boards) -> None:
+    assert not boards.board.wait(0, word(1, 1), until=time.monotonic())
+    given_up = threading.Event()
+    thread, came = waits(boards.board, 0, word(1, 1), unless=given_up.is_set)
+    given_up.set()
+    boards.board.wake(0)
+    thread.join()
+    assert came == ["nothing"]

@@ -11,6 +11,8 @@ from swapd.cli.app import app
 from swapd.shared import config as module
 from swapd.shared.config import Config, ConfigError, default_folder, load
 
+MIB = 1 << 20
+
 #: For each setting: a text that is not its default, and the value it stands for.
 SAMPLES: dict[str, tuple[str, Any]] = {
     "device": ("cuda:1", "cuda:1"),
@@ -26,8 +28,12 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "residency_bound": ("1.25", 1.25),
     "patience": ("90", 90.0),
     "stop_timeout": ("0", 0.0),
+    "linger": ("0.5", 0.5),
     "swap_log": ("/var/log/swap-log.jsonl", "/var/log/swap-log.jsonl"),
     "swap_log_size": ("1MiB", 1 << 20),
+    "swap_log_age": ("12h", 43200.0),
+    "http": ("127.0.0.1:9470", "127.0.0.1:9470"),
+    "http_token_file": ("/etc/swapd/http-token", "/etc/swapd/http-token"),
 }
 SETTINGS = Config.__struct_fields__
 
@@ -79,7 +85,7 @@ def test_every_setting_can_be_a_line_of_the_file(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_can_be_a_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Config] = []
-    monkeypatch.setattr(serve_module, "run", served.append)
+    monkeypatch.setattr(serve_module, "run", lambda config, _: served.append(config))
     monkeypatch.setenv(module.CONFIG_VARIABLE, "")
     text, value = SAMPLES[name]
     done = CliRunner().invoke(app, ["serve", flag(name), text])
@@ -216,7 +222,7 @@ BAD: list[tuple[str, str, str]] = [
     ("host_memory", "0GiB", ">= 1"),
     ("isolation", "paranoid", "Invalid enum value 'paranoid'"),
     ("ack_timeout", "0", "> 0"),
-    ("ack_timeout", "soon", "Expected `float`"),
+    ("ack_timeout", "soon", "write it like 50ms"),
     ("residency_factor", "-1", ">= 0"),
     ("patience", "nan", "> 0"),
     ("residency_bound", "nan", ">= 0"),
@@ -288,9 +294,21 @@ def test_each_device_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert str(default_folder("host")).startswith("/tmp/swapd-")
 
 
-def test_the_swap_log_is_in_the_folder_unless_it_is_elsewhere() -> None:
+def test_the_swap_log_is_in_a_folder_that_a_service_manager_does_not_empty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert Config().swap_log_path == tmp_path / "swapd/host/swap-log.jsonl"
+    assert Config(device="cuda:1").swap_log_path == tmp_path / "swapd/cuda1/swap-log.jsonl"
     assert Config(runtime_dir="/run/x").swap_log_path == Path("/run/x/swap-log.jsonl")
     assert Config(runtime_dir="/run/x", swap_log="/log").swap_log_path == Path("/log")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/swapd-cuda0:/other")
+    assert Config(runtime_dir="/run/x").swap_log_path == Path("/var/lib/swapd-cuda0/swap-log.jsonl")
+    monkeypatch.delenv("STATE_DIRECTORY")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert Config().swap_log_path == Path("/home/me/.local/state/swapd/host/swap-log.jsonl")
 
 
 def test_folders_are_absolute_because_clients_are_told_them(
@@ -315,3 +333,29 @@ def test_a_setting_that_cannot_be_shown_is_refused(evil: str, tmp_path: Path) ->
                 load(None, flags, environ)
             assert str(refused.value).isprintable()
             assert name in str(refused.value).lower().replace("-", "_")
+
+
+def test_a_chunk_is_as_stated_or_suits_the_device_and_by_auto_its_budget() -> None:
+    sizes = {
+        ("host", None): 2 * MIB,
+        ("host", "auto"): 2 * MIB,
+        ("cuda:0", None): 64 * MIB,
+        ("cuda:0", "auto"): 64 * MIB,
+        ("cuda:0", "32MiB"): 32 * MIB,
+    }
+    for (device, chunk), nbytes in sizes.items():
+        flags = {"device": device, "budget": "8GiB", **({"chunk": chunk} if chunk else {})}
+        assert load(None, flags, {}).chunk_bytes == nbytes
+    over = {"device": "cuda:0", "budget": (8 << 30) + 1}
+    assert load(None, {**over, "chunk": "auto"}, {}).chunk_bytes == 256 * MIB
+    assert load(None, {**over, "chunk": "32MiB"}, {}).chunk_bytes == 32 * MIB
+    assert load(None, over, {}).chunk_bytes == 64 * MIB
+
+
+def test_under_strict_isolation_chunks_are_as_by_auto_unless_said() -> None:
+    """Somebody waits there for each chunk that is unmapped."""
+    over = {"device": "cuda:0", "budget": (8 << 30) + 1, "isolation": "strict"}
+    assert load(None, over, {}).chunk_bytes == 256 * MIB
+    assert load(None, {**over, "chunk": "64MiB"}, {}).chunk_bytes == 64 * MIB
+    assert load(None, {**over, "budget": "8GiB"}, {}).chunk_bytes == 64 * MIB
+    assert load(None, {**over, "device": "host"}, {}).chunk_bytes == 2 * MIB

@@ -1,5 +1,7 @@
 """What the composition root promises: readiness, modes, and a clean end."""
 
+import os
+import pty
 import signal
 import socket
 import stat
@@ -11,7 +13,13 @@ import pytest
 
 import swapd_client
 from swapd import spawn
+from swapd.core.events import RulesChanged
+from swapd.log.history import read
+from swapd.log.replay import replay
 from swapd.shared import protocol, runtime_dir
+from swapd.shared.config import watchdog_s
+from swapd.web.feed import LABEL
+from tests import forked
 from tests.guarantees.harness import RawSession
 from tests.processes import PYTHONPATH
 
@@ -110,3 +118,107 @@ def test_a_daemon_whose_stderr_nobody_reads_serves_on_and_stops(
         client.status()
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(30) == 0
+
+
+def test_a_watchdog_hears_of_the_loop_until_the_end(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(30)
+        heard = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        with spawn_with(tmp_path, **heard) as process:
+            said = {notify.recv(100) for _ in range(4)}
+            assert said == {b"READY=1", b"WATCHDOG=1"}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def test_a_watchdog_of_another_process_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    assert watchdog_s() == 30.0
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert watchdog_s() is None
+
+
+def spawn_with(folder: Path, *words: object, **env: str) -> "subprocess.Popen[str]":
+    return forked.Popen(
+        [*SERVE, "--budget", "8MiB", "--runtime-dir", str(folder / "run"), *map(str, words)],
+        env={"PYTHONPATH": PYTHONPATH, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path) -> None:
+    file = tmp_path / "swapd.toml"
+    file.write_text('stop_timeout = 10\npatience = 30\nswap_log_size = "1GB"\nchunk = "2MiB"\n')
+    with spawn_with(tmp_path, "--config", file) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        file.write_text(
+            'stop_timeout = 0.5\npatience = 5\nswap_log_size = "2 GB"\nchunk = "4MiB"\n'
+        )
+        process.send_signal(signal.SIGHUP)
+        said = process.stderr.readline()
+        changed = "patience 30.0 -> 5.0, stop_timeout 10.0 -> 0.5, swap_log_size 1 GB -> 2 GB"
+        assert f"reloaded: {changed}" in said
+        said = process.stderr.readline()
+        assert "not reloaded, restart swapd for it: chunk 2 MiB -> 4 MiB" in said
+        file.write_text("stop_timeout = -1\n")
+        process.send_signal(signal.SIGHUP)
+        said = process.stderr.readline()
+        assert "not reloaded, and nothing is changed" in said
+        assert "stop_timeout: Expected `float` >= 0.0" in said
+        client = swapd_client.connect(tmp_path / "run")
+        client.register("a", {"w": bytearray(1 << 20)})
+        with client.acquire("a"):  # held for longer than the daemon waits now
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        client.close()
+        assert "stopping with leases still held" in process.stderr.read()
+    steps = list(replay(line.raw for line in read(tmp_path / "run" / "swap-log.jsonl")))
+    (changed_to,) = (s.event.patience_s for s in steps if isinstance(s.event, RulesChanged))
+    assert changed_to == 5.0
+    assert all(step.actions == step.recorded for step in steps), "a log replays by its rules"
+
+
+def test_a_daemon_that_lingers_ends_after_its_last_session(tmp_path: Path) -> None:
+    with spawn_with(tmp_path, "--linger", 0.2, "--verbose") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        with swapd_client.connect(tmp_path / "run"):
+            with swapd_client.connect(tmp_path / "run") as second:
+                assert second.status().sessions
+            assert process.poll() is None
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert "no session for 200 ms, as --linger says" in process.stderr.read()
+
+
+def test_its_page_keeps_no_daemon_that_nobody_else_uses(tmp_path: Path) -> None:
+    with spawn_with(tmp_path, "--linger", 0.2, "--http", "127.0.0.1:0") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        with swapd_client.connect(tmp_path / "run") as client:
+            while LABEL not in [session.label for session in client.status().sessions]:
+                assert process.poll() is None  # its process is still starting
+        assert process.wait(30) == 0
+
+
+def test_a_daemon_whose_terminal_closes_stops(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        ["setsid", "-c", *SERVE, "--budget", "8MiB", "--runtime-dir", str(tmp_path / "run")],
+        env={"PYTHONPATH": PYTHONPATH, "PATH": os.defpath},
+        stdin=follower,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            os.close(follower)
+            os.close(leader)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

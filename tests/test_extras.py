@@ -80,6 +80,17 @@ def test_a_client_without_torch_says_which_extra_brings_it(program: str) -> None
     assert said.endswith("needs torch, which is not installed: pip install 'swapd[torch]'\n")
 
 
+def test_a_client_without_opentelemetry_says_which_extra_brings_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, swapd_client\n"
+        f"try:\n    swapd_client.connect({str(tmp_path)!r}, tracing=True)\n"
+        "except ModuleNotFoundError as exc:\n    sys.exit(str(exc))"
+    )
+    said = without(program, fails=True).stderr
+    assert said.startswith("tracing=True needs opentelemetry")
+    assert said.endswith(", which is not installed: pip install 'swapd[otel]'\n")
+
+
 def test_a_client_without_torch_does_all_that_needs_none() -> None:
     with spawn.daemon(budget="64MiB") as daemon:
         without(
@@ -97,10 +108,12 @@ def test_a_client_without_torch_does_all_that_needs_none() -> None:
     [
         (["demo"], "torch,transformers", "swapd[demo]"),
         (["demo"], "transformers", "swapd[demo]"),
+        (["top"], "textual", "swapd[top]"),
         (["bench"], "torch", "swapd[daemon,torch]"),
         (["plan", "--vllm", "deploy.yaml", "a=1GiB"], "yaml", "swapd[torch]"),
         (["plan", "config.json"], "transformers,torch", "swapd[demo]"),
         (["serve", "--device=cuda:0", "--runtime-dir=swapd"], "cuda", "swapd[cuda]"),
+        (["serve", "--http=127.0.0.1:0", "--runtime-dir=swapd"], "uvicorn", "swapd[web]"),
     ],
 )
 def test_a_command_says_which_extra_it_lacks(

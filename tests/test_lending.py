@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swapd.core.actions import Lend, Reclaim
+from swapd.core.chunks import count, split
 from swapd.core.events import (
     AnyEvent,
     CopyFailed,
@@ -19,7 +20,7 @@ from swapd.core.events import (
 )
 from swapd.daemon import lending
 from swapd.daemon.lending import Lender
-from swapd.device import DeviceError, DeviceLost
+from swapd.device import DeviceError, DeviceLost, NotAllBack
 from swapd.shared import protocol
 from swapd.shared.protocol import Runs
 
@@ -38,6 +39,9 @@ class Device:
         self.calls: list[str] = []
         self.lend_fails = 0
         self.reclaim_fails = 0
+        self.chunk_bytes = 2 << 20
+        #: How many chunks it takes back a time, and None: all.
+        self.back_at_once: int | None = None
         self.gate = threading.Event()
         self.gate.set()
 
@@ -53,6 +57,8 @@ class Device:
         if self.reclaim_fails:
             self.reclaim_fails -= 1
             raise DeviceError("injected: reclaim")
+        if self.back_at_once is not None and count(runs) > self.back_at_once:
+            raise NotAllBack("injected: short", *split(runs, self.back_at_once))
 
 
 class Worker:
@@ -177,6 +183,20 @@ async def test_what_cannot_be_lent_is_whole_again_before_it_is_said(lender_of: L
     assert device.calls == ["lend", "reclaim", "reclaim", "reclaim"]
 
 
+async def test_what_is_back_is_told_at_once_and_the_rest_is_asked_for(lender_of: LenderOf) -> None:
+    device = Device()
+    device.back_at_once = 1
+    lender, told = lender_of(device)
+    lender.reclaim(Reclaim("workspace 9.1", 5, ((2, 3),)))
+    assert await told.events.get() == Reclaimed(NOW, 5, ((2, 1),))
+    assert lender.notes() == (
+        "workspace 9.1: 4 MiB are not back yet, and are asked for again: injected: short",
+    )
+    assert await told.events.get() == Reclaimed(NOW, 5, ((3, 1),))
+    assert await told.events.get() == Reclaimed(NOW, 5), "what was left to come"
+    assert lender.notes() == ()
+
+
 async def test_memory_is_asked_back_until_it_is_there(
     lender_of: LenderOf, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,7 +207,7 @@ async def test_memory_is_asked_back_until_it_is_there(
     assert await told.events.get() == Reclaimed(NOW, 5)
     assert device.calls == ["reclaim"] * 7
     assert [r.message for r in caplog.records].count(
-        "workspace 9.1 is not back yet, and is asked for again: injected: reclaim"
+        "workspace 9.1: 4 MiB are not back yet, and are asked for again: injected: reclaim"
     ) == 1
 
 

@@ -33,6 +33,9 @@ class Unpinnable:
     def unpin(self, address: int) -> None:
         pass
 
+    def pinned(self) -> None:
+        return None
+
 
 @pytest.fixture
 def masters() -> Iterator[Masters]:

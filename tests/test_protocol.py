@@ -50,6 +50,8 @@ def tag_of(kind: type[msgspec.Struct]) -> tuple[str, str]:
 def test_every_message_is_carried_by_some_channel() -> None:
     carried = {kind for _, union in CHANNELS for kind in typing.get_args(union)}
     parts = {
+        protocol.Account,
+        protocol.Move,
         protocol.Placement,
         protocol.ComponentStatus,
         protocol.InTheWay,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swapd.daemon import publisher, zmtp
@@ -100,3 +101,23 @@ async def test_a_stream_ends_soon_also_for_who_does_not_read(tmp_path: Path) -> 
         made.publish([b"a%0100d" % i for i in range(50_000)])
         assert made._behind()
         made.close()
+
+
+async def test_who_missed_records_is_told_how_many_once_it_reads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "BACKLOG_MAX", 100)
+    async with published(tmp_path, b"") as (made, reader):
+        lines = [b'{"seq":%d,"t":1.5,"type":"event","pad":"%0100d"}' % (i, 0) for i in range(9_000)]
+        for at in range(0, len(lines), 100):
+            made.publish(lines[at : at + 100])
+        reading = asyncio.get_running_loop().create_task(rest(reader))
+        while made._behind():
+            await asyncio.wait((reading,), timeout=0.01)
+        made.publish([lines[-1]])
+        made.publish([LAST])
+        got = [msgspec.json.decode(line) for line in await reading if line]
+    (note,) = [each for each in got if each["type"] == "dropped"]
+    kept = [each["seq"] for each in got if each["type"] == "event"]
+    assert note["seq"] == kept[-1] == 8_999
+    assert note["count"] == len(lines) - (len(kept) - 1)

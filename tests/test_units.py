@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swapd.shared.units import parse_rate, parse_size, seconds, size
+from swapd.shared.units import parse_rate, parse_size, seconds, size, typed_size
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,21 @@ def test_a_shown_time_has_no_exponent(value: float) -> None:
     number, unit = seconds(value).split(" ")
     assert "e" not in number or value < 1e-9
     assert unit in ("us", "ms", "s", "min", "h", "days")
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("40GB", "40 GB"),
+        ("40 gb", "40 GB"),
+        ("0.5GiB", "0.5 GiB"),
+        ("1024MiB", "1024 MiB"),
+        ("7k", "7 kB"),
+        ("1048576", "1 MiB"),
+    ],
+)
+def test_what_was_typed_is_shown_as_it_was_typed(typed: str, shown: str) -> None:
+    assert size(typed_size(typed)) == shown
+    assert typed_size(typed) == parse_size(typed)
+    assert parse_size(shown) == parse_size(typed)
+    assert size(typed_size(typed) + 0) == size(parse_size(typed))  # no longer what was typed

@@ -18,6 +18,7 @@ from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.forecast import forecast
+from swapd.daemon.accounts import Accounts
 from swapd.daemon.host_copies import HostCopies
 from swapd.daemon.left import Left
 from swapd.daemon.lending import Lender
@@ -26,16 +27,20 @@ from swapd.daemon.masters import Masters
 from swapd.daemon.mover import Mover
 from swapd.daemon.peers import Peer
 from swapd.daemon.publisher import Publisher
+from swapd.daemon.reloading import Reloading
 from swapd.daemon.router import Router
 from swapd.daemon.statuses import Statuses
+from swapd.daemon.timers import Linger, Watchdog
+from swapd.daemon.turns import copies_first
 from swapd.daemon.worker import Worker
 from swapd.device import Device
+from swapd.log.place import place
 from swapd.log.records import Start
-from swapd.log.swap_log import SwapLog
+from swapd.log.swap_log import SwapLog, SwapLogFile
 from swapd.shared import fds, protocol, runtime_dir
-from swapd.shared.config import Config
+from swapd.shared.config import Config, watchdog_s
 from swapd.shared.runtime_dir import Folder
-from swapd.shared.system import notify_systemd
+from swapd.shared.system import has_terminal, notify_systemd
 
 log = logging.getLogger("swapd")
 
@@ -58,8 +63,19 @@ class Daemon:
     `device` and `folder`, which was claimed, belong to the caller.
     """
 
-    def __init__(self, config: Config, device: Device, folder: Folder) -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        folder: Folder,
+        read_again: Callable[[], Config] | None = None,
+        own: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`read_again()`: the settings as they are now, for SIGHUP; None: as they were. `own()`:
+        the process of the daemon's own, if it has one: its session needs no daemon to go on."""
         self._config = config
+        self._read_again = read_again or (lambda: config)
+        self._own = own
         self._device = device
         self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
@@ -76,6 +92,7 @@ class Daemon:
         self._peers: dict[int, dict[int, Peer]] = {}
         #: The record that ordered a slow action, by what its event will name.
         self._causes: dict[tuple[str, int], int] = {}
+        self._accounts = Accounts(self._clock)
         #: The record that ordered a revocation, by session and generation.
         self._revocations: dict[tuple[int, int], int] = {}
         self._stop = asyncio.Event()
@@ -96,6 +113,10 @@ class Daemon:
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
+        self._watchdog = Watchdog(self._loop, watchdog_s())
+        self._linger = Linger(self._loop, self._config.linger, self._stop_unused)
         try:
             notify_systemd("READY=1")
             ready()
@@ -121,15 +142,44 @@ class Daemon:
             self._at_once.set()
         self._stop.set()
 
+    def _stop_unused(self) -> None:
+        """Stop, and let nobody in any more: who comes now is to find the next daemon."""
+        self._server.close("stopping", explain.STOPPING)
+        self.stop()
+
+    def _on_hangup(self, had_terminal: bool) -> None:
+        """SIGHUP: read the settings again; where the terminal has gone, stop with it."""
+        if had_terminal and not has_terminal():
+            self.stop()
+        else:
+            self._reloading.begin()
+
+    def _reload(self, config: Config) -> None:
+        self._config = config
+        self._linger.set(config.linger)
+        self._swap_log.limit(config.swap_log_size, config.swap_log_age)
+        self._masters.limit(config.host_memory)
+        if (rules := _rules(config)) != self._core.rules:
+            changed = events.RulesChanged(
+                self._clock(),
+                rules.ack_timeout_s,
+                rules.residency_factor,
+                rules.residency_bound_s,
+                rules.patience_s,
+            )
+            self._post(changed)
+
     # --- start and stop ------------------------------------------------------------------
 
     def _open(self) -> None:
         loop, folder = self._loop, self._folder.inside
         self._publisher = Publisher(loop, folder / runtime_dir.EVENTS, self._crashed)
         config = self._config
-        own = None if config.swap_log else self._folder
+        path, own = place(config, self._folder)
         self._swap_log = SwapLog(
-            config.swap_log_path, config.swap_log_size, self._publisher.publish, loop, own
+            SwapLogFile(path, config.swap_log_size, config.swap_log_age, own),
+            self._publisher.publish,
+            loop,
         )
         self._swap_log.start(
             Start(
@@ -140,7 +190,8 @@ class Daemon:
                 self._core.rules,
             )
         )
-        self._mover = Mover(self._device, loop, self._clock, self._post, self._crashed)
+        self._reloading = Reloading(config, self._read_again, loop, self._reload, self._crashed)
+        self._mover = Mover(self._device, loop, self._clock, self._post_move, self._crashed)
         self._lender = Lender(self._device, loop, self._clock, self._post, self._crashed)
         self._copies = HostCopies(
             self._masters,
@@ -159,6 +210,7 @@ class Daemon:
             self._masters,
             config,
             self._folder.path,
+            path,
             loop,
             self._clock,
             pids=lambda: {worker.lifeline.pid for worker in self._workers.values()},
@@ -192,7 +244,11 @@ class Daemon:
         try:
             await asyncio.wait_for(self._quiet.wait(), self._config.stop_timeout)
         except TimeoutError:
-            log.warning("stopping with leases still %s", explain.held(self._core.ledger))
+            log.warning(
+                "stopping with leases still %s; --stop-timeout (%g s) is over",
+                explain.held(self._core.ledger),
+                self._config.stop_timeout,
+            )
 
     async def _close(self) -> bool:
         """End everything; whether nothing is left that runs."""
@@ -202,6 +258,8 @@ class Daemon:
         finished = await self._finish()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)  # from now on they end the process
+        self._watchdog.close()
+        self._linger.close()
         self._swap_log.close()
         self._router.close()
         self._publisher.close()
@@ -256,17 +314,23 @@ class Daemon:
         self._set_timer()
         self._note_quiet()
 
+    def _post_move(self, event: AnyEvent) -> None:
+        self._accounts.moved(event)
+        self._post(event)
+
     def _step(self, event: AnyEvent) -> None:
         if isinstance(event, events.DeviceDown) and not self._core.ledger.down:
             log.critical("%s", explain.device_down(event.why))
         done = self._core.handle(event)
         seq = self._swap_log.event(event, self._cause_of(event))
-        for action in done:
-            number = self._swap_log.action(action, seq, event.now)
+        numbered = [(a, self._swap_log.action(a, seq, event.now)) for a in done]
+        for action, number in copies_first(numbered):
             self._do[type(action)](self, action, number)
 
     def _cause_of(self, event: AnyEvent) -> int:
         match event:
+            case events.Reclaimed() if event.runs:
+                return self._causes.get(("copy", event.generation), 0)
             case (
                 events.CopiedIn()
                 | events.CopiedOut()
@@ -314,8 +378,11 @@ class Daemon:
             return
         if isinstance(request, protocol.Cancel):
             unanswered.pop(request.acquire, None)
+            self._accounts.drop(session, request.acquire)
         elif not one_way:
             unanswered[request.id] = peer
+            if isinstance(request, protocol.AnyAcquire) and request.traced:
+                self._accounts.open(session, request)
         if isinstance(request, protocol.Status):
             self._statuses.ask(session, request.id)
             return
@@ -336,6 +403,7 @@ class Daemon:
         self._last_session += 1
         session = lifeline.session = self._last_session
         self._workers[session] = worker
+        self._count_users()
         label = hello.label or f"process {lifeline.pid}"
         self._peers[session] = {}
         self._router.open(lifeline.token, session)
@@ -357,6 +425,12 @@ class Daemon:
             return f"process {pid} has {mine} sessions, and no more may be open: close some"
         return None
 
+    def _count_users(self) -> None:
+        """There is another session, or one less."""
+        own = self._own()
+        users = sum(1 for worker in self._workers.values() if worker.lifeline.pid != own)
+        self._linger.count(users)
+
     def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
         if isinstance(message, protocol.Revoked):
             now = self._clock()
@@ -375,7 +449,9 @@ class Daemon:
     def _on_gone(self, lifeline: Lifeline) -> None:
         session = lifeline.session
         self._workers.pop(session).close()
+        self._count_users()
         self._lender.session_gone(session)
+        self._accounts.session_gone(session)
         self._router.forget(lifeline.token)
         del self._peers[session]
         self._left.add(lifeline.token, session, lifeline.pid)
@@ -424,17 +500,21 @@ class Daemon:
             for place in a.placements:
                 mutable = self._core.ledger.components[place.name].mutable
                 worker.send_files(place.runs, writable=mutable)
-        granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded, a.names)
+        account = self._accounts.answer(a.session, a.request, a.names, seq)
+        granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded, a.names, account)
         self._reply(a.session, a.request, granted)
 
     def _do_refuse(self, a: actions.Refuse, seq: int) -> None:
-        self._reply(a.session, a.request, protocol.Refused(a.request, a.code, a.message))
+        account = self._accounts.answer(a.session, a.request, (), seq)
+        refused = protocol.Refused(a.request, a.code, a.message, account)
+        self._reply(a.session, a.request, refused)
 
     def _do_accept(self, a: actions.Accept, seq: int) -> None:
         self._reply(a.session, a.request, protocol.Done(a.request))
 
     def _do_copy_in(self, a: actions.CopyIn, seq: int) -> None:
         self._causes["copy", a.generation] = seq
+        self._accounts.load(a, seq)
         landed = partial(self._copies.progress[a.uid].landed, a.generation)
         self._mover.copy_in(a, self._masters.address(a.uid), landed)
 
@@ -464,9 +544,10 @@ class Daemon:
 
         A worker that outlives the daemon so knows which of the two has the latest bytes.
         """
+        self._accounts.evicted(a)
         c = self._core.ledger.components.get(a.name)
         if c is not None and (a.bytes_back or c.scratch):
-            self._tell(c.session, protocol.Saved(a.name, a.generation))
+            self._tell(c.session, protocol.Saved(a.name, a.generation, anew=c.kept == ()))
 
     def _do_want(self, a: actions.Want, seq: int) -> None:
         self._tell(a.session, protocol.Wanted(a.name, a.wanted))
@@ -487,6 +568,12 @@ class Daemon:
 
     def _do_drop_master(self, a: actions.DropHostCopy, seq: int) -> None:
         self._copies.drop(a.uid)
+
+    def _do_waiting(self, a: actions.Waiting, seq: int) -> None:
+        self._accounts.waiting(a)
+
+    def _do_evict(self, a: actions.Evict, seq: int) -> None:
+        self._accounts.evict(a, seq)
 
     def _do_fence(self, a: actions.Fence, seq: int) -> None:
         self._fence(a.session, a.why)
@@ -510,10 +597,11 @@ class Daemon:
         actions.SealHostCopy: _do_seal_master,
         actions.DropHostCopy: _do_drop_master,
         actions.Fence: _do_fence,
-        actions.Waiting: _do_nothing,
-        actions.Evict: _do_nothing,
+        actions.Waiting: _do_waiting,
+        actions.Evict: _do_evict,
         actions.Evicted: _do_evicted,
         actions.Lost: _do_nothing,
+        actions.Unpinned: _do_nothing,
     }
 
 

@@ -13,6 +13,7 @@ from swapd.core import actions, events
 from swapd.core.events import AnyEvent
 from swapd.daemon.lifeline import UNREAD_MAX
 from swapd.daemon.masters import MasterError, Masters
+from swapd.daemon.pinning import Pinning
 from swapd.daemon.slices import Slices
 from swapd.daemon.worker import Worker
 from swapd.shared import fds, protocol
@@ -47,6 +48,7 @@ class HostCopies:
         #: They are made and sealed by turns, and dropped where nobody waits for it.
         self._turns = Slices(2, "swapd-host")
         self._drops = Pool(1, "swapd-drop")
+        self._pinning = Pinning(masters, loop, clock, post)
 
     def make(self, a: actions.MakeHostCopy) -> None:
         """Make one, or share another's, and send it to the session to be filled."""
@@ -85,7 +87,8 @@ class HostCopies:
             if replaced is not None:
                 progress = replaced.share()
             else:
-                progress = Progress(worker.boards, a.segments or (a.nbytes,))
+                ends = a.segments or (a.nbytes,)
+                progress = Progress(worker.boards, ends, a.nbytes, worker.chunk_bytes)
         except IndexError:
             master.close()
             why = f"this session has {SLOTS} components, and no room for another on its board"
@@ -101,6 +104,7 @@ class HostCopies:
         self._when_done(future, self._sealed, a)
 
     def _sealed(self, a: actions.SealHostCopy, _: None) -> AnyEvent:
+        self._pinning.begun()
         return events.HostCopySealed(self._clock(), a.uid)
 
     def _when_done(
@@ -135,6 +139,7 @@ class HostCopies:
 
     async def finish(self) -> None:
         """Wait for what is being done; nothing more is."""
+        self._pinning.close()
         await asyncio.gather(self._turns.finish(), self._drops.finish())
 
     def shutdown(self) -> None:

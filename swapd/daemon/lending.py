@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
+import msgspec
+
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import (
     AnyEvent,
@@ -25,10 +27,11 @@ from swapd.core.events import (
     Reclaimed,
 )
 from swapd.daemon.worker import Worker, whole_files
-from swapd.device import Device, DeviceError, DeviceLost
+from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
 from swapd.shared import protocol
 from swapd.shared.limits import Pool
 from swapd.shared.protocol import Runs
+from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.lending")
 
@@ -198,8 +201,14 @@ class Lender:
             self._post(DeviceDown(self._clock(), str(error)))
             then()
         elif isinstance(error, DeviceError):
+            if isinstance(error, NotAllBack) and isinstance(order, Reclaim) and error.back:
+                self._post(Reclaimed(self._clock(), order.generation, error.back))
+                order, after_s = msgspec.structs.replace(order, runs=error.still), RETRY_FIRST_S
             longer = min(2 * after_s, RETRY_LAST_S)
-            why = f"{order.name} is not back yet, and is asked for again: {error}"
+            why = (
+                f"{order.name}: {size(self._nbytes(order.runs))} are not back yet, and are asked "
+                f"for again: {error}"
+            )
             self._overdue[order.generation] = why
             if after_s < longer == RETRY_LAST_S:
                 log.warning("%s", why)
@@ -208,6 +217,9 @@ class Lender:
             self._crashed(error)
         else:
             then()
+
+    def _nbytes(self, runs: Runs) -> int:
+        return sum(n for _, n in runs) * self._device.chunk_bytes
 
     def _on_loop(self, done: Callable[..., None], *args: object) -> None:
         self._loop.call_soon_threadsafe(done, *args)

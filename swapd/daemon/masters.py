@@ -18,11 +18,13 @@ from typing import Protocol
 
 from swapd.daemon.slices import Work, whole
 from swapd.device import DeviceError, DeviceLost
+from swapd.device.base import Pinned
 from swapd.device.host import available_bytes
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, exhausted, keep, reopen_read_only
 from swapd.shared.limits import Pool
 from swapd.shared.protocol import Code
+from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.masters")
 
@@ -84,6 +86,7 @@ class Pinner(Protocol):
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None: ...
     def unpin(self, address: int) -> None: ...
+    def pinned(self) -> Pinned | None: ...
 
 
 class Masters:
@@ -96,6 +99,9 @@ class Masters:
         #: Pins in the background: nobody waits for it, copies only get faster.
         self._pinner = Pool(1, "swapd-pin")
         self._masters: dict[int, Master] = {}
+        #: Bytes of those that are to be pinned, and are there; how many of them wait for it.
+        self.to_pin_bytes = 0
+        self.pinning = 0
         #: Of all masters, and of those that are being made.
         self.total_bytes = 0
         #: Of those that are being made: what is still to be allocated.
@@ -103,6 +109,10 @@ class Masters:
         #: How many are being dropped; and a wait for the next one that is.
         self._leaving = 0
         self._left = threading.Condition()
+
+    def limit(self, limit_bytes: int | None) -> None:
+        """So much at most from now on; what there is stays."""
+        self._limit_bytes = limit_bytes
 
     def __len__(self) -> int:
         return len(self._masters)
@@ -215,13 +225,17 @@ class Masters:
             yield from self._forbid_writing(master)
             with reopen_read_only(fd) as reader:
                 master.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
+        with self._left:
+            self.to_pin_bytes += span
         vm.prefer_huge_pages(master.address, span)
         for at in range(0, span, SLICE_BYTES):
             n = min(SLICE_BYTES, span - at)
             vm.populate(master.address + at, n, writable=writable)
             yield
+        with self._left:
+            self.pinning += 1
         master.pinning = self._pinner.submit(self._pin, master)
-        master.pinning.add_done_callback(partial(_pinned, master))
+        master.pinning.add_done_callback(partial(self._ended_pinning, master))
 
     def _writable(self, master: Master) -> bool:
         """How it is mapped here. A clean one only where it could not be pinned otherwise: then
@@ -234,7 +248,20 @@ class Masters:
         except DeviceLost as exc:
             log.error("host copies are not pinned: %s", exc)
         except DeviceError as exc:
-            log.warning("%s; what is not pinned is copied in two steps, more slowly", exc)
+            log.warning(
+                "%s; what is not pinned is copied in two steps, more slowly: raise --pin-limit, "
+                "and `ulimit -l` (LimitMEMLOCK in a unit)",
+                exc,
+            )
+
+    def _ended_pinning(self, master: Master, _: Future[None]) -> None:
+        master.pinning = None
+        with self._left:
+            self.pinning -= 1
+
+    def pinned(self) -> Pinned | None:
+        """How much the device has pinned of `to_pin_bytes`. Does not block."""
+        return self._device.pinned()
 
     def address(self, uid: int) -> int:
         """Where the bytes of a sealed master are in this process."""
@@ -274,6 +301,8 @@ class Masters:
         if (pinning := master.pinning) is not None and not pinning.cancel():
             wait([pinning])
         if master.address:
+            with self._left:
+                self.to_pin_bytes -= _pages(master)
             try:
                 self._device.unpin(master.address)
             except DeviceError as exc:
@@ -341,19 +370,15 @@ class Masters:
 
     def _no_room(self, nbytes: int, why: str) -> str:
         try:
-            available = f"{available_bytes() >> 20} MiB are"
+            available = f"{size(available_bytes())} are"
         except DeviceError:
-            available = "an unknown number of MiB is"
-        limit = "none" if self._limit_bytes is None else f"{self._limit_bytes >> 20} MiB"
+            available = "an unknown amount is"
+        limit = "none" if self._limit_bytes is None else size(self._limit_bytes)
         return (
-            f"no host memory for a host copy of {nbytes >> 20} MiB ({why}): host copies hold "
-            f"{self.total_bytes >> 20} MiB (limit {limit}), {available} available. "
+            f"no host memory for a host copy of {size(nbytes)} ({why}): host copies hold "
+            f"{size(self.total_bytes)} (limit {limit}), {available} available. "
             "Unregister components, or raise the daemon's --host-memory"
         )
-
-
-def _pinned(master: Master, _: Future[None]) -> None:
-    master.pinning = None
 
 
 def _pages(master: Master) -> int:

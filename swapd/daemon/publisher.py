@@ -1,7 +1,8 @@
 """The swap log as a stream: records to ZeroMQ's SUB sockets.
 
 It never waits for who reads: what a subscriber does not take is kept, up to a bound, and past it
-that subscriber misses records. Their numbers tell it so.
+that subscriber misses records. Once it takes some again, it is told how many it has missed; the
+numbers of records tell it too.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from swapd.daemon import zmtp
 from swapd.daemon.peers import Peer, Peers, Terms
+from swapd.log.records import missed
 
 #: Records, and bytes of them, kept for a subscriber that reads slower than they come.
 BACKLOG_MAX = 100_000
@@ -36,6 +38,8 @@ class _Subscriber:
         self._peer = peer
         self._backlog: deque[bytes] = deque()
         self._nbytes = 0
+        #: How many it has missed, and was not told of.
+        self._missed = 0
 
     @property
     def behind(self) -> bool:
@@ -44,15 +48,23 @@ class _Subscriber:
     def publish(self, lines: Sequence[bytes], frames: Sequence[bytes]) -> None:
         for line, frame in zip(lines, frames, strict=True):
             if self._wants(line):
-                self._add(frame)
+                self._add(line, frame)
         self.flush()
 
-    def _add(self, frame: bytes) -> None:
+    def _add(self, line: bytes, frame: bytes) -> None:
         if not self._has_room():
             self.flush()
-        if self._has_room():
-            self._backlog.append(frame)
-            self._nbytes += len(frame)
+        if not self._has_room():
+            self._missed += 1
+            return
+        if self._missed:
+            self._keep(zmtp.frame(missed(line, self._missed)))
+            self._missed = 0
+        self._keep(frame)
+
+    def _keep(self, frame: bytes) -> None:
+        self._backlog.append(frame)
+        self._nbytes += len(frame)
 
     def flush(self) -> None:
         """Have the peer take what it takes."""

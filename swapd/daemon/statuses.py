@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from swapd import __version__
-from swapd.core import Residency, events, explain
+from swapd.core import Residency, events, explain, snapshot
 from swapd.core.events import AnyEvent
 from swapd.daemon.masters import NAME, Masters
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
@@ -36,6 +36,7 @@ class Statuses:
         masters: Masters,
         config: Config,
         folder: Path,
+        swap_log: Path,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
         *,
@@ -52,6 +53,7 @@ class Statuses:
         self._masters = masters
         self._config = config
         self._folder = folder
+        self._swap_log = swap_log
         self._loop = loop
         self._clock = clock
         self._pids = pids
@@ -107,7 +109,7 @@ class Statuses:
                 if components:
                     await asyncio.sleep(0)
                 now, known = self._clock(), filter(ledger.is_current, some)
-                components += [explain.component_status(ledger, c, now) for c in known]
+                components += [snapshot.component_status(ledger, c, now) for c in known]
             self._reply(session, request, self._status(request, use, private, components))
 
     def _status(
@@ -127,7 +129,7 @@ class Statuses:
             version=__version__,
             device=self._device.name,
             runtime_dir=str(self._folder),
-            swap_log=str(self._config.swap_log_path),
+            swap_log=str(self._swap_log),
             isolation=self._config.isolation,
             uptime_s=now - self._started,
             chunk_bytes=chunk,
@@ -137,6 +139,8 @@ class Statuses:
             quarantined_bytes=quarantined * chunk,
             host_copy_bytes=self._masters.total_bytes,
             private_bytes=private,
+            pinned_bytes=use.pinned,
+            unpinned_bytes=use.unpinned,
             device_bytes=use.total,
             device_free_bytes=use.free,
             processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
@@ -149,7 +153,7 @@ class Statuses:
             bytes_in=ledger.bytes_in,
             bytes_out=ledger.bytes_out,
             components=tuple(components),
-            sessions=tuple(explain.session_status(ledger, s) for s in ledger.sessions),
+            sessions=tuple(snapshot.session_status(ledger, s) for s in ledger.sessions),
         )
 
     async def finish(self) -> None:

@@ -29,6 +29,10 @@ class Worker:
         #: (file, writable): what it was sent and has not let go of.
         self._files: set[tuple[int, bool]] = set()
 
+    @property
+    def chunk_bytes(self) -> int:
+        return self._device.chunk_bytes
+
     def welcome(self, rpc: str, *, strict: bool) -> None:
         device = self._device
         message = protocol.Welcome(

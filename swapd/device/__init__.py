@@ -2,7 +2,7 @@
 
 import re
 
-from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, ProcessUse
+from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, NotAllBack, ProcessUse
 from swapd.device.host import HostDevice
 
 #: "cuda0" is for systemd, to which a colon in a folder says something else.
@@ -14,6 +14,7 @@ __all__ = [
     "DeviceLost",
     "HostDevice",
     "MemoryUse",
+    "NotAllBack",
     "ProcessUse",
     "open_device",
 ]

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from swapd.device.base import DeviceError, DeviceLost
-from swapd.device.driver import Access, Driver
+from swapd.device.driver import Access, CudaError, Driver
 from swapd.shared.fds import OwnedFd
 
 
@@ -55,17 +55,28 @@ class Arena:
         for number in numbers:
             self._free(number)
 
-    def reclaim(self, numbers: list[int]) -> None:
-        """Allocate those that are lent. Raises: DeviceError; then they are all lent as before."""
+    def reclaim(self, numbers: list[int]) -> CudaError | None:
+        """Allocate those that are lent, as many as there is memory for; what the driver said when
+        there was no more. Raises: DeviceError; then they are all lent as before."""
         with ExitStack() as undo:
             for number in numbers:
                 if self._chunks[number] is not None:
                     continue
-                self._chunks[number] = self._make(number)
+                try:
+                    self._chunks[number] = self._make(number)
+                except CudaError as exc:
+                    if not exc.out_of_memory:
+                        raise
+                    undo.pop_all()
+                    return exc
                 undo.callback(self._free, number)
                 self._driver.set_access(self._at(number), self._chunk_bytes, Access.READ_WRITE)
                 self._driver.zero(self._at(number), self._chunk_bytes)
             undo.pop_all()
+        return None
+
+    def is_lent(self, number: int) -> bool:
+        return self._chunks[number] is None
 
     def close(self) -> None:
         """Free everything; of a lost device the descriptors alone. Raises: DeviceError."""

@@ -22,6 +22,15 @@ class DeviceLost(DeviceError):
     """The device is gone for this process: every later call fails with the same message."""
 
 
+class NotAllBack(DeviceError):
+    """Not all of what was lent is there yet: `back` are the chunks that are, `still` the rest."""
+
+    def __init__(self, why: str, back: Runs, still: Runs) -> None:
+        super().__init__(why)
+        self.back = back
+        self.still = still
+
+
 class ProcessUse(NamedTuple):
     """Another process's share of the device's memory."""
 
@@ -40,6 +49,16 @@ class MemoryUse(NamedTuple):
     free: int
     processes: tuple[ProcessUse, ...]
     notes: tuple[str, ...]
+    #: Of host copies: what is pinned, and what was to be and was refused.
+    pinned: int = 0
+    unpinned: int = 0
+
+
+class Pinned(NamedTuple):
+    """Host memory that is pinned, in bytes; and why the last was not that was refused, or ""."""
+
+    nbytes: int
+    refused: str = ""
 
 
 class Device(Protocol):
@@ -82,6 +101,11 @@ class Device(Protocol):
     def unpin(self, address: int) -> None:
         """Undo `pin`, before the memory is unmapped; nothing if it is not pinned, or if the
         device is lost, which uses it no more. Blocks. No copy may be using it.
+        """
+
+    def pinned(self) -> Pinned | None:
+        """How far all calls of `pin` have come; None where copies are fast without. Does not
+        block.
         """
 
     def copy_in(
@@ -136,7 +160,8 @@ class Device(Protocol):
         """Allocate the lent ones among the chunks again, with zeros in them. Blocks.
 
         Their files are new ones: what was exported before is other memory on a GPU. Raises:
-        DeviceError if the memory is not there, or not yet; then nothing has changed.
+        NotAllBack if there is not memory for all of them, or not yet: some of them may be back;
+        DeviceError, then nothing has changed.
         """
 
     def use(self) -> MemoryUse:

@@ -10,7 +10,15 @@ from contextlib import ExitStack, closing
 
 from swapd.device import pieces
 from swapd.device.arena import Arena
-from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse, ProcessUse
+from swapd.device.base import (
+    DeviceError,
+    Landed,
+    MayWrite,
+    MemoryUse,
+    NotAllBack,
+    Pinned,
+    ProcessUse,
+)
 from swapd.device.driver import CudaError, Driver
 from swapd.device.nvml import Nvml
 from swapd.device.pins import Pins, takes_read_only
@@ -46,7 +54,10 @@ class CudaDevice:
         if chunk <= 0:
             raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
         if budget < chunk:
-            raise DeviceError(f"budget of {budget} bytes is less than one chunk of {chunk}")
+            raise DeviceError(
+                f"budget of {budget} bytes is less than one chunk of {chunk}; raise --budget, or "
+                "lower --chunk"
+            )
         self.name = f"cuda:{index}"
         self.chunk_bytes = chunk
         self.chunks = budget // chunk
@@ -77,6 +88,9 @@ class CudaDevice:
     def unpin(self, address: int) -> None:
         self._pins.unpin(address)
 
+    def pinned(self) -> Pinned:
+        return self._pins.pinned()
+
     def copy_in(
         self,
         runs: Runs,
@@ -90,7 +104,8 @@ class CudaDevice:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
             tail = self._tails.begin(whole)
-            self._inward.run(self._copies(whole, source, only), may_write, landed)
+            with self._pins.while_copying():
+                self._inward.run(self._copies(whole, source, only), may_write, landed)
             if tail is not None:
                 self._inward.zero(self._arena.base + tail.offset, tail.nbytes)
             self._tails.end(whole)
@@ -108,7 +123,8 @@ class CudaDevice:
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
-            self._outward.run(self._copies(whole, target, only), None, landed)
+            with self._pins.while_copying():
+                self._outward.run(self._copies(whole, target, only), None, landed)
         elif landed is not None:
             landed(0)
 
@@ -117,24 +133,28 @@ class CudaDevice:
             self._arena.lend(pieces.numbers(runs))
 
     def reclaim(self, runs: Runs) -> None:
-        try:
-            with self._driver.current():
-                self._arena.reclaim(pieces.numbers(runs))
-        except CudaError as exc:
-            if not exc.out_of_memory:
-                raise
+        numbers = pieces.numbers(runs)
+        with self._driver.current():
+            short = self._arena.reclaim(numbers)
+        back = pieces.runs_of(n for n in numbers if not self._arena.is_lent(n))
+        self._tails.zeroed(back)
+        if short is not None:
             free, _ = self._memory()
-            raise DeviceError(
-                f"{self._title} has not the memory to take chunks back ({exc}); {size(free)} "
-                f"are free, and {_shares(self._nvml.processes())}"
-            ) from exc
-        self._tails.zeroed(runs)
+            raise NotAllBack(
+                f"{self._title} has not the memory to take chunks back ({short}); {size(free)} "
+                f"are free, and {_shares(self._nvml.processes())}",
+                back,
+                pieces.runs_of(n for n in numbers if self._arena.is_lent(n)),
+            )
 
     def use(self) -> MemoryUse:
         free, total = self._memory()
         mps = bool(self._driver.attribute("MPS_ENABLED"))
         notes = self._nvml.notes(mps=mps) + self._pins.notes()
-        return MemoryUse(total, free, self._nvml.processes(), notes)
+        pins = self._pins
+        return MemoryUse(
+            total, free, self._nvml.processes(), notes, pins.pinned_bytes, pins.refused_bytes
+        )
 
     def close(self) -> None:
         """Free everything; of a lost device what is not the driver's. Raises: DeviceError."""
@@ -142,7 +162,7 @@ class CudaDevice:
 
     def _copies(self, whole: list[pieces.Piece], host: int, only: Ranges | None) -> Iterator[Copy]:
         """Cut at the ends of chunks, of `only` and of what is pinned, and then to size."""
-        of_chunks = list(pieces.split(whole, self.chunk_bytes))
+        of_chunks = pieces.split(whole, self.chunk_bytes)
         for piece, copied in pieces.mark(of_chunks, only):
             chunk = piece.offset // self.chunk_bytes
             if not copied:

@@ -401,9 +401,13 @@ class Driver:
         A graph that is being captured on one of them is spoilt by it, and this blocks until its
         capture has ended: before, nobody can tell.
         """
+        self.after_captures(lambda: self.call(self.api.cuCtxSynchronize))
+
+    def after_captures(self, call: Callable[[], object]) -> None:
+        """Make a call once no graph is being captured that is in its way. Blocks until then."""
         while True:
             try:
-                self.call(self.api.cuCtxSynchronize)
+                call()
                 return
             except CudaError as exc:
                 if not exc.of_a_capture:

@@ -22,6 +22,7 @@ from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.limits import Pool
 from swapd.shared.protocol import Ranges, Runs
+from swapd.shared.units import size
 
 #: Copied by one thread at a time: large enough for memcpy to stream, small enough to share.
 PIECE_BYTES = 8 << 20
@@ -104,14 +105,17 @@ class HostDevice:
         if chunk <= 0 or chunk % (2 << 20):
             raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
         if budget < chunk:
-            raise DeviceError(f"budget of {budget} bytes is less than one chunk of {chunk}")
+            raise DeviceError(
+                f"budget of {budget} bytes is less than one chunk of {chunk}; raise --budget, or "
+                "lower --chunk"
+            )
         self.chunk_bytes = chunk
         self.chunks = self.chunks_per_file = budget // chunk
         self._bandwidth = bandwidth
         self._nbytes = self.chunks * chunk
         if self._nbytes > (free := available_bytes()):
             raise DeviceError(
-                f"budget of {self._nbytes >> 20} MiB, but only {free >> 20} MiB of host memory "
+                f"budget of {size(budget)}, but only {size(free)} of host memory "
                 "are available; lower --budget"
             )
         try:
@@ -152,6 +156,9 @@ class HostDevice:
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
         """Nothing: memory is copied from and to memory here."""
+
+    def pinned(self) -> None:
+        """Nothing is, and nothing needs to be."""
 
     def unpin(self, address: int) -> None:
         """Nothing."""

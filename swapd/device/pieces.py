@@ -1,6 +1,6 @@
 """How a copy is cut up: pure arithmetic on runs of chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from swapd.device.base import DeviceError
@@ -35,7 +35,7 @@ def cut(runs: Runs, nbytes: int, chunk: int) -> list[Piece]:
     return pieces
 
 
-def mark(pieces: list[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
+def mark(pieces: Iterable[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
     """The same bytes, cut where `only` begins and ends: each piece with whether it is in there."""
     if only is None:
         yield from ((piece, True) for piece in pieces)
@@ -63,3 +63,14 @@ def split(pieces: Iterator[Piece] | list[Piece], most: int) -> Iterator[Piece]:
 def numbers(runs: Runs) -> list[int]:
     """The chunks of `runs`, one by one."""
     return [chunk for first, n in runs for chunk in range(first, first + n)]
+
+
+def runs_of(chunks: Iterable[int]) -> Runs:
+    """These chunks, neighbours as one run."""
+    runs: list[tuple[int, int]] = []
+    for chunk in chunks:
+        if runs and sum(runs[-1]) == chunk:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((chunk, 1))
+    return tuple(runs)

@@ -11,10 +11,10 @@ import resource
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from swapd.device.base import DeviceError, DeviceLost
+from swapd.device.base import DeviceError, DeviceLost, Pinned
 from swapd.device.driver import CudaError, Driver
 from swapd.shared import vm
 from swapd.shared.units import size
@@ -22,8 +22,11 @@ from swapd.shared.units import size
 log = logging.getLogger("swapd.device.pins")
 
 #: Page-locked by one call. Single calls of hundreds of GiB fail on current drivers, calls
-#: over 2 GiB on some kernels, and copies go on between two calls.
-SLICE_BYTES = 1 << 30
+#: over 2 GiB on some kernels. A call has locks of the driver's that copies need, too: 25 ms or so.
+SLICE_BYTES = 256 << 20
+#: How long a slice waits for copies to end, at most: where they never do, pinning goes on all the
+#: same, for it is what makes them quick.
+YIELD_S = 1.0
 
 
 def takes_read_only(driver: Driver) -> bool:
@@ -69,6 +72,9 @@ class Pins:
         self._read_only = read_only
         #: One at a time calls the driver, which has a lock of its own for it anyway.
         self._changing = threading.Lock()
+        #: Copies that are under way; told when there is none.
+        self._copies = 0
+        self._no_copy = threading.Condition()
         #: (start, end) of the slices, in order. Replaced whole, so that readers need no lock.
         self._slices: tuple[tuple[int, int], ...] = ()
         #: What was asked for, by address; bytes.
@@ -82,6 +88,15 @@ class Pins:
     @property
     def pinned_bytes(self) -> int:
         return sum(end - start for start, end in self._slices)
+
+    def pinned(self) -> Pinned:
+        """See `Device.pinned`."""
+        return Pinned(self.pinned_bytes, self._refused if self.refused_bytes else "")
+
+    @property
+    def refused_bytes(self) -> int:
+        """What is not pinned though it was asked for, if the last refusal has not been mended."""
+        return max(sum(self._asked.values()) - self.pinned_bytes, 0) if self._refused else 0
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
         """Pin whole pages from `address` on; see `Device.pin`. Raises: DeviceError."""
@@ -106,6 +121,18 @@ class Pins:
         with self._changing, suppress(DeviceLost):
             self._unpin(address)
 
+    @contextmanager
+    def while_copying(self) -> Iterator[None]:
+        """A copy is under way: no slice is begun meanwhile, but one in YIELD_S."""
+        with self._no_copy:
+            self._copies += 1
+        try:
+            yield
+        finally:
+            with self._no_copy:
+                self._copies -= 1
+                self._no_copy.notify_all()
+
     def parts(self, address: int, nbytes: int) -> Iterator[Part]:
         """The range in parts that lie in one slice each, or in none, in order."""
         slices = self._slices
@@ -123,8 +150,12 @@ class Pins:
     def notes(self) -> tuple[str, ...]:
         """For `status`: what is slow because it could not be pinned."""
         asked, pinned = sum(self._asked.values()), self.pinned_bytes
-        if pinned >= asked or not self._refused:
+        if pinned >= asked:
             return ()
+        if not self._refused and asked - pinned < SLICE_BYTES:
+            return ()  # it is nearly done
+        if not self._refused:
+            return (f"{size(pinned)} of {size(asked)} of host copies are pinned so far",)
         return (
             f"{size(pinned)} of {size(asked)} of host copies are pinned; the rest is copied "
             f"through a buffer, which is slower. Refused: {self._refused}",
@@ -148,6 +179,8 @@ class Pins:
                     f"{size(self._limit)} is reached; raise --pin-limit"
                 )
             start = address + done
+            with self._no_copy:
+                self._no_copy.wait_for(lambda: not self._copies, YIELD_S)
             try:
                 with self._driver.current():
                     self._driver.pin(start, nbytes, writable=writable)

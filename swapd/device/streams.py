@@ -1,15 +1,18 @@
 """One direction of copies on a GPU: a stream, and the pieces that are on it.
 
-The thread that orders a copy enqueues its pieces, at most DEPTH ahead. The direction's own
-thread waits for each in turn and tells of it, so that what has arrived is told also while
-the first thread is held up. It sleeps in the driver meanwhile; no callback of the driver's
-runs Python.
+The thread that orders a copy enqueues its pieces, at most DEPTH ahead, waits for each in turn and
+tells of it: the first is on the stream before any other thread has to wake up, and the last is told
+by the thread that met it. Where a chunk may first have to be waited for, the direction's own thread
+enqueues, so that what has arrived is told also while that one is held up. Both sleep in the driver
+meanwhile; no callback of the driver's runs Python.
 """
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import wait
+from contextlib import ExitStack, closing, suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -22,10 +25,12 @@ from swapd.shared.units import size
 #: Copied by one call from pinned memory: large enough for the full rate, small enough for
 #: `landed` to come often, and for others' small copies to get in between.
 PIECE_BYTES = 16 << 20
-#: The same through the staging buffer, which has DEPTH places of this size.
+#: Pieces on the stream at a time: so many that the GPU goes on while this process has to wait for
+#: a processor for some milliseconds.
+DEPTH = 16
+#: The same through the staging buffer, which has STAGED_DEPTH places of this size.
 STAGED_BYTES = 4 << 20
-#: Pieces on the stream at a time.
-DEPTH = 4
+STAGED_DEPTH = 4
 
 
 class Copy(NamedTuple):
@@ -48,6 +53,7 @@ class _Flying(NamedTuple):
 
     event: Any
     end: int
+    staged: bool
     arrive: Callable[[], object] | None
 
 
@@ -57,8 +63,21 @@ class _Flight:
     def __init__(self) -> None:
         self.pieces: SimpleQueue[_Flying | None] = SimpleQueue()
         self.places = threading.Semaphore(DEPTH)
-        #: What the waiting thread met; the enqueuing one then stops.
-        self.error: BaseException | None = None
+        #: Of those that are staged.
+        self.staging = threading.Semaphore(STAGED_DEPTH)
+        #: Nobody waits any more: no piece is to follow.
+        self.over = False
+
+    def landed(self, piece: _Flying) -> None:
+        """Its place is another's."""
+        if piece.staged:
+            self.staging.release()
+        self.places.release()
+
+    def end(self) -> None:
+        self.over = True
+        self.staging.release()  # the other thread may be waiting for one
+        self.places.release()
 
 
 class Direction(ABC):
@@ -77,11 +96,11 @@ class Direction(ABC):
             self._staging = _staging(driver)
             undo.callback(driver.free_pinned, self._staging)
             self._made = undo.pop_all()
-        self._waiter = Pool(1, f"swapd-{name}")
+        self._other = Pool(1, f"swapd-{name}")
 
     def close(self) -> None:
         """Free what was made; nothing if the device is lost. Raises: DeviceError."""
-        self._waiter.shutdown()
+        self._other.shutdown()
         with suppress(DeviceLost), self._driver.current():
             self._made.close()
 
@@ -90,59 +109,82 @@ class Direction(ABC):
     ) -> None:
         """Copy all pieces in order. Blocks. Raises: DeviceError, or what a callback raised,
         when nothing is in flight any more."""
+        pieces = self._ahead(copies) if may_write is None else self._beside(copies, may_write)
+        with self._driver.current():
+            try:
+                with closing(pieces):
+                    for piece in pieces:
+                        self._driver.synchronize(piece.event)
+                        if piece.arrive is not None:
+                            piece.arrive()
+                        if landed is not None:
+                            landed(piece.end)
+            except BaseException:
+                self._drain()
+                raise
+
+    def _ahead(self, copies: Iterator[Copy]) -> Generator[_Flying, None, None]:
+        """Enqueue them, and yield each when it is to be waited for: it has landed, and its place is
+        free, when the next one is asked for."""
+        flying: deque[_Flying] = deque()
+        staged = in_staging = 0
+        for number, copy in enumerate(copies):
+            while len(flying) == DEPTH or (in_staging == STAGED_DEPTH and not copy.pinned):
+                in_staging -= flying[0].staged
+                yield flying.popleft()
+            flying.append(self._enqueued(copy, number, staged))
+            if not copy.pinned:
+                staged += 1
+                in_staging += 1
+        yield from flying
+
+    def _beside(
+        self, copies: Iterator[Copy], may_write: MayWrite
+    ) -> Generator[_Flying, None, None]:
+        """The same, enqueued by the other thread."""
         flight = _Flight()
-        waiting = self._waiter.submit(self._wait_for_each, flight, landed)
+        enqueuing = self._other.submit(self._enqueue_each, copies, may_write, flight)
+        try:
+            while (piece := flight.pieces.get()) is not None:
+                yield piece
+                flight.landed(piece)
+        finally:
+            flight.end()
+            wait([enqueuing])
+        enqueuing.result()
+
+    def _enqueue_each(self, copies: Iterator[Copy], may_write: MayWrite, flight: _Flight) -> None:
+        chunk, staged = -1, 0
         try:
             with self._driver.current():
-                self._enqueue_each(copies, may_write, flight)
-        except BaseException:
+                for number, copy in enumerate(copies):
+                    if copy.chunk != chunk:
+                        may_write(copy.chunk)
+                    chunk = copy.chunk
+                    flight.places.acquire()
+                    if not copy.pinned:
+                        flight.staging.acquire()
+                    if flight.over:
+                        return
+                    flight.pieces.put(self._enqueued(copy, number, staged))
+                    staged += not copy.pinned
+        finally:
             flight.pieces.put(None)
-            waiting.result()
-            self._drain()
-            raise
-        flight.pieces.put(None)
-        waiting.result()
-        if flight.error is not None:
-            self._drain()
-            raise flight.error
 
-    def _enqueue_each(
-        self, copies: Iterator[Copy], may_write: MayWrite | None, flight: _Flight
-    ) -> None:
-        chunk = -1
-        for number, copy in enumerate(copies):
-            if may_write is not None and copy.chunk != chunk:
-                may_write(copy.chunk)
-            chunk = copy.chunk
-            flight.places.acquire()
-            if flight.error is not None:
-                return
-            # free again: pieces end in order, so the one that had this place has landed
-            place = number % DEPTH
-            staging = None if copy.pinned else self._staging + place * STAGED_BYTES
-            arrive = self._enqueue(copy, staging)
-            self._driver.record(self._events[place], self._stream)
-            flight.pieces.put(_Flying(self._events[place], copy.done + copy.nbytes, arrive))
+    def _enqueued(self, copy: Copy, number: int, staged: int) -> _Flying:
+        """Put it on the stream: `number` pieces were before it, `staged` of them staged. Its event
+        and its place in the staging buffer are free again, for pieces end in order."""
+        event, staging = self._events[number % DEPTH], None
+        if not copy.pinned:
+            staging = self._staging + staged % STAGED_DEPTH * STAGED_BYTES
+        arrive = self._enqueue(copy, staging)
+        self._driver.record(event, self._stream)
+        return _Flying(event, copy.done + copy.nbytes, staging is not None, arrive)
 
     @abstractmethod
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
         """Put a piece on the stream, by way of `staging` if there is one; what is left to do
         when it has arrived."""
-
-    def _wait_for_each(self, flight: _Flight, landed: Landed | None) -> None:
-        """Wait for pieces until there are no more, and tell of each. Keeps its error."""
-        try:
-            with self._driver.current():
-                while (piece := flight.pieces.get()) is not None:
-                    self._driver.synchronize(piece.event)
-                    if piece.arrive is not None:
-                        piece.arrive()
-                    if landed is not None:
-                        landed(piece.end)
-                    flight.places.release()
-        except BaseException as exc:  # noqa: BLE001 - raised by `run`
-            flight.error = exc
-            flight.places.release()  # the other thread may be waiting for one
 
     def _drain(self) -> None:
         """After an error: nobody may touch the memory before the GPU has let go of it."""
@@ -151,7 +193,7 @@ class Direction(ABC):
 
 
 def _staging(driver: Driver) -> int:
-    nbytes = DEPTH * STAGED_BYTES
+    nbytes = STAGED_DEPTH * STAGED_BYTES
     try:
         return driver.allocate_pinned(nbytes)
     except CudaError as exc:

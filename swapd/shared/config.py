@@ -20,16 +20,31 @@ from msgspec import Meta
 
 from swapd.shared import documents
 from swapd.shared.runtime_dir import SWAP_LOG
-from swapd.shared.units import parse_rate, parse_size
+from swapd.shared.units import Size, parse_rate, parse_span, typed_size
 
 log = logging.getLogger("swapd.shared.config")
 
 #: Where a client looks for the daemon, and where the daemon looks for its file.
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
+#: What one must know to see the daemon's page: no setting, for no command line may have it.
+HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
+#: The stage of `swapd run FILE` that a process belongs to.
+STAGE_VARIABLE = "SWAPD_STAGE"
+_NO_SETTINGS = frozenset((ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE))
+
+#: Under `chunk = "auto"` a GPU's budget over this is cut into chunks of that: evicting a component
+#: of some GiB is then a quarter of the driver's calls, and what is lost at its end is still little.
+#: By default only where somebody waits for these calls, under strict isolation: elsewhere all that
+#: is felt is that more is lost at the end of each component.
+LARGE_BUDGET = 8 << 30
+LARGE_CHUNK = 256 << 20
+GPU_CHUNK = 64 << 20
+HOST_CHUNK = 2 << 20
 
 _SIZES = {"budget", "chunk", "host_memory", "swap_log_size", "pin_limit"}
 _RATES = {"bandwidth"}
+_SPANS = {"ack_timeout", "linger", "patience", "residency_bound", "stop_timeout", "swap_log_age"}
 #: What Kubernetes gives as the place of a service: of one called swapd, in SWAPD_PORT.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 #: As long as a path may be.
@@ -48,10 +63,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     budget: Annotated[int, Meta(description="Device memory to own, as in 40GiB", gt=0)] = 1 << 30
     chunk: Annotated[
-        Annotated[int, Meta(gt=0)] | None,
+        Annotated[int, Meta(gt=0)] | Literal["auto"] | None,
         Meta(
             description="Unit of memory and mapping, a multiple of 2MiB; default: 2MiB on the "
-            "host, 64MiB on a GPU"
+            "host, 64MiB on a GPU, as auto under strict isolation; auto: 256MiB on a GPU if the "
+            "budget is over 8GiB"
         ),
     ] = None
     bandwidth: Annotated[
@@ -60,7 +76,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     host_memory: Annotated[
         Annotated[int, Meta(gt=0)] | None,
-        Meta(description="Most host memory for host copies; default: what is available"),
+        Meta(description="Most host memory for host copies; default: the available memory"),
     ] = None
     pin_limit: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -87,17 +103,47 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_timeout: Annotated[
         float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
     ] = 10.0
+    linger: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Stop after so many seconds without a session, 10 at least before the "
+            "first; default: never"
+        ),
+    ] = None
     swap_log: Annotated[
-        str | None, Meta(description="Swap log file; default: swap-log.jsonl in the runtime folder")
+        str | None,
+        Meta(
+            description="Swap log file; default: swap-log.jsonl in $STATE_DIRECTORY, else in "
+            "--runtime-dir if that is set, else in ~/.local/state/swapd/DEVICE"
+        ),
     ] = None
     swap_log_size: Annotated[
         int, Meta(description="Rotate the swap log at this size; one old file is kept", gt=0)
     ] = 64 << 20
+    swap_log_age: Annotated[
+        float, Meta(description="and when its first record is so old, as in 12h or 7d", gt=0)
+    ] = 7 * 86400.0
+    http: Annotated[
+        str | None,
+        Meta(description="Serve a page and /metrics there, as in 127.0.0.1:9470; default: nowhere"),
+    ] = None
+    http_token_file: Annotated[
+        str | None,
+        Meta(
+            description="File with the token of the page, else $SWAPD_HTTP_TOKEN; not needed on "
+            "the loopback"
+        ),
+    ] = None
 
     @property
     def chunk_bytes(self) -> int:
         """The chunk as set, or what suits the device: a GPU's mappings cost by the piece."""
-        return self.chunk or (2 << 20 if self.device == "host" else 64 << 20)
+        if isinstance(self.chunk, int):
+            return int(self.chunk)
+        if self.device == "host":
+            return HOST_CHUNK
+        auto = self.chunk == "auto" or self.isolation == "strict"
+        return LARGE_CHUNK if auto and self.budget > LARGE_BUDGET else GPU_CHUNK
 
     @property
     def folder(self) -> Path:
@@ -107,7 +153,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def swap_log_path(self) -> Path:
-        return Path(self.swap_log).absolute() if self.swap_log else self.folder / SWAP_LOG
+        if self.swap_log:
+            return Path(self.swap_log).absolute()
+        return _log_folder(self.device, self.folder, named=bool(self.runtime_dir)) / SWAP_LOG
 
 
 _KINDS = get_type_hints(Config, include_extras=True)
@@ -125,23 +173,73 @@ def load(
     if path is None and (named := _unless_service(environ.get(CONFIG_VARIABLE))):
         path = Path(named)
     merged = {
-        **(_from_file(path) if path else {}),
+        **(parsed(read_toml(path), f"{path}: ") if path else {}),
         **_from_environment(environ),
         **{name: _parse(name, value, _flag(name)) for name, value in flags.items()},
     }
     return Config(**merged)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file as it is written. Raises: ConfigError, if it cannot be read or is no TOML."""
+    try:
+        return tomllib.loads(documents.read(path))
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:  # no TOML, or no text
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
+def parsed(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The settings of a table, as a file has them. `source` goes before their names in errors.
+
+    Raises: ConfigError.
+    """
+    return {name: _parse(name, value, f"{source}{name}") for name, value in raw.items()}
+
+
 def default_folder(device: str) -> Path:
     """The runtime folder of a device where none was named."""
     base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
     root = Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
-    return root / ("cuda0" if device == "cuda" else device.replace(":", ""))
+    return root / _folder_name(device)
+
+
+def logs_left_by(folder: Path) -> list[Path]:
+    """Where the swap log of a daemon that had this runtime folder may lie."""
+    by_default = state_folder() / folder.name if folder == default_folder(folder.name) else folder
+    return [path for at in (folder, by_default) if (path := at / SWAP_LOG).exists()]
+
+
+def _log_folder(device: str, folder: Path, *, named: bool) -> Path:
+    if managed := os.environ.get("STATE_DIRECTORY"):  # noqa: TID251
+        return Path(managed.partition(":")[0]).absolute()
+    return folder if named else state_folder() / _folder_name(device)
+
+
+def state_folder() -> Path:
+    """Where what is to stay is kept for this user."""
+    base = os.environ.get("XDG_STATE_HOME")  # noqa: TID251
+    return (Path(base) if base else Path("~/.local/state").expanduser()).absolute() / "swapd"
+
+
+def _folder_name(device: str) -> str:
+    return "cuda0" if device == "cuda" else device.replace(":", "")
 
 
 def endpoint_from_environment() -> str | None:
     """Where `$SWAPD_ENDPOINT` says the daemon is."""
     return _unless_service(os.environ.get(ENDPOINT_VARIABLE))  # noqa: TID251
+
+
+def stage_from_environment() -> str | None:
+    """The stage of `swapd run FILE` that this process belongs to, if it does to one."""
+    return os.environ.get(STAGE_VARIABLE) or None  # noqa: TID251
+
+
+def http_token_from_environment() -> str | None:
+    """The token of the page, where no file has it."""
+    return os.environ.get(HTTP_TOKEN_VARIABLE) or None  # noqa: TID251
 
 
 def visible_gpus() -> str | None:
@@ -154,20 +252,32 @@ def notify_socket() -> str | None:
     return os.environ.get("NOTIFY_SOCKET") or None  # noqa: TID251
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        raw = tomllib.loads(documents.read(path))
-    except OSError as exc:
-        raise ConfigError(f"{path}: {exc.strerror}") from exc
-    except (ValueError, RecursionError) as exc:  # no TOML, or no text
-        raise ConfigError(f"{path}: {exc}") from exc
-    return {name: _parse(name, value, f"{path}: {name}") for name, value in raw.items()}
+def environment_of_a_daemon(notify: str, **defaults: str) -> dict[str, str]:
+    """That of a daemon which this process starts: it tells `notify` when it serves, and no watchdog
+    of this process. `defaults`: of settings that no variable sets."""
+    given = {f"SWAPD_{name.upper()}": value for name, value in defaults.items()}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WATCHDOG_")}  # noqa: TID251
+    return {**given, **kept, "NOTIFY_SOCKET": notify}
+
+
+def environment_with(endpoint: str) -> dict[str, str]:
+    """That of a command whose daemon is there."""
+    return {**os.environ, ENDPOINT_VARIABLE: endpoint}  # noqa: TID251
+
+
+def watchdog_s() -> float | None:
+    """How long systemd waits for a sign of life of this process; None if it does not."""
+    meant = os.environ.get("WATCHDOG_PID")  # noqa: TID251
+    if meant and meant != str(os.getpid()):
+        return None
+    period = os.environ.get("WATCHDOG_USEC", "")  # noqa: TID251
+    return int(period) / 1e6 if period.isdecimal() and int(period) else None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found, strange = {}, []
     for variable, value in environ.items():
-        if not variable.startswith("SWAPD_") or variable in (ENDPOINT_VARIABLE, CONFIG_VARIABLE):
+        if not variable.startswith("SWAPD_") or variable in _NO_SETTINGS:
             continue
         name = variable.removeprefix("SWAPD_").lower()
         if name in Config.__struct_fields__ and not _SERVICE.match(value):
@@ -206,15 +316,27 @@ def _known(name: str, source: str) -> None:
 def _parse(name: str, value: Any, source: str) -> Any:
     _known(name, source)
     try:
+        if name == "chunk" and value == "auto":
+            return value
         if name in _SIZES and isinstance(value, str):
-            value = parse_size(value)
+            value = typed_size(value)
         elif name in _RATES and isinstance(value, str):
             value = parse_rate(value)
+        elif name in _SPANS and isinstance(value, str):
+            value = _span(value)
         if isinstance(value, str) and (problem := _problem_with(value)):
             raise ValueError(problem)
-        return msgspec.convert(value, _KINDS[name], strict=False)
+        found = msgspec.convert(value, _KINDS[name], strict=False)
+        return value if isinstance(value, Size) else found
     except (ValueError, msgspec.ValidationError) as exc:
         raise ConfigError(f"{source}: {exc}") from exc
+
+
+def _span(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return parse_span(text)
 
 
 def _problem_with(text: str) -> str | None:

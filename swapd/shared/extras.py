@@ -11,9 +11,15 @@ EXTRA_OF = {
     "uvloop": "daemon",
     "typer": "daemon",
     "rich": "daemon",
+    "starlette": "web",
+    "uvicorn": "web",
+    "prometheus_client": "web",
+    "numpy": "numpy",
     "cuda": "cuda",
     "pynvml": "cuda",
     "transformers": "demo",
+    "textual": "top",
+    "opentelemetry": "otel",
 }
 
 

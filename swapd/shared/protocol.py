@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 6
+VERSION = 7
 
 #: Bytes of the session token. A rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -187,6 +187,7 @@ class Acquire(Request, frozen=True, tag="acquire"):
     priority: Number = 0
     await_registration: bool = False  # wait for names that nobody has registered yet
     early: bool = False  # granted when the copies are ordered; the board says what has arrived
+    traced: bool = False  # the reply has an Account
 
 
 class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
@@ -199,6 +200,7 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
     agent: Number = 0
     timeout_s: float | None = None
     priority: Number = 0
+    traced: bool = False
 
 
 class AcquireStart(Request, frozen=True, tag="acquire_start"):
@@ -208,6 +210,7 @@ class AcquireStart(Request, frozen=True, tag="acquire_start"):
     """
 
     timeout_s: float | None = None
+    traced: bool = False
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -259,6 +262,26 @@ class Resize(Request, frozen=True, tag="resize"):
     resident_bytes: Size | None = None
 
 
+class Pin(Request, frozen=True, tag="pin"):
+    """Have a component, or the parts of a family that are kept, stay once they are in; or no more.
+
+    Until it is unregistered, or unpinned. Anybody may ask.
+    """
+
+    name: str
+    unpin: bool = False
+
+
+class EvictNow(Request, frozen=True, tag="evict_now"):
+    """Have a component, or the parts of a family, leave at once, though nobody needs the room.
+
+    Accepted when the eviction is ordered: what is to be saved is on its way then. Of a family what
+    never leaves stays. Anybody may ask.
+    """
+
+    name: str
+
+
 class Status(Request, frozen=True, tag="status"):
     pass
 
@@ -280,6 +303,8 @@ AnyOrder = (
     | Cancel
     | Prefetch
     | Resize
+    | Pin
+    | EvictNow
 )
 
 AnyRequest = AnyOrder | Forecast | Status
@@ -298,18 +323,50 @@ class Done(Reply, frozen=True, tag="done"):
     pass
 
 
-class Granted(Reply, frozen=True, tag="granted"):
+class Move(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One load, or one eviction. `_s`: the daemon's CLOCK_MONOTONIC."""
+
+    kind: Literal["load", "evict"]
+    name: str
+    nbytes: int  # what is copied: of an eviction, what is written back
+    began_s: float  # when it was ordered
+    record: int  # of the swap log: its order
+    ended_s: float | None = None  # None: it had not, when the acquire was answered
+    why: str = ""  # of an eviction the reason; of a load how it failed
+
+
+#: Most moves in one account.
+MOVES_MAX = 128
+
+
+class Account(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an acquire that is traced waited for.
+
+    Loads of what it named that ended since it came, or had not ended, whoever they began for; and
+    evictions that made room for it.
+    """
+
+    answered_s: float
+    record: int  # of the swap log: the answer
+    waits_for: str = ""  # as the swap log says it; "": it did not wait for others
+    moves: tuple[Move, ...] = ()
+    left_out: int = 0  # moves beyond MOVES_MAX
+
+
+class Granted(Reply, frozen=True, tag="granted", omit_defaults=True):
     """`placements` lists the components that the asking session itself registered."""
 
     placements: tuple[Placement, ...]
     waited_s: float = 0.0
     loaded: bool = False  # a copy had to be made, or waited for
     names: tuple[str, ...] = ()  # of all that was granted, if a name asked for has parts
+    account: Account | None = None  # of one that was traced
 
 
-class Refused(Reply, frozen=True, tag="refused"):
+class Refused(Reply, frozen=True, tag="refused", omit_defaults=True):
     code: Code
     message: str
+    account: Account | None = None  # of one that was traced
 
 
 class Victim(msgspec.Struct, frozen=True):
@@ -370,6 +427,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     part_of: str = ""
     copy_s: float | None = None  # of the last swap-in, without its wait for other copies
     kind: ComponentKind = "component"
+    pinned: bool = False  # somebody asked that it stays; its policy is "permanent" meanwhile
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
@@ -377,6 +435,12 @@ class SessionStatus(msgspec.Struct, frozen=True):
     label: str
     leases: int
     waiting: int
+    #: Whether messages are kept for it that it does not read, or that cannot be sent.
+    unread: bool = False
+    #: In chunks, as they are taken: what it registered to stay, and the most of all else that it
+    #: registered and one of its leases held at once.
+    stays_bytes: int = 0
+    turn_bytes: int = 0
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -418,6 +482,9 @@ class StatusReply(Reply, frozen=True, tag="status"):
     private_bytes: int = 0
     #: The labels of those that start: the first does, the others wait for it.
     starting: tuple[str, ...] = ()
+    #: Of host copies: what the device reads and writes by itself, and what was refused to be so.
+    pinned_bytes: int = 0
+    unpinned_bytes: int = 0
 
 
 AnyReply = Done | Granted | Refused | ForecastReply | StatusReply
@@ -520,10 +587,14 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """A mutable component's bytes are in its host copy; its chunks may hold others' from now on."""
+    """A mutable component's bytes are in its host copy; its chunks may hold others' from now on.
+
+    `anew`: of scratch, they are nowhere: it begins anew as zeros, whatever its host copy has.
+    """
 
     name: str
     generation: int
+    anew: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True, tag="wanted"):

@@ -17,12 +17,16 @@ from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
 SWAP_LOG = "swap-log.jsonl"
+#: Of a daemon that a client started: locked while it starts and lives; what it says to people.
+STARTING, DAEMON_LOG = "starting", "daemon.log"
 #: All that a daemon puts there.
-NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, SWAP_LOG, f"{SWAP_LOG}.1"))
+NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG))
 
 #: Longer than the process id in a lock.
 _LOCK_MAX_BYTES = 32
 ELSEWHERE = "choose another --runtime-dir"
+#: In what a daemon says that finds the folder claimed.
+ANOTHER = "another swapd"
 
 
 class Problem(NamedTuple):
@@ -194,7 +198,7 @@ def _locked(folder: Folder) -> OwnedFd:
         lock.close()
         pid = folder.holder() or "unknown"
         raise RuntimeDirError(
-            f"{folder.path}: another swapd (process {pid}) serves this device; "
+            f"{folder.path}: {ANOTHER} (process {pid}) serves this device; "
             "stop it, or use another --device or --runtime-dir"
         ) from None
     try:

@@ -123,8 +123,17 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def has_terminal() -> bool:
+    """Whether this process has a terminal that controls it, and that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def notify_systemd(state: str) -> None:
-    """Tell systemd, if it wants to hear: "READY=1", "STOPPING=1"."""
+    """Tell systemd, if it wants to hear: "READY=1", "WATCHDOG=1", "STOPPING=1"."""
     address = notify_socket()
     if address is None:
         return

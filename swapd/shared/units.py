@@ -1,4 +1,4 @@
-"""Bytes and rates as people write them: 40GiB, 512MB, 12GB/s."""
+"""Bytes, rates and time spans as people write them: 40GiB, 512MB, 12GB/s, 10m."""
 
 import re
 from fractions import Fraction
@@ -14,9 +14,46 @@ _FACTORS = {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
+#: How the units are printed.
+_UNITS = {"k": "kB", "m": "MB", "g": "GB", "t": "TB"} | {f"{u}i": f"{u.upper()}iB" for u in "kmgt"}
 #: With the largest unit it is still a number that can be told.
 _DIGITS_MAX = 25
+_SPANS = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "days": 86400.0,
+    "d": 86400.0,
+}
+_SPAN = re.compile(rf"\s*([0-9]+(?:\.[0-9]+)?)\s*({'|'.join(_SPANS)})?\s*")
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+class Size(int):
+    """Bytes, and how they were written: `size` prints them so again.
+
+    It is an `int` in all else; arithmetic gives plain numbers. msgspec encodes no subclass of
+    `int`: what goes into a message is `int(...)` first.
+    """
+
+    text: str
+
+    def __new__(cls, nbytes: int, text: str) -> "Size":
+        made = super().__new__(cls, nbytes)
+        made.text = text
+        return made
+
+
+def typed_size(text: str) -> Size:
+    """As `parse_size`; printed as it was written."""
+    nbytes = parse_size(text)
+    match = _PATTERN.fullmatch(text)
+    assert match is not None
+    unit = match[2] or ""
+    return Size(nbytes, f"{match[1]} {_UNITS[unit.lower()]}" if unit else size(nbytes))
 
 
 def parse_size(text: str) -> int:
@@ -27,6 +64,14 @@ def parse_size(text: str) -> int:
     if len(match[1]) > _DIGITS_MAX:
         raise ValueError(f"{match[1][:_DIGITS_MAX]}... is more than any machine has")
     return int(Fraction(match[1]) * _FACTORS[(match[2] or "").lower()])
+
+
+def parse_span(text: str) -> float:
+    """Seconds in `text`: "50ms", "10m" (minutes), "1.5h", "7d"; a bare number is seconds."""
+    match = _SPAN.fullmatch(text)
+    if match is None or len(match[1]) > _DIGITS_MAX:
+        raise ValueError(f"{text[:80]!r} is no time span; write it like 50ms, 30s, 10m, 2h or 7d")
+    return float(match[1]) * _SPANS[match[2] or "s"]
 
 
 def parse_rate(text: str) -> float:
@@ -41,7 +86,9 @@ def parse_rate(text: str) -> float:
 
 
 def size(nbytes: float) -> str:
-    """`nbytes` for people, binary units: 1.5 GiB, 256 MiB."""
+    """`nbytes` for people, binary units: 1.5 GiB, 256 MiB; what was typed as it was typed."""
+    if isinstance(nbytes, Size):
+        return nbytes.text
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor:
             return f"{_digits(nbytes / factor, 4)} {unit}"

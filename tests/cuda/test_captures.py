@@ -58,6 +58,28 @@ def test_a_lease_is_kept_and_its_work_is_asked_for(world: World) -> None:
     assert worker.end_capture() == "CUDA_SUCCESS"
 
 
+def test_what_was_given_back_is_asked_for_by_the_thread_that_captures(world: World) -> None:
+    daemon, worker, _ = prepared(world, "relaxed")
+    worker.register("c", 2 * MIB, seed=3)
+    worker.linger_on()
+    worker.sleeps_of_steps(["a", "c"], 2)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.begin_capture()
+    worker.release("a")
+    worker.acquire("c")
+    assert daemon.component("a").leases == 1
+    worker.release("c")
+    world.go_on()
+    worker.acquire("c")
+    assert worker.end_capture() == "CUDA_SUCCESS"
+    worker.result()
+    worker.release("c")
+    worker.acquire("c")
+    assert daemon.component("a").leases == 0
+
+
 def test_a_release_waits_for_work_from_before_the_capture(world: World) -> None:
     daemon, worker, _ = prepared(world, "strict")
     world.hold(WORK, worker)

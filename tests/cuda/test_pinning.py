@@ -25,3 +25,16 @@ def test_components_come_in_where_memory_that_is_read_only_is(
     assert worker.use("a")[1] == expected
     assert worker.use("b")[1] == late
     assert daemon.log.count(SAYS_SO) == refuses, "it is said once"
+
+
+def test_what_is_pinned_is_in_the_swap_log(world: World) -> None:
+    """Also what of it is refused, and one record for components that come together."""
+    daemon = world.daemon(pin_limit="6MiB")
+    worker = world.worker(daemon)
+    for number, name in enumerate("abc"):
+        worker.register(name, 4 * MIB, seed=number)
+    pinned = daemon.await_record("HostCopiesPinned")
+    assert (pinned.nbytes, pinned.of) == (6 * MIB, 12 * MIB)
+    assert "raise --pin-limit" in pinned.refused
+    status = daemon.status()
+    assert (status.pinned_bytes, status.unpinned_bytes) == (6 * MIB, 6 * MIB)

@@ -62,7 +62,10 @@ def test_close_without_room_warns_of_the_components_and_goes_on(world: World) ->
     worker.use("small")
     said = worker.close_and_tell()
     assert len(said) == 1
-    assert "no room for private copies of 'large': their tensors must not be touched" in said[0]
+    assert (
+        "no room for private copies of 'large' (60 MiB): their tensors must not be touched"
+        in said[0]
+    )
     assert worker.look("small")[1] == expected
     with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
         worker.peek("large")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 
 WORK = "cuMemcpyDtoDAsync"
 
@@ -291,3 +291,59 @@ def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> Non
     world.go_on()
     daemon.await_record("Release")
     assert leases(daemon, "a") == 0
+
+
+# --- by the threads that had the leases --------------------------------------------------
+
+
+def in_turn(world: World) -> tuple[Daemon, Worker]:
+    """A worker whose main thread has used `a` and `b` in turn and is trusted to come back."""
+    daemon = world.daemon(isolation="relaxed")
+    worker = world.worker(daemon)
+    for name in "ab":
+        worker.register(name, 2 * MIB)
+    worker.linger_on()
+    worker.sleeps_of_steps(["a", "b"], 2)
+    return daemon, worker
+
+
+def test_hits_with_work_wake_no_thread(world: World) -> None:
+    """Neither of several components in turn, nor of a loop, however often they are given back."""
+    _, worker = in_turn(world)
+    assert worker.sleeps_of_steps(["a", "b"], 50) == {}
+    worker.sleeps_of_steps(["a"], 2)
+    assert worker.sleeps_of_steps(["a"], 50) == {}
+
+
+def test_what_its_thread_looks_after_is_given_back_before_it_asks_again(world: World) -> None:
+    daemon, worker = in_turn(world)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    worker.result()
+    worker.acquire("b")
+    assert leases(daemon, "a") == 0
+
+
+@pytest.mark.parametrize("how", ["another waits", "it asks", "it closes"])
+def test_what_its_thread_looks_after_is_waited_for_when(world: World, how: str) -> None:
+    daemon, worker = in_turn(world)
+    other = world.worker(daemon, "other")
+    other.register("c", 16 * MIB)
+    world.hold(WORK, worker)
+    worker.acquire("a")
+    worker.work("a")
+    worker.release("a")
+    assert leases(daemon, "a") == 1
+    if how == "another waits":
+        waiting = other.start("acquire", "c")
+        daemon.await_record("Waiting")
+    elif how == "it asks":
+        worker.prefetch("b")
+    else:
+        waiting = worker.start("disconnect")
+    world.go_on()
+    if how == "it asks":
+        daemon.await_record("Release")
+    else:
+        waiting.result()

@@ -77,3 +77,21 @@ def test_scratch_that_is_held_when_the_daemon_dies_stays_where_it_is(world: Worl
     assert worker.look("s") == before
     worker.disconnect()
     assert worker.look("s") == before
+
+
+def test_what_is_back_of_a_workspace_is_used_before_the_rest_is(world: World) -> None:
+    """The driver gives back a part of what a worker's allocator had, and is asked for the rest."""
+    daemon = world.daemon()
+    borrower, other = world.workers(daemon, "borrower", "other")
+    expected = other.register("a", 12 * MIB, seed=1)
+    borrower.acquire_workspace(8 * MIB)
+    with world.fake.occupied(world.fake.free_bytes() - 4 * MIB):
+        borrower.release("workspace")
+        assert other.use("a")[1] == expected
+        status = daemon.status()
+        (out,) = [c for c in status.components if c.kind == "workspace"]
+        assert (out.state, out.nbytes) == ("reclaiming", 4 * MIB)
+        assert any("4 MiB are not back yet" in note for note in status.notes)
+    while any(c.kind == "workspace" for c in daemon.status().components):
+        pass
+    assert not any("not back yet" in note for note in daemon.status().notes)

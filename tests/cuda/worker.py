@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from swapd.device.driver import Driver
+from swapd_client.leases import keeping
 from tests.guarantees import worker
 from tests.guarantees.worker import digest, pattern
+from tests.sleeping import more_sleeps, sleeps
 
+MIB = 1 << 20
 #: Writes to memory that others had, for ever.
 KERNEL = Path(__file__).parent / "programs" / "kernel.py"
 
@@ -55,6 +58,34 @@ class GpuWorker(worker.Worker):
         dlpack.gpu = lambda index: dlpack.HOST
         return super().register_tensor(name, nbytes, seed=seed, **options)
 
+    def register_from_gpu(self, name: str, *sizes: int) -> tuple[str, int]:
+        """Register tensors of so many bytes that are on the GPU; the digest of what the component
+        has then, and how much more host memory this process had at its peak meanwhile."""
+        import torch
+
+        from swapd_client.memory import dlpack
+        from swapd_client.memory.layout import ALIGN_BYTES
+
+        class OnGpu(torch.nn.Parameter):
+            is_cuda = True
+
+        dlpack.gpu = lambda index: dlpack.HOST
+        whole, tensors = bytearray(), {}
+        for number, nbytes in enumerate(sizes):
+            with self.driver.current():
+                address = int(self.driver.call(self.driver.api.cuMemAlloc, nbytes))
+            self._store(address, data := pattern(number, nbytes))
+            there = dlpack.bytes_at(address, nbytes, dlpack.HOST)
+            tensors[f"t{number}"] = OnGpu(there, requires_grad=False)
+            whole += bytes(-len(whole) % ALIGN_BYTES) + data
+        expected = digest(whole)
+        del whole, data
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _peak()
+        self._parts[name] = self.client.register(name, tensors)
+        return expected, _peak() - before
+
     def arrive(self, lease: str, segment: int) -> str:
         """Wait for a segment, all of a size; return its digest."""
         part = self._parts[lease]
@@ -70,6 +101,10 @@ class GpuWorker(worker.Worker):
     def peek(self, name: str) -> int:
         """Have the GPU read one byte, lease or not."""
         return self._fetch(self._parts[name].address, 1)[0]
+
+    def peek_at(self, name: str, offset: int) -> int:
+        """The same, somewhere else."""
+        return self._fetch(self._parts[name].address + offset, 1)[0]
 
     def write(self, name: str, seed: int) -> str:
         part = self._parts[name]
@@ -133,6 +168,32 @@ class GpuWorker(worker.Worker):
                 driver.finish(stream)
         with driver.current():
             driver.call(driver.api.cuMemFree, target)
+
+    def linger_on(self) -> None:
+        """What is kept for a moment is kept for ever, as far as clocks say."""
+        keeping.LINGER_S = keeping.BACK_S = keeping.SWEEP_S = 3600.0
+
+    def sleeps_of_steps(self, names: list[str], steps: int) -> dict[str, int]:
+        """Use these in turn, each given back before its work is done; how often other threads of
+        Python's went to sleep meanwhile, by name, but for those that slept on."""
+        stream, driver = self._stream("s"), self.driver
+        with driver.current():
+            target = driver.call(driver.api.cuMemAlloc, MIB)
+        before = sleeps()
+        for _ in range(steps):
+            for name in names:
+                held = self.client.acquire(name)
+                with driver.current():
+                    copy = driver.api.cuMemcpyDtoDAsync
+                    driver.call(copy, target, self._parts[name].address, MIB, stream)
+                held.uses(int(stream))
+                held.release()
+            with driver.current():
+                driver.finish(stream)
+        more = more_sleeps(before)
+        with driver.current():
+            driver.call(driver.api.cuMemFree, target)
+        return more
 
     def leave_a_kernel(self) -> int:
         """Have something write to all chunks that this process has, also when it is gone.
@@ -350,6 +411,13 @@ class GpuWorker(worker.Worker):
             stream = self._stream("looking")
             self.driver.copy_to_device(address, ctypes.addressof(memory), len(data), stream)
             self.driver.finish(stream)
+
+
+def _peak() -> int:
+    """The most host memory that this process has had, bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (said,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(said) << 10
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from swapd.device import Device, HostDevice, open_device
 
 CHUNK = 2 << 20
+#: What a driver gives back late is there in this time, or never.
+SETTLE_S = 10.0
 
 #: Run in another process with the `arguments` of a `Backend`.
 PROGRAM = Path(__file__).parent / "programs" / "lent_chunk.py"
@@ -29,6 +32,13 @@ class Backend:
     ) -> tuple[object, ...]:
         number = chunk % device.chunks_per_file
         return self.kind, case, fd, number, CHUNK, int(writable), device.uuid
+
+    def comes_to_hold(self, device: Device, nbytes: int) -> bool:
+        """Whether its arena takes so much, waited for: a driver may give back late."""
+        until = time.monotonic() + SETTLE_S
+        while (held := self.held(device)) != nbytes and time.monotonic() < until:
+            time.sleep(0.01)
+        return held == nbytes
 
 
 def _held_on_host(device: Device) -> int:

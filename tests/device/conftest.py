@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from swapd.device.driver import Driver
 from tests import fakecuda
 from tests.device import backends
 from tests.device.backends import Backend
@@ -17,6 +18,14 @@ from tests.device.backends import Backend
 def fake() -> fakecuda.Fake:
     """The fake machine of this process. Its knobs hold for the whole run."""
     return fakecuda.loaded()
+
+
+@pytest.fixture(scope="session")
+def context() -> Iterator[None]:
+    """A real GPU's context, kept for the session: each takes a second and more to make."""
+    driver = Driver(0)
+    yield
+    driver.close()
 
 
 @pytest.fixture(params=["host", "fake", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -36,4 +45,5 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         pytest.skip("a real GPU takes a run of its own: pytest -m gpu tests/device")
     if not backends.gpu_here():
         pytest.skip("no NVIDIA driver here")
+    request.getfixturevalue("context")
     yield backends.cuda(dict(os.environ))  # noqa: TID251

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.device import DeviceError, cuda, open_device, streams
+from swapd.device import DeviceError, NotAllBack, cuda, open_device, streams
 from swapd.device.cuda import CudaDevice
 from swapd.device.driver import Driver
 from swapd.shared import vm
@@ -208,26 +208,32 @@ def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told == [3 * MIB, 6 * MIB, 8 * MIB, 10 * MIB + 1]
 
 
-def test_no_more_than_a_few_pieces_are_on_the_stream(fake: fakecuda.Fake) -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_no_more_than_a_few_pieces_are_on_the_stream(fake: fakecuda.Fake, *, pinned: bool) -> None:
     asked: list[int] = []
     full = threading.Event()
+    most = streams.DEPTH if pinned else streams.STAGED_DEPTH
+    chunks = most + 8
 
     def may_write(chunk: int) -> None:
         asked.append(chunk)
-        if chunk == streams.DEPTH:
+        if chunk == most:
             full.set()
 
-    source = HostBytes(12 * CHUNK)
+    nbytes = chunks * CHUNK
+    source = vm.map_anonymous(nbytes)
     fake.faults("cuMemcpyHtoDAsync hold async")
-    with closing(CudaDevice(0, 12 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
-        copy = thread.submit(
-            device.copy_in, ((0, 12),), source.address, source.nbytes, may_write=may_write
-        )
+    with closing(CudaDevice(0, nbytes, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
+        if pinned:
+            device.pin(source, nbytes, writable=True)
+        copy = thread.submit(device.copy_in, ((0, chunks),), source, nbytes, may_write=may_write)
         assert full.wait(60)
-        assert asked == list(range(streams.DEPTH + 1)), "the last one waits for a place"
+        assert asked == list(range(most + 1)), "the last one waits for a place"
         fake.faults()
         copy.result()
-    assert asked == list(range(12))
+        device.unpin(source)
+    vm.free(source, nbytes)
+    assert asked == list(range(chunks))
 
 
 def test_one_direction_does_not_wait_for_the_other(fake: fakecuda.Fake) -> None:
@@ -321,15 +327,28 @@ def test_lent_memory_is_the_driver_s_when_the_last_worker_lets_go(fake: fakecuda
         assert goes_in_and_out(device, 4 * CHUNK)
 
 
-def test_what_cannot_be_taken_back_whole_is_not_taken_back_at_all(fake: fakecuda.Fake) -> None:
+def test_what_there_is_memory_for_is_taken_back(fake: fakecuda.Fake) -> None:
     with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
         free = fake.free_bytes()
         device.lend(((0, 2), (3, 1)))
         with (
             fake.occupied(fake.free_bytes() - 2 * CHUNK),
-            pytest.raises(DeviceError, match=r"cuda:0 .* has not the memory .*; 4 MiB are free"),
+            pytest.raises(
+                NotAllBack, match=r"cuda:0 .* has not the memory .*; 0 B are free"
+            ) as out,
         ):
             device.reclaim(((0, 2), (3, 1)))
+        assert (out.value.back, out.value.still) == (((0, 2),), ((3, 1),))
+        device.export(0, writable=False).close()
+        device.reclaim(out.value.still)
+        assert fake.free_bytes() == free
+        assert goes_in_and_out(device, 4 * CHUNK)
+
+
+def test_an_error_leaves_lent_what_was_lent(fake: fakecuda.Fake) -> None:
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
+        free = fake.free_bytes()
+        device.lend(((0, 2), (3, 1)))
         for step in ("cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle"):
             fake.faults(f"{step} 304 after=1 times=1")
             with pytest.raises(DeviceError, match=step):
@@ -359,7 +378,7 @@ def test_use_tells_of_other_processes_and_of_no_note_without_a_reason(
     fake: fakecuda.Fake,
 ) -> None:
     with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
-        assert device.use() == (256 * MIB, 248 * MIB, (), ())
+        assert device.use() == (256 * MIB, 248 * MIB, (), (), 0, 0)
         with start_python("import sys; sys.stdin.read()") as other:  # noqa: SIM117
             with fake.occupied(5 * MIB, pid=other.pid):
                 use = device.use()

@@ -12,6 +12,7 @@ import pytest
 
 from swapd.device import DeviceError, HostDevice, host, open_device
 from swapd.shared import vm
+from swapd.shared.units import parse_size
 from tests.processes import output_of
 
 CHUNK = 2 << 20
@@ -36,8 +37,8 @@ def test_a_budget_below_one_chunk_is_refused_with_both_numbers() -> None:
 def test_a_budget_beyond_the_host_s_memory_is_refused_with_both_numbers() -> None:
     with pytest.raises(DeviceError, match="lower --budget") as refused:
         HostDevice(1 << 50, CHUNK)
-    asked, free = map(int, re.findall(r"(\d+) MiB", str(refused.value)))
-    assert asked == 1 << 30
+    asked, free = map(parse_size, re.findall(r"[\d.]+ [MGT]iB", str(refused.value)))
+    assert asked == 1 << 50
     assert 0 < free < asked
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -111,7 +112,35 @@ def test_what_is_refused_half_way_stays_pinned_up_to_there_and_can_go_on(
         assert pinned.notes() == ()
 
 
-def test_nothing_is_said_of_what_is_just_being_pinned(driver: Driver, memory: int) -> None:
+def test_a_slice_waits_for_copies_and_how_far_it_is_is_told(
+    driver: Driver, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins, "YIELD_S", 60)
+    with (
+        closing(Pins(driver, None, read_only=True)) as pinned,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        with pinned.while_copying():
+            pinning = thread.submit(pinned.pin, memory, LENGTH, writable=True)
+            while not pinned.notes():
+                pass
+            assert pinned.notes() == ("0 B of 3.5 MiB of host copies are pinned so far",)
+            assert not pinned.pinned_bytes
+        pinning.result()
+        assert pinned.pinned_bytes == LENGTH
+        assert pinned.notes() == ()
+
+
+def test_copies_that_never_end_do_not_hold_it_up(
+    driver: Driver, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins, "YIELD_S", 0.001)
+    with closing(Pins(driver, None, read_only=True)) as pinned, pinned.while_copying():
+        pinned.pin(memory, LENGTH, writable=True)
+        assert pinned.pinned_bytes == LENGTH
+
+
+def test_nothing_is_said_of_what_is_pinned(driver: Driver, memory: int) -> None:
     with closing(Pins(driver, None, read_only=True)) as pinned:
         assert pinned.notes() == ()
         pinned.pin(memory, SLICE, writable=True)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fakecuda.h"
 
@@ -31,6 +32,19 @@ static double rate(bool in)
     return in ? knobs()->gbps_in : knobs()->gbps_out;
 }
 
+/* In the lock's file: until when the engine is busy with copies that were begun. */
+static struct timespec busy_until(const struct engine *engine)
+{
+    struct timespec until = {0, 0};
+    if (pread(engine->lock, &until, sizeof until, 0) < 0) account_complain("an engine's file");
+    return until;
+}
+
+static void keep_busy(const struct engine *engine, const struct timespec *until)
+{
+    if (pwrite(engine->lock, until, sizeof *until, 0) < 0) account_complain("an engine's file");
+}
+
 static struct engine *take_engine(uint64_t address, bool in)
 {
     int device = device_of_address(address);
@@ -50,8 +64,22 @@ static void give_engine(struct engine *engine)
     pthread_mutex_unlock(&engine->turn);
 }
 
-/* Sleep until `done` bytes have taken as long as they should since `start`. */
-static void pace(const struct timespec *start, size_t done, double gbps)
+static struct timespec later(struct timespec one, struct timespec other)
+{
+    bool second = one.tv_sec == other.tv_sec ? one.tv_nsec < other.tv_nsec
+                                             : one.tv_sec < other.tv_sec;
+    return second ? other : one;
+}
+
+/* When a copy begins: when it could, and not when this thread had a processor. A copy engine needs
+ * none. */
+static struct timespec begin(const struct engine *engine, const struct operation *operation)
+{
+    return engine ? later(busy_until(engine), operation->queued) : operation->queued;
+}
+
+/* When `done` bytes are copied that were begun at `start`. */
+static struct timespec due(const struct timespec *start, size_t done, double gbps)
 {
     double seconds = (double)done / (gbps * 1e9);
     struct timespec end = *start;
@@ -61,7 +89,12 @@ static void pace(const struct timespec *start, size_t done, double gbps)
         end.tv_nsec -= 1000000000;
         end.tv_sec++;
     }
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR) {}
+    return end;
+}
+
+static void sleep_until(const struct timespec *end)
+{
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, end, NULL) == EINTR) {}
 }
 
 /* ---- copies, as performed ---- */
@@ -80,16 +113,20 @@ static CUresult copy_with_host(const struct operation *operation, bool in)
     uint64_t host = in ? operation->source : operation->target;
     if (operation->staging) host = (uint64_t)operation->staging;
     CUresult result = CUDA_SUCCESS;
-    struct timespec start;
+    struct timespec start, end;
+    size_t most = knobs()->hollow ? 16 * PIECE : PIECE;
     struct engine *engine = take_engine(device, in);
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    start = begin(engine, operation);
     for (size_t done = 0; done < operation->nbytes && !result && !waiting_is_over();) {
-        size_t left = operation->nbytes - done, piece = left < PIECE ? left : PIECE;
+        size_t left = operation->nbytes - done, piece = left < most ? left : most;
         if (!host_is_ready(host + done, piece, in, operation->pinned))
             result = CUDA_ERROR_ILLEGAL_ADDRESS;
         else result = device_transfer(device + done, (char *)(host + done), piece, in);
         done += piece;
-        if (engine) pace(&start, done, rate(in));
+        if (!engine) continue;
+        end = due(&start, done, rate(in));
+        keep_busy(engine, &end);
+        sleep_until(&end);
     }
     give_engine(engine);
     return result;

@@ -28,6 +28,17 @@ void nap_us(long microseconds)
     nanosleep(&time, NULL);
 }
 
+/* As long as a call of a driver keeps the processor busy: a sleep would be too long, and free. */
+void spend_us(double microseconds)
+{
+    struct timespec start, now;
+    if (microseconds <= 0) return;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    do clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((double)(now.tv_sec - start.tv_sec) * 1e6 +
+           (double)(now.tv_nsec - start.tv_nsec) / 1e3 < microseconds);
+}
+
 CUresult sticky_error(void)
 {
     return atomic_load(&sticky);

@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "driver.h"
 
@@ -67,6 +68,9 @@ struct knobs {
     bool read_only_pins;    /* memory that is mapped read-only can be registered */
     bool pin_one;           /* a copy may not span two registrations */
     bool unmap_one;         /* cuMemUnmap takes one mapping a call */
+    double map_us, access_us, unmap_us; /* what a call costs for each mapping, microseconds */
+    double pin_s;           /* what registering costs, seconds a GiB; copies wait meanwhile */
+    bool hollow;            /* copies and fills take their time, and move nothing */
 };
 
 const struct knobs *knobs(void);
@@ -111,6 +115,7 @@ struct plan take_plan(void);
 CUresult sticky_error(void);
 void spoil(CUresult error);
 void nap_us(long microseconds);
+void spend_us(double microseconds);
 int current_device(void);
 CUcontext context_of(int device);
 CUcontext current_context(void);
@@ -152,6 +157,7 @@ struct operation {
     uint64_t source;        /* address */
     size_t nbytes;
     void *staging;          /* own copy of the source, to be freed */
+    struct timespec queued; /* since when it could run, were its copy engine free */
     bool pinned;            /* the host side was registered when this was enqueued */
     uint64_t value;         /* of a fill or a flag */
     int width;              /* of a flag or a fill's pattern: bytes */

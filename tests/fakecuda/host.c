@@ -143,6 +143,8 @@ static CUresult add(uint64_t start, size_t nbytes, unsigned flags, bool owned)
         *made = (struct registration){registrations, start, nbytes, flags, owned};
         registrations = made;
         pinned_bytes += nbytes;
+        /* Copies wait meanwhile, as those do that need a lock of the driver's. */
+        nap_us((long)(knobs()->pin_s * 1e6 * (double)nbytes / (1 << 30)));
     }
     pthread_mutex_unlock(&pins);
     return result;

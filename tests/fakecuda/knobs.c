@@ -27,10 +27,10 @@ static bool flag(const char *name, bool otherwise)
     return bytes(name, otherwise) != 0;
 }
 
-static double rate(const char *name)
+static double number(const char *name, const char *otherwise)
 {
     const char *text = getenv(name);
-    if (!text) text = getenv("FAKECUDA_GBPS");
+    if (!text && otherwise) text = getenv(otherwise);
     return text ? atof(text) : 0;
 }
 
@@ -41,14 +41,19 @@ static void read_knobs(void)
         .devices = devices > MAX_DEVICES ? MAX_DEVICES : (int)devices,
         .total = bytes("FAKECUDA_TOTAL", (uint64_t)1 << 30),
         .context = bytes("FAKECUDA_CONTEXT", 0),
-        .gbps_in = rate("FAKECUDA_GBPS_IN"),
-        .gbps_out = rate("FAKECUDA_GBPS_OUT"),
+        .gbps_in = number("FAKECUDA_GBPS_IN", "FAKECUDA_GBPS"),
+        .gbps_out = number("FAKECUDA_GBPS_OUT", "FAKECUDA_GBPS"),
         .version = (int)bytes("FAKECUDA_VERSION", 13000),
         .pin_max = bytes("FAKECUDA_PIN_MAX", UINT64_MAX),
         .pin_total = bytes("FAKECUDA_PIN_TOTAL", UINT64_MAX),
         .read_only_pins = flag("FAKECUDA_READ_ONLY_PINS", false),
         .pin_one = flag("FAKECUDA_PIN_ONE", false),
         .unmap_one = flag("FAKECUDA_UNMAP_ONE", false),
+        .map_us = number("FAKECUDA_MAP_US", NULL),
+        .access_us = number("FAKECUDA_ACCESS_US", NULL),
+        .unmap_us = number("FAKECUDA_UNMAP_US", NULL),
+        .pin_s = number("FAKECUDA_PIN_S", NULL),
+        .hollow = flag("FAKECUDA_HOLLOW", false),
     };
     faults_path = getenv("FAKECUDA_FAULTS");
     trace_path = getenv("FAKECUDA_TRACE");

@@ -378,6 +378,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t nbytes, size_t offset,
         nbytes <= target->nbytes - (address - target->start) && !has_mappings(address, nbytes))
         result = map_there(address, allocation);
     pthread_rwlock_unlock(&space);
+    if (!result) spend_us(knobs()->map_us);
     return result;
 }
 
@@ -405,6 +406,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t nbytes)
     bool ok = count && !(count > 1 && knobs()->unmap_one);
     if (ok) unmap(first, count);
     pthread_rwlock_unlock(&space);
+    if (ok) spend_us((double)count * knobs()->unmap_us);
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -448,6 +450,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t nbytes, const CUmemAc
     for (size_t i = first; i < first + mapped && !result; i++)
         set_access(&mappings[i], wanted->flags);
     pthread_rwlock_unlock(&space);
+    if (!result) spend_us((double)mapped * knobs()->access_us);
     return result;
 }
 
@@ -558,7 +561,9 @@ static size_t transfer_piece(uint64_t address, char *host, size_t nbytes, bool i
         size_t most = mapping->nbytes - offset;
         if (nbytes > most) nbytes = most;
         int fd = mapping->allocation->fd;
-        done = in ? pwrite(fd, host, nbytes, (off_t)offset) : pread(fd, host, nbytes, (off_t)offset);
+        off_t at = (off_t)offset;
+        if (knobs()->hollow) done = (ssize_t)nbytes;
+        else done = in ? pwrite(fd, host, nbytes, at) : pread(fd, host, nbytes, at);
     }
     pthread_rwlock_unlock(&space);
     if (done < 0) account_complain("a copy at %p: %s", (void *)host, strerror(errno));

@@ -16,6 +16,7 @@ struct stream {
     int device, priority;
     unsigned flags;
     uint64_t id;    /* no other stream of the process has it */
+    struct timespec held_up; /* until then by what it was told to wait for */
     bool closing;   /* ends when its operations are done */
     bool abandoned; /* its context is gone: what is left is dropped */
     int users;      /* its thread, and whoever waits for it */
@@ -149,6 +150,17 @@ static void let_go_of_stream(struct stream *stream)
     free(stream);
 }
 
+static bool is_earlier(struct timespec one, struct timespec other)
+{
+    return one.tv_sec == other.tv_sec ? one.tv_nsec < other.tv_nsec : one.tv_sec < other.tv_sec;
+}
+
+static bool may_wait(const struct operation *operation)
+{
+    return operation->plan.held || (operation->kind != COPY_IN && operation->kind != COPY_OUT &&
+                                    operation->kind != RECORD);
+}
+
 static void *run(void *argument)
 {
     struct stream *stream = own = argument;
@@ -158,7 +170,9 @@ static void *run(void *argument)
         struct operation *operation = stream->head;
         if (!operation) break;
         pthread_mutex_unlock(&work);
+        if (is_earlier(operation->queued, stream->held_up)) operation->queued = stream->held_up;
         CUresult failed = perform(operation);
+        if (may_wait(operation)) clock_gettime(CLOCK_MONOTONIC, &stream->held_up);
         if (failed) spoil(failed);
         pthread_mutex_lock(&work);
         finish(stream, operation);
@@ -285,6 +299,7 @@ CUresult enqueue(CUstream handle, struct operation operation, bool wait)
     if (!kept) abort();
     *kept = operation;
     kept->plan = take_plan();
+    clock_gettime(CLOCK_MONOTONIC, &kept->queued);
     pthread_mutex_lock(&work);
     refused = enqueue_locked(handle, kept, wait);
     pthread_mutex_unlock(&work);

@@ -91,6 +91,18 @@ def stop_process(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
+def await_end(process: "subprocess.Popen[Any]") -> int:
+    """The exit status of a child, once it has ended. Wakes as it ends: `Popen.wait` that is told
+    how long looks only every 50 ms. Raises: TimeoutExpired."""
+    if process.poll() is None:
+        watch = os.pidfd_open(process.pid)
+        try:
+            select.select([watch], [], [], PATIENCE_S)
+        finally:
+            os.close(watch)
+    return process.wait(0)
+
+
 # --- daemons -----------------------------------------------------------------------------
 
 
@@ -182,7 +194,7 @@ class Daemon:
 
     def wait(self) -> int:
         """Its exit status, once it has ended."""
-        return self._process.wait(PATIENCE_S)
+        return await_end(self._process)
 
     def kill(self) -> None:
         """SIGKILL; returns when it is dead."""
@@ -387,8 +399,9 @@ class Worker:
     `worker.start("acquire", "a", lane="x")` does not wait for the answer.
     """
 
-    def __init__(self, log: Path, program: Path, imported: Sequence[str]) -> None:
-        self.label = "spare"
+    def __init__(self, log: Path, label: str, program: Path, imported: Sequence[str]) -> None:
+        """`label` is what it is called at its daemon."""
+        self.label = label
         self._log = log
         with log.open("ab") as stderr:
             self._process = forked.Popen(
@@ -413,11 +426,6 @@ class Worker:
         if command.startswith("_"):
             raise AttributeError(command)
         return lambda *args, **options: self.start(command, *args, **options).result()
-
-    def introduce(self, endpoint: Path, label: str) -> None:
-        """Say where its daemon is, and what it is called there."""
-        self.label = label
-        self.start("meet", str(endpoint), label)
 
     @property
     def pid(self) -> int:
@@ -463,7 +471,7 @@ class Worker:
 
     def wait(self) -> int:
         """Its exit status, negative for a signal, once it has ended."""
-        status = self._process.wait(PATIENCE_S)
+        status = await_end(self._process)
         self._reader.join(PATIENCE_S)
         return status
 
@@ -602,8 +610,6 @@ class World:
         self._imported = imported
         self._daemons: list[Daemon] = []
         self._workers: list[Worker] = []
-        #: Started early: they import while the daemon does.
-        self._spare = [self._hire() for _ in range(2)]
 
     def daemon(self, name: str = "d", **settings: object) -> Daemon:
         """Start a daemon; of the same name, one in the same folder."""
@@ -614,14 +620,10 @@ class World:
 
     def worker(self, daemon: Daemon, label: str) -> Worker:
         """Start a worker; it connects at its first command."""
-        worker = self._spare.pop() if self._spare else self._hire()
-        worker.introduce(daemon.folder, label)
-        return worker
-
-    def _hire(self) -> Worker:
         log = self.folder / f"worker{len(self._workers)}.log"
-        worker = Worker(log, self._program, self._imported)
+        worker = Worker(log, label, self._program, self._imported)
         self._workers.append(worker)
+        worker.start("meet", str(daemon.folder), label)
         return worker
 
     def workers(self, daemon: Daemon, *labels: str) -> list[Worker]:

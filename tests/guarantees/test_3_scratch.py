@@ -278,3 +278,25 @@ def test_scratch_cannot_be_updated(world: World, daemon: Daemon) -> None:
     worker.register_scratch("s", SIZE)
     with pytest.raises(WorkerError, match="under a lease"):
         worker.update("s", 1)
+
+
+@pytest.mark.parametrize("saved_since", [False, True])
+def test_scratch_that_could_not_be_saved_is_zeros_if_its_daemon_dies_next(
+    world: World, *, saved_since: bool
+) -> None:
+    """Its host copy has half of it by then."""
+    daemon = world.daemon(program="tests.guarantees.failing_saves")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register_scratch("s", SIZE, mutable=True)
+    write(worker, 1)
+    evict(daemon, other, "s")
+    assert daemon.watch.seen("Lost")
+    written = zeros()
+    if saved_since:
+        written = write(worker, 2)
+        evict(daemon, other, "s")
+    daemon.kill()
+    worker.await_end()
+    assert worker.lost("s") is not saved_since
+    worker.disconnect()
+    assert worker.look("s")[1] == written

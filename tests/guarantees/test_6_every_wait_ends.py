@@ -185,7 +185,7 @@ def test_who_waits_for_what_its_owner_takes_back_is_told_so(world: World) -> Non
     waiting = waiter.start("acquire", "a")
     daemon.await_record("Waiting", names=("a",))
     owner.unregister("a")
-    with pytest.raises(WorkerError, match="unregistered by the session that owns it") as refused:
+    with pytest.raises(WorkerError, match="is being unregistered by owner") as refused:
         waiting.result()
     assert refused.value.kind == "ComponentGone"
 

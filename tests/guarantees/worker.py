@@ -130,6 +130,9 @@ class Worker:
     def used(self, name: str, ranges: list[tuple[int, int]]) -> None:
         self._parts[name].used(ranges)
 
+    def lost(self, name: str) -> bool:
+        return self._parts[name].lost
+
     def register_in_segments(self, name: str, nbytes: int, count: int, **options: Any) -> list[str]:
         """Register `count` buffers of `nbytes`, a segment each; return their digests."""
         parts = {str(i): pattern(i, nbytes) for i in range(count)}

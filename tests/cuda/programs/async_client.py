@@ -131,20 +131,23 @@ async def an_acquire_cancelled(folder: str) -> None:
     started = asyncio.Event()
     async with await swapd_client.connect_async(folder) as client:
         await client.register("a", {"x": b"a" * (8 * MIB)})
-        show = client.session.leases.show
+        bring_in = client.session.leases.bring_in
+        work = Work(client)
+        work.hold_loads()
 
         def slowly(*args: Any) -> None:
             loop.call_soon_threadsafe(started.set)
-            show(*args)
+            bring_in(*args)
 
-        vars(client.session.leases)["show"] = slowly
+        vars(client.session.leases)["bring_in"] = slowly
         task = loop.create_task(acquired(client, "a"))
         await started.wait()
         task.cancel()
         with suppress(asyncio.CancelledError):
-            await task
+            await task  # it does not wait for the copy
         while await leases(client, "a"):
             pass
+        work.go_on()
 
 
 async def closing_with_work_pending(folder: str) -> None:

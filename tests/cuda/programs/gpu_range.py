@@ -106,7 +106,8 @@ def imported_the_second_time() -> None:
 
     real = put(Driver, "adopt", adopt)
     gpu.send(0, 1, 2)
-    assert refused(DeviceFailed, where.show, 1, ((0, 3),)) == "for once"
+    said = refused(DeviceFailed, where.show, 1, ((0, 3),))
+    assert said.startswith("cuda:0: for once. "), said
     where.show(1, ((0, 3),))
     assert gpu.look(where) == [0, 1, 2]
 

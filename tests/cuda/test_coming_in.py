@@ -1,0 +1,155 @@
+"""Chunks are mapped while they are copied, and none can be touched before its bytes have come."""
+
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import fakecuda
+from tests.cuda.gpu_world import MIB, WorkerError, World
+
+COPY_IN = "cuMemcpyHtoDAsync"
+
+
+@pytest.fixture
+def calls(
+    fake: fakecuda.Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator["Calls"]:
+    """What processes call of the driver that are started from now on: so ask for it first."""
+    fifo = tmp_path / "calls"
+    os.mkfifo(fifo)
+    # a writer of its own, or a process that ends would leave an end of file to be read
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    monkeypatch.setenv("FAKECUDA_TRACE", str(fifo))
+    yield Calls(reader)
+    os.close(reader)
+
+
+class Calls:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self._lines: list[list[str]] = []
+
+    def until(self, pid: int, function: str, times: int, note: str = "") -> None:
+        """Read until a process has made a call that often."""
+        while self.count(pid, function, note) < times:
+            assert select.select([self._fd], [], [], 60)[0], f"{function} was not called"
+            self._rest += os.read(self._fd, 1 << 16)
+            *whole, self._rest = self._rest.split(b"\n")
+            self._lines += [line.decode().split() for line in whole]
+
+    def count(self, pid: int, function: str, note: str = "") -> int:
+        wanted = [function, *([note] if note else [])]
+        return sum(1 for line in self._lines if line[0] == str(pid) and line[2:] == wanted)
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+
+def test_the_calls_of_the_driver_are_made_while_the_bytes_come(calls: Calls, world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 8 * MIB, seed=1)
+    # of four pieces, one to a chunk, three come
+    world.fake.faults(f"{COPY_IN} hold async after=3 pid={daemon.pid}")
+    waiting = worker.start("acquire", "a")
+    calls.until(daemon.pid, f"{COPY_IN}_v2", 1, "held")
+    calls.until(worker.pid, "cuMemMap", 4)
+    calls.until(worker.pid, "cuMemSetAccess", 2)  # two chunks, and one more
+    assert not waiting.done
+    calls.clear()
+    world.go_on()
+    waiting.result()
+    calls.until(worker.pid, "cuMemSetAccess", 1)
+    assert worker.look("a")[1] == expected
+    assert calls.count(worker.pid, "cuMemMap") == 0
+    assert calls.count(worker.pid, "cuMemSetAccess") == 1, "what was left when all had come"
+    worker.release("a")
+
+
+@pytest.mark.parametrize(("chunk", "faults"), [(0, False), (1, False), (2, True), (3, True)])
+def test_no_byte_can_be_read_that_has_not_come(
+    calls: Calls, world: World, chunk: int, *, faults: bool
+) -> None:
+    """Another component's are still there."""
+    daemon = world.daemon(budget="8MiB", isolation="relaxed")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("a", 8 * MIB, seed=1)
+    other.register("secret", 8 * MIB, seed=2)
+    other.use("secret")
+    world.fake.faults(f"{COPY_IN} hold async after=2 pid={daemon.pid}")
+    waiting = worker.start("acquire", "a")
+    calls.until(worker.pid, "cuMemSetAccess", 1)
+    if faults:
+        with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+            worker.start("peek_at", "a", chunk * 2 * MIB, lane="thief").result()
+        worker.kill()
+    else:
+        worker.start("peek_at", "a", chunk * 2 * MIB, lane="thief").result()
+    world.go_on()
+    if not faults:
+        waiting.result()
+        worker.release("a")
+
+
+def test_a_copy_that_fails_leaves_nothing_mapped_and_the_next_one_comes_in(
+    calls: Calls, world: World
+) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 8 * MIB, seed=1)
+    world.fake.faults(f"{COPY_IN} 2 after=2 times=1 pid={daemon.pid}")
+    with pytest.raises(WorkerError, match="did not come in") as caught:
+        worker.acquire("a")
+    assert caught.value.kind == "DeviceFailed"
+    calls.until(worker.pid, "cuMemUnmap", 4)
+    assert daemon.component("a").state == "absent"
+    assert worker.use("a")[1] == expected
+
+
+def test_an_acquire_that_runs_out_of_time_in_the_middle_holds_nothing(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 8 * MIB, seed=1)
+    world.hold(COPY_IN, daemon)
+    with pytest.raises(WorkerError) as caught:
+        worker.acquire("a", timeout=0.2)
+    assert caught.value.kind == "AcquireTimeout"
+    assert daemon.component("a").leases == 0
+    world.go_on()
+    assert worker.use("a")[1] == expected
+
+
+def test_what_is_waited_for_counts_as_waiting(calls: Calls, world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 8 * MIB, seed=1)
+    world.hold(COPY_IN, daemon)
+    waiting = worker.start("acquire", "a")
+    daemon.watch.until("Grant")
+    calls.until(worker.pid, "cuMemMap", 4)  # it has begun to wait
+    world.go_on()
+    granted = waiting.result()
+    assert granted["loaded"]
+    assert granted["waited_s"] > 0
+
+
+def test_a_daemon_that_dies_meanwhile_ends_the_wait(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    expected = worker.register("a", 8 * MIB, seed=1)
+    worker.register("b", 2 * MIB)
+    worker.use("b")
+    world.hold(COPY_IN, daemon)
+    waiting = worker.start("acquire", "a")
+    daemon.watch.until("Grant")
+    daemon.kill()
+    with pytest.raises(WorkerError) as caught:
+        waiting.result()
+    assert caught.value.kind == "DaemonGone"
+    world.go_on()
+    worker.disconnect()
+    assert worker.look("a")[1] == expected
