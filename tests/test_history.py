@@ -3,9 +3,17 @@
 from pathlib import Path
 
 from swapd.core import Rules, actions, events
-from swapd.log.history import LABELS_MAX, Seen, last_run, names_in, parsed, read
+from swapd.log.history import (
+    LABELS_MAX,
+    NAMES_GONE_MAX,
+    Seen,
+    last_run,
+    names_in,
+    parsed,
+    read,
+)
 from swapd.log.records import Record, Start, render
-from swapd.shared.protocol import Acquire, AcquireWorkspace, Release
+from swapd.shared.protocol import Acquire, AcquireWorkspace, Register, Release, Used
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 
@@ -110,6 +118,33 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
         seen.note(Record(i, 0, 1.0, event=events.SessionGone(1.0, i)))
     assert len(seen.labels) == LABELS_MAX
     assert (seen.asked, seen.evictions, seen.owned, seen.copies) == ({}, {}, {}, {})
+
+
+def test_names_that_are_gone_or_were_refused_are_forgotten_and_no_others() -> None:
+    seen = Seen()
+
+    def register(i: int, name: str) -> None:
+        asked = Register(i, name, 5, part_of="family", scratch="saved")
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, 3, asked)))
+        seen.note(Record(i, 0, 1.0, action=actions.MakeHostCopy(3, i, name, 5, False)))
+        seen.note(Record(i, 0, 1.0, action=actions.Accept(3, i)))
+        used = (Used(name, 1, ((0, 4),)),)
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, 3, Release(i, 2, used=used))))
+
+    register(1, "stays")
+    for i in range(2, 3 * NAMES_GONE_MAX):
+        register(i, f"gone {i}")
+        seen.note(Record(i, 0, 1.0, action=actions.DropHostCopy(i, f"gone {i}")))
+    for i in range(3 * NAMES_GONE_MAX, 5 * NAMES_GONE_MAX):
+        refused = Register(i, f"refused {i}", 5)
+        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, 3, refused)))
+        seen.note(Record(i, 0, 1.0, action=actions.Refuse(3, i, "too_large", "no room")))
+    for known in (seen.sizes, seen.scratch, seen.used, seen.part_of):
+        assert "stays" in known
+        assert len(known) <= NAMES_GONE_MAX + 3
+    assert f"refused {5 * NAMES_GONE_MAX - 1}" in seen.sizes, (
+        "the last are not looked for each time"
+    )
 
 
 def test_a_workspace_is_known_by_its_request() -> None:

@@ -29,6 +29,10 @@ KINDS = typing.get_args(AnyEvent) + typing.get_args(AnyAction)
 REQUESTS = typing.get_args(protocol.AnyOrder)
 
 
+#: Seconds: no test takes as long.
+AGE = 1e12
+
+
 def line(seq: int, width: int = 0) -> bytes:
     return render(Record(seq, 0, 1.5, action=DropHostCopy(seq, "x" * width)))
 
@@ -64,7 +68,7 @@ def subscriber() -> Subscriber:
 @pytest.fixture
 async def swap_log(tmp_path: Path, subscriber: Subscriber) -> AsyncIterator[SwapLog]:
     loop = asyncio.get_running_loop()
-    swap_log = SwapLog(tmp_path / "swap-log.jsonl", 1 << 20, subscriber, loop)
+    swap_log = SwapLog(SwapLogFile(tmp_path / "swap-log.jsonl", 1 << 20, AGE), subscriber, loop)
     yield swap_log
     swap_log.close()
 
@@ -174,7 +178,7 @@ async def test_close_waits_until_the_file_has_it_all(
     tmp_path: Path, subscriber: Subscriber
 ) -> None:
     path = tmp_path / "swap-log.jsonl"
-    swap_log = SwapLog(path, 1 << 20, subscriber, asyncio.get_running_loop())
+    swap_log = SwapLog(SwapLogFile(path, 1 << 20, AGE), subscriber, asyncio.get_running_loop())
     before = threading.active_count()
     for i in range(50):
         swap_log.event(Tick(float(i)), 0)
@@ -189,7 +193,7 @@ async def test_close_waits_until_the_file_has_it_all(
 async def test_a_new_daemon_appends(tmp_path: Path, subscriber: Subscriber) -> None:
     path = tmp_path / "swap-log.jsonl"
     for _ in range(2):
-        swap_log = SwapLog(path, 1 << 20, subscriber, asyncio.get_running_loop())
+        swap_log = SwapLog(SwapLogFile(path, 1 << 20, AGE), subscriber, asyncio.get_running_loop())
         swap_log.start(START)
         swap_log.event(Tick(1.0), 0)
         swap_log.close()
@@ -204,7 +208,7 @@ class Watched(SwapLogFile):
 
     def __init__(self, path: Path, max_bytes: int = 1 << 20) -> None:
         self._tried = threading.Semaphore(0)
-        super().__init__(path, max_bytes)
+        super().__init__(path, max_bytes, AGE)
 
     def _append(self, lines: list[bytes]) -> None:
         try:
@@ -219,7 +223,7 @@ class Watched(SwapLogFile):
 
 def test_the_log_is_its_user_s_alone(tmp_path: Path) -> None:
     path = tmp_path / "swap-log.jsonl"
-    file = SwapLogFile(path, 1 << 20)
+    file = SwapLogFile(path, 1 << 20, AGE)
     file.write([line(1)])
     file.close()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -267,7 +271,7 @@ async def test_subscribers_miss_nothing_when_the_file_does(
     tmp_path: Path, subscriber: Subscriber
 ) -> None:
     path = tmp_path / "gone" / "swap-log.jsonl"
-    swap_log = SwapLog(path, 1 << 20, subscriber, asyncio.get_running_loop())
+    swap_log = SwapLog(SwapLogFile(path, 1 << 20, AGE), subscriber, asyncio.get_running_loop())
     for i in range(10):
         swap_log.event(Tick(float(i)), 0)
         swap_log.flush()
@@ -279,7 +283,7 @@ async def test_subscribers_miss_nothing_when_the_file_does(
 def test_what_a_crash_left_half_written_does_not_swallow_the_next_line(tmp_path: Path) -> None:
     path = tmp_path / "swap-log.jsonl"
     path.write_bytes(line(1) + b"\n" + line(2)[:9])
-    file = SwapLogFile(path, 1 << 20)
+    file = SwapLogFile(path, 1 << 20, AGE)
     file.write([line(3)])
     file.write([line(4)])
     file.close()
@@ -291,7 +295,7 @@ def test_what_a_crash_left_half_written_does_not_swallow_the_next_line(tmp_path:
 
 def test_rotation_keeps_one_old_file_and_whole_lines(tmp_path: Path) -> None:
     path, limit = tmp_path / "swap-log.jsonl", 2000
-    file = SwapLogFile(path, limit)
+    file = SwapLogFile(path, limit, AGE)
     for seq in range(1, 101):
         file.write([line(seq, width=seq)])
     file.close()
@@ -306,7 +310,7 @@ def test_rotation_keeps_one_old_file_and_whole_lines(tmp_path: Path) -> None:
 
 def test_a_batch_is_never_split_by_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "swap-log.jsonl"
-    file = SwapLogFile(path, 1000)
+    file = SwapLogFile(path, 1000, AGE)
     file.write([line(1)])
     file.write([line(seq, width=100) for seq in range(2, 20)])
     file.write([line(20)])
@@ -318,12 +322,39 @@ def test_a_batch_is_never_split_by_a_rotation(tmp_path: Path) -> None:
 def test_nothing_is_rotated_before_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "swap-log.jsonl"
     nbytes = len(line(1)) + 1
-    file = SwapLogFile(path, nbytes * 3)
+    file = SwapLogFile(path, nbytes * 3, AGE)
     for seq in (1, 2, 3):
         file.write([line(seq)])
     file.close()
     assert seqs(path) == [1, 2, 3]
     assert not (tmp_path / "swap-log.jsonl.1").exists()
+
+
+def test_a_file_is_rotated_when_its_first_record_is_too_old(tmp_path: Path) -> None:
+    path = tmp_path / "swap-log.jsonl"
+    now = time.time()  # noqa: TID251
+    made = Record(1, 0, now - 3600.0, action=DropHostCopy(1, "a"))
+    path.write_bytes(render(made) + b"\n")
+    for age, seqs_now in ((7200.0, [1, 2]), (1800.0, [3]), (1800.0, [3, 4])):
+        file = SwapLogFile(path, 1 << 20, age)
+        seq = seqs_now[-1]
+        file.write([render(Record(seq, 0, now, action=DropHostCopy(1, "a")))])
+        file.close()
+        assert seqs(path) == seqs_now
+    assert seqs(tmp_path / "swap-log.jsonl.1") == [1, 2]
+
+
+@pytest.mark.parametrize("first", [b"", b"{", b"\xff" * 400, b'{"seq":1,"t":1e9}'])
+def test_a_file_that_does_not_say_when_it_began_is_as_old_as_it_was_written(
+    tmp_path: Path, first: bytes
+) -> None:
+    path = tmp_path / "swap-log.jsonl"
+    path.write_bytes(first + b"\n")
+    os.utime(path, (0.0, 0.0))
+    file = SwapLogFile(path, 1 << 20, 3600.0)
+    file.write([line(2)])
+    file.close()
+    assert path.read_bytes() == line(2) + b"\n"
 
 
 # --- reading back ------------------------------------------------------------------------
@@ -369,7 +400,7 @@ def test_what_a_hung_disk_does_not_take_is_bounded_and_counted(
     os.mkfifo(path)
     end = os.open(path, os.O_RDWR)
     try:
-        file = SwapLogFile(path, 1 << 40)
+        file = SwapLogFile(path, 1 << 40, AGE)
         total = 4000
         for seq in range(1, total + 1):
             file.write([line(seq, width=1000)])  # never blocks
@@ -394,7 +425,7 @@ def test_a_hung_disk_does_not_keep_the_end_waiting(
     os.mkfifo(path)
     end = os.open(path, os.O_RDWR)
     try:
-        file = SwapLogFile(path, 1 << 40)
+        file = SwapLogFile(path, 1 << 40, AGE)
         file.write([line(seq, width=1000) for seq in range(1, 1000)])
         file.close()
         assert "hangs" in caplog.text

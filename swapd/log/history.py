@@ -5,9 +5,9 @@ stand for. Lives here: reading and remembering. May not live here: text for peop
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,9 +18,16 @@ from swapd.shared import protocol
 
 #: Sessions whose label is remembered; a record may name one that is long gone.
 LABELS_MAX = 10_000
+#: So many names that are not there any more are remembered beside those that are.
+NAMES_GONE_MAX = 1_000
 
 #: What takes a while, and is referred to by its generation when it ends.
 Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
+
+
+def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
+    """How many are copied: all of a component, or of scratch what is worth it."""
+    return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
 class Line(NamedTuple):
@@ -184,7 +191,9 @@ class Seen:
                 | events.Unread()
                 | events.Tick()
                 | events.Stopping()
+                | events.RulesChanged()
                 | events.DeviceDown()
+                | events.HostCopiesPinned()
                 | actions.Fence()
                 | actions.Hurry()
             ):
@@ -238,6 +247,8 @@ class Seen:
                     del self.asked[key]
             case events.Asked() as e:
                 self._note_asked(e.session, e.request)
+            case events.Reclaimed() as e if e.runs:
+                pass  # the rest is still to come
             case (
                 events.CopiedIn()
                 | events.CopiedOut()
@@ -279,9 +290,22 @@ class Seen:
             self.part_of.pop(request.name, None)
             if request.part_of:
                 self.part_of[request.name] = request.part_of
-        elif isinstance(request, protocol.Release):
+            self._forget_names(self.sizes)
+        elif isinstance(request, protocol.Release) and request.used:
             for used in request.used:
                 self.used[used.name] = sum(nbytes for _, nbytes in used.ranges)
+            self._forget_names(self.used)
+
+    def _forget_names(self, grown: Mapping[str, object]) -> None:
+        """Keep of what is known by name that of components, and of what is asked for; rarely, as
+        all of them are looked at. Some were refused, some are from before the log begins."""
+        if len(grown) <= 2 * len(self.masters) + NAMES_GONE_MAX:
+            return
+        there = set(self.masters.values()).union(*self.asked.values())
+        known: tuple[dict[str, Any], ...] = (self.sizes, self.scratch, self.used, self.part_of)
+        for by_name in known:
+            for name in by_name.keys() - there:
+                del by_name[name]
 
     def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)

@@ -4,6 +4,7 @@ Every line is one flat JSON object. The first record of a daemon says which sche
 a reader refuses all others in words. Lives here: both directions. May not live here: files.
 """
 
+import re
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -118,6 +119,7 @@ class _Unnumbered(msgspec.Struct):
     time: float
 
 
+_TIME = re.compile(rb'\{"seq":[0-9]{1,20},"t":([0-9.]{1,32}),')
 _encoder = msgspec.json.Encoder()
 _begin = msgspec.json.Decoder(_Begin).decode
 _whose = msgspec.json.Decoder(_Whose).decode
@@ -133,6 +135,9 @@ def _by_kind(union: Any) -> dict[str, msgspec.json.Decoder[Any]]:
 _REQUESTS = _by_kind(AnyOrder)
 _EVENTS = _by_kind(AnyEvent)
 _ACTIONS = _by_kind(AnyAction)
+
+#: All that a record can be, as it says itself.
+KINDS = frozenset({"start", "dropped", *_REQUESTS, *_EVENTS, *_ACTIONS})
 
 #: A head, and the event, the request or the action that it is of, in turn.
 Parts = list[msgspec.Struct]
@@ -166,6 +171,18 @@ def render(record: Record) -> bytes:
     else:
         line = _encoder.encode(_Dropped(seq, t, "dropped", record.dropped))
     return line
+
+
+def began(head: bytes, otherwise: float) -> float:
+    """When a record was made whose line begins so; `otherwise` if it does not say."""
+    found = _TIME.match(head)
+    return float(found[1]) if found else otherwise
+
+
+def missed(before: bytes, count: int) -> bytes:
+    """The line that says of a reader that it did not get so many, up to the line that follows."""
+    following = _begin(before)
+    return _encoder.encode(_Dropped(following.seq, following.t, "dropped", count))
 
 
 def parse(line: bytes | str) -> Record:

@@ -24,6 +24,7 @@ from swapd.log.records import (
     Parts,
     Record,
     Start,
+    began,
     parse,
     render,
     render_all,
@@ -41,6 +42,8 @@ BATCH_S = 0.02
 BATCH = 250
 #: Bytes of records that wait for the disk. Past that the oldest are dropped.
 QUEUE_MAX_BYTES = 16 << 20
+#: As much of a line as says when it was written.
+_HEAD_BYTES = 256
 #: How long the last records may take to be written.
 CLOSE_S = 1.0
 
@@ -50,14 +53,12 @@ class SwapLog:
 
     def __init__(
         self,
-        path: Path,
-        max_bytes: int,
+        file: "SwapLogFile",
         publish: Callable[[Sequence[bytes]], None],
         loop: asyncio.AbstractEventLoop,
-        folder: Folder | None = None,
     ) -> None:
-        """`folder`: the one that `path` is in, if it is open already."""
-        self._file = SwapLogFile(path, max_bytes, folder)
+        """`file` is closed with it."""
+        self._file = file
         self._publish = publish
         self._loop = loop
         self._seq = 0
@@ -90,6 +91,11 @@ class SwapLog:
         if self._timer is None:
             self._timer = self._loop.call_later(BATCH_S, self._due)
         return seq
+
+    def limit(self, max_bytes: int, max_age_s: float) -> None:
+        """Rotate the file at this size and age from now on."""
+        self._file.max_bytes = max_bytes
+        self._file.max_age_s = max_age_s
 
     def flush(self) -> None:
         """Render and hand over what is pending. Does not wait for the disk."""
@@ -149,10 +155,16 @@ class SwapLogFile:
     its place: see `trusted`.
     """
 
-    def __init__(self, path: Path, max_bytes: int, folder: Folder | None = None) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int, max_age_s: float, folder: Folder | None = None
+    ) -> None:
+        """`folder`: the one that `path` is in, if it is open already."""
         self._path = path
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self.max_age_s = max_age_s
         self._folder = folder
+        #: When the first record of the file was made, and which file that was.
+        self._begun: tuple[int, float] = (0, 0.0)
         #: Batches of lines that wait, and their bytes; under `_change`, like all but `_dropped`.
         self._queue: deque[list[bytes]] = deque()
         self._queued_bytes = 0
@@ -173,7 +185,11 @@ class SwapLogFile:
                 oldest = self._queue.popleft()
                 self._queued_bytes -= _size(oldest)
                 if not self._behind:
-                    log.error("swap log %s: the disk is too slow; records are dropped", self._path)
+                    log.error(
+                        "swap log %s: the disk is too slow; records are dropped. "
+                        "--swap-log puts it elsewhere",
+                        self._path,
+                    )
                 self._behind = True
                 self._skipped += len(oldest)
             self._change.notify()
@@ -194,7 +210,12 @@ class SwapLogFile:
             except OSError as exc:
                 if not self._dropped:
                     why = exc.strerror or exc
-                    log.error("swap log %s: %s; its records are dropped meanwhile", self._path, why)
+                    log.error(
+                        "swap log %s: %s; its records are dropped meanwhile. "
+                        "--swap-log puts it elsewhere",
+                        self._path,
+                        why,
+                    )
                 self._dropped += len(lines)
 
     def _next(self) -> list[bytes] | None:
@@ -230,12 +251,22 @@ class SwapLogFile:
         """The file, rotated if `more` bytes are too many for it."""
         with self._its_folder() as folder:
             file = self._open_in(folder)
-            if 0 < os.fstat(file.fileno()).st_size > self._max_bytes - more:
+            if self._is_over(file.fileno(), more):
                 file.close()
                 at, name = folder.fileno(), self._path.name
                 os.replace(name, f"{name}.1", src_dir_fd=at, dst_dir_fd=at)
                 file = self._open_in(folder)
             return file
+
+    def _is_over(self, fd: int, more: int) -> bool:
+        """Whether what comes next belongs into another file."""
+        found = os.fstat(fd)
+        if found.st_size == 0:
+            return False
+        if self._begun[0] != found.st_ino:
+            self._begun = found.st_ino, began(os.pread(fd, _HEAD_BYTES, 0), found.st_mtime)
+        too_old = time.time() - self._begun[1] > self.max_age_s  # noqa: TID251
+        return too_old or found.st_size > self.max_bytes - more
 
     def _its_folder(self) -> OwnedFd:
         if self._folder is not None:

@@ -1,0 +1,256 @@
+"""A run of the swap log as a trace, to be opened in Perfetto or chrome://tracing.
+
+The format is the Trace Event Format, in JSON. One process for the components, each with a track of
+what is on the device and what moves; one for the copies, by direction, with a counter of bytes; one
+for each session, with its waits and leases. Pure: records in, events out, in order of time.
+
+Times are microseconds since the first record; its Unix time is the name of the trace's clock.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from swapd.core import actions, events
+from swapd.log.history import Seen, copied_bytes
+from swapd.log.records import Record
+from swapd.shared.text import plain
+
+Event = dict[str, Any]
+
+#: Numbers of processes in the trace; sessions follow.
+COMPONENTS, COPIES, SESSIONS = 1, 2, 10
+_IN, _OUT = 1, 2
+
+
+class _Open(NamedTuple):
+    """Something that has begun."""
+
+    name: str
+    since: float
+    args: dict[str, Any]
+
+
+class Trace:
+    """What a log says, as events of a trace. Give it records in order, then `end`."""
+
+    def __init__(self) -> None:
+        self._seen = Seen()
+        self._zero: float | None = None
+        self._now = 0.0
+        #: Tracks of components; what each is doing.
+        self._tracks: dict[str, int] = {}
+        self._doing: dict[str, _Open] = {}
+        #: Leases and waits, by session and request; copies by generation.
+        self._leases: dict[tuple[int, int], _Open] = {}
+        self._waits: dict[tuple[int, int], _Open] = {}
+        self._copies: dict[int, _Open] = {}
+        self._resident: dict[str, int] = {}
+
+    def add(self, record: Record) -> Iterator[Event]:
+        """The events that this record ends or is."""
+        if self._zero is None:
+            self._zero = record.time
+            yield from _heads(record)
+        self._now = (record.time - self._zero) * 1e6
+        if record.event is not None:
+            yield from self._event(record.event)
+        elif record.action is not None:
+            yield from self._action(record.action)
+        elif record.dropped:
+            yield self._mark(f"{record.dropped} records are missing", COMPONENTS, 0, "p")
+        self._seen.note(record)
+
+    def end(self) -> Iterator[Event]:
+        """All that still goes on, up to the last record."""
+        for name in list(self._doing):
+            yield from self._ends(name)
+        for generation in list(self._copies):
+            yield from self._copied(generation)
+        for key in list(self._waits):
+            yield from self._span(self._waits, key, "wait")
+        for key in list(self._leases):
+            yield from self._span(self._leases, key, "lease")
+
+    # --- records -------------------------------------------------------------------------
+
+    def _event(self, e: events.AnyEvent) -> Iterator[Event]:
+        match e:
+            case events.SessionOpened():
+                pid = SESSIONS + e.session
+                yield _named("process_name", pid, 0, f"{plain(e.label)} (session {e.session})")
+            case events.SessionGone():
+                for kind, begun in (("wait", self._waits), ("lease", self._leases)):
+                    for key in [key for key in begun if key[0] == e.session]:
+                        yield from self._span(begun, key, kind)
+            case events.Asked():
+                yield from self._asked(e)
+            case events.CopiedIn():
+                order = self._seen.order(e.generation)
+                yield from self._copied(e.generation)
+                if order is not None:
+                    yield from self._begins(order.name, "on the device", {})
+                    self._resident[order.name] = self._seen.sizes.get(order.name, 0)
+                    yield self._count()
+            case events.Lent():
+                if (lent := self._seen.order(e.generation)) is not None:
+                    yield from self._begins(lent.name, "lent", {})
+            case events.Reclaimed() if not e.runs:
+                if (lent := self._seen.order(e.generation)) is not None:
+                    yield from self._ends(lent.name)
+            case events.CopiedOut() | events.CopyFailed():
+                yield from self._copied(e.generation)
+            case events.DeviceDown():
+                yield self._mark(f"device down: {plain(e.why)}", COMPONENTS, 0, "g")
+            case _:
+                pass
+
+    def _asked(self, e: events.Asked) -> Iterator[Event]:
+        request = e.request
+        lease = getattr(request, "lease", None) or getattr(request, "acquire", None)
+        if isinstance(lease, int):
+            for kind, begun in (("wait", self._waits), ("lease", self._leases)):
+                yield from self._span(begun, (e.session, lease), kind)
+
+    def _action(self, a: actions.AnyAction) -> Iterator[Event]:
+        match a:
+            case actions.CopyIn():
+                yield from self._begins(a.name, "coming in", {"bytes": a.nbytes})
+                self._copies[a.generation] = _Open(plain(a.name), self._now, _of_copy(a, _IN))
+            case actions.CopyOut():
+                self._copies[a.generation] = _Open(plain(a.name), self._now, _of_copy(a, _OUT))
+            case actions.Lend():
+                yield from self._begins(a.name, "being lent", {})
+            case actions.Reclaim():
+                yield from self._begins(a.name, "being taken back", {})
+            case actions.Evict():
+                yield from self._begins(a.name, "leaving", self._why(a))
+            case actions.Evicted() | actions.Lost():
+                yield from self._ends(a.name)
+                if self._resident.pop(a.name, None) is not None:
+                    yield self._count()
+            case actions.Waiting():
+                what = " + ".join(map(plain, a.names))
+                why = {"why": plain(a.why)}
+                self._waits[a.session, a.request] = _Open(f"wait: {what}", self._now, why)
+            case actions.Grant():
+                yield from self._granted(a)
+            case actions.Refuse():
+                key = a.session, a.request
+                verb = "skipped" if a.tried else "refused"
+                said = f"{verb}, {a.code}: {plain(a.message)}"
+                yield from self._span(self._waits, key, "wait")
+                yield self._mark(said, SESSIONS + a.session, 0, "p")
+            case actions.Fence():
+                yield self._mark(f"fence: {plain(a.why)}", SESSIONS + a.session, 0, "p")
+            case _:
+                pass
+
+    def _granted(self, a: actions.Grant) -> Iterator[Event]:
+        key = a.session, a.request
+        what = " + ".join(map(plain, self._seen.asked.get(key, ()))) or f"request {a.request}"
+        if a.waited_s and key not in self._waits:
+            self._waits[key] = _Open(f"wait: {what}", self._now - a.waited_s * 1e6, {})
+        yield from self._span(self._waits, key, "wait")
+        came = {"loaded": a.loaded, "waited_ms": round(a.waited_s * 1e3, 3)}
+        self._leases[key] = _Open(f"lease: {what}", self._now, came)
+
+    def _why(self, a: actions.Evict) -> dict[str, Any]:
+        for_whom = " + ".join(map(plain, self._seen.room_for(a)))
+        return {"reason": a.reason, **({"for": for_whom} if for_whom else {})}
+
+    # --- events of the trace -------------------------------------------------------------
+
+    def _begins(self, name: str, doing: str, args: dict[str, Any]) -> Iterator[Event]:
+        """A component does something else from now on."""
+        if name not in self._tracks:
+            self._tracks[name] = len(self._tracks) + 1
+            yield _named("thread_name", COMPONENTS, self._tracks[name], plain(name))
+        yield from self._ends(name)
+        self._doing[name] = _Open(doing, self._now, args)
+
+    def _ends(self, name: str) -> Iterator[Event]:
+        if (was := self._doing.pop(name, None)) is not None:
+            yield self._complete(was, COMPONENTS, self._tracks[name])
+
+    def _complete(self, was: _Open, pid: int, tid: int) -> Event:
+        return {
+            "ph": "X",
+            "name": was.name,
+            "pid": pid,
+            "tid": tid,
+            "ts": was.since,
+            "dur": self._now - was.since,
+            "args": was.args,
+        }
+
+    def _copied(self, generation: int) -> Iterator[Event]:
+        """A copy is over. Copies of one direction may overlap, so they are asynchronous."""
+        if (was := self._copies.pop(generation, None)) is None:
+            return
+        args = {key: value for key, value in was.args.items() if key != "tid"}
+        if took := self._now - was.since:
+            args["GB_per_s"] = round(args["bytes"] / took / 1e3, 3)
+        yield from self._pair(was._replace(args=args), COPIES, was.args["tid"], "copy", generation)
+
+    def _span(
+        self, begun: dict[tuple[int, int], _Open], key: tuple[int, int], kind: str
+    ) -> Iterator[Event]:
+        if (was := begun.pop(key, None)) is not None:
+            yield from self._pair(was, SESSIONS + key[0], 0, kind, key[1])
+
+    def _pair(self, was: _Open, pid: int, tid: int, kind: str, number: int) -> Iterator[Event]:
+        shared = {"name": was.name, "cat": kind, "id": f"{kind} {pid} {number}", "pid": pid}
+        yield {**shared, "tid": tid, "ph": "b", "ts": was.since, "args": was.args}
+        yield {**shared, "tid": tid, "ph": "e", "ts": self._now}
+
+    def _mark(self, name: str, pid: int, tid: int, scope: str) -> Event:
+        return {"ph": "i", "name": name, "pid": pid, "tid": tid, "ts": self._now, "s": scope}
+
+    def _count(self) -> Event:
+        total = sum(self._resident.values())
+        args = {"bytes": total}
+        return {"ph": "C", "name": "on the device", "pid": COPIES, "ts": self._now, "args": args}
+
+
+def trace(records: Iterable[Record], since: float = 0.0) -> Iterator[Event]:
+    """The events of a run; of those that were over before `since`, in Unix time, the names only."""
+    one, first = Trace(), 0.0
+    for record in records:
+        first = first or record.time
+        after = (since - first) * 1e6
+        yield from (event for event in one.add(record) if _over(event) >= after)
+    yield from one.end()
+
+
+def _over(event: Event) -> float:
+    """When an event is over: names never are."""
+    return float("inf") if event["ph"] == "M" else float(event["ts"] + event.get("dur", 0.0))
+
+
+def _heads(first: Record) -> Iterator[Event]:
+    of = "" if first.start is None else f" on {first.start.device}"
+    yield _named("process_name", COMPONENTS, 0, f"components{of}")
+    yield _named("process_name", COPIES, 0, "copies")
+    yield _named("thread_name", COPIES, _IN, "to the device")
+    yield _named("thread_name", COPIES, _OUT, "to the host")
+
+
+def _named(kind: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _of_copy(a: actions.CopyIn | actions.CopyOut, tid: int) -> dict[str, Any]:
+    return {"tid": tid, "bytes": copied_bytes(a), "generation": a.generation}
+
+
+def rendered(records: Iterable[Record], since: float = 0.0) -> Iterator[bytes]:
+    """The trace as a file, in pieces: it may be larger than memory."""
+    encode = msgspec.json.Encoder().encode
+    yield b'{"displayTimeUnit":"ms","traceEvents":['
+    between = b"\n"
+    for event in trace(records, since):
+        yield between + encode(event)
+        between = b",\n"
+    yield b"\n]}\n"
