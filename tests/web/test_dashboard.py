@@ -1,0 +1,86 @@
+"""Dashboard and alerts name metrics that a daemon serves, with labels that they have."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from swapd_client import UnknownComponent
+from tests.web.conftest import MIB, Served
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "swapd.rules.yml"
+RULES_TESTS = DEPLOY / "prometheus" / "swapd.rules.test.yml"
+DASHBOARD = DEPLOY / "grafana" / "swapd.json"
+PROMTOOL = shutil.which("promtool")
+#: Labels that Prometheus adds, and those of a bucket.
+ADDED = {"instance", "job", "le"}
+
+
+def expressions(within: Any) -> list[str]:
+    """All that is evaluated somewhere in a document."""
+    if isinstance(within, dict):
+        own = [v for k, v in within.items() if k in ("expr", "definition") and isinstance(v, str)]
+        return own + [each for value in within.values() for each in expressions(value)]
+    if isinstance(within, list):
+        return [each for value in within for each in expressions(value)]
+    return []
+
+
+def used() -> list[str]:
+    found = expressions(json.loads(DASHBOARD.read_text()))
+    assert len(found) > 20
+    alerts = expressions(yaml.safe_load(RULES.read_text()))
+    assert len(alerts) >= 3
+    return found + alerts
+
+
+def live(served: Served) -> dict[str, set[str]]:
+    """What a daemon serves that has done everything: names, and the labels of each."""
+    with served.connect() as client:
+        client.register("measured", {"w": bytearray(MIB)}, mutable=True)
+        client.acquire("measured").release()
+        with pytest.raises(UnknownComponent):
+            client.acquire("nobody's")
+        names: dict[str, set[str]] = {}
+        while "swapd_refusals_total" not in names:
+            names = {}
+            for sample in served.metrics():
+                name, _, labels = sample.partition("{")
+                names.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return names
+
+
+def test_every_metric_that_dashboard_and_alerts_name_is_served(served: Served) -> None:
+    names = live(served)
+    for expression in used():
+        asked = re.findall(r"(swapd_\w+)(?:\{([^}]*)\})?", expression)
+        assert asked, expression
+        for name, selector in asked:
+            assert name in names, expression
+            labels = set(re.findall(r"(\w+)=", selector))
+            assert labels <= names[name] | ADDED, expression
+        grouped = re.findall(r"by \(([^)]*)\)", expression)
+        has = set().union(*(names[name] for name, _ in asked)) | ADDED
+        assert {label.strip() for each in grouped for label in each.split(",")} <= has, expression
+
+
+def test_every_metric_that_is_served_is_explained(served: Served) -> None:
+    page = (DEPLOY / "watching.md").read_text()
+    for name in live(served):
+        assert re.sub("_(bucket|sum|count)$", "", name) in page, name
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.parametrize(("what", "file"), [("check", RULES), ("test", RULES_TESTS)])
+def test_promtool_finds_nothing_wrong_with_the_alerts(what: str, file: Path) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, what, "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,131 @@
+"""The page and what is beside it say what the daemon says, and reach nothing else."""
+
+import base64
+import hashlib
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from swapd.shared.protocol import StatusReply
+from tests.web.conftest import MIB, Served, Updates
+
+PAGE = (Path(__file__).parents[2] / "swapd" / "web" / "page.html").read_text()
+
+
+def test_the_page_is_one_file_that_fetches_nothing_and_runs_nothing_else(served: Served) -> None:
+    answer = served.ask("/")
+    assert (answer.status, answer.text) == (200, PAGE)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r'(src|href)="(?!data:)', PAGE)
+
+
+def test_words_of_others_never_become_html() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", PAGE)
+
+
+def test_status_is_the_document_that_the_command_prints(served: Served) -> None:
+    told = served.ask("/status").json
+    assert told.keys() == {"op", *StatusReply.__struct_fields__}
+    assert told["runtime_dir"] == str(served.daemon.folder)
+
+
+def test_the_counts_are_the_daemons(served: Served) -> None:
+    with served.connect() as client, Updates(served) as page:
+        for name in ("counted-a", "counted-b"):
+            client.register(name, {"w": bytearray(10 * MIB)})
+        for name in ("counted-a", "counted-b", "counted-b", "counted-a", "counted-a"):
+            client.acquire(name).release()
+        wanted = {c.name: c for c in served.daemon.status().components}
+        for name in ("counted-a", "counted-b"):
+            c = wanted[name]
+            page.until(name, loads=c.loads, evictions=c.evictions, hits=c.hits, holders=[])
+            found = served.metrics()
+            assert found[f'swapd_loads_total{{component="{name}"}}'] == c.loads
+            assert found[f'swapd_evictions_total{{component="{name}"}}'] == c.evictions
+            assert found[f'swapd_hits_total{{component="{name}"}}'] == c.hits
+            resident = found[f'swapd_component_resident_bytes{{component="{name}"}}']
+            assert (resident > 0) == (c.state == "idle")
+    assert found["swapd_records_missed_total"] == 0
+
+
+def test_a_component_that_is_gone_is_gone_from_page_and_metrics(served: Served) -> None:
+    with served.connect() as client, Updates(served) as page:
+        client.register("short", {"w": bytearray(MIB)})
+        client.acquire("short").release()
+        page.until("short", state="idle")
+        loads = _sum(served, "swapd_loads_total")
+        client.unregister("short")
+        while "short" not in page.next()["gone"]:
+            continue
+        assert not any("short" in name for name in served.metrics())
+        assert _sum(served, "swapd_loads_total") == loads
+
+
+def test_who_waits_is_told_with_what_it_waits_for(served: Served) -> None:
+    with served.connect("holds") as first, served.connect("waits") as second:
+        for client, name in ((first, "held"), (second, "wanted")):
+            client.register(name, {"w": bytearray(10 * MIB)})
+        lease = first.acquire("held")
+        waiting = threading.Thread(target=lambda: second.acquire("wanted").release())
+        waiting.start()
+        with Updates(served) as page:
+            while not (page.last and page.last["waits"] and page.last["waits"][0]["why"]):
+                page.next()
+            (wait,) = page.last["waits"]
+            assert wait["names"] == ["wanted"]
+            assert wait["who"].startswith("waits (session ")
+            assert "held (10 MiB) by holds" in wait["why"]
+            assert served.metrics()["swapd_queue_length"] == 1
+            assert served.metrics()["swapd_longest_wait_seconds"] > 0
+            lease.release()
+            waiting.join()
+            while page.last["waits"]:
+                page.next()
+
+
+def _sum(served: Served, name: str) -> float:
+    return sum(value for key, value in served.metrics().items() if key.startswith(name))
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/events/x"]
+)
+def test_paths_outside_are_refused(served: Served, path: str) -> None:
+    assert served.ask(path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_nothing_can_be_changed(served: Served, method: str) -> None:
+    assert served.ask("/", method).status == 405
+
+
+def test_a_page_of_another_site_is_refused(served: Served) -> None:
+    assert served.ask("/status", host="evil.example").status == 421
+    assert served.ask("/status", host=f"evil.example:{served.port}").status == 421
+    assert served.ask("/status", sec_fetch_site="cross-site", sec_fetch_mode="cors").status == 403
+    assert served.ask("/", sec_fetch_site="cross-site", sec_fetch_mode="navigate").status == 200
+    assert served.ask("/healthz", host=f"localhost:{served.port}").status == 200
+
+
+def test_a_daemon_that_does_not_answer_is_not_healthy() -> None:
+    one = Served()
+    try:
+        assert one.ask("/healthz").status == 200
+        os.kill(one.daemon.pid, signal.SIGSTOP)
+        while one.ask("/healthz").status == 200:  # by what was heard a moment ago
+            continue
+        assert one.ask("/").status == 200
+        assert one.metrics()["swapd_status_age_seconds"] > 0
+    finally:
+        os.kill(one.daemon.pid, signal.SIGCONT)
+        one.close()
