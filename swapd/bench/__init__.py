@@ -6,6 +6,7 @@ judged.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import msgspec
 
@@ -58,7 +59,12 @@ QUICK = Extent(
 
 
 def run(say: Callable[[str], None], device: str = "host", extent: Extent = FULL) -> Report:
-    """Measure everything; takes about a minute. `say` hears what is being measured."""
+    """Measure everything; takes about a minute. `say` hears what is being measured.
+
+    Raises: ModuleNotFoundError before anything is measured, on the host without torch.
+    """
+    if device == "host" and find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     machine = Machine()
     # first: what the others leave to be collected, or open late, is not counted here
     say(f"{extent.leak_rounds * extent.leak_cycles} swap cycles: descriptors, memory; then idle")

@@ -5,7 +5,7 @@ import resource
 from pathlib import Path
 
 from swapd.device.host import available_bytes, cgroup_limit
-from swapd.doctor import gpu, host
+from swapd.doctor import daemon, gpu, host
 from swapd.doctor.check import Check
 
 __all__ = ["Check", "examine"]
@@ -29,7 +29,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
         host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         host.folder_usable(folder),
-        host.daemon(folder, timeout),
+        *daemon.examine(folder, timeout),
         host.package("pyzmq", needed=True),
         host.package("msgspec", needed=True),
         host.package("uvloop", needed=True, extra="daemon"),

@@ -25,7 +25,6 @@ from swapd.shared import runtime_dir, trusted, vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
-from swapd_client import NotAnswering, NotRunning, SwapdError, connect
 
 #: MADV_POPULATE_READ and _WRITE came with it.
 KERNEL_NEEDED = (5, 14)
@@ -211,23 +210,6 @@ def _folder_makeable(name: str, path: Path) -> Check:
         return Check(name, "ok", f"{path}, still to be made")
     found = f"{path} cannot be made: {parent} is not writable"
     return Check(name, "fail", found, runtime_dir.ELSEWHERE)
-
-
-def daemon(folder: Path, timeout: float) -> Check:
-    """Whether one answers there, each time within `timeout` seconds."""
-    try:
-        with connect(folder, label="swapd doctor", timeout=timeout) as client:
-            status = client.status(timeout=timeout)
-    except NotRunning:
-        return Check("daemon", "ok", "none runs there", "start one: swapd serve")
-    except NotAnswering as exc:
-        found, _, advice = str(exc).partition(". ")
-        return Check("daemon", "fail", found, advice)
-    except SwapdError as exc:
-        return Check("daemon", "fail", str(exc), "stop it, and start it again")
-    sessions = len(status.sessions) - 1
-    found = f"swapd {status.version} serves {status.device}, {len(status.components)} components"
-    return Check("daemon", "ok", f"{found}, {sessions} sessions")
 
 
 # --- packages ----------------------------------------------------------------------------------

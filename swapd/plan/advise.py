@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from swapd.plan import stall
+from swapd.shared.config import GPU_CHUNK
 from swapd.shared.units import size
 
 How = Literal["keep", "alternate", "stream"]
@@ -26,8 +27,8 @@ _WAYS: tuple[How, ...] = ("keep", "alternate", "stream")
 #: Blocks that are streamed through: one computes, the next is copied.
 SLOTS = 2
 
-#: On a GPU: of what whole numbers are mapped.
-CHUNK_BYTES = 64 << 20
+#: On a GPU: of what whole numbers are mapped, unless the daemon is told otherwise.
+CHUNK_BYTES = GPU_CHUNK
 
 #: More than so many are not weighed against each other: the smaller ones are treated alike.
 _WEIGHED = 8

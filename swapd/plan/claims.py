@@ -5,6 +5,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from swapd.plan import kv, workspace
 from swapd.plan.advise import CHUNK_BYTES, SLOTS, Component, PlanError, grouped, in_chunks
 from swapd.plan.deploy import Deploy, Stage
@@ -38,20 +40,22 @@ def of(
     rooms: Mapping[str, int],
     totals: Mapping[int, int],
     config: Mapping[str, Any] | None = None,
+    chunk: int = CHUNK_BYTES,
 ) -> tuple[dict[int, list[Claim]], list[str]]:
     """The claims on each GPU, by its number, and notes about what was assumed.
 
     `components` are stages, parts of them (`thinker.visual`), or what a diffusion stage is made
     of; `rooms` is what was said of KV cache and workspace together, by stage; `config` is the
-    model's config.json. Raises: PlanError.
+    model's config.json; `chunk` what the daemons lend memory in. Raises: PlanError.
     """
     found = {c.name: c for c in components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
     notes: list[str] = []
     by_gpu: dict[int, list[Claim]] = {gpu: [] for s in deploy.stages for gpu in s.gpus}
     for stage in deploy.stages:
-        needs = needs_of(stage, rooms.get(stage.name), config) if stage.ours else None
-        parts = _parts(stage, sizes[stage.name], found, notes, needs.layers if needs else 0)
+        needs = needs_of(stage, rooms.get(stage.name), config, chunk) if stage.ours else None
+        layers = needs.layers if needs else 0
+        parts = _parts(stage, sizes[stage.name], found, notes, layers, chunk)
         for gpu in stage.gpus:
             room = _by_itself(deploy, stage, parts, rooms, totals[gpu]) if needs is None else 0
             by_gpu[gpu].append(_claim(stage, parts, needs or Needs(room, said=True)))
@@ -99,7 +103,12 @@ def _by_itself(
 # --- workspace and KV cache ------------------------------------------------------------------
 
 
-def needs_of(stage: Stage, room: int | None, config: Mapping[str, Any] | None) -> Needs:
+def needs_of(
+    stage: Stage,
+    room: int | None,
+    config: Mapping[str, Any] | None,
+    chunk: int = CHUNK_BYTES,
+) -> Needs:
     """What a process of `stage` needs beside its weights, by what is known of its model.
 
     `room` is what was said of KV cache and workspace together, in bytes. Raises: PlanError.
@@ -122,7 +131,7 @@ def needs_of(stage: Stage, room: int | None, config: Mapping[str, Any] | None) -
     # what is said of a cache that can be counted is what a plan said before, as its utilisation is
     said = stage.kv_cache_bytes if cache is None else None
     if room is not None:
-        said = _left_of(stage, room, own)
+        said = _left_of(stage, room, own, chunk)
     if cache and said is not None and said < kv.least_bytes(cache):
         raise PlanError(_too_small(stage, cache, said))
     least = kv.least_bytes(cache) if cache else USUAL_CACHE
@@ -145,14 +154,14 @@ def _without_cache(stage: Stage, room: int | None) -> Needs:
     return Needs(room or usual, said, said=True, notes=() if room else (note,))
 
 
-def _left_of(stage: Stage, room: int, own: int) -> int:
-    if room < own + CHUNK_BYTES:
+def _left_of(stage: Stage, room: int, own: int, chunk: int) -> int:
+    if room < own + chunk:
         raise PlanError(
             f"--room {stage.name}={size(room)} leaves nothing for a KV cache: the workspace of "
             f"{stage.name} alone takes {size(own)}. Say more, or set a smaller "
             f"max_num_batched_tokens"
         )
-    return (room - own) // CHUNK_BYTES * CHUNK_BYTES
+    return (room - own) // chunk * chunk
 
 
 def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
@@ -245,16 +254,17 @@ def _parts(
     found: Mapping[str, Component],
     notes: list[str],
     layers: int,
+    chunk: int,
 ) -> tuple[Part, ...]:
     """What of a stage comes and goes by itself, on one of its GPUs."""
     if stage.kind == "diffusion":
-        return tuple(_of_pipeline(stage, c) for c in weights)
+        return tuple(_of_pipeline(stage, c, chunk) for c in weights)
     if not weights:
         return ()
     whole = weights[0].nbytes // stage.shards
     named = stage.offload.cpu_offload_components if stage.offload.cpu_offload_enabled else None
     if named is None:
-        return (_by_layer(stage, weights[0], whole, layers, stays=stage.stays),)
+        return (_by_layer(stage, weights[0], whole, layers, chunk, stays=stage.stays),)
     inner = {n: found.get(f"{stage.name}.{n}") for n in named if n != stage.name}
     for name, component in inner.items():
         if component is None:
@@ -263,32 +273,38 @@ def _parts(
                 f"rest; say {stage.name}.{name}=SIZE"
             )
     parts = [
-        Part(f"{stage.name}.{n}", c.nbytes // stage.shards, c.nbytes // stage.shards)
+        _part(f"{stage.name}.{n}", c.nbytes // stage.shards, chunk)
         for n, c in inner.items()
         if c is not None
     ]
     rest = whole - sum(p.nbytes for p in parts)
     if rest < 0:
         raise PlanError(f"{stage.name} is smaller than its parts together; check their sizes")
-    own = _by_layer(stage, weights[0], rest, layers, stays=stage.name not in named)
+    own = _by_layer(stage, weights[0], rest, layers, chunk, stays=stage.name not in named)
     return (own, *parts)
 
 
-def _by_layer(stage: Stage, c: Component, nbytes: int, layers: int, *, stays: bool) -> Part:
+def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> Part:
+    """One that is whole whenever it is used."""
+    return Part(name, nbytes, nbytes, stays, chunk=chunk)
+
+
+def _by_layer(
+    stage: Stage, c: Component, nbytes: int, layers: int, chunk: int, *, stays: bool
+) -> Part:
     """A stage's own weights, `nbytes` of them, which leave by decoder layers where these are known:
     as many at a time as the plugin has in one part.
 
     Of a component with blocks the largest are its decoder's layers.
     """
+    whole = _part(stage.name, nbytes, chunk, stays=stays)
     if not layers or nbytes < layers:
-        return Part(stage.name, nbytes, nbytes, stays)
+        return whole
     layer = min(c.block_bytes // stage.shards or nbytes, nbytes // layers)
-    together = max(-(-PART_CHUNKS * CHUNK_BYTES // layer), 1)
+    together = max(-(-PART_CHUNKS * chunk // layer), 1)
     if layers // together < 2:
-        return Part(stage.name, nbytes, nbytes, stays)
-    return Part(
-        stage.name, nbytes, nbytes, stays, layers=layers // together, layer_bytes=together * layer
-    )
+        return whole
+    return replace(whole, layers=layers // together, layer_bytes=together * layer)
 
 
 def _as_whole(stage: Stage) -> bool:
@@ -299,24 +315,25 @@ def _as_whole(stage: Stage) -> bool:
     return len(stage.gpus) > 1 or stage.offload.cpu_offload_components == (_WHOLE,)
 
 
-def _of_pipeline(stage: Stage, c: Component) -> Part:
+def _of_pipeline(stage: Stage, c: Component, chunk: int) -> Part:
     """A component of a diffusion stage: those in use come in one after the other."""
     nbytes, stays = c.nbytes // stage.shards, stage.stays
     if _as_whole(stage):
-        return Part(c.name, nbytes, nbytes, stays)
+        return _part(c.name, nbytes, chunk, stays=stays)
     named, mode = stage.offload.cpu_offload_components, stage.offload.mode
     stays |= named is not None and not any(fnmatchcase(c.name, one) for one in named)
     stays |= mode in ("model", "layerwise") and "vae" in c.name
     if c.name in DITS and c.blocks > SLOTS and mode in ("layerwise", "partial"):
-        return _streamed(stage, grouped(c), stays)
-    return Part(c.name, nbytes, nbytes, stays)
+        return _streamed(stage, grouped(c, chunk), stays, chunk)
+    return _part(c.name, nbytes, chunk, stays=stays)
 
 
-def _streamed(stage: Stage, c: Component, stays: bool) -> Part:
+def _streamed(stage: Stage, c: Component, stays: bool, chunk: int) -> Part:
     """One that comes in by blocks: some of them are kept, and two pass through."""
-    block, rest = in_chunks(c.block_bytes), in_chunks(c.rest_bytes)
+    block, rest = in_chunks(c.block_bytes, chunk), in_chunks(c.rest_bytes, chunk)
     kept = 0
     if stage.offload.mode == "partial":
         kept = max(0, c.nbytes - stage.offload.offloaded_bytes - c.rest_bytes) // c.block_bytes
     most = rest + c.blocks * block
-    return Part(c.name, c.nbytes, min(most, rest + (kept + SLOTS) * block), stays, most)
+    least = min(most, rest + (kept + SLOTS) * block)
+    return Part(c.name, c.nbytes, least, stays, most, chunk=chunk)

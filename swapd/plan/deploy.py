@@ -89,19 +89,23 @@ class Deploy(msgspec.Struct, frozen=True):
     whole: dict[str, Any]
 
 
-def read(path: Path) -> Deploy:
-    """The stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError."""
-    own = _loaded(path)
+def read(path: Path, own: dict[str, Any] | None = None, package: Path | None = None) -> Deploy:
+    """The stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError.
+
+    `own`: what the file would say that is not there yet. `package`: the vLLM-Omni that has base
+    files and pipelines, if it is not this Python's.
+    """
+    own = _loaded(path) if own is None else own
     if "base_config" in own:
-        own = {**own, "base_config": str(_base(path, own["base_config"]))}
-    files = _with_bases(path, own)
+        own = {**own, "base_config": str(_base(path, own["base_config"], package))}
+    files = _with_bases(path, own, package)
     whole = reduce(_over, reversed(files.values()))
     merged = _for_cuda(whole)
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
         old = "; stage_args is what older versions read" if "stage_args" in merged else ""
         raise BadDeploy(f"{path} lists no stages, under stages{old}")
-    known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in files])
+    known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in files], package)
     stages = tuple(_stage(path, entry, merged, known.get(entry["stage_id"])) for entry in listed)
     ids = [s.id for s in stages]
     if len(set(ids)) < len(ids):
@@ -208,12 +212,12 @@ def _keyed(where: str, found: dict[Any, Any]) -> dict[str, Any]:
     return found
 
 
-def _base(path: Path, named: object) -> Path:
+def _base(path: Path, named: object, package: Path | None) -> Path:
     """The file that `path` is based on: beside it, else in an installed vLLM-Omni."""
     beside = path.parent / str(named)
     if beside.is_file():
         return beside.resolve()
-    package = pipelines.folder() if PurePath(str(named)).name == named else None
+    package = (package or pipelines.folder()) if PurePath(str(named)).name == named else None
     if package is not None and (shipped := package / "deploy" / str(named)).is_file():
         return shipped.resolve()
     installed = "the installed vllm_omni has none of that name"
@@ -221,13 +225,15 @@ def _base(path: Path, named: object) -> Path:
     raise BadDeploy(f"{path}: its base_config {named} is not beside it, and {also}")
 
 
-def _with_bases(path: Path, own: dict[str, Any]) -> dict[Path, dict[str, Any]]:
+def _with_bases(
+    path: Path, own: dict[str, Any], package: Path | None
+) -> dict[Path, dict[str, Any]]:
     """What the file says, what the one says that it is based on, and so on."""
     files, seen = {path: own}, {path.resolve()}
     while "base_config" in own:
         if len(files) > _BASES_MAX:
             raise BadDeploy(f"{path}: more than {_BASES_MAX} files are based on each other")
-        found = _base(path, own["base_config"])
+        found = _base(path, own["base_config"], package)
         if found in seen:
             raise BadDeploy(f"{path}: its base_config {found} is based on it in turn")
         path, own = found, _loaded(found)

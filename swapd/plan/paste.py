@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from swapd.plan.advise import Advice, Placement
+from swapd.plan.chunks import Isolation
 from swapd.plan.sizes import STAGES
 
 _GIB = 1 << 30
@@ -97,9 +98,13 @@ def _listed(placements: Iterable[Placement]) -> str:
     return "[" + ", ".join(quoted(p.name) for p in placements) + "]"
 
 
-def serve(advice: Advice, device: str) -> str:
-    """The daemon's command line; its budget is in whole chunks already."""
-    return f"swapd serve --device {device} --budget {amount(advice.budget_bytes)}\n"
+def serve(device: str, budget: int, chunk: int, isolation: Isolation = "relaxed") -> str:
+    """The daemon's command line; its budget is in whole chunks already.
+
+    It names the chunk, whatever the default: another one would not hold what was counted.
+    """
+    line = f"swapd serve --device {device} --budget {amount(budget)} --chunk {amount(chunk)}"
+    return line if isolation == "relaxed" else f"{line} --isolation {isolation}"
 
 
 def amount(nbytes: int) -> str:

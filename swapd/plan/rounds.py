@@ -34,13 +34,13 @@ def whole_bytes(turns: Sequence[Turn], room: int) -> int:
     return stall.lru_bytes(sizes, room, [turn.copied for turn in turns]) or 0
 
 
-def by_layer_bytes(turns: Sequence[Turn], room: int) -> int:
+def by_layer_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> int:
     """Bytes of a round in which the same layers leave each time, and no more than have to.
 
     `room` is at least as much as each turn needs. Of stages that do not fit by so much, it is at
     most twice that, and a layer of each stage; and never more than `whole_bytes`.
     """
-    kept = kept_bytes(turns, room)
+    kept = kept_bytes(turns, room, chunk)
     moved = sum(_leaving(turn, n) for turn, n in zip(turns, kept, strict=True))
     return min(moved, whole_bytes(turns, room))
 
@@ -53,11 +53,11 @@ def _leaving(turn: Turn, kept: int) -> int:
     return min(turn.copied, layers * turn.layer_bytes)
 
 
-def kept_bytes(turns: Sequence[Turn], room: int) -> list[int]:
+def kept_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> list[int]:
     """What of each stage is never taken away, as much in all as can be.
 
     What the others keep is beside each turn: all of them together keep at most what a turn leaves
-    of `room`, and what its own stage keeps.
+    of `room`, and what its own stage keeps. In whole chunks of `chunk` bytes.
     """
     spare = [room - turn.taken - turn.cache for turn in turns]
     most = [turn.taken for turn in turns]
@@ -69,12 +69,12 @@ def kept_bytes(turns: Sequence[Turn], room: int) -> list[int]:
         own = least(total)
         return sum(own) <= total and all(n <= top for n, top in zip(own, most, strict=True))
 
-    low, high = 0, sum(most) // CHUNK_BYTES
+    low, high = 0, sum(most) // chunk
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if possible(middle * CHUNK_BYTES) else (low, middle - 1)
-    kept = least(low * CHUNK_BYTES)
-    left = low * CHUNK_BYTES - sum(kept)
+        low, high = (middle, high) if possible(middle * chunk) else (low, middle - 1)
+    kept = least(low * chunk)
+    left = low * chunk - sum(kept)
     for number in sorted(range(len(turns)), key=lambda n: turns[n].taken):  # small stages first
         more = min(left, most[number] - kept[number])
         kept[number] += more

@@ -3,6 +3,7 @@
 The daemon's arena is counted once, for the weights and the KV caches of all stages that use swapd.
 It gets all of them if they fit, else what the rest leaves, which must be as much as the largest
 turn: what one stage needs at once, its weights by layer and its KV cache, beside what stays.
+A KV cache takes turns even where weights stay: it is lent with them, and leaves for others.
 What each stage has for itself (activations, buffers: its workspace) is its room, for torch keeps it
 from turn to turn. Beside that each process has a CUDA context, and graphs are captured in nobody's
 share.
@@ -48,16 +49,22 @@ class Part(msgspec.Struct, frozen=True):
     #: Groups of decoder layers that leave one by one, each with chunks of its own; bytes of one.
     layers: int = 0
     layer_bytes: int = 0
+    #: What its daemon lends memory in.
+    chunk: int = CHUNK_BYTES
 
     @property
     def taken(self) -> int:
-        rest = self.nbytes - self.layers * self.layer_bytes
-        return self.by_block or self.layers * in_chunks(self.layer_bytes) + in_chunks(rest)
+        rest = in_chunks(self.nbytes - self.layers * self.layer_bytes, self.chunk)
+        return self.by_block or self.layers * self.layer_taken + rest
+
+    @property
+    def layer_taken(self) -> int:
+        return in_chunks(self.layer_bytes, self.chunk)
 
     @property
     def at_least(self) -> int:
         """What they take while they are used."""
-        return self.taken if self.layers else in_chunks(self.least)
+        return self.taken if self.layers else in_chunks(self.least, self.chunk)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +92,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return sum(p.nbytes for p in self.parts)
 
     @property
-    def cache_stays(self) -> bool:
-        """A stage whose own weights stay never gives its cache away."""
-        return bool(self.parts) and self.parts[0].stays and self.at_once
+    def chunk(self) -> int:
+        """What its daemon lends memory in."""
+        return self.parts[0].chunk if self.parts else CHUNK_BYTES
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -103,8 +110,10 @@ class Share(msgspec.Struct, frozen=True):
     cache_bytes: int
     cache_tokens: int
     max_model_len: int
-    #: Whether some of its weights may be out when a request comes, and how long all of them take.
+    #: Whether something of it may be out when a request comes, what that takes of an arena, and how
+    #: long its weights take to come in.
     takes_turns: bool
+    turning_bytes: int
     swap_in_s: float
 
 
@@ -140,12 +149,28 @@ class GpuPlan(msgspec.Struct, frozen=True):
     request_s: float
     moved_whole_bytes: int
     whole_s: float
+    #: What its daemon lends memory in: all that is in the arena was counted in whole ones.
+    chunk_bytes: int
     #: What comes in by block, again at each step.
     by_block: tuple[str, ...] = ()
 
     @property
     def takes_turns(self) -> list[str]:
         return [s.name for s in self.shares if s.takes_turns]
+
+    @property
+    def stay_beside(self) -> list[str]:
+        """The smallest that take turns, as many as fit beside the largest turn."""
+        outside = sum(t.nbytes for t in self.beside)
+        outside += sum(s.room_bytes for s in self.shares if s.ours)
+        room, found = self.budget_bytes - (self.stays_bytes - outside) - self.turn_bytes, []
+        others = [s for s in self.shares if s.takes_turns and s.name != self.largest]
+        for share in sorted(others, key=lambda s: s.turning_bytes):
+            room -= share.turning_bytes
+            if room < 0:
+                break
+            found.append(share.name)
+        return found
 
 
 def divide(
@@ -162,15 +187,16 @@ def divide(
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
     room = sum(c.room for c in ours)
-    free = (total - sum(t.nbytes for t in beside) - room) // CHUNK_BYTES * CHUNK_BYTES
+    chunk = ours[0].chunk if ours else CHUNK_BYTES
+    free = (total - sum(t.nbytes for t in beside) - room) // chunk * chunk
     if ours and free < _needed(ours, _least_caches(ours)):
         raise DoesNotFit(_too_much(gpu, claims, total, beside, free))
     caches = _caches(ours, max(0, free))
     whole = sum(p.taken for c in ours for p in c.parts) + sum(caches.values())
     budget = min(whole, free) if ours else 0
     fits = budget >= whole
-    stays = sum(_staying(c, caches[c.name]) for c in ours)
-    moved, moved_whole = (0, 0) if fits else _moved(_turns(ours, caches), budget - stays)
+    stays = sum(_staying(c) for c in ours)
+    moved, moved_whole = (0, 0) if fits else _moved(_turns(ours, caches), budget - stays, chunk)
     turning = {c.name: _turning(c, caches[c.name]) for c in ours}
     largest = max(ours, key=lambda c: turning[c.name], default=None)
     return GpuPlan(
@@ -188,6 +214,7 @@ def divide(
         request_s=moved / bytes_per_s,
         moved_whole_bytes=moved_whole,
         whole_s=moved_whole / bytes_per_s,
+        chunk_bytes=chunk,
         by_block=_by_block(ours, budget),
     )
 
@@ -234,22 +261,21 @@ def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Taken]:
     return [*taken, Taken(RESERVE_BYTES, "in reserve")]
 
 
-def _staying(claim: Claim, cache: int) -> int:
+def _staying(claim: Claim) -> int:
     """What of it never leaves the arena."""
-    weights = sum(p.taken for p in claim.parts if p.stays)
-    return weights + (cache if claim.cache_stays else 0)
+    return sum(p.taken for p in claim.parts if p.stays)
 
 
 def _turning(claim: Claim, cache: int) -> int:
     """What a step needs beside what stays."""
     needs = [p.at_least for p in claim.parts if not p.stays]
     weights = sum(needs) if claim.at_once else max(needs, default=0)
-    return weights + (0 if claim.cache_stays else cache)
+    return weights + cache
 
 
 def _needed(ours: Sequence[Claim], caches: Mapping[str, int]) -> int:
     """What stays, and the largest turn."""
-    stays = sum(_staying(c, caches[c.name]) for c in ours)
+    stays = sum(_staying(c) for c in ours)
     return stays + max((_turning(c, caches[c.name]) for c in ours), default=0)
 
 
@@ -257,7 +283,7 @@ def _needed(ours: Sequence[Claim], caches: Mapping[str, int]) -> int:
 
 
 def _least_caches(ours: Sequence[Claim]) -> dict[str, int]:
-    return {c.name: in_chunks(c.least_cache) for c in ours}
+    return {c.name: in_chunks(c.least_cache, c.chunk) for c in ours}
 
 
 def _caches(ours: Sequence[Claim], free: int) -> dict[str, int]:
@@ -268,20 +294,19 @@ def _caches(ours: Sequence[Claim], free: int) -> dict[str, int]:
     left = free - sum(p.taken for c in ours for p in c.parts) - sum(usual.values())
     if left >= 0:
         of = sum(c.weights for c in grow) or 1
-        more = {c.name: left * c.weights // of // CHUNK_BYTES * CHUNK_BYTES for c in grow}
+        more = {c.name: left * c.weights // of // c.chunk * c.chunk for c in grow}
         return {name: nbytes + more.get(name, 0) for name, nbytes in usual.items()}
     caches = dict(least)
-    for claim in sorted(grow, key=lambda c: not c.cache_stays):
-        others = _needed(ours, caches) if claim.cache_stays else _own(ours, claim, caches)
-        room = max(0, free - others)
-        wanted = max(least[claim.name], USUAL_CACHE if claim.cache_stays else TURNS_CACHE)
+    for claim in grow:
+        room = max(0, free - _own(ours, claim, caches))
+        wanted = max(least[claim.name], TURNS_CACHE)
         caches[claim.name] += min(room, wanted - caches[claim.name])
     return caches
 
 
 def _own(ours: Sequence[Claim], claim: Claim, caches: Mapping[str, int]) -> int:
     """What stays, and the turn of `claim`."""
-    stays = sum(_staying(c, caches[c.name]) for c in ours)
+    stays = sum(_staying(c) for c in ours)
     return stays + _turning(claim, caches[claim.name])
 
 
@@ -289,13 +314,13 @@ def _own(ours: Sequence[Claim], claim: Claim, caches: Mapping[str, int]) -> int:
 
 
 def _turns(ours: Sequence[Claim], caches: Mapping[str, int]) -> list[Turn]:
-    """Who takes turns: each stage; of one whose parts are in turn, each of them."""
+    """Who takes turns: each stage; of one whose parts are in turn, each of them; of one that stays,
+    its KV cache."""
     found: list[Turn] = []
     for claim in ours:
-        parts = [p for p in claim.parts if not p.stays]
-        cache = 0 if claim.cache_stays else caches[claim.name]
+        parts, cache = [p for p in claim.parts if not p.stays], caches[claim.name]
         together = [parts] if claim.at_once else [[p] for p in parts]
-        found += [_turn(some, cache) for some in together if some]
+        found += [_turn(some, cache) for some in together if some or cache]
     return found
 
 
@@ -306,28 +331,30 @@ def _turn(parts: Sequence[Part], cache: int) -> Turn:
         copied=sum(p.nbytes for p in parts),
         cache=cache,
         layers=by_layer.layers if by_layer else 1,
-        layer_taken=in_chunks(by_layer.layer_bytes) if by_layer else 0,
+        layer_taken=by_layer.layer_taken if by_layer else 0,
         layer_bytes=by_layer.layer_bytes if by_layer else 0,
     )
 
 
-def _moved(turns: Sequence[Turn], room: int) -> tuple[int, int]:
+def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
     """Bytes of a round by layers, and by wholes; what has no room as a whole comes by block."""
     streamed = sum(turn.copied for turn in turns if turn.taken > room)
     others = [turn for turn in turns if turn.taken <= room]
-    by_layer, whole = rounds.by_layer_bytes(others, room), rounds.whole_bytes(others, room)
+    by_layer = rounds.by_layer_bytes(others, room, chunk)
+    whole = rounds.whole_bytes(others, room)
     return streamed + by_layer, streamed + whole
 
 
 def _by_block(ours: Sequence[Claim], budget: int) -> tuple[str, ...]:
-    room = budget - sum(_staying(c, 0) for c in ours)
+    room = budget - sum(_staying(c) for c in ours)
     parts = [p for c in ours for p in c.parts if p.by_block and not p.stays]
     return tuple(p.name for p in parts if p.taken > room)
 
 
 def _share(claim: Claim, cache: int, fits: bool, bytes_per_s: float) -> Share:
-    turning = sum(p.nbytes for p in claim.parts if not p.stays)
-    takes_turns = claim.ours and not fits and turning > 0
+    turning = [p for p in claim.parts if not p.stays]
+    taken = sum(p.taken for p in turning) + cache
+    takes_turns = claim.ours and not fits and taken > 0
     return Share(
         name=claim.name,
         stage_id=claim.stage_id,
@@ -338,7 +365,8 @@ def _share(claim: Claim, cache: int, fits: bool, bytes_per_s: float) -> Share:
         cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
         max_model_len=claim.cache.max_model_len if claim.cache else 0,
         takes_turns=takes_turns,
-        swap_in_s=turning / bytes_per_s if takes_turns else 0.0,
+        turning_bytes=taken if takes_turns else 0,
+        swap_in_s=sum(p.nbytes for p in turning) / bytes_per_s if takes_turns else 0.0,
     )
 
 
@@ -354,7 +382,7 @@ def _too_much(
     rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
     less += f" - {size(sum(c.room for c in ours))} workspace ({rooms})"
     left = size(free) if free > 0 else "nothing"
-    stay = [(c, _staying(c, caches[c.name])) for c in ours]
+    stay = [(c, _staying(c)) for c in ours]
     terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]
     largest = max(ours, key=lambda c: _turning(c, caches[c.name]))
     if _turning(largest, caches[largest.name]):
@@ -367,21 +395,22 @@ def _too_much(
 
 
 def _turn_in_words(claim: Claim) -> str:
-    cache = 0 if claim.cache_stays else in_chunks(claim.least_cache)
-    weights = size(_turning(claim, 0))
+    cache, weights = in_chunks(claim.least_cache, claim.chunk), _turning(claim, 0)
     if not cache:
-        return weights
+        return size(weights)
     of = ""
     if claim.cache and not claim.said:
         of = f" for one request of {claim.cache.max_model_len} tokens, its max_model_len"
-    return f"{weights} of weights + {size(cache)} KV cache{of}"
+    beside = f"{size(weights)} of weights + " if weights else ""
+    return f"{beside}{size(cache)} KV cache{of}"
 
 
 def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
     """What would help; `short` is what there is, less what is needed: less than nothing."""
     ways = []
     if largest.cache and not largest.said:
-        longest = kv.tokens_in(largest.cache, in_chunks(largest.least_cache) + short)
+        least = in_chunks(largest.least_cache, largest.chunk)
+        longest = kv.tokens_in(largest.cache, least + short)
         if longest > 0:
             ways.append(f"max_model_len: {longest} or less for {largest.name}")
     elif largest.said and largest.caches:
@@ -394,7 +423,7 @@ def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
     ways += [
         f"swapd's worker for {c.name}, or less gpu_memory_utilization" for c in claims if not c.ours
     ]
-    if any(_staying(c, 0) for c in claims if c.ours):
+    if any(_staying(c) for c in claims if c.ours):
         ways.append("turns for what stays (cpu_offload_enabled, without cpu_offload_components)")
     ways += ["quantised weights", f"{largest.name} over several GPUs (tensor_parallel_size)"]
     return f"It takes {', '.join(ways)}, or a larger GPU"

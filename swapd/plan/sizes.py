@@ -16,7 +16,7 @@ from swapd.plan.advise import Component, PlanError
 from swapd.shared.documents import parsed_json, read_json, regular
 from swapd.shared.protocol import ComponentStatus, rest_of
 from swapd.shared.text import problem_with_text
-from swapd.shared.units import parse_size
+from swapd.shared.units import typed_size
 
 #: What a part of a model is called that runs as a component of its own.
 STAGES = ("thinker", "talker", "code2wav", "token2wav")
@@ -41,6 +41,7 @@ _COUNT_MAX = 10_000
 _COUNTS = re.compile("layer|block|depth|expert|stage")
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
 _INDEX = ".safetensors.index.json"
+_SHARD = re.compile(r"-\d+-of-\d+(?=$|\.)")
 _BITS = re.compile(r"\d+")
 
 
@@ -54,7 +55,7 @@ def named(text: str) -> Component | None:
     if not equals or not name or Path(text).exists():
         return None
     try:
-        given = parse_size(nbytes)
+        given = typed_size(nbytes)
     except ValueError as exc:
         raise NoSizes(f"{text}: {exc}") from exc
     if not given:
@@ -131,8 +132,8 @@ def check_names(found: Iterable[Component]) -> None:
 def _of_folder(folder: Path) -> list[Component]:
     if (folder / "model_index.json").exists():
         return _of_pipeline(folder)
-    if tensors := _tensors_in(folder):
-        return _of_tensors(tensors, _called(folder))
+    if checkpoints := _checkpoints_in(folder):
+        return [c for name, tensors in checkpoints.items() for c in _of_tensors(tensors, name)]
     if (folder / "config.json").exists():
         return _of_config(folder / "config.json")
     raise NoSizes(f"{folder} has neither safetensors, nor a model_index.json, nor a config.json")
@@ -154,18 +155,47 @@ def _of_pipeline(folder: Path) -> list[Component]:
 
 
 def _tensors_in(folder: Path) -> dict[str, int]:
-    """The tensors of the model in `folder`, each in one variant alone."""
-    indices = sorted(folder.glob(f"*{_INDEX}"), key=lambda p: len(p.name))
+    """The tensors of the one model in `folder`. Raises: NoSizes."""
+    checkpoints = _checkpoints_in(folder)
+    if len(checkpoints) > 1:
+        raise NoSizes(
+            f"{folder} has several checkpoints, {', '.join(checkpoints)}: give one file, such as "
+            f"{folder / next(iter(checkpoints))}.safetensors"
+        )
+    return next(iter(checkpoints.values()), {})
+
+
+def _checkpoints_in(folder: Path) -> dict[str, dict[str, int]]:
+    """The tensors of each model in `folder`, by its name; of each in one variant alone.
+
+    Files that have no tensor in common are one model. Where some have, each is a model of its own;
+    shards (`model-00001-of-00002`) are always one.
+    """
+    indices = _by_stem(folder, _INDEX)
     if indices:
-        return _of_index(indices[0])
-    files = sorted(folder.glob("*.safetensors"), key=lambda p: len(p.name))
-    stems = {p.stem for p in files}
-    tensors: dict[str, int] = {}
-    for path in files:
-        # model.fp16.safetensors beside model.safetensors is the same once more
-        if path.stem.rpartition(".")[0] not in stems:
-            tensors |= _header(path)
-    return tensors
+        found = {stem: _of_index(paths[0]) for stem, paths in indices.items()}
+    else:
+        files = _by_stem(folder, ".safetensors")
+        found = {stem: _together(map(_header, paths)) for stem, paths in files.items()}
+    merged = _together(found.values())
+    if len(merged) == sum(map(len, found.values())):
+        return {_called(folder): merged} if merged else {}
+    return found
+
+
+def _by_stem(folder: Path, suffix: str) -> dict[str, list[Path]]:
+    """Files of this suffix by what their models are called; variants of one are left out.
+
+    model.fp16.safetensors beside model.safetensors is the same once more.
+    """
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob(f"*{suffix}"), key=lambda p: (len(p.name), p.name)):
+        found.setdefault(_SHARD.sub("", path.name.removesuffix(suffix)), []).append(path)
+    return {stem: paths for stem, paths in found.items() if stem.rpartition(".")[0] not in found}
+
+
+def _together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return {name: nbytes for part in parts for name, nbytes in part.items()}
 
 
 def _of_index(path: Path) -> dict[str, int]:

@@ -30,7 +30,10 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     advice = advised(8, part("model", 4, 16))
     assert from_yaml(written(tmp_path, advice)).mode == "off"
     assert paste.python(advice) == 'client.attach(model, ["model"], policy="permanent")\n'
-    assert paste.serve(advice, "cuda:1") == "swapd serve --device cuda:1 --budget 4GiB\n"
+    line = "swapd serve --device cuda:1 --budget 4GiB --chunk 64MiB"
+    assert paste.serve("cuda:1", advice.budget_bytes, 64 << 20) == line
+    strict = paste.serve("cuda:1", advice.budget_bytes, 256 << 20, "strict")
+    assert strict == "swapd serve --device cuda:1 --budget 4GiB --chunk 256MiB --isolation strict"
 
 
 def test_what_is_streamed_in_part_says_how_much_stays_on_the_host(tmp_path: Path) -> None:

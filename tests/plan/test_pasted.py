@@ -84,7 +84,7 @@ def test_a_model_runs_as_it_was_planned(
     expected = model(x)
     advice = planned(model, room)
     assert [p.how for p in advice.placements] == ways
-    words = shlex.split(paste.serve(advice, "host"))
+    words = shlex.split(paste.serve("host", advice.budget_bytes, 2 * MIB))
     budget = words[words.index("--budget") + 1]
     with (
         spawn.daemon(budget=budget, isolation="strict", residency_factor=0) as daemon,

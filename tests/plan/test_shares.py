@@ -126,15 +126,28 @@ def test_caches_do_not_grow_so_far_that_stages_must_take_turns() -> None:
     assert 0 <= left <= 2 * CHUNK_BYTES
 
 
-def test_of_a_stage_that_stays_the_cache_stays() -> None:
+def test_of_a_stage_that_stays_the_cache_takes_turns() -> None:
     stays = claim("a", part("a", 6, stays=True), cache=1)
     plan = divided(25, stays, claim("b", 4, cache=1), claim("c", 1, room=0))
     beside = sum(t.nbytes for t in plan.beside) + 8 * GIB
-    assert plan.stays_bytes == beside + 6 * GIB + plan.shares[0].cache_bytes
-    assert plan.shares[0].cache_bytes == USUAL_CACHE
-    assert plan.turn_bytes == 4 * GIB + plan.shares[1].cache_bytes
-    assert plan.takes_turns == ["b", "c"]
-    assert plan.stays_bytes + plan.turn_bytes <= 25 * GIB
+    assert plan.stays_bytes == beside + 6 * GIB
+    assert plan.budget_bytes == 25 * GIB - beside
+    assert plan.shares[0].cache_bytes == plan.budget_bytes - 6 * GIB, "what its own turn leaves"
+    assert plan.shares[1].cache_bytes == plan.budget_bytes - 10 * GIB
+    assert plan.stays_bytes + plan.turn_bytes == 25 * GIB
+    assert plan.takes_turns == ["a", "b", "c"]
+    assert plan.moved_bytes == 5 * GIB, "of a, nothing is copied"
+    assert plan.shares[0].swap_in_s == 0
+
+
+def test_what_stays_leaves_less_to_those_that_stay_beside_the_largest() -> None:
+    def stay(total: float) -> list[str]:
+        off = claim("off", part("off", 2, stays=True), room=0)
+        turning = claim("a", 6, room=0), claim("b", 2, room=0), claim("c", 1, room=0)
+        return divided(total, off, *turning, overhead=0).stay_beside
+
+    assert stay(10) == ["c"], "b would be beside it, if off were not"
+    assert stay(8.5) == []
 
 
 def test_a_stage_on_several_gpus_has_one_size_of_cache() -> None:

@@ -107,6 +107,32 @@ def test_a_variant_is_not_the_same_weights_once_more(tmp_path: Path) -> None:
     assert [c.nbytes for c in of_path(tmp_path / "vae")] == [4 * MIB]
 
 
+def test_checkpoints_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+    save(tmp_path / "base.safetensors", **layers(4, MIB))
+    save(tmp_path / "tuned.safetensors", **layers(4, MIB), extra__weight=MIB)
+    save(tmp_path / "tuned.fp16.safetensors", **layers(4, MIB // 2))
+    assert [(c.name, c.nbytes, c.blocks) for c in of_path(tmp_path)] == [
+        ("base", 4 * MIB, 4),
+        ("tuned", 5 * MIB, 4),
+    ]
+
+
+def test_files_with_no_tensor_in_common_are_one_model(tmp_path: Path) -> None:
+    save(tmp_path / "model-00001-of-00002.safetensors", **layers(2, MIB))
+    save(tmp_path / "model-00002-of-00002.safetensors", head__weight=MIB)
+    save(tmp_path / "extra.safetensors", more__weight=MIB)
+    (c,) = of_path(tmp_path)
+    assert (c.name, c.nbytes) == (tmp_path.name, 4 * MIB)
+
+
+def test_a_component_of_a_pipeline_with_two_checkpoints_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKL"]}')
+    save(tmp_path / "vae" / "a.safetensors", **layers(2, MIB))
+    save(tmp_path / "vae" / "b.safetensors", **layers(2, MIB))
+    with pytest.raises(NoSizes, match=r"vae has several checkpoints, a, b: give one file, such as"):
+        of_path(tmp_path)
+
+
 def test_a_pipeline_has_the_components_that_have_weights(tmp_path: Path) -> None:
     entries = {"_class_name": "FluxPipeline", "scheduler": ["diffusers", "X"]}
     for name, mib in (("transformer", 30), ("text_encoder", 12), ("vae", 1)):

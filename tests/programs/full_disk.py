@@ -29,12 +29,12 @@ def line(seq: int) -> bytes:
 
 
 def main(path: Path) -> None:
-    first = SwapLogFile(path, 1 << 20)
+    first = SwapLogFile(path, 1 << 20, 1e12)
     first.write([line(1)])
     first.close()
     whole = path.read_bytes()
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 2, UNLIMITED))
-    second = Watched(path, 1 << 20)
+    second = Watched(path, 1 << 20, 1e12)
     second.write([line(2), line(3)])
     second.tried.wait()
     assert path.read_bytes() == whole, path.read_bytes()

@@ -1,0 +1,108 @@
+"""What is wrong with a daemon that runs, as its status and its files say. Changes nothing there."""
+
+import os
+from pathlib import Path
+
+from swapd import __version__
+from swapd.device import DeviceError
+from swapd.device.host import available_bytes
+from swapd.doctor.check import Check
+from swapd.shared.protocol import StatusReply
+from swapd.shared.text import plain
+from swapd.shared.units import size
+from swapd_client import NotAnswering, NotRunning, SwapdError, connect
+
+OWN_LABEL = "swapd doctor"
+#: Of a GPU, for the contexts, graphs and activations of workers.
+FREE_WANTED = 1 << 30
+#: On the disk of the swap log: a file, and the one before it.
+LOG_WANTED = 2 * (64 << 20)
+
+
+def examine(folder: Path, timeout: float) -> list[Check]:
+    """Whether a daemon answers there, each time within `timeout` seconds; if so, how it fares."""
+    try:
+        with connect(folder, label=OWN_LABEL, timeout=timeout) as client:
+            status = client.status(timeout=timeout)
+    except NotRunning:
+        return [Check("daemon", "ok", "none runs there", "start one: swapd serve")]
+    except NotAnswering as exc:
+        found, _, advice = str(exc).partition(". ")
+        return [Check("daemon", "fail", found, advice)]
+    except SwapdError as exc:
+        return [Check("daemon", "fail", str(exc), "stop it, and start it again")]
+    return of_status(status)
+
+
+def of_status(status: StatusReply) -> list[Check]:
+    """One check for each thing; pinning and notes only where there is something to say."""
+    return [
+        _version(status),
+        _budget(status),
+        *(_note(note) for note in status.notes),
+        _swap_log(Path(status.swap_log)),
+        _sessions(status),
+    ]
+
+
+def _version(status: StatusReply) -> Check:
+    found = f"swapd {status.version} serves {status.device}, {len(status.components)} components"
+    if status.version == __version__:
+        return Check("daemon", "ok", found)
+    advice = f"this is swapd {__version__}: restart the daemon with the version that is installed"
+    return Check("daemon", "warn", found, advice)
+
+
+def _budget(status: StatusReply) -> Check:
+    """Whether workers have memory of the GPU beside it, and the host has room for host copies."""
+    name, budget = "daemon budget", status.budget_bytes
+    if status.device != "host":
+        found = f"{size(budget)}; {size(status.device_free_bytes)} of {status.device} are free"
+        if status.device_free_bytes < FREE_WANTED:
+            advice = "little is left for contexts and activations of workers: lower --budget"
+            return Check(name, "warn", found, advice)
+        return Check(name, "ok", found)
+    try:
+        free = available_bytes()
+    except DeviceError as exc:
+        return Check(name, "warn", f"{size(budget)}; {exc}", "close some programs, and try again")
+    copies = f"host copies have {size(status.host_copy_bytes)}"
+    found = f"{size(budget)}; {copies}, and {size(free)} of host memory are available"
+    if status.host_copy_bytes + free < budget:
+        advice = "not even what fits the budget has room for its host copies: lower --budget"
+        return Check(name, "warn", found, advice)
+    return Check(name, "ok", found)
+
+
+def _note(note: str) -> Check:
+    """What the daemon itself says is worse than it could be."""
+    if "of host copies are pinned" in note:
+        advice = "raise --pin-limit, and `ulimit -l` (LimitMEMLOCK in a unit), and restart it"
+        return Check("daemon pinning", "warn", plain(note), advice)
+    return Check("daemon note", "warn", plain(note))
+
+
+def _swap_log(path: Path) -> Check:
+    """Whether records reach the disk: those that do not are dropped, and counted in the log."""
+    name, elsewhere = "swap log", "records are dropped: mend it, or restart with another --swap-log"
+    try:
+        room = os.statvfs(path.parent)
+    except OSError as exc:
+        return Check(name, "warn", f"{path}: {exc.strerror}", elsewhere)
+    free = room.f_bavail * room.f_frsize
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return Check(name, "warn", f"{path} cannot be written", elsewhere)
+    if free < LOG_WANTED:
+        advice = "it may stop: free some, lower --swap-log-size, or use another --swap-log"
+        return Check(name, "warn", f"{path}: {size(free)} left on its disk", advice)
+    return Check(name, "ok", f"{path}, {size(free)} left on its disk")
+
+
+def _sessions(status: StatusReply) -> Check:
+    others = [s for s in status.sessions if s.label != OWN_LABEL]
+    found = f"{len(others)} sessions, {status.waiting} requests wait"
+    deaf = [f"{plain(s.label)} (session {s.session})" for s in others if s.unread]
+    if deaf:
+        advice = "look at these processes: a session that reads nothing for long is ended"
+        return Check("sessions", "warn", f"{', '.join(deaf)}: does not read its messages", advice)
+    return Check("sessions", "ok", found)

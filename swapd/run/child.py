@@ -1,0 +1,125 @@
+"""The command that `swapd run` runs: a child that gets the signals which its parent gets."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from swapd_client.errors import SwapdError
+
+#: What is passed on. A terminal sends the first two to all of its foreground group by itself.
+_BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+PASSED_ON = (*_BY_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: Status of a shell for a command that cannot be run, and for one that a signal has ended.
+CANNOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
+_PR_SET_PDEATHSIG = 1
+#: Opened here: a child of a process with threads may wait for ever where libraries are opened.
+_libc = ctypes.CDLL(None)
+
+
+class CannotRun(SwapdError):
+    """The command could not be started. `status`: what a shell would end with."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def run(
+    words: Sequence[str], environment: Mapping[str, str], while_it_runs: Callable[[], None]
+) -> int:
+    """Run a command to its end, and return its exit status, as a shell has it.
+
+    `while_it_runs()` is called about once a second. Main thread only: signals are passed on
+    meanwhile. Raises: CannotRun.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        elif not (number in _BY_TERMINAL and _in_foreground()):
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    with caught(pass_on):
+        process = started(words, environment)
+        for came in early:
+            pass_on(came, None)
+        return _status(process, while_it_runs)
+
+
+@contextmanager
+def caught(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Have a handler for the signals that are passed on; those that are ignored stay so."""
+    before: dict[int, Any] = {}
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for passed_on, was in before.items():
+            signal.signal(passed_on, was)
+
+
+def started(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    first: Callable[[], None] | None = None,
+    **options: Any,
+) -> "subprocess.Popen[bytes]":
+    """A child that ends with this process. `first()` is called in it. `options`: others of `Popen`.
+
+    Raises: CannotRun.
+    """
+
+    def prepare() -> None:
+        end_with_parent()
+        if first is not None:
+            first()
+
+    try:
+        return subprocess.Popen(words, env=environment, cwd=folder, preexec_fn=prepare, **options)
+    except FileNotFoundError as exc:
+        if folder is not None and not folder.is_dir():
+            raise CannotRun(f"there is no folder {folder}", CANNOT_RUN) from exc
+        raise CannotRun(f"there is no command {words[0]!r}", NOT_FOUND) from exc
+    except OSError as exc:
+        raise CannotRun(f"{words[0]!r} cannot be run: {exc.strerror}", CANNOT_RUN) from exc
+
+
+def end_with_parent() -> None:
+    """To be called in a child, before it runs a program: SIGTERM to it if its parent is killed."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _status(process: "subprocess.Popen[bytes]", while_it_runs: Callable[[], None]) -> int:
+    while True:
+        try:
+            status = process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            while_it_runs()
+        else:
+            return status if status >= 0 else SIGNALLED - status
+
+
+def _in_foreground() -> bool:
+    """Whether this process and its child are what a terminal sends its signals to."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def sent_by_terminal(number: int) -> bool:
+    """Whether the command has this signal already: a terminal sends some to all at once."""
+    return number in _BY_TERMINAL and _in_foreground()

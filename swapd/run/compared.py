@@ -1,0 +1,155 @@
+"""A command that was run in two ways: what each took, and the table of it. Pure.
+
+Of several rounds it is the medians that are compared.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.run.outcome import Outcome
+from swapd.run.settings import Settings
+from swapd.shared.units import seconds, size
+
+VERSION = 1
+WITHOUT, WITH = "without swapd", "with swapd"
+_NOT_MEASURED = "not measured"
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One run. Bytes and seconds; None is not measured. `why`: of a status not the command's."""
+
+    status: int
+    whole_s: float
+    ready_s: float | None
+    load_s: float | None
+    host_bytes: int | None
+    device_bytes: int | None
+    #: Of each daemon; none without swapd.
+    outcomes: tuple[Outcome, ...]
+    why: str = ""
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two ways. `settings` is None without swapd."""
+
+    name: str
+    settings: Settings | None
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def failed(self) -> Round | None:
+        """The first round that failed."""
+        return next((each for each in self.rounds if each.status), None)
+
+    @property
+    def good(self) -> list[Round]:
+        return [each for each in self.rounds if not each.status]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What is kept of it."""
+
+    version: int
+    command: tuple[str, ...]
+    sides: tuple[Side, Side]
+
+    @property
+    def status(self) -> int:
+        """That of the first command that failed; 0 if none did."""
+        return next((failed.status for side in self.sides if (failed := side.failed)), 0)
+
+
+class Row(NamedTuple):
+    """A line of the table, for people; `ratio` is empty where there is none."""
+
+    what: str
+    first: str
+    second: str
+    ratio: str
+
+
+class _Measure(NamedTuple):
+    what: str
+    of: Callable[[Round], float | None]
+    shown: Callable[[float], str]
+    #: Whether it is measured of a command without a daemon.
+    bare: bool = True
+    #: Whether it is left out if neither side has it.
+    optional: bool = False
+
+
+def _of_daemons(of: Callable[[Outcome], float]) -> Callable[[Round], float | None]:
+    return lambda each: sum(map(of, each.outcomes)) if each.outcomes else None
+
+
+_MEASURES = (
+    _Measure("whole time", lambda r: r.whole_s, seconds),
+    _Measure("until it was ready", lambda r: r.ready_s, seconds, optional=True),
+    _Measure("the load", lambda r: r.load_s, seconds, optional=True),
+    _Measure("waited, all requests", _of_daemons(lambda o: o.waited_s), seconds, bare=False),
+    _Measure("swaps", _of_daemons(lambda o: o.swaps), "{:g}".format, bare=False),
+    _Measure("copied in", _of_daemons(lambda o: o.bytes_in), size, bare=False),
+    _Measure("copied out", _of_daemons(lambda o: o.bytes_out), size, bare=False),
+    _Measure("arena, at most", _of_daemons(lambda o: o.peak_bytes), size, bare=False),
+    _Measure("device memory, at most", lambda r: r.device_bytes, size),
+    _Measure("host memory, at most", lambda r: r.host_bytes, size),
+)
+#: Below the table: how memory was measured.
+ABOUT = (
+    "device memory: by NVML, on top of what was used before; host memory: by /proc, each 0.1 s, "
+    "private memory of all processes and memory that they share once, the daemon's too"
+)
+
+
+def rows(found: Comparison) -> list[Row]:
+    """The table, in medians of the rounds that ended well."""
+    made = []
+    for measure in _MEASURES:
+        values = [_median(measure, side.good) for side in found.sides]
+        if not (measure.optional and values == [None, None]):
+            first, second = map(_shown, (measure, measure), found.sides, values)
+            made.append(Row(measure.what, first, second, _ratio(*values)))
+    return made
+
+
+def _median(measure: _Measure, rounds: Sequence[Round]) -> float | None:
+    values = [value for each in rounds if (value := measure.of(each)) is not None]
+    return median(values) if values else None
+
+
+def _shown(measure: _Measure, side: Side, value: float | None) -> str:
+    if value is not None:
+        return measure.shown(value)
+    if not side.good:
+        return "failed" if side.failed else _NOT_MEASURED
+    return "" if side.settings is None and not measure.bare else _NOT_MEASURED
+
+
+def _ratio(first: float | None, second: float | None) -> str:
+    return f"{second / first:.3g}" if first and second is not None else ""
+
+
+def better(found: Comparison) -> tuple[Side, str] | None:
+    """The side whose settings proved good, and what they proved; None if neither did.
+
+    Without swapd beside it: that the command ends well with them. Of two settings: those with
+    which the load, or else the whole, took less time.
+    """
+    first, second = found.sides
+    if any(not side.good or side.failed for side in found.sides if side.settings is not None):
+        return None
+    if first.settings is None:
+        ratio = _ratio(*(_time(side) for side in found.sides))
+        return second, f"{ratio} times the time without swapd" if ratio else "fails without swapd"
+    times = [_time(side) or 0.0 for side in found.sides]
+    winner, loser = (second, first) if times[1] < times[0] else (first, second)
+    return winner, f"{min(times) / max(times):.3g} times the time with {loser.name}"
+
+
+def _time(side: Side) -> float | None:
+    """What decides: a server's whole time is that of its start, too."""
+    loads = [each.load_s for each in side.good if each.load_s is not None]
+    return median(loads or [each.whole_s for each in side.good]) if side.good else None

@@ -1,0 +1,184 @@
+"""The daemons that a command needs: those that are there and fit, and others that are started.
+
+What was started ends with the command, whatever becomes of it; what was joined is left as it is.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import swapd_client
+from swapd.run.child import end_with_parent
+from swapd.shared import config, daemons
+from swapd.shared.protocol import StatusReply
+from swapd.shared.units import size
+from swapd.spawn import STOP_S, SpawnError
+from swapd_client.errors import SwapdError
+
+#: A daemon that is there has to answer in so many seconds what it serves.
+ASKED_S = 10.0
+#: So much of what a daemon said that did not start is shown.
+_SAID_BYTES = 4096
+
+
+class Wanted(NamedTuple):
+    """What a daemon is to have. `why`: where the budget is from, for people."""
+
+    device: str
+    budget: int
+    why: str
+    #: What it is to lend memory in, if the budget was counted so; else what suits it.
+    chunk: int | None = None
+    #: Its other settings, by name.
+    others: tuple[tuple[str, str], ...] = ()
+    #: The file in which all of it is said, if it is in one.
+    file: Path | None = None
+
+    @property
+    def line(self) -> str:
+        """The command that starts it."""
+        return shlex.join(["swapd", *self.command[3:]])
+
+    @property
+    def command(self) -> list[str]:
+        settings = ["--device", self.device, "--budget", str(self.budget)]
+        for name, value in self.others:
+            settings += [f"--{name.replace('_', '-')}", value]
+        if not self._named:
+            settings += ["--runtime-dir", str(self.folder)]
+        if self.chunk is not None and "chunk" not in dict(self.others):
+            settings += ["--chunk", str(self.chunk)]
+        return [sys.executable, "-m", "swapd", "serve", *settings]
+
+    @property
+    def folder(self) -> Path:
+        """Where it serves, if it is not there yet."""
+        return Path(self._named) if self._named else config.default_folder(self.device)
+
+    @property
+    def _named(self) -> str | None:
+        return dict(self.others).get("runtime_dir")
+
+
+class Serving(NamedTuple):
+    """A daemon that serves. `process` is None if it was there."""
+
+    wanted: Wanted
+    folder: Path
+    process: "subprocess.Popen[bytes] | None"
+
+    def __str__(self) -> str:
+        how = "joined" if self.process is None else f"process {self.process.pid}"
+        return f"swapd on {self.wanted.device} at {self.folder} ({how})"
+
+
+def joinable(wanted: Wanted) -> Path | None:
+    """The folder of a daemon of this user that serves the device with that much; None if none.
+
+    On the host, which many may share, only one in the folder that is wanted counts. Raises:
+    SwapdError if one is there and has less, or lends larger chunks, as two would not fit.
+    """
+    usual = wanted.folder.resolve()
+    for found in daemons.running():
+        if found.unreachable or (wanted.device == "host" and found.folder != usual):
+            continue
+        status = _status(found.folder)
+        if status is None or status.device != wanted.device:
+            continue
+        if wanted.chunk is not None and status.chunk_bytes > wanted.chunk:
+            raise SwapdError(
+                f"the swapd at {found.folder} lends {wanted.device} in chunks of "
+                f"{size(status.chunk_bytes)}, and {wanted.why} counts in {size(wanted.chunk)}: end "
+                f"it with `swapd stop --endpoint {found.folder}`, and it is started as needed"
+            )
+        if status.budget_bytes >= wanted.budget:
+            return found.folder
+        less = size(status.budget_bytes).replace(" ", "")
+        how = f'budget = "{less}" in {wanted.file}' if wanted.file else f"--budget {less}"
+        raise SwapdError(
+            f"the swapd at {found.folder} has a budget of {size(status.budget_bytes)} on "
+            f"{wanted.device}, and {size(wanted.budget)} is needed ({wanted.why}): end it with "
+            f"`swapd stop --endpoint {found.folder}`, or say {how}"
+        )
+    return None
+
+
+@contextmanager
+def serving(wanted: Iterable[Wanted], logs: Path) -> Iterator[list[Serving]]:
+    """Have a daemon for each, until the block ends. `logs`: the folder of what they say.
+
+    Blocks until all serve. Raises: SpawnError with a daemon's own words; as `joinable`.
+    """
+    with ExitStack() as open_now:
+        found = []
+        for one in wanted:
+            if (folder := joinable(one)) is not None:
+                found.append(Serving(one, folder, None))
+                continue
+            process = _started(one, logs / f"{one.device.replace(':', '')}.log")
+            open_now.callback(_end, process)
+            found.append(Serving(one, one.folder, process))
+        yield found
+
+
+def _status(folder: Path) -> StatusReply | None:
+    try:
+        with swapd_client.connect(folder, label="swapd run", timeout=ASKED_S) as client:
+            return client.status(timeout=ASKED_S)
+    except SwapdError:
+        return None  # it ends, or does not answer: no other command can use it
+
+
+def _started(wanted: Wanted, said: Path) -> "subprocess.Popen[bytes]":
+    said.parent.mkdir(parents=True, exist_ok=True)
+    with said.open("ab") as stderr:
+        begin = stderr.tell()
+        process = subprocess.Popen(
+            [*wanted.command, "--verbose"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C is the command's: the daemon ends after it
+            preexec_fn=end_with_parent,
+        )
+    assert process.stdout is not None
+    with process.stdout:
+        if process.stdout.readline():
+            return process
+    process.wait()
+    with said.open("rb") as file:
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - _SAID_BYTES))
+        words = file.read().decode(errors="replace").strip()
+    raise SpawnError(words or f"{wanted.line} ended at once")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def endpoint_of(found: Sequence[Serving]) -> str:
+    """What `$SWAPD_ENDPOINT` is to be: one folder, or one with the GPU's number in it."""
+    if len(found) == 1:
+        return str(found[0].folder)
+    names = [one.wanted.device.replace(":", "") for one in found]
+    numbered = {
+        str(one.folder).replace(name, "cuda{gpu}") for one, name in zip(found, names, strict=True)
+    }
+    if len(numbered) > 1:
+        raise SwapdError(
+            "the daemons of these GPUs are in folders that have no pattern: "
+            f"{', '.join(str(one.folder) for one in found)}"
+        )
+    return numbered.pop()

@@ -1,0 +1,93 @@
+"""What a command did on a device, by the swap log of its daemon. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from swapd.core import actions, events
+from swapd.log.history import Seen, copied_bytes
+from swapd.log.records import Record
+from swapd.shared.units import seconds, size
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Since a moment. Bytes; `waited_s` is the sum over all requests that waited."""
+
+    device: str
+    budget_bytes: int
+    peak_bytes: int
+    swaps: int
+    evictions: int
+    bytes_in: int
+    bytes_out: int
+    waits: int
+    waited_s: float
+    refusals: int
+
+    def __str__(self) -> str:
+        waited = (
+            f"{self.waits} requests waited {seconds(self.waited_s)}"
+            if self.waits
+            else "no request waited"
+        )
+        refused = f", {self.refusals} refused" if self.refusals else ""
+        return (
+            f"{self.device}: {self.swaps} swaps, {size(self.bytes_in)} in and "
+            f"{size(self.bytes_out)} out; {waited}{refused}; at most {size(self.peak_bytes)} of "
+            f"{size(self.budget_bytes)} used"
+        )
+
+
+def outcome(records: Iterable[Record], since: float) -> Outcome:
+    """Of one daemon's run from then on, in Unix time; what came in before is counted as used."""
+    seen, used = Seen(), _Used()
+    swaps = evictions = bytes_in = bytes_out = waits = refusals = 0
+    waited, device, budget = 0.0, "", 0
+    for record in records:
+        if record.start is not None:
+            device, budget = record.start.device, record.start.chunks * record.start.chunk_bytes
+            used.chunk_bytes = record.start.chunk_bytes
+        ours = since <= record.time
+        order = None
+        match record.event or record.action:
+            case events.CopiedIn() | events.CopiedOut() as e:
+                order = seen.order(e.generation)
+                if ours and isinstance(order, actions.CopyIn):
+                    swaps += 1
+                    bytes_in += copied_bytes(order)
+                elif ours and isinstance(order, actions.CopyOut):
+                    bytes_out += copied_bytes(order)
+            case actions.Evict():
+                evictions += ours
+            case actions.Grant() as a if ours and a.waited_s:
+                waits += 1
+                waited += a.waited_s
+            case actions.Refuse() as a if ours and not a.tried:
+                refusals += 1
+            case _:
+                pass
+        used.note(record, ours)
+        seen.note(record)
+    return Outcome(
+        device, budget, used.peak, swaps, evictions, bytes_in, bytes_out, waits, waited, refusals
+    )
+
+
+class _Used:
+    """How much of a device is used, and was at most."""
+
+    def __init__(self) -> None:
+        self.chunk_bytes = 0
+        self.peak = 0
+        self._chunks: dict[str, int] = {}
+
+    def note(self, record: Record, ours: bool) -> None:
+        match record.action:
+            case actions.CopyIn() | actions.Lend() as a:
+                self._chunks[a.name] = sum(count for _, count in a.runs)
+            case actions.Evicted() | actions.Lost() | actions.Reclaim() as a:
+                self._chunks.pop(a.name, None)
+            case _:
+                pass
+        if ours:
+            self.peak = max(self.peak, sum(self._chunks.values()) * self.chunk_bytes)

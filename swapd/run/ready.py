@@ -1,0 +1,91 @@
+"""When a server answers: by a port, a socket, or a page of it."""
+
+import http.client
+import socket
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from swapd.run.commands import Command, option
+from swapd.shared.config import ConfigError
+
+#: It may take so long to answer; it is asked again.
+_ASKED_S = 1.0
+_PORT = 8000
+_HEALTH = "/health"
+
+
+class Ready(NamedTuple):
+    """Where a server is asked. `path`: of a unix socket. `page`: must be there too, if said."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    path: str = ""
+    page: str = ""
+
+    def __str__(self) -> str:
+        at = self.path or f"{self.host}:{self.port}"
+        return f"http://{at}{self.page}" if self.page else at
+
+
+def ready_of(command: Command) -> Ready | None:
+    """By the words of a server of vLLM; None of another command."""
+    if command.kind == "other":
+        return None
+    if path := option(command.words, "--uds"):
+        return Ready(path=path, page=_HEALTH)
+    host = option(command.words, "--host") or "127.0.0.1"
+    port = option(command.words, "--port") or str(_PORT)
+    if not port.isdecimal():
+        raise ConfigError(f"--port {port}: it is no port")
+    return Ready("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH)
+
+
+def parsed(text: str) -> Ready:
+    """A port, HOST:PORT, a URL of HTTP, or the path of a unix socket. Raises: ConfigError."""
+    try:
+        if text.startswith("http://"):
+            url = urlsplit(text)
+            return Ready(url.hostname or "127.0.0.1", url.port or 80, page=url.path or "/")
+        if "/" in text:
+            return Ready(path=text)
+        host, _, port = text.rpartition(":")
+        if not 0 < int(port) < 1 << 16:
+            raise ValueError("no port is that")
+        return Ready(host or "127.0.0.1", int(port))
+    except ValueError as exc:
+        raise ConfigError(
+            f"--ready {text}: write a port, HOST:PORT, http://HOST:PORT/PAGE or the path of a "
+            f"socket ({exc})"
+        ) from exc
+
+
+def answers(ready: Ready) -> bool:
+    """Whether it does now. Blocks for a second at most, or as long as it sends."""
+    try:
+        with _connected(ready) as connection:
+            if not ready.page:
+                return True
+            asked = http.client.HTTPConnection(ready.host, ready.port or 80, timeout=_ASKED_S)
+            asked.sock = connection
+            asked.request("GET", ready.page)
+            return asked.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def listens(ready: Ready) -> bool:
+    """Whether somebody listens there, though the page may not be there."""
+    return answers(ready._replace(page=""))
+
+
+def _connected(ready: Ready) -> socket.socket:
+    if not ready.path:
+        return socket.create_connection((ready.host, ready.port), _ASKED_S)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_ASKED_S)
+        connection.connect(ready.path)
+    except OSError:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,126 @@
+"""How much memory a command takes at most: of the host by /proc, of GPUs by NVML, sampled.
+
+Counted is what is taken from others: private memory of all processes that this one has started,
+also what is swapped out, and what they share (memory files that they have open), once. Not counted
+are pages of files, which the kernel gives away, and what a driver keeps for itself.
+"""
+
+import importlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+#: Sampling takes at most this share of the time.
+_SHARE = 0.05
+EVERY_S = 0.1
+_SHARED = ("/memfd:", "/dev/shm/")
+_COUNTED = (b"RssAnon", b"VmSwap", b"RssShmem")
+_BLOCK = 512
+
+
+class Sampler:
+    """The most that was used since it was made. Ask `due` when the next sample is to be taken."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        #: None if the command ended before a sample was taken of it.
+        self.host_bytes: int | None = None
+        #: More than at the beginning, on all devices together; None if that is not known.
+        self.device_bytes: int | None = None
+        self.due = 0.0
+        self._gpus = _Gpus(devices)
+
+    def sample(self) -> None:
+        """Take one if it is due."""
+        began = time.monotonic()
+        if began < self.due:
+            return
+        if used := host_bytes(descendants(os.getpid())):
+            self.host_bytes = max(self.host_bytes or 0, used)
+        more = self._gpus.more()
+        if more is not None:
+            self.device_bytes = max(self.device_bytes or 0, more)
+        now = time.monotonic()
+        self.due = now + max(EVERY_S, (now - began) / _SHARE)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that it has started, and those of these."""
+    children: dict[int, list[int]] = {}
+    for folder in os.scandir(_PROC):
+        if folder.name.isdecimal():
+            with suppress(OSError, ValueError, IndexError):
+                stat = Path(folder.path, "stat").read_bytes()
+                parent = int(stat.rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    found, ahead = [], [pid]
+    while ahead:
+        more = children.get(ahead.pop(), [])
+        found += more
+        ahead += more
+    return found
+
+
+def host_bytes(pids: Sequence[int]) -> int:
+    """What these processes take now; one that ends meanwhile counts in part."""
+    private, mapped = 0, 0
+    files: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError, ValueError):
+            own, shared = _memory(pid)
+            private += own
+            mapped = max(mapped, shared)
+        with suppress(OSError):
+            files.update(_shared(pid))
+    return private + max(mapped, sum(files.values()))
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """Bytes that a process has to itself, and that it has mapped of what is shared."""
+    said = dict(
+        line.split(b":", 1) for line in (_PROC / str(pid) / "status").read_bytes().splitlines()
+    )
+    own, swapped, shared = (
+        int(said.get(name, b"0 kB").split()[0]) << 10
+        for name in (b"RssAnon", b"VmSwap", b"RssShmem")
+    )
+    return own + swapped, shared
+
+
+def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Memory files that it has open, and how much each takes."""
+    for fd in os.scandir(_PROC / str(pid) / "fd"):
+        with suppress(OSError):
+            if os.readlink(fd.path).startswith(_SHARED):
+                found = os.stat(fd.path)
+                yield (found.st_dev, found.st_ino), found.st_blocks * _BLOCK
+
+
+class _Gpus:
+    """How much more of some GPUs is used than at the beginning, by whomever."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._numbers = [int(d.removeprefix("cuda:")) for d in devices if d.startswith("cuda:")]
+        self._nvml: Any = None
+        with suppress(Exception):  # not there, or its own error
+            if self._numbers:
+                nvml = importlib.import_module("pynvml")
+                nvml.nvmlInit()
+                self._nvml = nvml
+        self._before = self._used()
+
+    def more(self) -> int | None:
+        used = self._used()
+        return None if used is None or self._before is None else max(0, used - self._before)
+
+    def _used(self) -> int | None:
+        if self._nvml is None:
+            return None
+        try:
+            handles = [self._nvml.nvmlDeviceGetHandleByIndex(number) for number in self._numbers]
+            return sum(int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+        except Exception:  # noqa: BLE001 - the library's own
+            return None

@@ -1,0 +1,300 @@
+"""FILE.toml: the daemons of a run and its stages, read and checked before anything starts.
+
+`[daemon]` has the settings of `swapd serve`, or `[[daemon]]` for each of several GPUs;
+`[stages.NAME]` says what is run. Paths in it are relative to its folder.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from swapd.run.commands import Command, command_of
+from swapd.shared.config import (
+    ENDPOINT_VARIABLE,
+    STAGE_VARIABLE,
+    ConfigError,
+    parsed,
+    read_toml,
+)
+from swapd.shared.units import parse_span
+
+#: What a stage's name may be: it goes into labels of sessions, before a slash.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Settings of a daemon that are paths; and those that no two daemons can share.
+_PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
+_OF_ONE = frozenset(("runtime_dir", "swap_log", "http"))
+#: What `swapd run` sets itself.
+_OURS = frozenset((ENDPOINT_VARIABLE, STAGE_VARIABLE))
+#: Longest pause before a start, and longest time to stop, that is taken for what was meant.
+SPAN_MAX_S = 86400.0
+
+Restart = Literal["no", "on-failure", "always"]
+#: When those after a stage may start: it was started; a session of it has registered a component;
+#: it has ended with status 0.
+Ready = Literal["started", "registered", "ended"]
+
+
+class Stage(NamedTuple):
+    """A command with a name."""
+
+    name: str
+    command: Command
+    environment: dict[str, str]
+    directory: Path
+    restart: Restart
+    #: So many starts after failures in a row; None: any number.
+    retries: int | None
+    backoff_s: float
+    after: tuple[str, ...]
+    ready: Ready
+    stop_timeout_s: float
+    #: Its end is that of the run, whatever its status.
+    ends_all: bool
+
+
+class DaemonTable(NamedTuple):
+    """Settings of a daemon. `budget` is None if the file says none; `flags`: all the others."""
+
+    device: str | None
+    budget: int | None
+    flags: dict[str, str]
+
+
+class RunFile(NamedTuple):
+    """What is to be run. At least one of each; `after` leads in no circle."""
+
+    path: Path
+    daemons: tuple[DaemonTable, ...]
+    stages: dict[str, Stage]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """`[stages.NAME]`, as it is written."""
+
+    command: str | list[str]
+    env: dict[str, str | int | float] = {}
+    directory: str = "."
+    restart: Restart = "no"
+    retries: Annotated[int, Meta(ge=1)] | None = None
+    backoff: str | int | float = 1.0
+    after: list[str] = []
+    ready: Ready = "started"
+    stop_timeout: str | int | float = 30.0
+    ends_all: bool = False
+
+
+def read(path: Path) -> RunFile:
+    """Read and check all of it. Raises: ConfigError, with the file, the key and what to do."""
+    raw = read_toml(path)
+    _known(raw, ("daemon", "stages"), f"{path}: ")
+    tables = raw.get("stages", {})
+    if not isinstance(tables, dict) or not tables:
+        raise ConfigError(f'{path}: there is no stage: write [stages.NAME] and command = "..."')
+    stages = {name: _stage(path, name, table) for name, table in tables.items()}
+    _check_after(path, stages)
+    return RunFile(path, _daemons(path, raw.get("daemon", {})), stages)
+
+
+# --- daemons -------------------------------------------------------------------------------
+
+
+def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
+    several = isinstance(raw, list)
+    tables = raw if several else [raw]
+    if not tables or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: daemon is no table: write [daemon], or [[daemon]] for each GPU")
+    found = []
+    for number, table in enumerate(tables):
+        source = f"{path}: daemon[{number}]." if several else f"{path}: daemon."
+        parsed(table, source)
+        if len(tables) > 1:
+            _one_of_several(table, source)
+        found.append(_daemon(path.parent, table, source))
+    devices = [one.device for one in found]
+    if twice := next((one for one in devices if devices.count(one) > 1), None):
+        raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: one daemon serves it")
+    return tuple(found)
+
+
+def _one_of_several(table: Mapping[str, Any], source: str) -> None:
+    if "device" not in table:
+        raise ConfigError(f'{source}device is missing: say which GPU, as in device = "cuda:0"')
+    for name in sorted(_OF_ONE & table.keys()):
+        raise ConfigError(f"{source}{name}: only a file with one daemon may set it; leave it out")
+
+
+def _daemon(folder: Path, table: Mapping[str, Any], source: str) -> DaemonTable:
+    settings = parsed(table, source)
+    flags = {
+        name: str(folder.absolute() / value) if name in _PATHS else _typed(value)
+        for name, value in table.items()
+        if name not in ("device", "budget")
+    }
+    return DaemonTable(settings.get("device"), settings.get("budget"), flags)
+
+
+def _typed(value: object) -> str:
+    return f"{value:f}" if isinstance(value, float) else str(value)
+
+
+# --- stages --------------------------------------------------------------------------------
+
+
+def _stage(path: Path, name: str, raw: Any) -> Stage:
+    source = f"{path}: stages.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{path}: stages: {name!r} can be no name: at most 40 letters, digits, dots, _ and -"
+        )
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{source} is no table: write [stages.{name}]")
+    _known(raw, Table.__struct_fields__, f"{source}.")
+    if "command" not in raw:
+        raise ConfigError(f'{source}.command is missing: say what to run, command = "..."')
+    table = _converted(raw, source)
+    _check_restart(raw, table, source)
+    environment = _environment(table.env, f"{source}.env")
+    directory = _directory(path.parent, table.directory, f"{source}.directory")
+    words = _words(table.command, f"{source}.command")
+    _check_program(words[0], directory, environment, f"{source}.command")
+    return Stage(
+        name,
+        command_of(words),
+        environment,
+        directory,
+        table.restart,
+        table.retries,
+        _span(table.backoff, f"{source}.backoff"),
+        tuple(table.after),
+        table.ready,
+        _span(table.stop_timeout, f"{source}.stop_timeout"),
+        table.ends_all,
+    )
+
+
+def _converted(raw: dict[str, Any], source: str) -> Table:
+    try:
+        return msgspec.convert(raw, Table)
+    except msgspec.ValidationError as exc:
+        said, _, where = str(exc).partition(" - at `$")
+        raise ConfigError(f"{source}{where.rstrip('`')}: {said}") from None
+
+
+def _check_restart(raw: Mapping[str, Any], table: Table, source: str) -> None:
+    if table.restart == "no":
+        for name in sorted({"retries", "backoff"} & raw.keys()):
+            raise ConfigError(
+                f'{source}.{name} is for a stage that is started again: say restart = "on-failure"'
+            )
+    if table.restart == "always":
+        for name in sorted(n for n in ("ready", "ends_all") if raw.get(n) in ("ended", True)):
+            raise ConfigError(
+                f"{source}.{name}: what is always started again never ends: say restart = "
+                '"on-failure"'
+            )
+
+
+def _words(command: str | list[str], source: str) -> list[str]:
+    try:
+        words = shlex.split(command) if isinstance(command, str) else command
+    except ValueError as exc:
+        raise ConfigError(f"{source}: {exc}: each quotation mark needs its other") from exc
+    if not words or not words[0]:
+        raise ConfigError(f"{source} is empty: say what to run")
+    _no_zero(words, source)
+    return words
+
+
+def _environment(env: Mapping[str, str | int | float], source: str) -> dict[str, str]:
+    for name in env:
+        if name in _OURS:
+            raise ConfigError(f"{source}.{name} is what swapd run sets itself: leave it out")
+        if not _VARIABLE.fullmatch(name):
+            raise ConfigError(f"{source}: {name!r} is no name of a variable")
+    found = {name: str(value) for name, value in env.items()}
+    for name, value in found.items():
+        _no_zero([value], f"{source}.{name}")
+    return found
+
+
+def _no_zero(words: Iterable[str], source: str) -> None:
+    if any("\0" in word for word in words):
+        raise ConfigError(f"{source} has a zero byte in it, which no program can be given")
+
+
+def _directory(folder: Path, named: str, source: str) -> Path:
+    _no_zero([named], source)
+    try:
+        found = (folder / Path(named).expanduser()).absolute()
+        mode = found.stat().st_mode
+    except (OSError, RuntimeError) as exc:  # no such user
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigError(f"{source}: {named}: {why}; it is relative to the file's folder") from exc
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"{source}: {found} is no folder")
+    return found
+
+
+def _check_program(
+    program: str, directory: Path, environment: Mapping[str, str], source: str
+) -> None:
+    at = str(directory / program) if "/" in program else program
+    if shutil.which(at, path=environment.get("PATH")) is not None:
+        return
+    if os.path.exists(at):
+        raise ConfigError(f"{source}: {at} cannot be run: make it executable")
+    how = "" if "/" in program else ": install it, or write its whole path"
+    raise ConfigError(f"{source}: there is no program {at!r}{how}")
+
+
+def _span(value: str | float, source: str) -> float:
+    try:
+        found = parse_span(value) if isinstance(value, str) else float(value)
+    except ValueError as exc:
+        raise ConfigError(f"{source}: {exc}") from exc
+    if not 0.0 <= found <= SPAN_MAX_S:
+        raise ConfigError(f"{source}: {value} is no such time: write 0 to 1d, as in 500ms or 30s")
+    return found
+
+
+# --- order ---------------------------------------------------------------------------------
+
+
+def _check_after(path: Path, stages: Mapping[str, Stage]) -> None:
+    """That each has a turn to start."""
+    for stage in stages.values():
+        source = f"{path}: stages.{stage.name}.after"
+        for name in stage.after:
+            if name not in stages:
+                raise ConfigError(f'{source}: there is no stage "{name}"; {_meant(name, stages)}')
+    graph = {name: stage.after for name, stage in stages.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        circle = " after ".join(reversed(exc.args[1]))
+        raise ConfigError(
+            f"{path}: stages.{exc.args[1][-1]}.after: none of these would ever start: {circle}; "
+            "take one of them out"
+        ) from None
+
+
+def _known(raw: Mapping[str, Any], names: Iterable[str], source: str) -> None:
+    for name in raw:
+        if name not in names:
+            raise ConfigError(f"{source}{name} is not a key of this; {_meant(name, names)}")
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    near = get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"

@@ -1,0 +1,237 @@
+"""The processes of stages: started, told, waited for, as `stages.py` says.
+
+Each stage is a process group in a session of its own: the terminal's signals come through here, and
+a stage has ended when none of its processes is left.
+"""
+
+import ctypes
+import itertools
+import math
+import os
+import select
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+
+from swapd.run.child import CANNOT_RUN, SIGNALLED, CannotRun, caught, started
+from swapd.run.several.file import Stage
+from swapd.run.several.guard import Guard
+from swapd.run.several.output import Output, Pipe
+from swapd.run.several.stages import Action, Kill, Say, Signal, Stages, Start
+from swapd.shared.config import STAGE_VARIABLE
+
+#: How often daemons are asked what is registered while stages wait for that, and other things done.
+_ASK_S = 0.25
+_IDLE_S = 1.0
+#: What is killed is gone by then, or for somebody else to wait for.
+_KILLED_S = 5.0
+#: Signals that stages get and that end nothing.
+_HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class _Child:
+    """A start of a stage."""
+
+    def __init__(
+        self, stage: Stage, start: int, process: "subprocess.Popen[bytes]", pipe: Pipe
+    ) -> None:
+        self.stage = stage
+        #: Its number.
+        self.start = start
+        self.pipe = pipe
+        #: Of the process that was started, when it has ended; others of its group may be left.
+        self.status: int | None = None
+        #: When these are killed; then when they are given up.
+        self.kill_at = math.inf
+        self._killed = False
+        self._process = process
+
+    @property
+    def group(self) -> int:
+        return self._process.pid
+
+    def tell(self, number: int) -> None:
+        """Send a signal to all of its processes that this user may send one."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, number)
+
+    def is_over(self, now: float) -> bool:
+        """Whether none of its processes is left; those that outlive the first are told to end."""
+        if self.status is None:
+            if (code := self._process.poll()) is None:
+                return False
+            self.status = code if code >= 0 else SIGNALLED - code
+            self.kill_at = now + self.stage.stop_timeout_s
+            self.tell(signal.SIGTERM)
+        elif self.kill_at <= now:
+            if self._killed:  # another user's, or one that nobody waits for
+                return True
+            self._killed, self.kill_at = True, now + _KILLED_S
+            self.tell(signal.SIGKILL)
+        return self._is_empty()
+
+    def _is_empty(self) -> bool:
+        with suppress(ChildProcessError):
+            while os.waitpid(-self.group, os.WNOHANG)[0]:
+                pass
+        try:
+            os.killpg(self.group, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # one that has become another user's
+            pass
+        return False
+
+
+class Runner:
+    """Runs all stages to their end. Main thread only: it catches signals."""
+
+    def __init__(
+        self,
+        stages: Mapping[str, Stage],
+        environment: Mapping[str, str],
+        output: Output,
+        registered: Callable[[Collection[str]], Collection[str]],
+        while_it_runs: Callable[[], None],
+    ) -> None:
+        """`registered(names)`: those of the stages that have registered a component. It is called
+        while that matters, and `while_it_runs` about once a second."""
+        self._specs = stages
+        self.stages = Stages(stages, signal.SIGTERM)
+        self._environment = environment
+        self._output = output
+        self._registered = registered
+        self._while_it_runs = while_it_runs
+        self._children: dict[str, _Child] = {}
+        self._guard = Guard()
+        #: Of starts.
+        self._numbers = itertools.count()
+        self._came: deque[int] = deque()
+        self._output_is_broken = False
+
+    def run(self) -> int:
+        """Returns when no process of any stage is left: the run's exit status."""
+        _adopt_orphans()
+        with _woken(self._came) as woken:
+            try:
+                self._do(self.stages.begin())
+                while not self.stages.over:
+                    select.select([woken], [], [], self._wait_s())
+                    with suppress(BlockingIOError):
+                        os.read(woken, 4096)
+                    self._step(time.monotonic())
+            finally:
+                self._guard.close()
+        return self.stages.status
+
+    def _wait_s(self) -> float:
+        due = [child.kill_at for child in self._children.values()] + [self.stages.due]
+        latest = _ASK_S if self.stages.awaited else _IDLE_S
+        now = time.monotonic()
+        return min([latest, *(max(0.0, at - now) for at in due if at is not None)])
+
+    def _step(self, now: float) -> None:
+        while self._came:
+            self._signal(self._came.popleft(), now)
+        for name, child in list(self._children.items()):
+            if child.is_over(now):
+                del self._children[name]
+                self._guard.forget(child.start)
+                self._output.ends(child.pipe)
+                assert child.status is not None
+                self._do(self.stages.ended(name, child.status, now))
+        if self._output.broken and not self._output_is_broken:
+            self._output_is_broken = True
+            self._do(self.stages.stop(signal.SIGTERM, now))
+        self._do(self.stages.tick(now))
+        if awaited := self.stages.awaited:
+            for name in self._registered(awaited):
+                self._do(self.stages.is_up(name))
+        self._while_it_runs()
+
+    def _signal(self, number: int, now: float) -> None:
+        if number == signal.SIGCHLD:
+            return
+        if number not in _HARMLESS:
+            return self._do(self.stages.stop(number, now))
+        for child in self._children.values():
+            child.tell(number)
+
+    def _do(self, actions: list[Action]) -> None:
+        left = deque(actions)
+        while left:
+            match left.popleft():
+                case Start(name):
+                    left.extend(self._start(self._specs[name]))
+                case Signal(name, number):
+                    self._children[name].tell(number)
+                case Kill(name):
+                    self._children[name].tell(signal.SIGKILL)
+                case Say(text):
+                    self._output.say(text)
+
+    def _start(self, stage: Stage) -> list[Action]:
+        if not self.stages.is_starting(stage.name):
+            return []
+        start, pipe = next(self._numbers), None
+        try:
+            pipe = self._output.begins(stage.name)
+            process = started(
+                stage.command.words,
+                environment_of(stage, self._environment),
+                stage.directory,
+                partial(self._guard.watch, start),
+                stdin=subprocess.DEVNULL,
+                stdout=pipe.theirs,
+                stderr=pipe.theirs,
+                start_new_session=True,
+            )
+        except (CannotRun, OSError) as exc:
+            self._guard.forget(start)
+            self._output.say(f"{stage.name}: {exc}")
+            if pipe is not None:
+                self._output.ends(pipe)
+            status = exc.status if isinstance(exc, CannotRun) else CANNOT_RUN
+            return self.stages.ended(stage.name, status, time.monotonic())
+        finally:
+            if pipe is not None:
+                os.close(pipe.theirs)
+        self._children[stage.name] = _Child(stage, start, process, pipe)
+        return self.stages.started(stage.name, time.monotonic())
+
+
+def environment_of(stage: Stage, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a stage gets: Python writes at once, for it writes to no terminal."""
+    ours = {STAGE_VARIABLE: stage.name}
+    return {"PYTHONUNBUFFERED": "1", **environment, **stage.environment, **ours}
+
+
+@contextmanager
+def _woken(came: deque[int]) -> Iterator[int]:
+    """What is readable when a signal came, or a child has ended; `came` has which."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    was = signal.signal(signal.SIGCHLD, note)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        with caught(note):
+            yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGCHLD, was)
+        os.close(reader)
+        os.close(writer)
+
+
+def _adopt_orphans() -> None:
+    """Processes whose parents have ended become children of this one, which can wait for them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -1,0 +1,216 @@
+"""FILE.toml is read as it is meant, or refused with the file, the key and what to do."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from swapd.run.several.file import read
+from swapd.run.several.runner import environment_of
+from swapd.shared.config import ConfigError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str) -> str:
+    """Why a file is, behind its name."""
+    path = written(folder, text)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: "), said
+    assert "\n" not in said
+    return said.removeprefix(f"{path}: ")
+
+
+def stage(**settings: str) -> str:
+    lines = [f"{name} = {value}" for name, value in {"command": '"true"', **settings}.items()]
+    return "\n".join(["[stages.a]", *lines])
+
+
+def test_all_of_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    found = read(
+        written(
+            tmp_path,
+            f"""
+            [daemon]
+            device = "host"
+            budget = "1.5GiB"
+            runtime_dir = "run"
+            patience = 2.5
+            stop_timeout = "10s"
+
+            [stages.thinker]
+            command = "{sys.executable} serve.py --name 'a b'"
+            directory = "work"
+            env = {{ CUDA_VISIBLE_DEVICES = 0, MODE = "fast" }}
+            restart = "on-failure"
+            retries = 3
+            backoff = "500ms"
+            ready = "registered"
+            stop_timeout = 5
+
+            [stages.talker]
+            command = ["sh", "-c", "echo $HOME"]
+            after = ["thinker"]
+            """,
+        )
+    )
+    (daemon,) = found.daemons
+    assert (daemon.device, daemon.budget) == ("host", 3 << 29)
+    assert daemon.flags == {
+        "runtime_dir": str(tmp_path / "run"),
+        "patience": "2.500000",
+        "stop_timeout": "10s",
+    }
+    thinker, talker = found.stages.values()
+    assert thinker.command.words == (sys.executable, "serve.py", "--name", "a b")
+    assert thinker.directory == tmp_path / "work"
+    assert (thinker.restart, thinker.retries, thinker.backoff_s) == ("on-failure", 3, 0.5)
+    assert (thinker.ready, thinker.stop_timeout_s) == ("registered", 5.0)
+    assert talker.command.words == ("sh", "-c", "echo $HOME")
+    assert (talker.after, talker.directory, talker.restart) == (("thinker",), tmp_path, "no")
+    given = environment_of(thinker, {"MODE": "slow", "PYTHONUNBUFFERED": ""})
+    assert given == {
+        "MODE": "fast",
+        "PYTHONUNBUFFERED": "",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "SWAPD_STAGE": "thinker",
+    }
+
+
+def test_a_file_needs_no_more_than_a_command(tmp_path: Path) -> None:
+    found = read(written(tmp_path, stage()))
+    assert [one.device for one in found.daemons] == [None]
+    assert list(found.stages) == ["a"]
+
+
+def test_there_may_be_a_daemon_for_each_gpu(tmp_path: Path) -> None:
+    tables = [f'[[daemon]]\ndevice = "cuda:{n}"\nbudget = "{n + 1}GiB"' for n in range(2)]
+    found = read(written(tmp_path, "\n".join([*tables, stage()])))
+    assert [(one.device, one.budget) for one in found.daemons] == [
+        ("cuda:0", 1 << 30),
+        ("cuda:1", 2 << 30),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "there is no stage: write [stages.NAME] and command"),
+        ("stages = 3", "there is no stage: write [stages.NAME]"),
+        ("stages = {a = 3}", "stages.a is no table: write [stages.a]"),
+        ("[stages.a", "Expected ']' at the end of a table declaration (at end of document)"),
+        (f"{stage()}\n{stage()}", "Cannot declare ('stages', 'a') twice (at line 3, column 10)"),
+        ('[stages."a/b"]\ncommand = "x"', "stages: 'a/b' can be no name: at most 40 letters"),
+        ('[stages.""]\ncommand = "x"', "stages: '' can be no name"),
+        ("[stage.a]", "stage is not a key of this; did you mean stages?"),
+        (stage(comand='"x"'), "stages.a.comand is not a key of this; did you mean command?"),
+        (stage(xyz='"x"'), "stages.a.xyz is not a key of this; there are: command, env, directory"),
+        ("[stages.a]", "stages.a.command is missing: say what to run"),
+        (stage(command="3"), "stages.a.command: Expected `str | array`, got `int`"),
+        (stage(command='["x", 3]'), "stages.a.command[1]: Expected `str`, got `int`"),
+        (stage(command='""'), "stages.a.command is empty: say what to run"),
+        (stage(command="[]"), "stages.a.command is empty: say what to run"),
+        (stage(command='"a \'b"'), "stages.a.command: No closing quotation: each quotation mark"),
+        (stage(command='["true", "\\u0000"]'), "stages.a.command has a zero byte in it"),
+        (stage(command='"no-such-program"'), "stages.a.command: there is no program 'no-such-pro"),
+        (stage(command='"./no"'), "stages.a.command: there is no program '/"),
+        (stage(command='"./run.toml"'), "run.toml cannot be run: make it executable"),
+        (stage(directory='"no"'), "stages.a.directory: no: No such file or directory; it is rel"),
+        (stage(directory='"run.toml"'), "run.toml is no folder"),
+        (stage(directory=f'"{"x" * 300}"'), "File name too long"),
+        (stage(directory='"~nobody-is-called-so"'), "stages.a.directory: ~nobody-is-called-so: "),
+        (stage(env='{"A=B" = "1"}'), "stages.a.env: 'A=B' is no name of a variable"),
+        (stage(env="{A = true}"), "stages.a.env[...]: Expected `int | float | str`, got `bool`"),
+        (stage(env='{SWAPD_ENDPOINT = "x"}'), "stages.a.env.SWAPD_ENDPOINT is what swapd run sets"),
+        (stage(restart='"yes"'), "stages.a.restart: Invalid enum value 'yes'"),
+        (stage(restart='"always"', retries="0"), "stages.a.retries: Expected `int` >= 1"),
+        (
+            stage(retries="3"),
+            "stages.a.retries is for a stage that is started again: say restart =",
+        ),
+        (stage(restart='"always"', backoff='"3x"'), "stages.a.backoff: '3x' is no time span"),
+        (stage(restart='"always"', backoff="nan"), "stages.a.backoff: nan is no such time: write"),
+        (stage(stop_timeout="-1"), "stages.a.stop_timeout: -1 is no such time: write 0 to 1d"),
+        (
+            stage(restart='"always"', ready='"ended"'),
+            "stages.a.ready: what is always started again",
+        ),
+        (stage(restart='"always"', ends_all="true"), "stages.a.ends_all: what is always started"),
+        (stage(ends_all="1"), "stages.a.ends_all: Expected `bool`, got `int`"),
+        (stage(after='["b"]'), 'stages.a.after: there is no stage "b"; there are: a'),
+        (stage(after='["a"]'), "stages.a.after: none of these would ever start: a after a; take"),
+        (
+            stage() + "\n[daemon]\nbudjet = 3",
+            "daemon.budjet is not a setting; did you mean budget?",
+        ),
+        (stage() + '\n[daemon]\nbudget = "x"', "daemon.budget: 'x' is not a size; write it like"),
+        (
+            "daemon = 3\n" + stage(),
+            "daemon is no table: write [daemon], or [[daemon]] for each GPU",
+        ),
+        ("daemon = []\n" + stage(), "daemon is no table: write [daemon]"),
+        (stage() + "\n[[daemon]]\n[[daemon]]", "daemon[0].device is missing: say which GPU, as in"),
+        (
+            stage() + '\n[[daemon]]\ndevice = "cuda:0"\n[[daemon]]\ndevice = "cuda:0"',
+            "two [[daemon]] have the device cuda:0: one daemon serves it",
+        ),
+        (
+            stage() + '\n[[daemon]]\ndevice = "cuda:0"\nruntime_dir = "x"\n[[daemon]]\n'
+            'device = "cuda:1"',
+            "daemon[0].runtime_dir: only a file with one daemon may set it; leave it out",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_key_and_what_to_do(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    assert why in refused(tmp_path, text)
+
+
+def test_a_circle_is_named_all_around(tmp_path: Path) -> None:
+    text = "\n".join(
+        f'[stages.{name}]\ncommand = "true"\nafter = ["{other}"]'
+        for name, other in (("a", "b"), ("b", "c"), ("c", "a"))
+    )
+    said = refused(tmp_path, text)
+    assert "none of these would ever start: " in said
+    assert said.count(" after ") == 3
+    assert any(
+        f"{one}; take" in said
+        for one in (
+            "a after b after c after a",
+            "b after c after a after b",
+            "c after a after b after c",
+        )
+    )
+
+
+def test_a_program_is_looked_for_where_the_stage_looks(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o700)
+    for more in ({"env": f'{{PATH = "{tmp_path}"}}'}, {"command": '"./mine"'}):
+        read(written(tmp_path, stage(**{"command": '"mine"', **more})))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "no.toml", "No such file or directory"),
+        (tmp_path, "it is no regular file"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: {why}"
+    os.mkfifo(fifo := tmp_path / "fifo.toml")
+    with pytest.raises(ConfigError, match="it is no regular file"):
+        read(fifo)
+    (binary := tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.toml: "):
+        read(binary)

@@ -1,0 +1,67 @@
+"""What the swap log says of each stage."""
+
+from typing import Any
+
+import pytest
+
+from swapd.core import actions, events
+from swapd.log.records import Record
+from swapd.run.several.outcomes import outcomes, stage_of
+from swapd.run.several.stages import Told
+from swapd.shared.text import TEXT_MAX_CHARS
+from swapd_client.session.endpoint import label_of
+
+MIB = 1 << 20
+
+
+def records(*said: Any, begin: float) -> list[Record]:
+    kinds = ["event" if isinstance(item, events.Event) else "action" for item in said]
+    return [
+        Record(i, 0, begin + i, **{kind: item})
+        for i, (kind, item) in enumerate(zip(kinds, said, strict=True))
+    ]
+
+
+def test_copies_are_of_the_stage_that_has_the_component_and_waits_of_the_one_that_asks() -> None:
+    before = records(
+        events.SessionOpened(0.0, 1, "a/worker"),
+        events.SessionOpened(0.0, 2, "b/worker"),
+        events.SessionOpened(0.0, 3, "worker"),
+        actions.MakeHostCopy(1, 1, "x", 8 * MIB, False),
+        actions.MakeHostCopy(3, 2, "y", 8 * MIB, False),
+        actions.CopyIn(1, "x", 1, 8 * MIB, ((0, 4),)),
+        events.CopiedIn(0.0, 1),
+        begin=0.0,
+    )
+    since = records(
+        actions.CopyOut(1, "x", 2, 8 * MIB, ((0, 4),)),
+        events.CopiedOut(0.0, 2),
+        actions.CopyIn(1, "x", 3, 8 * MIB, ((0, 4),)),
+        events.CopiedIn(0.0, 3),
+        actions.CopyIn(2, "y", 4, 8 * MIB, ((0, 4),)),
+        events.CopiedIn(0.0, 4),
+        actions.Grant(2, 1, (), 0.5, True),
+        actions.Grant(2, 2, (), 0.0, True),
+        actions.Grant(3, 1, (), 0.5, True),
+        actions.Refuse(1, 3, "timeout", "held"),
+        actions.Refuse(1, 4, "timeout", "held", tried=True),
+        begin=100.0,
+    )
+    told = {"a": Told(2, 0), "b": Told(1, 7), "c": Told(0, None)}
+    a, b, c = outcomes(told, [before + since, before], 100.0)
+    assert str(a) == (
+        "a: 1 swaps, 8 MiB in and 8 MiB out; no request waited, 1 refused; status 0, 2 starts"
+    )
+    assert str(b) == "b: 0 swaps, 0 B in and 0 B out; 1 requests waited 500 ms; status 7"
+    assert str(c) == "c: 0 swaps, 0 B in and 0 B out; no request waited; was not started"
+
+
+def test_sessions_of_a_stage_are_known_by_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert label_of("worker") == "worker"
+    monkeypatch.setenv("SWAPD_STAGE", "a")
+    assert label_of("worker") == "a/worker"
+    assert stage_of(label_of(None), ["a", "b"]) == "a"
+    assert label_of("swapd status") == "swapd status"  # which looks on
+    assert len(label_of("x" * TEXT_MAX_CHARS)) == TEXT_MAX_CHARS
+    assert len(label_of("x" * 300)) == 300  # is refused, as without a stage
+    assert [stage_of(label, ["a"]) for label in ("a", "b/x", "/x", "a/")] == [None, None, None, "a"]
