@@ -10,14 +10,23 @@ usage: swapd [--version] [--help] COMMAND ...
 
 Let the stages of a multi-stage model take turns on one device.
 
+  run       Run a command with the daemons that it needs, which end when it ends.
+  runs      List the runs of `swapd run`: their time, duration and swaps.
   serve     Own a device and serve its memory to workers, until SIGTERM.
-  status    Show what is on the device, who holds it, and how much was moved.
-  resize    Keep so much of a component on the device; the rest passes through it, block by block.
-  log       Show the swap log: what moved, when, and what for.
-  plan      Say what to keep on a device, what to stream, what to swap, and what it costs.
-  forecast  Say what acquiring components would do now. Changes nothing.
-  doctor    Check what this machine offers. Ends with status 1 if something needed is missing.
-  bench     Measure what swapd costs on this machine, beside what it is compared with.
+  stop      Tell a daemon to stop (SIGTERM), and return when its process has ended.
+  ps        List this user's daemons on this machine, wherever their folders are.
+  status    Show the components on the device, their holders, and the bytes moved.
+  top       Watch a device live, full-screen: components, waiters and copies.
+  resize    Keep part of a component on the device, and stream the rest block by block.
+  pin       Keep a component on the device: load it when there is room, and do not evict it.
+  unpin     Allow the eviction of a pinned component again.
+  evict     Evict an idle component at once, and save changes to it.
+  log       Show the swap log: loads, evictions and waits, with their causes.
+  trace     Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+  plan      Plan which components to keep on a device, stream or swap, and the costs.
+  forecast  Predict the loads, evictions and wait of an acquire. Changes nothing.
+  doctor    Check this machine. Ends with status 1 if a required part is missing.
+  bench     Measure the costs of swapd on this machine, and those of alternatives.
   demo      Run a real Qwen2.5-Omni architecture on a device that cannot hold its three stages.
 """
 
@@ -31,7 +40,7 @@ def main() -> None:
             raise
         missing = str(exc.name)
     else:
-        app()
+        app(prog_name="swapd")  # also as `python -m swapd`: completion goes by the name
         return
     _say_without(missing, sys.argv[1:])
 

@@ -12,16 +12,32 @@ from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
 from swapd.cli.forecast import forecast
 from swapd.cli.log import log
+from swapd.cli.pinning import evict, pin, unpin
 from swapd.cli.plan import plan
+from swapd.cli.ps import ps
 from swapd.cli.resize import resize
+from swapd.cli.run import run
+from swapd.cli.runs import runs
 from swapd.cli.serve import serve
 from swapd.cli.status import status
+from swapd.cli.stop import stop
+from swapd.cli.top import top
+from swapd.cli.trace import trace
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "runs": runs,
     "serve": serve,
+    "stop": stop,
+    "ps": ps,
     "status": status,
+    "top": top,
     "resize": resize,
+    "pin": pin,
+    "unpin": unpin,
+    "evict": evict,
     "log": log,
+    "trace": trace,
     "plan": plan,
     "forecast": forecast,
     "doctor": doctor,
@@ -29,12 +45,28 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
 }
 
+EPILOG = """
+Which daemon: --endpoint FOLDER, else --device, else $SWAPD_ENDPOINT, else the only one of this user
+that runs; `swapd ps` lists them.
+
+Environment: SWAPD_ENDPOINT, the folder of a daemon; SWAPD_CONFIG, a file of settings for `swapd
+serve`; SWAPD_BUDGET and the like, its settings.
+
+Exit status: 0 if it did what it was asked to; 1 if not, and the reason is on stderr in one line; 2
+if it was not understood; 130 after Ctrl-C.
+
+Examples: `swapd serve --device cuda:0 --budget 40GiB`; `swapd status`; `swapd log -f`; `swapd plan
+./FLUX.1-dev --device-memory 24GiB`; `swapd stop`. Each command has --help of its own.
+"""
+
 app = typer.Typer(
     name="swapd",
     help="Let the stages of a multi-stage model take turns on one device.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # as a manual page: paragraphs are filled, and it can be piped
+    epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -54,5 +86,12 @@ def _main(
     """Let the stages of a multi-stage model take turns on one device."""
 
 
+#: What follows the first word that is no option is another command line.
+_RUNS_ANOTHER = {"allow_interspersed_args": False}
+
 for _name, _command in COMMANDS.items():
-    app.command(_name)(guarded(_command))
+    _about = (_command.__doc__ or "").partition("\n")[0]
+    _settings = _RUNS_ANOTHER if _command is run else {}
+    app.command(_name, short_help=_about, context_settings=_settings)(  # else click cuts it
+        guarded(_command)
+    )

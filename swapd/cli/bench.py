@@ -14,7 +14,7 @@ from swapd.bench.pace import REFERENCE_US
 from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.shared.units import seconds, size
 
-Device = Annotated[str, typer.Option(help="What to swap onto: host, or a GPU, as in cuda:0")]
+Device = Annotated[str, typer.Option(help="Device to swap onto: host, or a GPU, as in cuda:0")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few rounds; only counts are judged")]
 
 #: The exit codes, beside 0 if every figure is within its bound.
@@ -23,7 +23,7 @@ _COLOURS = {"ok": "green", "failed": "bold red", "not judged": "yellow"}
 
 
 def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> None:
-    """Measure what swapd costs on this machine, beside what it is compared with.
+    """Measure the costs of swapd on this machine, and those of alternatives.
 
     Ends with status 1 if a figure is beyond its bound, with 3 if none is but some could not be
     judged, because the machine was busy. Takes about a minute and a half, 1.5 GiB of memory, and

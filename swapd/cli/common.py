@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 import swapd_client
+from swapd.cli.choosing import folders, where
 from swapd.device import DeviceError
 from swapd.log.records import OtherSchema
 from swapd.plan.advise import PlanError
@@ -36,7 +37,12 @@ from swapd_client.errors import SwapdError
 #: Where to find the daemon, for every command that asks one.
 Endpoint = Annotated[
     str | None,
-    typer.Option("--endpoint", "-e", help="Runtime folder of the daemon, else $SWAPD_ENDPOINT"),
+    typer.Option(
+        "--endpoint",
+        "-e",
+        help="Runtime folder of the daemon, else $SWAPD_ENDPOINT, else the only daemon there is",
+        autocompletion=folders,
+    ),
 ]
 
 
@@ -113,12 +119,17 @@ def say_error(text: str) -> None:
 
 def print_json(value: object) -> None:
     """As JSON, for scripts; on a terminal it is harmless, too."""
+    typer.echo(encoded_json(value))
+
+
+def encoded_json(value: object) -> bytes:
+    """As JSON, for scripts; where it is shown it is harmless, too."""
     try:
-        encoded = msgspec.json.encode(value)
+        encoded = msgspec.json.encode(value, enc_hook=int)  # a `Size` is no plain number
     except UnicodeEncodeError:  # a path may be no text, and then no JSON: show it as Python does
-        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        text = json.dumps(msgspec.to_builtins(value, enc_hook=int), ensure_ascii=False)
         encoded = _NO_TEXT.sub(lambda found: rf"\\u{ord(found[0]):x}", text).encode()
-    typer.echo(shown_json(msgspec.json.format(encoded, indent=2)))
+    return shown_json(msgspec.json.format(encoded, indent=2))
 
 
 def shown_json(encoded: bytes) -> bytes:
@@ -156,12 +167,16 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def ask(endpoint: str | None, command: str, timeout: float) -> "swapd_client.Client":
-    """Connect to the daemon; the swap log then shows `swapd <command>` as a session.
+def ask(
+    endpoint: str | None, command: str, timeout: float, device: str | None = None
+) -> "swapd_client.Client":
+    """Connect to the daemon that is meant (`choosing.where`); its swap log then shows
+    `swapd <command>` as a session.
 
-    Raises: NotRunning, NotAnswering if it takes longer than `timeout` seconds.
+    Raises: SeveralDaemons, NotRunning, NotAnswering if it takes longer than `timeout` seconds.
     """
-    return swapd_client.connect(endpoint, label=f"{OWN_LABEL}{command}", timeout=timeout)
+    folder = where(endpoint, device, timeout)
+    return swapd_client.connect(folder, label=f"{OWN_LABEL}{command}", timeout=timeout)
 
 
 #: How sessions of this command line begin their label: the readable log leaves them out.

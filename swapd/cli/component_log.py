@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from swapd.cli.common import console, shown_json
-from swapd.cli.render import clock, sentence
+from swapd.cli.render import sentence, stamp
 from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import Line, Seen, Step
@@ -19,6 +19,8 @@ from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd_client import UnknownComponent
 
+#: As wide as a date with its time and zone.
+_STAMP_CELLS = len(stamp(0.0))
 #: Uses without a copy, one after the other, that are told as one from this many on.
 _MANY = 3
 
@@ -44,14 +46,33 @@ def show(lines: Sequence[Line], name: str, *, everything: bool, json: bool) -> N
     if json:
         _print_json(chapters, said)
         return
-    console.print(_head(name, history.belonging(lines, name), chapters), soft_wrap=True)
+    for text in _story(lines, name, chapters, said, everything=everything):
+        console.print(text, soft_wrap=True)
+
+
+def story(lines: Sequence[Line], name: str) -> list[Text]:
+    """The same as lines; none if the log does not speak of it."""
+    chapters = history.of_component(lines, name)
+    said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})
+    return list(_story(lines, name, chapters, said, everything=False)) if chapters else []
+
+
+def _story(
+    lines: Sequence[Line],
+    name: str,
+    chapters: list[list[Step]],
+    said: dict[int, Text],
+    *,
+    everything: bool,
+) -> Iterator[Text]:
+    yield _head(name, history.belonging(lines, name), chapters)
     width = len(str(chapters[-1][-1].line.record.seq)) + 1
     for told in _chapters(chapters, fold=not everything):
         if isinstance(told, Text):
-            console.print(Text.assemble(" " * (14 + width + 2), told), soft_wrap=True)
+            yield Text.assemble(" " * (_STAMP_CELLS + width + 4), told)
             continue
         for step in told:
-            console.print(_line(step, said[step.line.record.seq], width), soft_wrap=True)
+            yield _line(step, said[step.line.record.seq], width)
 
 
 def _unknown(name: str, lines: Sequence[Line]) -> str:
@@ -91,7 +112,7 @@ def _line(step: Step, said: Text, width: int) -> Text:
     if not step.about:
         said.stylize("dim")
     return Text.assemble(
-        (clock(record.time), "dim"),
+        (stamp(record.time), "dim"),
         "  ",
         (f"#{record.seq}".rjust(width), "dim"),
         "  ",
@@ -119,7 +140,7 @@ def _folded(quiet: list[list[Step]]) -> Iterator[list[Step] | Text]:
         yield from quiet
     else:
         first, last = quiet[0][0].line.record, quiet[-1][-1].line.record
-        span = f"from {clock(first.time)} to {clock(last.time)}"
+        span = f"from {stamp(first.time)} to {stamp(last.time)}"
         yield Text(f"... {uses} uses without a copy, {span}", "dim")
 
 

@@ -18,9 +18,9 @@ from swapd.shared.units import seconds, size
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="How often the pipeline runs")] = 3,
-    prompt: Annotated[str, typer.Option(help="What to say to the thinker")] = "What do you hear?",
-    wav: Annotated[Path, typer.Option(help="Where to write the sound that comes out")] = Path(
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs of the pipeline")] = 3,
+    prompt: Annotated[str, typer.Option(help="Prompt for the thinker")] = "What do you hear?",
+    wav: Annotated[Path, typer.Option(help="File for the resulting sound")] = Path(
         "swapd-demo.wav"
     ),
     json: Json = False,
@@ -95,6 +95,6 @@ def _show(summary: "run_demo.Summary", wav: Path) -> None:  # type: ignore[name-
         f"{size(s.bytes_out)} copied back"
     )
     console.print(
-        f"{seconds(s.wait_seconds)} spent waiting for swaps, of {seconds(s.total_seconds)} "
-        f"(without swapd: {seconds(s.baseline_seconds)}); sound in {wav}"
+        f"{seconds(s.wait_seconds)} of {seconds(s.total_seconds)} spent waiting for swaps; "
+        f"sound in {wav}"
     )

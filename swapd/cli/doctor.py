@@ -6,16 +6,21 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
+from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
 from swapd.doctor import Check
-from swapd_client.session.endpoint import resolve
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
-def doctor(endpoint: Endpoint = None, json: Json = False, timeout: Timeout = TIMEOUT_S) -> None:
-    """Check what this machine offers. Ends with status 1 if something needed is missing."""
-    found = checks.examine(resolve(endpoint, None), timeout)
+def doctor(
+    endpoint: Endpoint = None,
+    device: Device = None,
+    json: Json = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Check this machine. Ends with status 1 if a required part is missing."""
+    found = checks.examine(where(endpoint, device, timeout), timeout)
     if json:
         print_json(found)
     else:

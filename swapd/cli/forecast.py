@@ -6,6 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from swapd.cli.choosing import Device
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
 from swapd.shared.protocol import ForecastReply
 from swapd.shared.text import plain
@@ -17,11 +18,12 @@ Names = Annotated[list[str], typer.Argument(help="Components, acquired together"
 def forecast(
     names: Names,
     endpoint: Endpoint = None,
+    device: Device = None,
     json: Json = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Say what acquiring components would do now. Changes nothing."""
-    with ask(endpoint, "forecast", timeout) as client:
+    """Predict the loads, evictions and wait of an acquire. Changes nothing."""
+    with ask(endpoint, "forecast", timeout, device) as client:
         reply = client.forecast(*names, timeout=timeout)
     if json:
         print_json(reply)

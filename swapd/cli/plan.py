@@ -13,9 +13,11 @@ from rich.text import Text
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
 from swapd.cli.plan_of import (
     Bandwidth,
+    Chunk,
+    advised,
     bandwidth_of,
-    chunk_bytes_of,
     components_of,
+    given_chunk,
     given_size,
     memory_of,
     status_of,
@@ -23,6 +25,7 @@ from swapd.cli.plan_of import (
 from swapd.cli.plan_vllm import plan_vllm
 from swapd.plan import paste
 from swapd.plan.advise import Advice, Memory, Placement, PlanError, advise
+from swapd.plan.chunks import Isolation
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -33,6 +36,8 @@ class Report(msgspec.Struct, frozen=True):
     memory: Memory
     bytes_per_s: float
     bandwidth_from: str
+    chunk_bytes: int
+    chunk_from: str
     placements: tuple[Placement, ...]
     budget_bytes: int
     request_s: float
@@ -48,7 +53,7 @@ _Sources = Annotated[
     list[str] | None,
     typer.Argument(
         help="Files or folders of safetensors, diffusers folders, config.json, NAME=SIZE; "
-        "without any, what a running daemon has"
+        "default: the components of a running daemon"
     ),
 ]
 _Vllm = Annotated[
@@ -91,14 +96,28 @@ def plan(
     device_memory: Annotated[
         str | None, typer.Option(help="As in 16GiB; default: a daemon's budget, or all of a GPU")
     ] = None,
-    kv_cache: Annotated[str | None, typer.Option(help="What it takes of that, as in 3GiB")] = None,
-    activations: Annotated[str | None, typer.Option(help="What they take of that")] = None,
+    kv_cache: Annotated[
+        str | None, typer.Option(help="Size of the KV cache, subtracted from --device-memory")
+    ] = None,
+    activations: Annotated[
+        str | None, typer.Option(help="Size of the activations, subtracted from --device-memory")
+    ] = None,
     overhead: Annotated[
-        str | None, typer.Option(help="What contexts and graphs take; default: a tenth")
+        str | None, typer.Option(help="Size of CUDA contexts and graphs; default: a tenth")
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Of copies, as in 25GB/s; default: measured")
+        str | None, typer.Option(help="Bandwidth of copies, as in 25GB/s; default: measured")
     ] = None,
+    chunk: Annotated[
+        str | None,
+        typer.Option(
+            help="Chunk size of the daemon, as in 64MiB, or auto; default: a daemon's, or "
+            "that of `swapd serve`"
+        ),
+    ] = None,
+    isolation: Annotated[
+        Isolation, typer.Option(help="Isolation of the daemon: relaxed or strict")
+    ] = "relaxed",
     passes: _Passes = None,
     blocks: _Blocks = None,
     compute: _Compute = None,
@@ -107,7 +126,7 @@ def plan(
     json: Json = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Say what to keep on a device, what to stream, what to swap, and what it costs.
+    """Plan which components to keep on a device, stream or swap, and the costs.
 
     With --vllm: the same for the stages of a deploy file, and the values to set in it.
     """
@@ -132,6 +151,8 @@ def plan(
             device_memory=device_memory,
             overhead=overhead,
             bandwidth=bandwidth,
+            chunk=chunk,
+            isolation=isolation,
             overlay=overlay,
             json=json,
         )
@@ -151,8 +172,15 @@ def plan(
     )
     where = device or (status.device if status else None)
     speed = bandwidth_of(bandwidth, status, where)
-    advice = advise(components, memory, speed.bytes_per_s, chunk_bytes_of(status, where))
-    report = _report(advice, speed, where or "cuda:0", notes)
+    advice, found = advised(
+        lambda nbytes: advise(components, memory, speed.bytes_per_s, nbytes),
+        status,
+        where,
+        given_chunk(chunk),
+        isolation,
+    )
+    line = paste.serve(where or "cuda:0", advice.budget_bytes, found.nbytes, isolation)
+    report = _report(advice, speed, found, line, notes)
     if json:
         print_json(report)
     else:
@@ -162,7 +190,7 @@ def plan(
 # --- what is said ------------------------------------------------------------------------
 
 
-def _report(advice: Advice, speed: Bandwidth, device: str, notes: list[str]) -> Report:
+def _report(advice: Advice, speed: Bandwidth, chunk: Chunk, serve: str, notes: list[str]) -> Report:
     unknown = [p.name for p in advice.treated("stream") if not p.compute_known]
     if unknown:
         notes = [
@@ -174,6 +202,8 @@ def _report(advice: Advice, speed: Bandwidth, device: str, notes: list[str]) -> 
         memory=advice.memory,
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
+        chunk_bytes=chunk.nbytes,
+        chunk_from=chunk.source,
         placements=advice.placements,
         budget_bytes=advice.budget_bytes,
         request_s=advice.request_s,
@@ -181,7 +211,7 @@ def _report(advice: Advice, speed: Bandwidth, device: str, notes: list[str]) -> 
         lru_bytes=advice.lru_bytes,
         stage_file=paste.stage_file(advice),
         python=paste.python(advice),
-        serve=paste.serve(advice, device),
+        serve=serve,
         notes=tuple(notes),
     )
 
@@ -191,6 +221,7 @@ def page(report: Report) -> RenderableType:
     parts: list[RenderableType] = [
         Text(str(report.memory)),
         Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"),
+        Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"),
         "",
         _table(report.placements),
         "",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -12,11 +12,14 @@ from swapd.bench import plain as plain_copy
 from swapd.bench import swap_in
 from swapd.cli.common import ask, errors, say_error
 from swapd.device.driver import checked, load
-from swapd.plan import sizes
-from swapd.plan.advise import CHUNK_BYTES, Component, Memory, PlanError
+from swapd.plan import chunks, sizes
+from swapd.plan.advise import Advice, Component, Memory, PlanError
+from swapd.plan.chunks import Isolation
+from swapd.shared import config
 from swapd.shared.protocol import StatusReply
-from swapd.shared.units import parse_rate, parse_size
+from swapd.shared.units import parse_rate, size, typed_size
 from swapd_client.errors import NotAnswering, NotRunning
+from swapd_client.session.endpoint import resolve
 
 T = TypeVar("T", int, float)
 
@@ -30,7 +33,6 @@ ASSUMED_BLOCKS = 32
 _MOST = 1_000_000
 #: What contexts, graphs and the allocator take of a device, where nobody says.
 _OVERHEAD_SHARE = 0.1
-_HOST_CHUNK = 2 << 20
 _MEASURED_BYTES = 64 << 20
 _MEASURED_ROUNDS = 5
 
@@ -42,10 +44,19 @@ class Bandwidth(NamedTuple):
     source: str
 
 
+class Chunk(NamedTuple):
+    """The unit in which a device is given out, in bytes, and where that is from."""
+
+    nbytes: int
+    source: str
+
+
 def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> StatusReply | None:
     """What a daemon says; None if there is none that answers, and it is not `needed`."""
     try:
-        with ask(endpoint, "plan", timeout) as client:
+        # without need only that in the usual place: another may have nothing to do with the plan
+        folder = endpoint if needed else str(resolve(endpoint, None))
+        with ask(folder, "plan", timeout) as client:
             return client.status(timeout=timeout)
     except NotRunning as exc:
         if needed:
@@ -131,7 +142,7 @@ def _pairs(
 
 def given_size(option: str, text: str | None) -> int | None:
     try:
-        return None if text is None else parse_size(text)
+        return None if text is None else typed_size(text)
     except ValueError as exc:
         raise PlanError(f"{option}: {exc}") from exc
 
@@ -178,11 +189,42 @@ def _gpu_number(device: str) -> int:
     return int(number)
 
 
-def chunk_bytes_of(status: StatusReply | None, device: str | None) -> int:
-    """The daemon's chunk, or what one on `device` would have."""
-    if status is not None:
-        return status.chunk_bytes
-    return _HOST_CHUNK if device == "host" else CHUNK_BYTES
+def given_chunk(text: str | None) -> int | Literal["auto"] | None:
+    """What `--chunk` says, read as `swapd serve` reads it. Raises: PlanError."""
+    if text is None:
+        return None
+    try:
+        found = config.load(None, {"chunk": text}, {}).chunk
+    except config.ConfigError as exc:
+        raise PlanError(str(exc)) from exc
+    if not isinstance(found, int):
+        return found
+    if found % config.HOST_CHUNK:
+        raise PlanError(f"--chunk {text}: it is a multiple of {size(config.HOST_CHUNK)}")
+    return int(found)
+
+
+def advised(
+    plan_with: Callable[[int], Advice],
+    status: StatusReply | None,
+    device: str | None,
+    given: int | Literal["auto"] | None,
+    isolation: Isolation,
+) -> tuple[Advice, Chunk]:
+    """What `plan_with` advises for the daemon's chunk, or for that of one on `device`."""
+    rounded = "each component, or block of one, takes whole ones"
+    if status is not None and given is None:
+        found = Chunk(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
+        return plan_with(found.nbytes), found
+    if device == "host" and not isinstance(given, int):
+        found = Chunk(config.HOST_CHUNK, f"the default of --chunk on the host; {rounded}")
+        return plan_with(found.nbytes), found
+    advice, choice = chunks.chosen(plan_with, _cost, given, isolation)
+    return advice, Chunk(choice.nbytes, f"{choice.why}; {rounded}")
+
+
+def _cost(advice: Advice) -> chunks.Cost:
+    return chunks.Cost([advice.budget_bytes], advice.moved_bytes, advice.request_s)
 
 
 def bandwidth_of(given: str | None, status: StatusReply | None, device: str | None) -> Bandwidth:

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import console, print_json
-from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_size, gpu_memory
-from swapd.plan import claims, deploy, paste, shares, sizes
+from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
+from swapd.plan import chunks, claims, deploy, paste, shares, sizes
 from swapd.plan.advise import Component, PlanError
+from swapd.plan.chunks import Isolation
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
 from swapd.shared.text import plain
@@ -29,6 +30,9 @@ class Report(msgspec.Struct, frozen=True):
     bandwidth_from: str
     #: All that swapd keeps a copy of: weights, and what is saved of KV caches at most.
     host_bytes: int
+    #: What the daemons are to lend memory in, and why.
+    chunk_bytes: int
+    chunk_from: str
     #: What each stage is to set, by its `stage_id`.
     settings: dict[int, dict[str, float]]
     overlay: str
@@ -45,27 +49,59 @@ def plan_vllm(
     device_memory: str | None,
     overhead: str | None,
     bandwidth: str | None,
+    chunk: str | None,
+    isolation: Isolation,
     overlay: bool,
     json: bool,
 ) -> None:
     """Print what to set so that the stages of a deploy file share their GPUs."""
-    found = deploy.read(path)
-    if not any(s.ours for s in found.stages):
-        raise PlanError(_nothing_ours(found))
-    totals = _totals(found, given_size("--device-memory", device_memory))
-    components = _components(found, sources)
-    known = _config(config, sources)
-    wanted, notes = claims.of(found, components, _rooms(rooms, found), totals, known)
-    speed = bandwidth_of(bandwidth, None, None)
-    spare = given_size("--overhead", overhead)
-    plans = shares.divide_all(wanted, totals, speed.bytes_per_s, spare)
-    report = _report(found, plans, speed, notes)
+    report = report_of(
+        deploy.read(path),
+        sources,
+        rooms=rooms,
+        config=config,
+        device_memory=device_memory,
+        overhead=overhead,
+        bandwidth=bandwidth,
+        chunk=chunk,
+        isolation=isolation,
+    )
     if json:
         print_json(report)
     elif overlay:
         typer.echo(report.overlay, nl=False)
     else:
         console.print(page(report))
+
+
+def report_of(
+    found: Deploy,
+    sources: Sequence[str],
+    *,
+    rooms: Sequence[str] = (),
+    config: Path | None = None,
+    device_memory: str | None = None,
+    overhead: str | None = None,
+    bandwidth: str | None = None,
+    chunk: str | None = None,
+    isolation: Isolation = "relaxed",
+) -> Report:
+    """What to set, as its options say. Raises: PlanError, with the sum if it cannot fit."""
+    if not any(s.ours for s in found.stages):
+        raise PlanError(_nothing_ours(found))
+    totals = _totals(found, given_size("--device-memory", device_memory))
+    components = _components(found, sources)
+    known = _config(config, sources)
+    given = _rooms(rooms, found)
+    speed = bandwidth_of(bandwidth, None, None)
+    spare = given_size("--overhead", overhead)
+
+    def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[str]]:
+        wanted, notes = claims.of(found, components, given, totals, known, nbytes)
+        return shares.divide_all(wanted, totals, speed.bytes_per_s, spare), notes
+
+    (plans, notes), choice = chunks.chosen(plan_with, _cost, given_chunk(chunk), isolation)
+    return _report(found, plans, speed, choice, isolation, notes)
 
 
 # --- what it is made of ----------------------------------------------------------------------
@@ -145,25 +181,39 @@ def _rooms(given: Sequence[str], found: Deploy) -> dict[str, int]:
     return rooms
 
 
+def _cost(planned: tuple[Sequence[GpuPlan], object]) -> chunks.Cost:
+    ours = [plan for plan in planned[0] if plan.budget_bytes]
+    return chunks.Cost(
+        [plan.budget_bytes for plan in ours],
+        sum(plan.moved_bytes for plan in ours),
+        sum(plan.request_s for plan in ours),
+    )
+
+
 # --- what is said ----------------------------------------------------------------------------
 
 
-def _report(found: Deploy, plans: Sequence[GpuPlan], speed: Bandwidth, notes: list[str]) -> Report:
+def _report(
+    found: Deploy,
+    plans: Sequence[GpuPlan],
+    speed: Bandwidth,
+    chunk: chunks.Choice,
+    isolation: Isolation,
+    notes: list[str],
+) -> Report:
     settings = _settings(found, plans)
-    turning = any(p.takes_turns for p in plans)
     ours = [p for p in plans if p.budget_bytes]
     return Report(
         gpus=tuple(plans),
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
         host_bytes=sum(s.weights_bytes + s.cache_bytes for p in plans for s in p.shares if s.ours),
+        chunk_bytes=chunk.nbytes,
+        chunk_from=chunk.why,
         settings=settings,
-        overlay=deploy.overlay(
-            found, _with_lent_caches(found, settings), found.async_chunk and not turning
-        ),
+        overlay=deploy.overlay(found, _with_lent_caches(found, settings), found.async_chunk),
         serve=tuple(
-            f"swapd serve --device cuda:{p.gpu} --budget {paste.amount(p.budget_bytes)}"
-            for p in ours
+            paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),
         notes=(*notes, *_about(found, plans)),
     )
@@ -216,9 +266,12 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
                 "each step; one step is counted, and no copy is taken to hide behind computing"
             )
         if found.async_chunk and (turns := plan.takes_turns):
+            stay = [name for name in turns if name in plan.stay_beside]
+            change = ", ".join(name for name in turns if name not in stay)
             notes.append(
-                f"async_chunk: true has the stages work on one request at the same time; "
-                f"{', '.join(turns)} would change places all the while, so it is false below"
+                f"async_chunk: true has the stages work on one request at the same time; {change} "
+                f"change places in it, each time chunks_per_turn chunks are ready"
+                + (f", and {', '.join(stay)} fits beside them and stays" if stay else "")
             )
     return notes
 
@@ -263,6 +316,7 @@ def page(report: Report) -> RenderableType:
         parts += [Text(_budget(plan))] if plan.largest else []
         parts += [Text(_turns(plan)), ""]
     parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
+    parts.append(Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"))
     copies = size(report.host_bytes)
     parts.append(Text(f"host memory for copies of weights and KV caches: {copies}"))
     parts += [Text(plain(note), "yellow") for note in report.notes]
@@ -326,6 +380,6 @@ def _table(plan: GpuPlan) -> Table:
             size(share.cache_bytes) if share.cache_bytes else "",
             str(share.cache_tokens) if share.cache_tokens else "",
             size(share.room_bytes) if share.ours else f"{size(share.room_bytes)}, with weights",
-            seconds(share.swap_in_s) if share.takes_turns else "",
+            seconds(share.swap_in_s) if share.swap_in_s else "",
         )
     return table

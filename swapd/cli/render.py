@@ -13,7 +13,7 @@ from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.requests import deadline
-from swapd.log.history import Seen
+from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.text import plain
@@ -23,7 +23,7 @@ _VERB_CELLS = 11
 #: The column of names is as wide as the longest, within reason.
 _SUBJECT_CELLS = (10, 28)
 
-_GOOD, _MOVE, _WAIT, _BAD, _QUIET = "green", "magenta", "yellow", "red", "dim"
+GOOD, MOVE, WAIT, BAD, QUIET = "green", "magenta", "yellow", "red", "dim"
 
 
 class Said(NamedTuple):
@@ -32,24 +32,27 @@ class Said(NamedTuple):
     verb: str
     subject: str
     detail: str
-    style: str = _QUIET
+    style: str = QUIET
     swap: bool = False
 
 
 def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None:
     """One line of the readable log, or None if the record is not for this view."""
     said = _shown(record, seen)
-    if not (said.swap or everything):
-        return None
+    return in_columns(record.time, said, seen) if said.swap or everything else None
+
+
+def in_columns(time: float, said: Said, seen: Seen) -> Text:
+    """One line of the readable log."""
     low, high = _SUBJECT_CELLS
     width = min(max(map(len, seen.sizes), default=low), high)
     text = Text.assemble(
-        (clock(record.time), "dim"),
+        (stamp(time), "dim"),
         "  ",
         (said.verb.ljust(_VERB_CELLS), said.style),
         said.subject.ljust(max(width, low)),
         "  ",
-        (said.detail, _QUIET if said.style == _QUIET else ""),
+        (said.detail, QUIET if said.style == QUIET else ""),
     )
     text.rstrip()
     return text
@@ -71,9 +74,9 @@ def _shown(record: Record, seen: Seen) -> Said:
     return said._replace(subject=plain(said.subject), detail=plain(said.detail))
 
 
-def clock(time: float) -> str:
-    """Local time of day with milliseconds; the `start` record has the date."""
-    return datetime.fromtimestamp(time).strftime("%H:%M:%S.%f")[:-3]
+def stamp(time: float) -> str:
+    """Local date and time with milliseconds, and the zone."""
+    return datetime.fromtimestamp(time).astimezone().isoformat(" ", "milliseconds")
 
 
 def say(record: Record, seen: Seen) -> Said:
@@ -86,12 +89,11 @@ def say(record: Record, seen: Seen) -> Said:
         start = record.start
         what = (
             f"swapd {start.version} on {start.device}: {start.chunks} chunks of "
-            f"{size(start.chunk_bytes)}, {datetime.fromtimestamp(record.time):%Y-%m-%d %H:%M:%S}"
+            f"{size(start.chunk_bytes)}"
         )
         return Said("start", what, "", "bold", True)
-    return Said(
-        "missing", f"{record.dropped} records: the disk was full, or too slow", "", _BAD, True
-    )
+    why = "the disk was full, or it or this reader too slow"
+    return Said("missing", f"{record.dropped} records: {why}", "", BAD, True)
 
 
 def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
@@ -99,13 +101,13 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
     match e:
         case events.SessionOpened():
             own = e.label.startswith(OWN_LABEL)
-            return Said("opened", f"{plain(e.label)} (session {e.session})", "", _GOOD, not own)
+            return Said("opened", f"{plain(e.label)} (session {e.session})", "", GOOD, not own)
         case events.SessionEnds():
-            return Said("ending", _who(seen, e.session), "", _WAIT, False)
+            return Said("ending", _who(seen, e.session), "", WAIT, False)
         case events.SessionGone():
             own = seen.labels.get(e.session, "").startswith(OWN_LABEL)
             took = f"and with it {names}" if names else ""
-            return Said("gone", _who(seen, e.session), took, _WAIT, not own)
+            return Said("gone", _who(seen, e.session), took, WAIT, not own)
         case events.ProcessExited():
             return Said("exited", _who(seen, e.session), "its process has ended")
         case events.LetGo():
@@ -117,20 +119,27 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
         case events.HostCopySealed():
             return Said("ready", names, "may be acquired")
         case events.HostCopyFailed():
-            return Said("failed", names, f"{e.code}: {plain(e.why)}", _BAD, True)
+            return Said("failed", names, f"{e.code}: {plain(e.why)}", BAD, True)
+        case events.HostCopiesPinned():
+            why = f"; the rest is not: {plain(e.refused)}" if e.refused else ""
+            how = f"{size(e.nbytes)} of {size(e.of)}, after {seconds(e.took_s)}{why}"
+            return Said("pinned", "host copies", how, WAIT if e.refused else GOOD, True)
         case events.Revoked():
             return Said("unmapped", names, f"in {_who(seen, e.session)}")
         case events.CopiedIn():
-            return Said("in", names, _copied(e.generation, record, seen), _GOOD, True)
+            return Said("in", names, _copied(e.generation, record, seen), GOOD, True)
         case events.CopiedOut():
             copied = f"{_copied(e.generation, record, seen)}  written back"
-            return Said("out", names, copied, _MOVE, True)
+            return Said("out", names, copied, MOVE, True)
         case events.Lent():
-            return Said("lent", names, f"the driver has it{_after(e, record, seen)}", _GOOD, True)
+            return Said("lent", names, f"the driver has it{_after(e, record, seen)}", GOOD, True)
+        case events.Reclaimed() if e.runs:
+            how = f"in part: {sum(n for _, n in e.runs)} chunks{_after(e, record, seen)}"
+            return Said("back", names, how, MOVE, True)
         case events.Reclaimed():
-            return Said("back", names, f"in the arena{_after(e, record, seen)}", _MOVE, True)
+            return Said("back", names, f"in the arena{_after(e, record, seen)}", MOVE, True)
         case events.CopyFailed():
-            return Said("failed", names, plain(e.why), _BAD, True)
+            return Said("failed", names, plain(e.why), BAD, True)
         case events.Dropping():
             who = ", ".join(_who(seen, session) for session in e.sessions)
             return Said("let go", names, f"is asked of {who}")
@@ -141,9 +150,15 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
             if not e.count:
                 return Said("reads", _who(seen, e.session), f"all its {what}")
             why = plain(e.error) or "does not read"
-            return Said("unread", _who(seen, e.session), f"{e.count} {what}: {why}", _WAIT)
+            return Said("unread", _who(seen, e.session), f"{e.count} {what}: {why}", WAIT)
         case events.DeviceDown():
-            return Said("down", "", f"the device: {plain(e.why)}", _BAD, True)
+            return Said("down", "", f"the device: {plain(e.why)}", BAD, True)
+        case events.RulesChanged():
+            rules = (
+                f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
+                f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s"
+            )
+            return Said("rules", "", f"changed: {rules}", "bold", True)
         case events.Tick():
             return Said("tick", "", "time to look again")
         case events.Stopping():
@@ -166,7 +181,7 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
         case protocol.Update():
             return Said("update", names, f"by {who}", "cyan", True)
         case protocol.GiveUp():
-            return Said("give up", names, f"its update, by {who}", _WAIT, True)
+            return Said("give up", names, f"its update, by {who}", WAIT, True)
         case protocol.Commit():
             return Said("commit", names, f"by {who}")
         case protocol.Acquire():
@@ -187,6 +202,10 @@ def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
         case protocol.Resize():
             kept = "as much as fits" if asked.resident_bytes is None else size(asked.resident_bytes)
             return Said("resize", names, f"keep {kept}; by {who}", "cyan", True)
+        case protocol.Pin():
+            return Said("unpin" if asked.unpin else "pin", names, f"by {who}", "cyan", True)
+        case protocol.EvictNow():
+            return Said("ask", names, f"to leave, by {who}", "cyan", True)
 
 
 def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
@@ -225,26 +244,38 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
             if not a.waited_s:
                 return Said("hit", names, who)
             detail = f"{who} after {seconds(a.waited_s)}{_brought(a, record, seen)}"
-            return Said("granted", names, detail, _GOOD, True)
+            return Said("granted", names, detail, GOOD, True)
         case actions.Refuse():
             why = f"{_who(seen, a.session)}, {a.code}: {plain(a.message)}"
-            return Said("refused", names, why, _BAD, True)
+            if a.tried:
+                return Said("skipped", names, why)
+            return Said("refused", names, why, BAD, True)
         case actions.Broken():
             why = f"{_who(seen, a.session)} holds it no longer: {plain(a.why)}"
-            return Said("broken", names, why, _BAD, True)
+            return Said("broken", names, why, BAD, True)
         case actions.Fence():
-            return Said("fence", _who(seen, a.session), plain(a.why), _BAD, True)
+            return Said("fence", _who(seen, a.session), plain(a.why), BAD, True)
         case actions.Waiting():
-            return Said("waiting", names, f"{_who(seen, a.session)} {plain(a.why)}", _WAIT, True)
+            return Said("waiting", names, f"{_who(seen, a.session)} {plain(a.why)}", WAIT, True)
         case actions.Evict():
             return _evict(a, seen)
         case actions.Evicted():
             return _evicted(a, record, seen)
+        case actions.Unpinned():
+            why = f"for {_who(seen, a.session)}, whose request would not fit beside it"
+            return Said("unpinned", names, why, WAIT, True)
         case actions.Lost():
-            return Said("lost", names, plain(a.why), f"bold {_BAD}", True)
+            return Said("lost", names, plain(a.why), f"bold {BAD}", True)
 
 
 def _evict(a: actions.Evict, seen: Seen) -> Said:
+    nbytes = seen.sizes.get(a.name)
+    amount = "" if nbytes is None else size(nbytes)
+    return Said("evict", plain(a.name), f"{amount:>9}  {why_evicted(a, seen)}", MOVE, True)
+
+
+def why_evicted(a: actions.Evict, seen: Seen) -> str:
+    """Why a component leaves, and what becomes of its contents if it is scratch."""
     for_whom = ""
     if a.waiter is not None:
         asked = _joined(seen.room_for(a)) or f"request {a.waiter[1]}"
@@ -258,6 +289,8 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
             why = "released, and sequential"
         case "resized":
             why = "not kept any more"
+        case "asked":
+            why = "asked for"
         case "unregister":
             why = "unregistered"
         case "failed":
@@ -265,12 +298,10 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
         case "update":
             why = "updated"
     if seen.scratch.get(a.name) == "dropped":
-        why = f"dropped, {why}"
-    elif a.name in seen.scratch and seen.used.get(a.name) == 0:
-        why = f"dropped, for nothing of it is used, {why}"
-    nbytes = seen.sizes.get(a.name)
-    amount = "" if nbytes is None else size(nbytes)
-    return Said("evict", plain(a.name), f"{amount:>9}  {why}", _MOVE, True)
+        return f"dropped, {why}"
+    if a.name in seen.scratch and seen.used.get(a.name) == 0:
+        return f"dropped, for nothing of it is used, {why}"
+    return why
 
 
 def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
@@ -278,7 +309,7 @@ def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
     cause, decided = seen.evictions.get(a.generation, (record.cause, record.time))
     took = record.time - decided
     detail = f"{size(a.nbytes):>9}  left" + (f" after {seconds(took)}" if took else "")
-    return Said("evicted", plain(a.name), detail, _MOVE, cause != record.cause and not a.bytes_back)
+    return Said("evicted", plain(a.name), detail, MOVE, cause != record.cause and not a.bytes_back)
 
 
 def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
@@ -292,7 +323,7 @@ def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
         else:
             families.setdefault(seen.part_of.get(name, name), []).append(order)
     for name, parts in reversed(families.items()):
-        nbytes = sum(map(_bytes, parts))
+        nbytes = sum(map(copied_bytes, parts))
         among = sum(seen.part_of.get(place.name) == name for place in a.placements)
         of = f" in {len(parts)} of {among} parts" if among else ""
         words.insert(0, f"{plain(name)} {size(nbytes)}{of}")
@@ -304,7 +335,7 @@ def _began(order: actions.CopyIn) -> str:
     if order.only == ():
         return f"{plain(order.name)} {size(order.nbytes)} of zeros"
     among = f" of {size(order.nbytes)}" if _of_all(order) else ""
-    return f"{plain(order.name)} {size(_bytes(order))}{among} restored"
+    return f"{plain(order.name)} {size(copied_bytes(order))}{among} restored"
 
 
 def _copied(generation: int, record: Record, seen: Seen) -> str:
@@ -312,28 +343,23 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
     if not isinstance(order, actions.CopyIn | actions.CopyOut):
         return ""
     took = record.time - began
-    nbytes = _bytes(order)
+    nbytes = copied_bytes(order)
     if order.only == ():
         return f"{_amount(order)}  {seconds(took):>7}"
     speed = rate(nbytes / took) if took > 0 else ""
     return f"{_amount(order)}  {seconds(took):>7}  {speed:>9}{_of_all(order)}"
 
 
-def _bytes(order: actions.CopyIn | actions.CopyOut) -> int:
-    """How many are copied."""
-    return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
-
-
 def _amount(order: actions.CopyIn | actions.CopyOut) -> str:
     """What is copied, or all of it if it is only zeroed."""
     if order.only == ():
         return f"{size(order.nbytes):>9}, zeroed"
-    return f"{size(_bytes(order)):>9}"
+    return f"{size(copied_bytes(order)):>9}"
 
 
 def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
     """Of how much, where a part is copied."""
-    if not order.only or _bytes(order) == order.nbytes:
+    if not order.only or copied_bytes(order) == order.nbytes:
         return ""
     rest = ", the rest zeroed" if isinstance(order, actions.CopyIn) else ""
     return f"  of {size(order.nbytes)}{rest}"

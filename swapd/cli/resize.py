@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from swapd.cli.choosing import Device
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console
 from swapd.cli.families import Family, fold
 from swapd.shared.text import plain
@@ -13,19 +14,21 @@ AUTO = "auto"
 
 
 def resize(
-    name: Annotated[str, typer.Argument(help="A component that was registered in parts")],
+    name: Annotated[str, typer.Argument(help="A component with parts")],
     amount: Annotated[
-        str, typer.Argument(metavar="SIZE", help=f"As 5.6GiB; {AUTO}: as much as has room")
+        str,
+        typer.Argument(metavar="SIZE", help=f"Size to keep, as in 5.6GiB; {AUTO}: all that fits"),
     ],
     endpoint: Endpoint = None,
+    device: Device = None,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Keep so much of a component on the device; the rest passes through it, block by block."""
+    """Keep part of a component on the device, and stream the rest block by block."""
     try:
         nbytes = None if amount == AUTO else parse_size(amount)
     except ValueError as exc:
         raise typer.BadParameter(f"{exc}, or {AUTO}") from exc
-    with ask(endpoint, "resize", timeout) as client:
+    with ask(endpoint, "resize", timeout, device) as client:
         client.resize(name, nbytes, timeout=timeout)
         reply = client.status(timeout=timeout)
     for family in fold(reply.components):

@@ -4,12 +4,15 @@ import gc
 import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from swapd.cli.page import Page, open_page
+from swapd.daemon import pinning
 from swapd.daemon.daemon import Daemon
 from swapd.daemon.logs import Writer
 from swapd.device import open_device
@@ -22,12 +25,14 @@ from swapd.shared.units import size
 log = logging.getLogger("swapd")
 
 
-def run(config: Config) -> None:
-    """Serve until told to stop. Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
+def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
+    """Serve until told to stop; on SIGHUP the settings are read again.
+
+    Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
     with needed("swapd serve"):
         import uvloop
     limits.raise_open_files()
-    with runtime_dir.claim(config.folder) as claim:
+    with runtime_dir.claim(config.folder) as claim, _page(config) as page:
         log.info("allocating %s", size(config.budget))
         device = open_device(
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
@@ -35,32 +40,54 @@ def run(config: Config) -> None:
         try:
             for note in device.use().notes:
                 log.warning("%s", note)
-            daemon = Daemon(config, device, claim.folder)
+            own = (lambda: None) if page is None else (lambda: page.pid)
+            daemon = Daemon(config, device, claim.folder, read_again, own)
             gc.freeze()  # collections, which the loop waits for, need not look at what is imported
-            if not uvloop.run(daemon.run(lambda: _say_ready(config))):
+            if not uvloop.run(daemon.run(lambda: _ready(config, page))):
                 logging.shutdown()
                 os._exit(0)  # threads of its still use the device, and would be waited for
         finally:
+            if page is not None:
+                page.close()  # first: a device may take a while
             device.close()
 
 
-def _say_ready(config: Config) -> None:
+@contextmanager
+def _page(config: Config) -> Iterator[Page | None]:
+    """Its page, which listens, if it is to have one."""
+    page = open_page(config)
+    try:
+        yield page
+    finally:
+        if page is not None:
+            page.close()
+
+
+def _ready(config: Config, page: Page | None) -> None:
+    if page is not None:
+        page.start(config.folder)
+    shown = "" if page is None else f", people at {page.url}"
     typer.echo(
         f"swapd serves {config.device}: {size(config.budget)} in chunks of "
-        f"{size(config.chunk_bytes)}. Clients find it at {config.folder}"
+        f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{shown}"
     )
 
 
 def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> None:
     """Own a device and serve its memory to workers, until SIGTERM.
 
-    Each setting can also be SWAPD_<NAME> in the environment, or a line of the file.
+    Each setting can also be SWAPD_<NAME> in the environment, or a line of the file. SIGHUP reads
+    the file again: --ack-timeout, --residency-factor, --residency-bound, --patience,
+    --stop-timeout, --linger, --swap-log-size, --swap-log-age and --host-memory change at once; the
+    others need a restart, and stderr names them.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     writer = Writer()
     writer.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[writer])
-    run(load(config, given))
+    logging.getLogger(pinning.__name__).setLevel(logging.INFO)  # a start may wait for it for long
+    config = config and config.absolute()
+    run(load(config, given), lambda: load(config, given))
 
 
 class LogFormatter(logging.Formatter):
@@ -94,10 +121,8 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _flag_type(kind: Any) -> Any:
-    """Sizes and rates are text until `load` parses them; choices and seconds are not."""
-    if get_origin(kind) is Literal:
-        return kind | None
-    return float | None if kind is float else str | None
+    """Text until `load` parses it, but for choices."""
+    return kind | None if get_origin(kind) is Literal else str | None
 
 
 def _shown(kind: Any, default: Any) -> str:

@@ -1,6 +1,7 @@
 """`swapd status`: what is on the device now, who holds it, and how much was moved."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swapd.cli.choosing import Device
 from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
 from swapd.cli.families import Family, fold
 from swapd.shared.protocol import ComponentStatus, StatusReply
@@ -16,8 +18,10 @@ from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
 
 _BAR_CELLS = 24
-#: With fewer columns the table counts leases, and leaves their holders out.
+#: With fewer columns the table folds its cells, and leaves out how often it was swapped.
 _WIDE = 100
+#: What is shown at any width, and how wide it may be at 80 columns.
+_COLUMNS = {"component": 16, "size": 9, "state": 9, "policy": 12, "leases": 18, "last use": 9}
 
 _STATE_STYLES = {
     "leased": "bold green",
@@ -31,17 +35,20 @@ _STATE_STYLES = {
 }
 
 
-Parts = Annotated[bool, typer.Option("--parts", help="Each part of what is streamed by itself")]
+Parts = Annotated[
+    bool, typer.Option("--parts", help="List each part of streamed components by itself")
+]
 
 
 def status(
     endpoint: Endpoint = None,
+    device: Device = None,
     json: Json = False,
     parts: Parts = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Show what is on the device, who holds it, and how much was moved."""
-    with ask(endpoint, "status", timeout) as client:
+    """Show the components on the device, their holders, and the bytes moved."""
+    with ask(endpoint, "status", timeout, device) as client:
         reply = client.status(timeout=timeout)
     if json:
         print_json(reply)
@@ -68,33 +75,37 @@ def page(reply: StatusReply, *, wide: bool = True, parts: bool = False) -> Rende
 def _components(shown: Iterable[ComponentStatus | Family], wide: bool) -> Table:
     gap = (0, 2 if wide else 1, 0, 0)
     table = Table(box=None, padding=gap, pad_edge=False, header_style="bold")
-    table.add_column("component", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("policy", no_wrap=wide)
-    table.add_column("leases", no_wrap=not wide)
-    table.add_column("last use", justify="right", no_wrap=True)
-    table.add_column("in/out", justify="right", no_wrap=True)
-    table.add_column("hits", justify="right", no_wrap=True)
-    table.add_column("swap-in", justify="right", no_wrap=True)
+    for heading, narrow in _COLUMNS.items():
+        table.add_column(
+            heading,
+            justify="right" if heading in ("size", "last use") else "left",
+            no_wrap=(wide and heading != "leases") or heading == "last use",
+            max_width=None if wide else narrow,
+            overflow="fold",
+        )
+    if wide:
+        table.add_column("in/out", justify="right", no_wrap=True)
+        table.add_column("hits", justify="right", no_wrap=True)
+        table.add_column("swap-in", justify="right", no_wrap=True)
     for c in shown:
-        table.add_row(*(_family(c, wide) if isinstance(c, Family) else _component(c, wide)))
+        cells = _family(c) if isinstance(c, Family) else _component(c)
+        table.add_row(*islice(cells, len(table.columns)))
     return table
 
 
-def _component(c: ComponentStatus, wide: bool) -> Iterator[str | Text]:
+def _component(c: ComponentStatus) -> Iterator[str | Text]:
     yield Text(plain(c.name))
     yield size(c.nbytes)
     yield Text(c.state, _STATE_STYLES.get(c.state, ""))
     yield _policy(c)
-    yield _leases(c, wide)
+    yield _leases(c)
     yield _last_use(c)
     yield f"{c.loads}/{c.evictions}"
     yield str(c.hits)
     yield "" if c.swap_in_s is None else seconds(c.swap_in_s)
 
 
-def _family(family: Family, wide: bool) -> Iterator[str | Text]:
+def _family(family: Family) -> Iterator[str | Text]:
     """What is streamed: how many of its parts are in, and what all of them did."""
     parts = family.parts
     kept = family.kept or parts
@@ -105,7 +116,7 @@ def _family(family: Family, wide: bool) -> Iterator[str | Text]:
     yield family.amount
     yield Text(family.state, "green" if family.inside else "dim")
     yield _policy(kept[0])
-    yield _leases(msgspec.structs.replace(latest, leases=leases, holders=holders), wide)
+    yield _leases(msgspec.structs.replace(latest, leases=leases, holders=holders))
     yield _last_use(latest)
     yield f"{sum(c.loads for c in parts)}/{sum(c.evictions for c in parts)}"
     yield str(sum(c.hits for c in parts))
@@ -113,7 +124,8 @@ def _family(family: Family, wide: bool) -> Iterator[str | Text]:
 
 
 def _policy(c: ComponentStatus) -> Text:
-    words = [c.policy if c.group is None else f"{c.policy} in {plain(c.group)}"]
+    policy = "pinned" if c.pinned and c.policy == "permanent" else c.policy
+    words = [policy if c.group is None else f"{policy} in {plain(c.group)}"]
     if c.kind == "scratch":
         words.append("scratch")
     elif c.mutable:
@@ -121,10 +133,10 @@ def _policy(c: ComponentStatus) -> Text:
     return Text(", ".join(words))
 
 
-def _leases(c: ComponentStatus, wide: bool) -> Text:
+def _leases(c: ComponentStatus) -> Text:
     if not c.leases:
         return Text()
-    return Text(f"{c.leases}: {plain(', '.join(c.holders))}" if wide else str(c.leases))
+    return Text(f"{c.leases}: {plain(', '.join(c.holders))}")
 
 
 def _last_use(c: ComponentStatus) -> Text:

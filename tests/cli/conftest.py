@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ def on_terminal(*words: object) -> str:
     """What a terminal of 120 columns shows of `swapd *words`, without its colours."""
     leader, follower = pty.openpty()
     os.set_blocking(leader, True)
+    termios.tcsetwinsize(leader, (40, 120))
     # started from nothing: what rich is to print to is settled when it is imported
     process = subprocess.Popen(
         [sys.executable, "-m", "swapd", *map(str, words)],

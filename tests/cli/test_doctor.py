@@ -5,15 +5,19 @@ import json
 import os
 import resource
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
+from swapd import __version__
 from swapd.doctor import Check
 from swapd.doctor import host as doctor
+from swapd.doctor.daemon import examine, of_status
 from swapd.shared import vm
+from swapd.shared.protocol import SessionStatus
 
 from .conftest import Running, on_terminal, swapd
+from .test_status import _reply
 
 GIB = 1 << 30
 
@@ -125,11 +129,57 @@ def test_a_folder_of_somebody_else_fails(folder: Path, monkeypatch: pytest.Monke
 
 def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Path) -> None:
     daemon.client("worker", vae=2)
-    found = doctor.daemon(daemon.folder, 60).found
-    assert found.endswith("serves host, 1 components, 1 sessions")
-    assert doctor.daemon(tmp_path, 60) == Check(
-        "daemon", "ok", "none runs there", "start one: swapd serve"
-    )
+    found = {check.name: check for check in examine(daemon.folder, 60)}
+    assert {check.status for check in found.values()} == {"ok"}
+    assert found["daemon"].found.endswith("serves host, 1 components")
+    assert found["sessions"].found == "1 sessions, 0 requests wait"
+    assert found["daemon budget"].found.startswith("16 MiB; host copies have 2 MiB, and ")
+    assert found["swap log"].found.startswith(f"{daemon.swap_log}, ")
+    assert examine(tmp_path, 60) == [
+        Check("daemon", "ok", "none runs there", "start one: swapd serve")
+    ]
+
+
+def warning(name: str, **changes: Any) -> Check:
+    """What doctor says of a daemon whose status has these `changes`."""
+    status = _reply(**{"version": __version__, "swap_log": "/dev/null", **changes})
+    (found,) = (check for check in of_status(status) if check.name == name)
+    assert found.status == "warn"
+    assert found.advice
+    return found
+
+
+def test_another_version_than_the_daemon_s_is_said() -> None:
+    found = warning("daemon", version="0.0.9")
+    assert found.found.startswith("swapd 0.0.9 serves host")
+    assert f"this is swapd {__version__}" in found.advice
+
+
+def test_a_budget_that_leaves_no_room_is_said() -> None:
+    found = warning("daemon budget", device="cuda:0", device_bytes=80 * GIB, device_free_bytes=1)
+    assert found.found == "40 GiB; 1 B of cuda:0 are free"
+    found = warning("daemon budget", budget_bytes=1 << 60, host_copy_bytes=0)
+    assert "lower --budget" in found.advice
+
+
+def test_what_could_not_be_pinned_is_said_with_the_settings() -> None:
+    note = "1 GiB of 2 GiB of host copies are pinned; the rest is copied through a buffer"
+    found = warning("daemon pinning", notes=(note,))
+    assert found.found == note
+    assert "--pin-limit" in found.advice
+    assert "LimitMEMLOCK" in found.advice
+
+
+def test_a_log_that_is_not_written_is_said(tmp_path: Path) -> None:
+    found = warning("swap log", swap_log=str(tmp_path / "none" / "log"))
+    assert found.found.endswith("No such file or directory")
+    assert "--swap-log" in found.advice
+
+
+def test_a_session_that_does_not_read_is_named() -> None:
+    sessions = (SessionStatus(3, "thinker", 0, 0, unread=True), SessionStatus(4, "talker", 0, 0))
+    found = warning("sessions", sessions=sessions)
+    assert found.found == "thinker (session 3): does not read its messages"
 
 
 def test_packages() -> None:

@@ -1,17 +1,21 @@
 """`swapd log`: the file, and the file as it grows, nothing missed and nothing doubled."""
 
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from swapd.cli import log as log_module
-from swapd.core import events
-from swapd.log.history import Line, read
-from swapd.log.records import Record, render
+from swapd.cli import following
+from swapd.cli.following import _show_fresh
+from swapd.core import Rules, events
+from swapd.log.between import between
+from swapd.log.history import Line
+from swapd.log.records import Record, Start, render
 
 from .conftest import Running, json_lines, on_terminal, serve, start, swapd
 
@@ -51,7 +55,7 @@ def test_on_a_terminal_the_swaps(folder: Path) -> None:
 
 def test_all_shows_hits_and_releases(folder: Path) -> None:
     text = swapd("log", "--text", "--all", "--file", _run(folder).swap_log).stdout
-    words = [line.split()[1] for line in text.splitlines()]
+    words = [line.split()[2] for line in text.splitlines()]
     assert words.count("hit") == 1
     assert words.count("release") >= 3  # the last can end with its session instead
 
@@ -158,25 +162,62 @@ def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
 
 
 class _Kept:
-    """A view that remembers."""
+    """A view that remembers: the number of a record, or of how many there is nothing."""
+
+    keeps_back = False
 
     def __init__(self) -> None:
-        self.seqs: list[int] = []
+        self.seqs: list[int | str] = []
 
-    def show(self, lines: list[Line], last: int | None = None) -> None:
-        self.seqs += [line.record.seq for line in lines]
+    def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
+        for _, record in lines:
+            self.seqs.append(f"missed {record.dropped}" if record.dropped else record.seq)
 
 
-def test_a_gap_in_the_stream_is_filled_from_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    records = [Record(seq, 0, 1.0, event=events.Tick(1.0)) for seq in range(1, 9)]
-    path.write_bytes(b"".join(render(record) + b"\n" for record in records))
-    lines = read(path)
+def _numbered(*seqs: int) -> list[Line]:
+    records = [Record(seq, 0, 1.0, event=events.Tick(1.0)) for seq in seqs]
+    return [Line(render(record), record) for record in records]
+
+
+def _written(path: Path, lines: Iterable[Line]) -> Path:
+    path.write_bytes(b"".join(line.raw + b"\n" for line in lines))
+    return path
+
+
+def test_gaps_in_the_stream_are_filled_from_the_file(tmp_path: Path) -> None:
+    lines = _numbered(*range(1, 13))
+    path = _written(tmp_path / "log", lines)
     view = _Kept()
-    assert log_module._show_fresh(view, lines[:3], 2, path) == 3  # type: ignore[arg-type]
-    assert log_module._show_fresh(view, lines[6:], 3, path) == 8  # type: ignore[arg-type]
-    assert log_module._show_fresh(view, [], 8, path) == 8  # type: ignore[arg-type]
-    assert view.seqs == [3, 4, 5, 6, 7, 8]
+    assert _show_fresh(view, lines[:3], 2, path) == 3
+    assert _show_fresh(view, [*lines[6:8], *lines[10:11]], 3, path) == 11
+    assert _show_fresh(view, [], 11, path) == 11
+    assert view.seqs == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_what_neither_the_stream_nor_the_file_has_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_LAG_S", 0.0)
+    lines = _numbered(*range(1, 13))
+    path = _written(tmp_path / "log", [*lines[:4], *lines[9:]])
+    said = Record(12, 0, 1.0, dropped=9)
+    view = _Kept()
+    assert _show_fresh(view, [Line(b"", said), lines[11]], 2, path) == 12
+    assert view.seqs == [3, 4, 10, 11, "missed 5", 12]
+
+
+@pytest.mark.parametrize("rotated", [0, 30, 100])
+def test_records_are_found_by_their_numbers_wherever_the_file_was_rotated(
+    tmp_path: Path, rotated: int
+) -> None:
+    before = _numbered(*range(1, 60))
+    start = Record(1, 0, 1.0, start=Start("9", "host", 1, 1, Rules()))
+    lines = [*before, Line(render(start), start), *_numbered(*range(2, 200))]
+    path = _written(tmp_path / "log", lines[len(before) + rotated :])
+    _written(tmp_path / "log.1", lines[: len(before) + rotated])
+    for after, first in ((0, 4), (1, 2), (20, 140), (99, 102), (190, 400)):
+        found = [line.record.seq for line in between(path, after, first)]
+        assert found == list(range(after + 1, min(first, 200)))
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
@@ -190,6 +231,30 @@ def test_no_daemon_is_one_clear_line(folder: Path, follow: tuple[str, ...]) -> N
 def test_no_daemon_but_a_log_says_how_to_read_it(folder: Path) -> None:
     swap_log = _run(folder).swap_log
     assert f"--file {swap_log}" in swapd("log", "-e", folder, status=1).stderr
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_daemon_without_named_folders_keeps_its_log_where_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    run, state = Path(tempfile.mkdtemp(prefix="sw-")), tmp_path / "state"
+    run.chmod(0o700)
+    if not writable:
+        state.write_text("no folder")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    process = start("serve", "--budget", "8MiB")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    folder = run / "swapd/host"
+    found = (state / "swapd/host" if writable else folder) / "swap-log.jsonl"
+    assert json_lines(swapd("log", "-e", folder).stdout)[0]["type"] == "start"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert found.exists()
+    assert ("the swap log lies in" in err) is not writable
+    assert f"--file {found}" in swapd("log", "-e", folder, status=1).stderr
+    shutil.rmtree(run)
 
 
 def test_no_such_file(folder: Path) -> None:

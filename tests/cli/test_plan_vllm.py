@@ -2,12 +2,16 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from swapd.cli.plan_vllm import report_of
+from swapd.plan import deploy
+from swapd.plan.advise import DoesNotFit
 from tests.plan import omni
 from tests.plan.test_sizes import save
 
@@ -52,7 +56,7 @@ def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_by_turns(
 ) -> None:
     report = plan(qwen3, model, *CARD)
     (gpu,) = report["gpus"]
-    assert report["serve"] == ["swapd serve --device cuda:0 --budget 68672MiB"]
+    assert report["serve"] == ["swapd serve --device cuda:0 --budget 68672MiB --chunk 64MiB"]
     assert [s["takes_turns"] for s in gpu["shares"]] == [True, True, True]
     shares = {s["name"]: s for s in gpu["shares"]}
     for name, before in ROOM_BEFORE.items():
@@ -83,6 +87,52 @@ def test_a_round_by_layers_moves_at_most_what_does_not_fit_twice(qwen3: Path, mo
     assert gpu["whole_s"] == pytest.approx(gpu["moved_whole_bytes"] / 25e9)
 
 
+def test_chunks_are_counted_with_and_said_to_the_daemon(qwen3: Path, model: Path) -> None:
+    by_64, by_256 = (plan(qwen3, model, *CARD, "--chunk", f"{n}MiB") for n in (64, 256))
+    for report, chunk in (by_64, 64 * MIB), (by_256, 256 * MIB):
+        (gpu,) = report["gpus"]
+        assert report["chunk_bytes"] == gpu["chunk_bytes"] == chunk
+        assert report["serve"][0].endswith(f" --chunk {chunk // MIB}MiB")
+        assert not gpu["budget_bytes"] % chunk
+        needed = sum(s["weights_bytes"] + s["cache_bytes"] for s in gpu["shares"])
+        # of each stage a part that comes in is whole: as many layers as have 16 chunks
+        parts = 2 * (16 * chunk + 1246241280)
+        assert gpu["moved_bytes"] <= 2 * (needed - gpu["budget_bytes"]) + parts
+        shares = {s["name"]: s for s in gpu["shares"]}
+        for name, before in ROOM_BEFORE.items():
+            share = shares[name]
+            assert not share["cache_bytes"] % chunk
+            assert share["cache_tokens"] >= share["max_model_len"] == 65536
+            assert share["cache_bytes"] + share["room_bytes"] >= 2 * before
+    moved = by_64["gpus"][0]["moved_bytes"], by_256["gpus"][0]["moved_bytes"]
+    assert moved[0] < moved[1], "what leaves is a part, of as many chunks"
+
+
+def test_under_strict_isolation_the_chunks_are_those_of_the_shorter_round(
+    qwen3: Path, model: Path
+) -> None:
+    strict = plan(qwen3, model, *CARD, "--isolation", "strict")
+    assert strict["serve"][0].endswith(" --chunk 64MiB --isolation strict")
+    assert strict["chunk_from"].startswith("in chunks of 256 MiB a round would move 15.88 GiB")
+    assert strict["gpus"] == plan(qwen3, model, *CARD)["gpus"]
+    fast = (*CARD[:2], "--bandwidth", "900GB/s", "--isolation", "strict")
+    strict = plan(qwen3, model, *fast)
+    assert strict["serve"][0].endswith(" --chunk 256MiB --isolation strict")
+    assert strict["chunk_from"].startswith("a round takes ")
+    assert "multiple of 2 MiB" in refused(qwen3, model, *CARD, "--chunk", "3000000")
+
+
+def test_where_large_chunks_do_not_fit_small_ones_are_taken(qwen3: Path, model: Path) -> None:
+    """Each of the thinker's parts takes whole ones."""
+    of = deploy.read(qwen3)
+    planned = partial(report_of, of, [str(model)], device_memory="79.5GiB", bandwidth="25GB/s")
+    for report in planned(isolation="strict"), planned(chunk="auto"):
+        assert report.chunk_from == "in chunks of 256 MiB it would not fit"
+        assert " --chunk 64MiB" in report.serve[0]
+    with pytest.raises(DoesNotFit, match="must fit there at once"):
+        planned(chunk="256MiB")
+
+
 def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path, model: Path) -> None:
     shown = " ".join(swapd("plan", "--vllm", qwen3, model, *CARD).stdout.split())
     assert "GPU 0: 80 GiB - 2 GiB CUDA contexts of 4 processes - 4 GiB CUDA graphs of" in shown
@@ -92,7 +142,7 @@ def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path, model:
     assert "thinker, talker, code2wav take turns: 65.68 GiB of weights" in shown
     assert "moves 14.72 GiB and waits 632 ms for it; if stages left as wholes, 65.68 GiB" in shown
     assert "host memory for copies of weights and KV caches: 80.36 GiB" in shown
-    assert "swapd serve --device cuda:0 --budget 68672MiB" in shown
+    assert "swapd serve --device cuda:0 --budget 68672MiB --chunk 64MiB" in shown
     assert "max_model_len: 65536" in shown
 
 
@@ -151,7 +201,7 @@ def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: P
     made.write_text(swapd("plan", "--vllm", qwen3, model, *CARD, "--overlay").stdout)
     own = yaml.safe_load(made.read_text())
     assert own["base_config"] == str((tmp_path / "qwen3_omni_moe.yaml").resolve())
-    assert own["async_chunk"] is False
+    assert own["async_chunk"] is True, "as in the file that it is based on"
     assert [s["gpu_memory_utilization"] for s in own["stages"]] == [0.02, 0.016, 0.025]
     caches = [s.get("kv_cache_memory_bytes") for s in own["stages"]]
     assert caches == [107 * 64 * MIB, 8 * GIB, None]
@@ -175,13 +225,21 @@ def test_a_cache_of_another_size_in_the_file_is_said_and_can_be_kept(
     assert gpu["shares"][1]["cache_bytes"] == 4 * GIB
 
 
-def test_async_chunk_is_advised_against_where_stages_take_turns(qwen3: Path, model: Path) -> None:
-    qwen3.write_text(qwen3.read_text().replace("async_chunk: false", "async_chunk: true"))
+def test_stages_that_stream_go_on_to_and_are_told_which_change_places(
+    qwen3: Path, model: Path
+) -> None:
     report = plan(qwen3, model, *CARD)
-    assert any("async_chunk: true has the stages work" in n for n in report["notes"])
+    (note,) = [n for n in report["notes"] if n.startswith("async_chunk: true has the stages work")]
+    assert "thinker, talker, code2wav change places" in note
+    assert yaml.safe_load(report["overlay"])["async_chunk"] is True
+    less = plan(qwen3, model, *CARD, "--room", "thinker=7.8GiB")
+    (note,) = [n for n in less["notes"] if n.startswith("async_chunk: true has the stages work")]
+    assert "thinker, talker change places" in note
+    assert "and code2wav fits beside them and stays" in note
+    qwen3.write_text(f"async_chunk: false\n{qwen3.read_text()}")
+    report = plan(qwen3, model, *CARD)
     assert yaml.safe_load(report["overlay"])["async_chunk"] is False
-    roomy = plan(qwen3, model, "--device-memory", "141GiB")
-    assert yaml.safe_load(roomy["overlay"])["async_chunk"] is True
+    assert not any("async_chunk" in n for n in report["notes"])
 
 
 def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path) -> None:
@@ -236,8 +294,8 @@ def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"async_chunk": False, "stages": [a, b]}))
     report = plan(path, "0=20GiB", "1=8GiB", "--device-memory", "40GiB")
     assert report["serve"] == [
-        "swapd serve --device cuda:0 --budget 15936MiB",
-        "swapd serve --device cuda:1 --budget 29120MiB",
+        "swapd serve --device cuda:0 --budget 15936MiB --chunk 64MiB",
+        "swapd serve --device cuda:1 --budget 29120MiB --chunk 64MiB",
     ]
     # one value for the stage, on both
     caches = [

@@ -1,5 +1,6 @@
 """What one record of the swap log says to people."""
 
+import time
 from typing import Any, get_args
 
 import msgspec
@@ -53,10 +54,12 @@ def _record(item: AnyEvent | AnyAction, *, seq: int = 9, cause: int = 1, at: flo
     return Record(seq, cause, time, action=item)
 
 
-def _text(item: AnyEvent | AnyAction, seen: Seen, **where: Any) -> str | None:
+def _text(
+    item: AnyEvent | AnyAction, seen: Seen, *, everything: bool = False, **where: Any
+) -> str | None:
     """The line without its time."""
-    shown = line(_record(item, **where), seen)
-    return None if shown is None else " ".join(shown.plain[14:].split())
+    shown = line(_record(item, **where), seen, everything=everything)
+    return None if shown is None else " ".join(shown.plain.split()[2:])
 
 
 def test_a_copy_is_one_line_with_duration_and_rate(seen: Seen) -> None:
@@ -206,6 +209,14 @@ def test_waiting_and_refusal_say_who_and_why(seen: Seen) -> None:
     )
 
 
+def test_what_was_only_tried_is_skipped_and_no_refusal(seen: Seen) -> None:
+    tried = actions.Refuse(2, 5, "timeout", "not granted", tried=True)
+    assert _text(tried, seen) is None
+    assert _text(tried, seen, everything=True) == (
+        "skipped talker talker-worker (session 2), timeout: not granted"
+    )
+
+
 def test_a_lease_that_a_failed_load_broke_says_whose_and_why(seen: Seen) -> None:
     assert _text(actions.Broken(2, "talker", 3, "no bus"), seen) == (
         "broken talker talker-worker (session 2) holds it no longer: no bus"
@@ -257,17 +268,29 @@ def test_sessions_of_the_command_line_are_left_out(seen: Seen) -> None:
     assert line(_record(events.SessionGone(0.0, 4)), seen) is None
 
 
-def test_the_start_has_the_date_and_the_device(seen: Seen) -> None:
+def test_the_start_says_the_device(seen: Seen) -> None:
     start = Start("9.9", "host", 20, 2 * MIB, Rules())
     shown = line(Record(1, 0, NOON, start=start), seen)
     assert shown is not None
-    assert "swapd 9.9 on host: 20 chunks of 2 MiB, 2023-11-1" in shown.plain
+    assert "swapd 9.9 on host: 20 chunks of 2 MiB" in shown.plain
+
+
+def test_every_line_has_its_date_and_zone(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        shown = line(_record(events.Stopping(0.0)), seen)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert shown is not None
+    assert shown.plain.split()[:2] == ["2023-11-15", "03:43:20.250+05:30"]
 
 
 def test_missing_records_are_counted(seen: Seen) -> None:
     shown = line(Record(7, 0, NOON, dropped=12), seen)
     assert shown is not None
-    assert "12 records: the disk was full" in shown.plain
+    assert "12 records: the disk was full, or" in shown.plain
 
 
 def test_columns_line_up(seen: Seen) -> None:
@@ -336,3 +359,10 @@ def assert_has_words(record: Record, seen: Seen) -> None:
     shown = line(record, seen, everything=True)
     assert shown is not None
     assert shown.plain.isprintable()
+
+
+def test_pinning_says_how_far_it_is_and_why_no_further(seen: Seen) -> None:
+    pinned = events.HostCopiesPinned(1.0, 80 << 30, 120 << 30, 20.0)
+    assert _text(pinned, seen) == "pinned host copies 80 GiB of 120 GiB, after 20 s"
+    refused = msgspec.structs.replace(pinned, refused="the limit of 80 GiB is reached")
+    assert str(_text(refused, seen)).endswith("; the rest is not: the limit of 80 GiB is reached")

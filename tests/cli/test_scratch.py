@@ -25,7 +25,7 @@ def _evict(daemon: Running, size_mib: int) -> None:
 def _said(daemon: Running, name: str) -> list[str]:
     """The readable log of a component, without the times."""
     lines = swapd("log", "--text", "--file", daemon.swap_log).stdout.splitlines()
-    return [" ".join(line.split()[1:]) for line in lines if f" {name} " in line]
+    return [" ".join(line.split()[2:]) for line in lines if f" {name} " in line]
 
 
 def test_status_says_scratch(daemon: Running) -> None:

@@ -1,6 +1,7 @@
 """`swapd status` shows what is, in words and as JSON."""
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,38 @@ def test_a_leased_component_names_its_holders() -> None:
     assert "in use" in line
 
 
-def test_on_a_narrow_terminal_leases_are_counted() -> None:
-    c = _component("dit", state="leased", policy="sequential", leases=2, holders=("a", "b"))
+def _narrow(reply: StatusReply) -> str:
+    """What 80 columns show, the cells of the table that were folded in one again."""
     out = StringIO()
-    Console(file=out, width=80).print(page(_reply(components=(c,)), wide=False))
-    words = _line(out.getvalue(), "dit").split()
-    assert words[:8] == ["dit", "20", "GiB", "leased", "sequential", "2", "in", "use"]
+    Console(file=out, width=80).print(page(reply, wide=False))
+    lines = out.getvalue().splitlines()
+    heading = next(line for line in lines if line.startswith("component"))
+    lefts = (m.start() for m in re.finditer(r"(?<= )(?:state|policy|leases|last)", heading))
+    starts = [0, len("the_text_encoder"), *lefts]
+    rows = lines[lines.index(heading) + 1 : lines.index("", lines.index(heading))]
+    starts[-1] -= 1  # its cells end where it does, and are longer
+    ends = [*starts[1:], 80]
+    cells = (" ".join(r[a:b].strip() for r in rows) for a, b in zip(starts, ends, strict=True))
+    return "\n".join(" ".join(cell.split()) for cell in cells)
+
+
+def test_eighty_columns_show_policy_holders_and_last_use() -> None:
+    holders = ("vllm-omni:12345 (session 1)", "b (session 2)")
+    c = _component(
+        "thinker", state="writing back", policy="alternating", group="lm", leases=2, holders=holders
+    )
+    other = _component("vae", policy="permanent", mutable=True, idle_s=3.1, loads=700)
+    shown = _narrow(_reply(components=(c, other)))
+    assert "writing back" in shown
+    assert "alternating in lm permanent, mutable" in shown
+    assert "2: vllm-omni:12345 (session 1), b (session 2)" in shown
+    assert "in use 3.1 s ago" in shown
+
+
+def test_eighty_columns_cut_no_name() -> None:
+    name = "the_text_encoder_of_the_second_pipeline"
+    shown = _narrow(_reply(components=(_component(name),)))
+    assert name in shown.replace(" ", "").replace("\n", "")
 
 
 def test_last_use_swaps_hits_and_swap_in_time() -> None:

@@ -1,0 +1,159 @@
+"""Parts of one component that come in, and leave, one after the other: a line for all of them.
+
+A component that is streamed brings its blocks in pass by pass, one that leaves by layers gives up
+many of them for one request. Pure: records in, lines out. `render.py` words what stands alone.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.text import Text
+
+from swapd.cli.render import GOOD, MOVE, Said, in_columns, line, why_evicted
+from swapd.core import actions, events
+from swapd.log.history import Seen
+from swapd.log.records import Record
+from swapd.shared.text import plain
+from swapd.shared.units import rate, seconds, size
+
+
+class _Moved(NamedTuple):
+    """A part that came in, was written back or began to leave. `took`: seconds of its copy.
+
+    `at`: when that was over. `passed`: it left by itself, when the pass had gone on to the next.
+    """
+
+    verb: str
+    name: str
+    nbytes: int
+    at: float
+    took: float = 0.0
+    why: str = ""
+    passed: bool = False
+
+
+class _Run:
+    """What parts of one component did, with nothing else said of it in between."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self._moved: list[_Moved] = []
+        #: The line of each alone, while it is the only one.
+        self._alone: list[Text] = []
+
+    def goes_on_with(self, moved: _Moved) -> bool:
+        """Whether this belongs to the same pass: a part that comes in again begins the next."""
+        came = {one.name for one in self._moved if one.verb == "in"}
+        return moved.verb != "in" or moved.name not in came
+
+    @property
+    def is_stream(self) -> bool:
+        """Its parts leave by themselves: it goes on, whatever others do meanwhile."""
+        return any(one.passed for one in self._moved)
+
+    def add(self, moved: _Moved, alone: Text) -> None:
+        self._moved.append(moved)
+        self._alone.append(alone)
+
+    def lines(self, seen: Seen) -> Iterator[Text]:
+        if len(self._moved) <= _FEW:
+            yield from self._alone
+        elif self.is_stream:
+            yield self._streamed(seen)
+        else:
+            for verb, why in dict.fromkeys((one.verb, one.why) for one in self._moved):
+                yield self._together(verb, why, seen)
+
+    def _streamed(self, seen: Seen) -> Text:
+        came = [one for one in self._moved if one.verb == "in"]
+        left = sum(one.verb == "evict" for one in self._moved)
+        detail = f"{_amount(came)}  {_speed(came)}  {len(came)} blocks in, {left} out"
+        return in_columns(
+            self._moved[-1].at, Said("stream", plain(self.family), detail, GOOD), seen
+        )
+
+    def _together(self, verb: str, why: str, seen: Seen) -> Text:
+        ours = [one for one in self._moved if (one.verb, one.why) == (verb, why)]
+        detail = f"{_amount(ours)}  "
+        if verb != "evict":
+            detail += f"{_speed(ours)}  "
+        detail += f"in {len(ours)} parts" + (f", {why}" if why else "")
+        style = GOOD if verb == "in" else MOVE
+        return in_columns(ours[-1].at, Said(verb, plain(self.family), detail, style), seen)
+
+
+#: So many are told one by one.
+_FEW = 2
+
+
+class Folding:
+    """Lines of records, with runs of parts folded. Follow it in order, and `flush` at the end."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether something is kept back."""
+        return bool(self._runs)
+
+    def lines(self, record: Record, seen: Seen) -> Iterator[Text]:
+        """What can be said now. `seen` holds the records before it."""
+        shown = line(record, seen)
+        left = record.action
+        if shown is None or (isinstance(left, actions.Evicted) and left.name in seen.part_of):
+            return
+        moved = _moved(record, seen)
+        family = seen.part_of.get(moved.name) if moved else None
+        if moved is None or family is None:
+            yield from self._end(record, seen)
+            yield shown
+            return
+        run = self._runs.get(family)
+        if run is not None and not run.goes_on_with(moved):
+            yield from self._runs.pop(family).lines(seen)
+            run = None
+        if run is None:
+            run = self._runs[family] = _Run(family)
+        run.add(moved, shown)
+
+    def flush(self, seen: Seen) -> Iterator[Text]:
+        """Say what was kept back."""
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            yield from run.lines(seen)
+
+    def _end(self, record: Record, seen: Seen) -> Iterator[Text]:
+        """Something else is said: runs that led to it come first."""
+        about = {seen.part_of.get(name, name) for name in seen.about(record)}
+        for family in [f for f, run in self._runs.items() if f in about or not run.is_stream]:
+            yield from self._runs.pop(family).lines(seen)
+
+
+def _moved(record: Record, seen: Seen) -> _Moved | None:
+    """What a record says of a part that moves; None if it says something else."""
+    match record.event or record.action:
+        case events.CopiedIn() | events.CopiedOut() as e if e.generation in seen.copies:
+            order, began = seen.copies[e.generation]
+            if not isinstance(order, actions.CopyIn | actions.CopyOut) or order.only is not None:
+                return None
+            verb, why = ("in", "") if isinstance(e, events.CopiedIn) else ("out", "written back")
+            return _Moved(verb, order.name, order.nbytes, record.time, record.time - began, why)
+        case actions.Evict() as a if a.name not in seen.scratch:
+            nbytes = seen.sizes.get(a.name, 0)
+            why = why_evicted(a, seen)
+            passed = a.reason == "sequential"
+            return _Moved("evict", a.name, nbytes, record.time, why=why, passed=passed)
+        case _:
+            return None
+
+
+def _amount(moved: list[_Moved]) -> str:
+    return f"{size(sum(one.nbytes for one in moved)):>9}"
+
+
+def _speed(copied: list[_Moved]) -> str:
+    """How long they took from the first copy's beginning to the last one's end."""
+    took = copied[-1].at - (copied[0].at - copied[0].took)
+    speed = rate(sum(one.nbytes for one in copied) / took) if took > 0 else ""
+    return f"{seconds(took):>7}  {speed:>9}"

@@ -1,0 +1,233 @@
+"""The live view in a terminal: draws the lines of `screen`, and does what keys ask for.
+
+Thin: what is shown is decided in `screen`, what is known in `watch`.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from swapd.cli.component_log import story
+from swapd.cli.live import screen
+from swapd.cli.live.feed import Feed
+from swapd.log.history import last_run, read
+from swapd.log.records import OtherSchema
+from swapd.shared.text import plain, reason
+from swapd_client import Client
+from swapd_client.errors import SwapdError
+
+#: Drawn at most so often; and what takes long to draw is drawn that much more seldom.
+DRAW_S = 0.1
+_IDLE_SHARE = 4
+#: Times grow older though nothing happens.
+_AGES_S = 1.0
+#: Of a story the last lines are shown.
+_STORY_MAX = 1000
+
+
+class Live(Widget):
+    """All lines of the view."""
+
+    DEFAULT_CSS = "Live { width: 100%; height: 1fr; }"
+
+    def __init__(self, resized: Callable[[], None]) -> None:
+        super().__init__()
+        self.shown = Text()
+        self._resized = resized
+
+    def render(self) -> Text:
+        return self.shown
+
+    def on_resize(self) -> None:
+        self._resized()
+
+
+class Page(ModalScreen[None]):
+    """Lines to read, until a key says that it was enough."""
+
+    DEFAULT_CSS = "Page { background: $background; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,l,enter,question_mark", "dismiss", "Back")
+    ]
+
+    def __init__(self, text: Text) -> None:
+        super().__init__()
+        self.text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(self.text, markup=False)
+
+
+class Top(App[None]):
+    """`feed` is started, and closed, by the caller."""
+
+    CSS = """
+    Input { dock: bottom; display: none; height: 1; border: none; }
+    Input.asked { display: block; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "quit", "Quit"),
+        Binding("s", "sort", "Sort"),
+        Binding("p", "pin", "Pin"),
+        Binding("u", "unpin", "Unpin"),
+        Binding("e", "evict", "Evict"),
+        Binding("l,enter", "story", "Story"),
+        Binding("slash", "filter", "Filter"),
+        Binding("escape", "unfilter", "Show all"),
+        Binding("question_mark", "help", "Help"),
+        Binding("up,k", "move(-1)", "Up"),
+        Binding("down,j", "move(1)", "Down"),
+        Binding("pageup", "move(-10)", "Page up"),
+        Binding("pagedown", "move(10)", "Page down"),
+        Binding("home", "move(-1000000)", "First"),
+        Binding("end", "move(1000000)", "Last"),
+    ]
+
+    def __init__(self, feed: Feed, timeout: float) -> None:
+        super().__init__()
+        self.feed = feed
+        self.choice = screen.Choice()
+        self._timeout = timeout
+        self._live = Live(self.draw)
+        self._filter = Input(placeholder="only names with", compact=True)
+        self._filter.can_focus = False  # until it is asked for: keys are commands
+        self._drawn_version = -1
+        self._drawn_at = self._draw_from = 0.0
+
+    def compose(self) -> ComposeResult:
+        yield self._live
+        yield self._filter
+
+    def on_mount(self) -> None:
+        self.set_interval(DRAW_S, self._draw_if_due)
+        self.draw()
+
+    # --- drawing -------------------------------------------------------------------------
+
+    def _draw_if_due(self) -> None:
+        now = time.monotonic()
+        fresh = self.feed.version != self._drawn_version or now - self._drawn_at >= _AGES_S
+        if fresh and now >= self._draw_from:
+            self.draw()
+
+    def draw(self) -> None:
+        """Show what is known now."""
+        began = time.monotonic()
+        width, height = self._live.size
+        with self.feed.lock:
+            self._drawn_version = self.feed.version
+            amiss, now = plain(self.feed.amiss), self.feed.now
+            lines = screen.lines(self.feed.watch, self.choice, width, height, now, amiss)
+        self._live.shown = Text("\n", no_wrap=True, overflow="crop").join(lines)
+        self._live.refresh()
+        self._drawn_at = time.monotonic()
+        self._draw_from = self._drawn_at + _IDLE_SHARE * (self._drawn_at - began)
+
+    # --- choosing ------------------------------------------------------------------------
+
+    def action_sort(self) -> None:
+        self.choice.sort_next()
+        self.draw()
+
+    def action_move(self, by: int) -> None:
+        with self.feed.lock:
+            every = list(screen.all_rows(self.feed.watch, self.feed.now))
+        self.choice.move(screen.listed(every, self.choice), by)
+        self.draw()
+
+    def action_filter(self) -> None:
+        self._filter.can_focus = True
+        self._filter.add_class("asked")
+        self._filter.value = self.choice.only
+        self._filter.focus()
+
+    def action_unfilter(self) -> None:
+        self.choice.only = ""
+        self._close_filter()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._filter.has_class("asked"):
+            self.choice.only = event.value
+            self.draw()
+
+    def on_input_submitted(self, _event: Input.Submitted) -> None:
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self._filter.remove_class("asked")
+        self._filter.can_focus = False
+        self.set_focus(None)
+        self.draw()
+
+    def action_help(self) -> None:
+        self.push_screen(Page(Text(screen.HELP)))
+
+    # --- asking the daemon ---------------------------------------------------------------
+
+    def action_pin(self) -> None:
+        def pin(client: Client, name: str) -> None:
+            client.pin(name, timeout=self._timeout)
+            client.prefetch(name)
+
+        self._ask("is pinned: it stays", pin)
+
+    def action_unpin(self) -> None:
+        self._ask("may be evicted", lambda client, name: client.unpin(name, timeout=self._timeout))
+
+    def action_evict(self) -> None:
+        self._ask("leaves", lambda client, name: client.evict(name, timeout=self._timeout))
+
+    def _ask(self, said: str, ask: Callable[[Client, str], None]) -> None:
+        if self.choice.selected:
+            self._ask_in_thread(self.choice.selected, said, ask)
+
+    @work(thread=True)
+    def _ask_in_thread(self, name: str, said: str, ask: Callable[[Client, str], None]) -> None:
+        client = self.feed.client
+        if client is None:
+            self._tell("no daemon is there to be asked", error=True)
+            return
+        try:
+            ask(client, name)
+        except SwapdError as exc:
+            self._tell(plain(str(exc)), error=True)
+        else:
+            self._tell(f"{plain(name)} {said}")
+
+    def _tell(self, text: str, *, error: bool = False) -> None:
+        severity = "error" if error else "information"
+        self.call_from_thread(self.notify, text, severity=severity, markup=False)
+
+    def action_story(self) -> None:
+        status = self.feed.watch.status
+        if self.choice.selected and status is not None:
+            self._story_in_thread(self.choice.selected, Path(status.swap_log))
+
+    @work(thread=True, exclusive=True)
+    def _story_in_thread(self, name: str, log: Path) -> None:
+        try:
+            lines = story(last_run(read(log)), name)
+        except (OSError, OtherSchema) as exc:
+            self._tell(reason(exc), error=True)
+            return
+        if not lines:
+            self._tell(f"the swap log does not speak of {plain(name)}", error=True)
+            return
+        left_out = len(lines) - _STORY_MAX
+        if left_out > 0:
+            lines = [lines[0], Text(f"... {left_out} lines before", "dim"), *lines[-_STORY_MAX:]]
+        text = Text("\n").join(lines)
+        self.call_from_thread(self.push_screen, Page(text))

@@ -1,0 +1,239 @@
+"""The daemon's page (`swapd serve --http`): its address, its token, and its process.
+
+Lives here: what the daemon's process does for it. That is to listen, so that an address that cannot
+be had is said at the start; and to keep the process (`swapd.web`) that answers, with a thread.
+"""
+
+import errno
+import importlib.util
+import ipaddress
+import logging
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.shared import limits
+from swapd.shared.config import Config, ConfigError, http_token_from_environment
+from swapd.shared.extras import EXTRA_OF, needed
+
+log = logging.getLogger("swapd.page")
+
+#: What cannot be guessed has that many characters. More than `TOKEN_MAX` nobody types.
+TOKEN_MIN = 16
+TOKEN_MAX = 1024
+BACKLOG = 128
+#: How long the address of a daemon that has just ended may still be taken.
+TAKEN_S = 2.0
+#: How long the process may take to end.
+CLOSE_S = 3.0
+#: One that ends is started again, soon at first, and later and later if it ends at once each time.
+AGAIN_S = 1.0
+AGAIN_MAX_S = 60.0
+
+#: It finds what this process has found, however that was started.
+_PROGRAM = """\
+import json, sys
+settings = sys.stdin.buffer.readline()
+sys.path[:] = json.loads(settings)["path"]
+from swapd.web.serving import main
+main(settings)
+"""
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What its process is told, by standard input: nobody else can read that."""
+
+    folder: str
+    fd: int
+    loopback: bool
+    token: str
+    path: list[str]
+
+
+class Page:
+    """Listens from the start; answers from `start` to `close`."""
+
+    def __init__(self, address: Address, token: str) -> None:
+        """Raises: ConfigError if the address cannot be had."""
+        self._token = token
+        self._socket = _listening(address)
+        self.address = address._replace(port=self._socket.getsockname()[1])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._keep, name="swapd-page", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}/"
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None before the first."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self, folder: Path) -> None:
+        """Have it answered, by a client of the daemon that serves `folder`. Does not block.
+
+        Raises: LimitError."""
+        paths = [str(Path(entry).absolute()) for entry in sys.path]
+        told = Told(str(folder), self._socket.fileno(), self.address.loopback, self._token, paths)
+        self._settings = msgspec.json.encode(told) + b"\n"
+        limits.start(self._thread)
+
+    def close(self) -> None:
+        """End it. Blocks: CLOSE_S at most."""
+        with self._lock:
+            self._closing.set()
+            process = self._process
+        self._socket.close()
+        if process is not None:
+            _end(process)
+
+    def _keep(self) -> None:
+        """Start it, wait for its end, start it again."""
+        wait_s = AGAIN_S
+        while True:
+            began = time.monotonic()
+            try:
+                process = self._begin()
+            except OSError as exc:
+                why = str(exc.strerror)
+            else:
+                if process is None:
+                    return
+                why = f"it ended with {process.wait()}"
+            if time.monotonic() - began > AGAIN_MAX_S:
+                wait_s = AGAIN_S
+            if self._closing.wait(0):
+                return
+            log.warning("the page's process: %s; started again in %g s", why, wait_s)
+            if self._closing.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, AGAIN_MAX_S)
+
+    def _begin(self) -> "subprocess.Popen[bytes] | None":
+        """Its process; None if it is to end. Raises: OSError."""
+        with self._lock:
+            if self._closing.is_set():
+                return None
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(self._socket.fileno(),),
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        process.stdin.write(self._settings)
+        process.stdin.flush()
+        return process
+
+
+def open_page(config: Config) -> Page | None:
+    """Listen where the settings say; None if they say nowhere.
+
+    Raises: ConfigError; MissingExtra."""
+    if config.http is None:
+        return None
+    address = parse_address(config.http)
+    token = _token(config)
+    if not token and not address.loopback:
+        raise ConfigError(
+            f"--http: {address} can be reached from other machines, so a token is needed: set "
+            "--http-token-file or $SWAPD_HTTP_TOKEN, or serve it at 127.0.0.1"
+        )
+    with needed("swapd serve --http"):
+        for module in (name for name, extra in EXTRA_OF.items() if extra == "web"):
+            if importlib.util.find_spec(module) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    return Page(address, token)
+
+
+def parse_address(text: str) -> Address:
+    """Raises: ConfigError."""
+    match = re.fullmatch(r"(?:\[(?P<six>[^]]+)\]|(?P<four>[^:]*)):(?P<port>[0-9]{1,5})", text)
+    if match is not None and int(match["port"]) < 1 << 16:
+        host = match["six"] or match["four"]
+        try:
+            return Address(
+                host if host == "localhost" else str(ipaddress.ip_address(host)), int(match["port"])
+            )
+        except ValueError:
+            pass
+    raise ConfigError(
+        f"--http: {text!r} is no address; write an IP address and a port, as in 127.0.0.1:9470"
+    )
+
+
+def _token(config: Config) -> str:
+    """ "" if there is none. Raises: ConfigError."""
+    if config.http_token_file is not None:
+        where = f"--http-token-file: {config.http_token_file}"
+        try:
+            with Path(config.http_token_file).open("rb") as file:
+                token = file.read(TOKEN_MAX + 2).decode("ascii", "strict").strip()
+        except OSError as exc:
+            raise ConfigError(f"{where}: {exc.strerror}") from exc
+        except UnicodeDecodeError as exc:
+            raise ConfigError(f"{where}: a token is of ASCII characters") from exc
+    else:
+        where, token = "$SWAPD_HTTP_TOKEN", http_token_from_environment() or ""
+        if not token:
+            return ""
+    if not TOKEN_MIN <= len(token) <= TOKEN_MAX or not re.fullmatch(r"[!-~]+", token):
+        raise ConfigError(
+            f"{where}: a token has {TOKEN_MIN} to {TOKEN_MAX} ASCII characters and no space; make "
+            "one: openssl rand -hex 24"
+        )
+    return token
+
+
+def _listening(address: Address) -> socket.socket:
+    """Raises: ConfigError."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    host = "127.0.0.1" if address.host == "localhost" else address.host
+    listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    give_up = time.monotonic() + TAKEN_S
+    while True:
+        try:
+            listening.bind((host, address.port))
+            listening.listen(BACKLOG)
+            return listening
+        except OSError as exc:
+            if time.monotonic() < give_up and exc.errno == errno.EADDRINUSE:
+                time.sleep(0.05)
+                continue
+            listening.close()
+            raise ConfigError(f"--http: {address}: {exc.strerror}; choose another") from exc
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()  # it ends when that does
+    try:
+        process.wait(CLOSE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

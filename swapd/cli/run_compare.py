@@ -1,0 +1,325 @@
+"""`swapd run --compare`: a command in two ways, one after the other, and the table of both."""
+
+import os
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swapd.cli.common import console, errors, say_error
+from swapd.cli.run_plan import planned, printed
+from swapd.cli.run_told import outcome_of
+from swapd.run import compared, kept, measured, ready
+from swapd.run.child import CannotRun
+from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option
+from swapd.run.compared import Comparison, Round, Side
+from swapd.run.daemons import endpoint_of, joinable, serving
+from swapd.run.kept import CannotKeep, Kept
+from swapd.run.measured import Ran, Until
+from swapd.run.plans import RunPlan
+from swapd.run.sampling import Sampler
+from swapd.run.settings import Settings, names_of, with_settings
+from swapd.shared import config
+from swapd.shared.config import ENDPOINT_VARIABLE, ConfigError
+from swapd.shared.text import plain
+from swapd.shared.units import parse_span
+from swapd.spawn import SpawnError
+from swapd_client.errors import SwapdError
+
+FILE = "compare.json"
+_OURS = "swapd_client."
+_MIB = 1 << 20
+
+
+class Asked(NamedTuple):
+    """The options of a comparison, as they are given."""
+
+    against: Sequence[str] = ()
+    rounds: int = 1
+    until: str | None = None
+    span: str | None = None
+    ready: str | None = None
+
+
+def compare(
+    command: Command, folder: Path, settings: Settings, asked: Asked, *, dry_run: bool
+) -> int:
+    """Run it in both ways, print and keep the table; the exit status.
+
+    That is the status of the first command that failed. Raises: ConfigError, PlanError, SwapdError
+    before anything is run.
+    """
+    folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+    until = _until(command, asked)
+    sides = _sides(settings, asked.against)
+    plans = [_planned(command, folder / f"side{n}", side) for n, side in enumerate(sides, 1)]
+    if dry_run:
+        for side, plan in zip(sides, plans, strict=True):
+            console.print(plain(f"# {side.name}"), style="dim", soft_wrap=True)
+            printed(plan)
+        return 0
+    _check_free(until)
+    for plan in plans:
+        for wanted in plan.daemons:
+            if there := joinable(wanted._replace(budget=0)):
+                raise SwapdError(
+                    f"a swapd serves {wanted.device} at {there}, and would be measured too: end it "
+                    f"first, with `swapd stop --endpoint {there}`"
+                )
+        for path, text in plan.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    devices = [wanted.device for wanted in plans[1].daemons]
+    rounds, interrupted = _all_rounds(sides, plans, until, asked.rounds, devices, folder)
+    found = Comparison(
+        compared.VERSION,
+        command.words,
+        (_with(sides[0], rounds[0]), _with(sides[1], rounds[1])),
+    )
+    if any(rounds):
+        console.print(table(found))
+        _keep(folder, found)
+    if interrupted is not None:
+        return interrupted
+    _keep_settings(command, found, plans)
+    return found.status
+
+
+# --- what is compared --------------------------------------------------------------------
+
+
+def _until(command: Command, asked: Asked) -> Until:
+    if asked.until is not None and asked.span is not None:
+        raise ConfigError("--until COMMAND and --for SECONDS: say one of them")
+    try:
+        span_s = None if asked.span is None else parse_span(asked.span)
+    except ValueError as exc:
+        raise ConfigError(f"--for: {exc}") from exc
+    load = _words(asked.until)
+    found = ready.parsed(asked.ready) if asked.ready else ready.ready_of(command)
+    until = Until(load, span_s, found)
+    if command.kind != "other" and not until:
+        raise ConfigError(
+            "a server does not end by itself: say --until COMMAND, which uses it and whose end "
+            "ends it, or --for SECONDS"
+        )
+    if load and found is None:
+        raise ConfigError(
+            "--until needs to know when the command is ready: say --ready, a port, HOST:PORT, "
+            "http://HOST:PORT/PAGE or the path of a socket"
+        )
+    if asked.ready and not until:
+        raise ConfigError("--ready is for --until and --for")
+    return until
+
+
+def _words(command: str | None) -> tuple[str, ...]:
+    try:
+        words = () if command is None else tuple(shlex.split(command))
+    except ValueError as exc:
+        raise ConfigError(f"--until {command}: {exc}") from exc
+    if command is not None and not words:
+        raise ConfigError("--until: say a command")
+    return words
+
+
+def _sides(settings: Settings, against: Sequence[str]) -> tuple[Side, Side]:
+    if not against:
+        return Side(compared.WITHOUT, None), Side(compared.WITH, settings)
+    other = with_settings(settings, against, "--against")
+    names = names_of(against)
+    if all(settings.value(name) == other.value(name) for name in names):
+        raise ConfigError(f"--against {' '.join(against)}: both sides have that already")
+    return _named(settings, names), _named(other, names)
+
+
+def _named(settings: Settings, names: Iterable[str]) -> Side:
+    return Side(" ".join(f"{name}={settings.value(name)}" for name in names), settings)
+
+
+def _planned(command: Command, folder: Path, side: Side) -> RunPlan:
+    if side.settings is not None:
+        return planned(command, folder, side.settings)
+    for name in (WORKER_CLS, DEPLOY_CONFIG):
+        said = option(command.words, name) or ""
+        if said.startswith(_OURS) or (name == DEPLOY_CONFIG and _is_ours(said)):
+            raise ConfigError(
+                f"{name} {said} needs swapd, so the command cannot run without it: leave it out, "
+                "as `swapd run` adds what is needed; or compare two settings, with --against "
+                "NAME=VALUE"
+            )
+    return RunPlan(command, [], {})
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a deploy file names swapd's workers, itself: what it is based on is vllm-omni's."""
+    try:
+        return _OURS in Path(path).read_text(errors="replace")
+    except OSError:
+        return False  # vllm-omni says so
+
+
+def _with(side: Side, rounds: Sequence[Round]) -> Side:
+    return msgspec.structs.replace(side, rounds=tuple(rounds))
+
+
+# --- run ---------------------------------------------------------------------------------
+
+
+def _all_rounds(
+    sides: Sequence[Side],
+    plans: Sequence[RunPlan],
+    until: Until,
+    count: int,
+    devices: Sequence[str],
+    folder: Path,
+) -> tuple[tuple[list[Round], list[Round]], int | None]:
+    """The rounds of each side; and the status if a signal ended them. In turns: a machine that
+    changes meanwhile does so for both. After a round in which a side failed there is no other."""
+    rounds: tuple[list[Round], list[Round]] = ([], [])
+    for number in range(1, count + 1):
+        for n, (side, plan) in enumerate(zip(sides, plans, strict=True)):
+            of = f", round {number} of {count}" if count > 1 else ""
+            errors.print(plain(f"swapd: {n + 1} of 2: {side.name}{of}"), soft_wrap=True)
+            ran, found = _round(plan, until, devices, folder / f"side{n + 1}")
+            if ran is not None and ran.signal is not None:
+                return rounds, ran.status or 128 + ran.signal
+            rounds[n].append(found)
+            if found.status:
+                why = f": {found.why}" if found.why else ""
+                say_error(f"{side.name}: failed with status {found.status}{why}")
+        if any(each.status for done in rounds for each in done):
+            break
+    return rounds, None
+
+
+def _round(
+    plan: RunPlan, until: Until, devices: Sequence[str], logs: Path
+) -> tuple[Ran | None, Round]:
+    """How it went, if it was run; and what it took."""
+    try:
+        return _measured(plan, until, devices, logs)
+    except SpawnError as exc:  # what was measured of the other side is not lost for that
+        return None, Round(1, 0.0, None, None, None, None, (), f"no daemon was started: {exc}")
+    except CannotRun:
+        raise
+    except SwapdError as exc:
+        return None, Round(1, 0.0, None, None, None, None, (), str(exc))
+
+
+def _check_free(until: Until) -> None:
+    if until.ready is not None and ready.listens(until.ready):
+        raise SwapdError(
+            f"{until.ready} answers already, and would be taken for the command: end that first"
+        )
+
+
+@contextmanager
+def _to_itself(until: Until) -> Iterator[None]:
+    """Have the server's place to itself. A socket that it leaves is removed: the next one cannot
+    listen there otherwise. Raises: SwapdError if another server answers."""
+    if until.ready is None:
+        yield
+        return
+    _check_free(until)
+    socket = Path(until.ready.path) if until.ready.path else None
+    ours = socket is not None and not socket.exists()
+    yield
+    if socket is not None and ours and socket.is_socket() and not ready.listens(until.ready):
+        socket.unlink(missing_ok=True)
+
+
+def _measured(plan: RunPlan, until: Until, devices: Sequence[str], logs: Path) -> tuple[Ran, Round]:
+    sampler = Sampler(devices)
+    with serving(plan.daemons, logs) as daemons:
+        since = time.time()  # noqa: TID251 - of records
+        environment = config.environment_with(endpoint_of(daemons) if daemons else "")
+        if not daemons:
+            del environment[ENDPOINT_VARIABLE]
+        with _to_itself(until):
+            ran = measured.run(plan.command.words, environment, until, sampler)
+        outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
+    return ran, Round(
+        status=ran.status,
+        whole_s=ran.whole_s,
+        ready_s=ran.ready_s,
+        load_s=ran.load_s,
+        host_bytes=sampler.host_bytes,
+        device_bytes=sampler.device_bytes,
+        outcomes=tuple(outcomes),
+        why=ran.why,
+    )
+
+
+# --- told and kept -----------------------------------------------------------------------
+
+
+def table(found: Comparison) -> RenderableType:
+    """Both side by side."""
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    made.add_column("", no_wrap=True)
+    for heading in (*(side.name for side in found.sides), "ratio"):
+        made.add_column(plain(heading), justify="right")
+    for row in compared.rows(found):
+        made.add_row(*row)
+    count = max(len(side.rounds) for side in found.sides)
+    about = f"medians of {count} rounds; {compared.ABOUT}" if count > 1 else compared.ABOUT
+    return Group(made, Text(about, "dim"))
+
+
+def _keep(folder: Path, found: Comparison) -> None:
+    path = folder / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(found) + b"\n")
+        errors.print(plain(f"swapd: kept in {path}; `swapd runs` lists it"), soft_wrap=True)
+    except (OSError, UnicodeEncodeError) as exc:
+        say_error(f"this comparison is not kept in {folder}: {exc}")
+
+
+def _keep_settings(command: Command, found: Comparison, plans: Sequence[RunPlan]) -> None:
+    """For the model, if it is known which settings are good."""
+    if command.model is None or (good := compared.better(found)) is None:
+        return
+    side, why = good
+    settings = _used(side, plans[found.sides.index(side)])
+    model = kept.key_of(command.model)
+    now = time.time()  # noqa: TID251 - it is told to people
+    try:
+        kept.keep(config.state_folder(), model, Kept(settings, why, now))
+    except CannotKeep as exc:
+        say_error(f"the settings for {model} are not kept: {exc}")
+        return
+    about = f"{settings.options} ({why}); `swapd run --kept` uses them"
+    errors.print(plain(f"swapd: kept for {model}: {about}"), soft_wrap=True)
+
+
+def _used(side: Side, plan: RunPlan) -> Settings:
+    """The settings, with the budget that was found out, if all daemons have the same."""
+    assert side.settings is not None
+    budgets = {wanted.budget for wanted in plan.daemons}
+    if side.settings.budget is not None or len(budgets) != 1:
+        return side.settings
+    whole = -(-budgets.pop() // _MIB) * _MIB  # as people would type it
+    return msgspec.structs.replace(side.settings, budget=whole)
+
+
+def listed(path: Path) -> None:
+    """A comparison that was kept, for `swapd runs`."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Comparison)
+        if found.version != compared.VERSION:
+            raise msgspec.ValidationError(f"it is of version {found.version}")
+    except (OSError, msgspec.MsgspecError) as exc:
+        say_error(f"{path} cannot be read: {exc}")
+        return
+    head = f"{path.parent.name}  compared, status {found.status}"
+    console.print(plain(f"{head}  {shlex.join(found.command)}"), soft_wrap=True)
+    console.print(table(found))

@@ -1,0 +1,205 @@
+"""`swapd run FILE.toml`: several commands with names, and the daemons that they share."""
+
+import glob
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+import typer
+
+import swapd_client
+from swapd.cli.common import console, errors
+from swapd.cli.run_told import LABEL, Kept, keep, records_of, watched
+from swapd.run import budgets, plans
+from swapd.run.commands import command_of
+from swapd.run.daemons import Serving, Wanted, endpoint_of, joinable, serving
+from swapd.run.outcome import outcome
+from swapd.run.several import file
+from swapd.run.several.file import DaemonTable, RunFile, Stage
+from swapd.run.several.outcomes import outcomes, stage_of
+from swapd.run.several.output import Output
+from swapd.run.several.runner import Runner
+from swapd.shared import config
+from swapd.shared.config import ConfigError
+from swapd.shared.text import plain
+from swapd.shared.units import seconds, size
+from swapd_client.errors import SwapdError
+
+#: A word that ends so is a file of stages.
+SUFFIX = ".toml"
+#: A daemon that takes longer to say what is registered is asked again.
+_ASKED_S = 1.0
+
+
+def files(context: typer.Context, incomplete: str) -> list[str]:
+    """For completion: files of stages, as the first word; what follows a command is its own."""
+    if context.params.get("words"):
+        return []
+    found = (Path(name) for name in glob.glob(f"{glob.escape(incomplete)}*"))
+    return sorted(
+        f"{one}/" if one.is_dir() else str(one)
+        for one in found
+        if one.is_dir() or one.suffix == SUFFIX
+    )
+
+
+def run_file(
+    words: Sequence[str], folder: Path, *, dry_run: bool, given: Sequence[str | None]
+) -> int:
+    """Run all stages of a file; the exit status. `given`: options, which the file has instead.
+
+    Raises: ConfigError, before anything is started.
+    """
+    path = Path(words[0])
+    if len(words) > 1:
+        raise ConfigError(f"{path}: no word may follow a file of stages: {shlex.join(words[1:])}")
+    if any(given):
+        raise ConfigError(
+            f"{path}: no option but --dry-run goes with a file of stages: write device and budget "
+            "into its [daemon]"
+        )
+    found = file.read(path)
+    wanted = [_wanted(table, path) for table in found.daemons]
+    stages = {
+        name: stage._replace(command=plans.with_worker(stage.command, wanted))
+        for name, stage in found.stages.items()
+    }
+    found = found._replace(stages=stages)
+    if dry_run:
+        _print(found, wanted)
+        return 0
+    return _run(found, wanted, folder)
+
+
+def _wanted(table: DaemonTable, path: Path) -> Wanted:
+    """Raises: PlanError, if how much is free is not known."""
+    devices = [] if table.device is None else [table.device]
+    (wanted,) = budgets.wanted(command_of(["-"]), devices, table.budget)
+    why = f"budget of {path}" if table.budget is not None else wanted.why
+    return wanted._replace(why=why, others=tuple(table.flags.items()), file=path)
+
+
+def _print(found: RunFile, wanted: Sequence[Wanted]) -> None:
+    for one in wanted:
+        there = joinable(one)
+        what = f"joins the one at {there}" if there else one.line
+        console.print(plain(f"{what}    # {size(one.budget)}: {one.why}"), soft_wrap=True)
+    for stage in found.stages.values():
+        console.print(plain(f"{_line(stage)}    # {_about(stage)}"), soft_wrap=True)
+
+
+def _line(stage: Stage) -> str:
+    """As one would type it."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in stage.environment.items()]
+    folder = shlex.quote(str(stage.directory))
+    return " ".join([f"cd {folder} &&", *variables, shlex.join(stage.command.words)])
+
+
+def _about(stage: Stage) -> str:
+    after = f", after {', '.join(stage.after)}" if stage.after else ""
+    retries = f" {stage.retries} times" if stage.retries is not None else ""
+    restart = "" if stage.restart == "no" else f", restart {stage.restart}{retries}"
+    ready = "" if stage.ready == "started" else f", ready when {stage.ready}"
+    return f"{stage.name}{after}{restart}{ready}"
+
+
+# --- run ---------------------------------------------------------------------------------
+
+
+def _run(found: RunFile, wanted: Sequence[Wanted], folder: Path) -> int:
+    with serving(wanted, folder) as daemons:
+        for one in daemons:
+            errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
+            _say_what_is_not_applied(one, found.path)
+        environment = config.environment_with(endpoint_of(daemons))
+        since = time.time()  # noqa: TID251 - of records
+        with _output(found.stages) as output, watched(daemons) as watch, _asked(daemons) as asked:
+            here = [one for one in daemons if one.process is not None]
+
+            def look() -> None:
+                watch()
+                _say_if_gone(here, folder, output)
+
+            runner = Runner(found.stages, environment, output, asked, look)
+            status = runner.run()
+        took = time.time() - since  # noqa: TID251
+        logs = [records for one in daemons if (records := records_of(one)) is not None]
+    devices = [outcome(records, since) for records in logs]
+    stages = outcomes(runner.stages.told(), logs, since)
+    words = ("swapd", "run", str(found.path.absolute()))
+    keep(folder, Kept(words, status, took, tuple(devices), tuple(stages)))
+    for told in (*devices, *stages):
+        errors.print(plain(f"swapd: {told}"), soft_wrap=True)
+    errors.print(plain(f"swapd: ended with status {status} after {seconds(took)}"))
+    return status
+
+
+def _say_what_is_not_applied(one: Serving, path: Path) -> None:
+    if one.process is None and one.wanted.others:
+        names = ", ".join(name for name, _ in one.wanted.others)
+        errors.print(plain(f"swapd: it keeps its own settings: not {names} of {path}"))
+
+
+def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:
+    """Stages notice by themselves, and say it in many words."""
+    for one in list(here):
+        if one.process is not None and (status := one.process.poll()) is not None:
+            here.remove(one)
+            output.say(f"{one} has ended with status {status}; its own words are in {folder}")
+
+
+@contextmanager
+def _output(names: Collection[str]) -> Iterator[Output]:
+    out, err = _number(sys.stdout), _number(sys.stderr)
+    terminal = os.isatty(out)
+    output = Output(
+        list(names),
+        out,
+        err,
+        terminal=terminal,
+        coloured=terminal and not console.no_color,
+    )
+    try:
+        yield output
+    finally:
+        output.close()
+
+
+def _number(stream: TextIO | None) -> int:
+    """The descriptor of a stream that has nothing left to write; of nowhere if it is closed."""
+    if stream is None:
+        return os.open(os.devnull, os.O_WRONLY)
+    stream.flush()
+    return stream.fileno()
+
+
+@contextmanager
+def _asked(
+    daemons: Sequence[Serving],
+) -> Iterator[Callable[[Collection[str]], Collection[str]]]:
+    """Asks daemons which of some stages have registered a component."""
+    clients: list[swapd_client.Client] = []
+
+    def asked(names: Collection[str]) -> Collection[str]:
+        found: set[str] = set()
+        with suppress(SwapdError, OSError):
+            left = daemons[len(clients) :]
+            clients.extend(swapd_client.connect(one.folder, label=LABEL) for one in left)
+        for client in clients:
+            with suppress(SwapdError, OSError):
+                reply = client.status(timeout=_ASKED_S)
+                labels = {one.session: one.label for one in reply.sessions}
+                owners = [labels.get(component.session, "") for component in reply.components]
+                found |= {name for label in owners if (name := stage_of(label, names))}
+        return found
+
+    try:
+        yield asked
+    finally:
+        for client in clients:
+            client.close()

@@ -1,0 +1,27 @@
+"""`--help` says all there is to know of a command, at 80 columns."""
+
+import pytest
+from typer.testing import CliRunner
+
+from swapd.cli.app import COMMANDS, app
+
+
+def help_of(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words, "--help"], prog_name="swapd", terminal_width=80)
+    assert done.exit_code == 0
+    assert max(map(len, done.output.splitlines())) <= 80
+    return " ".join(done.output.split())
+
+
+def test_the_first_page_says_how_a_daemon_is_found_and_what_a_status_means() -> None:
+    shown = help_of()
+    for word in ("Which daemon:", "SWAPD_ENDPOINT", "Exit status: 0", "Examples:"):
+        assert word in shown
+    assert shown.count("...") == 1, "more than [ARGS]... is cut"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_says_what_each_option_is_for(command: str) -> None:
+    shown = help_of(command)
+    assert shown.startswith(f"Usage: swapd {command} ")
+    assert (COMMANDS[command].__doc__ or "").split("\n")[0] in shown

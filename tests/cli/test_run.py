@@ -1,0 +1,332 @@
+"""`swapd run`: the command has its daemon, its signals and its status; nothing is left of it."""
+
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swapd.core import Rules, actions, events
+from swapd.log.records import Record, Start
+from swapd.run.commands import command_of, option, without
+from swapd.run.daemons import Wanted, joinable
+from swapd.run.outcome import outcome
+from swapd.shared.units import size
+from swapd_client.errors import SwapdError
+from tests.plan import omni
+
+from .conftest import on_terminal, serve, start, swapd
+
+MIB = 1 << 20
+PROGRAM = Path(__file__).parents[1] / "programs" / "uses_swapd.py"
+
+
+@pytest.fixture(autouse=True)
+def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where daemons without a named folder are; runs are kept beside it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return folder / "swapd" / "host"
+
+
+def _daemon_of(process: "subprocess.Popen[str]") -> int:
+    """The daemon that `swapd run` says it has started."""
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "swapd on host at" in line, line
+    return int(line.partition("(process ")[2].partition(")")[0])
+
+
+@pytest.fixture
+def waiting() -> Iterator["subprocess.Popen[str]"]:
+    """A run whose command has used its daemon, and waits for a signal."""
+    process = start("run", "--budget", "16MiB", sys.executable, PROGRAM, "wait")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def _until_used(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "used\n"
+
+
+# --- as it runs --------------------------------------------------------------------------
+
+
+def test_a_command_finds_its_daemon_and_a_sum_is_told(home: Path) -> None:
+    done = swapd("run", "--budget", "16MiB", "--", sys.executable, PROGRAM, "end")
+    assert done.stdout == "used\n"
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("swapd: host: 3 swaps, 36 MiB in and 0 B out; ")
+    assert told.endswith("at most 12 MiB of 16 MiB used")
+    assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
+    listed = swapd("runs").stdout
+    assert "status 0" in listed
+    assert "3 swaps" in listed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_the_status_is_the_command_s(
+    waiting: "subprocess.Popen[str]", number: signal.Signals, home: Path
+) -> None:
+    _daemon_of(waiting)
+    _until_used(waiting)
+    waiting.send_signal(number)
+    out, err = waiting.communicate(timeout=60)
+    assert (out, waiting.returncode) == (f"{number.name}\n", 7), err
+    assert "3 swaps" in err
+    assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
+
+
+def test_a_run_that_is_killed_leaves_neither_daemon_nor_command(
+    waiting: "subprocess.Popen[str]",
+) -> None:
+    daemon = os.pidfd_open(_daemon_of(waiting))
+    try:
+        _until_used(waiting)
+        waiting.kill()
+        poll = select.poll()
+        poll.register(daemon, select.POLLIN)
+        assert poll.poll(60_000), "the daemon goes on"
+        assert waiting.communicate(timeout=60)[0] == "SIGTERM\n"
+    finally:
+        os.close(daemon)
+
+
+def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
+    home.mkdir(parents=True)
+    home.parent.chmod(0o700)
+    home.chmod(0o700)
+    daemon = serve(home, budget="20MiB")
+    try:
+        done = swapd("run", "--budget", "16MiB", "--", sys.executable, PROGRAM, "end")
+        assert f"swapd on host at {home} (joined)" in done.stderr
+        assert "of 20 MiB used" in done.stderr
+        assert daemon.process.poll() is None
+        said = swapd("run", "--budget", "1GiB", "--", "true", status=1).stderr
+        assert f"the swapd at {home} has a budget of 20 MiB on host, and 1 GiB is needed" in said
+        assert f"`swapd stop --endpoint {home}`, or say --budget 20MiB" in said
+        planned = Wanted("host", 16 * MIB, "what the plan says", chunk=2 * MIB)
+        assert joinable(planned) == home
+        with pytest.raises(SwapdError, match="in chunks of 2 MiB, and what the plan says counts"):
+            joinable(planned._replace(chunk=MIB))
+    finally:
+        daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], 137)]
+)
+def test_the_status_is_the_command_s(words: list[str], status: int) -> None:
+    swapd("run", "--budget", "8MiB", "--", *words, status=status)
+
+
+def test_a_command_that_is_not_there_is_one_clear_line(home: Path, tmp_path: Path) -> None:
+    done = swapd("run", "--budget", "8MiB", "--", "no-such-command", status=127)
+    assert done.stderr.splitlines()[-1] == "swapd: there is no command 'no-such-command'"
+    (text := tmp_path / "text").write_text("no program")
+    done = swapd("run", "--budget", "8MiB", "--", text, status=126)
+    assert "cannot be run: Permission denied" in done.stderr
+
+
+def test_a_daemon_that_cannot_start_says_why_and_nothing_is_run(tmp_path: Path) -> None:
+    done = swapd("run", "--budget", "1TiB", "--", "touch", tmp_path / "ran", status=1)
+    assert "1 TiB" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_on_a_terminal_a_line_says_what_is_in_and_is_gone_at_the_end() -> None:
+    shown = on_terminal("run", "--budget", "8MiB", "--", "sh", "-c", "sleep 2.2; echo done")
+    assert "swapd | nothing in | 0 swaps a minute" in shown
+    assert "done" in shown
+
+
+# --- planned -----------------------------------------------------------------------------
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
+    done = swapd("run", "-n", "--budget", "16MiB", "--", "touch", tmp_path / "ran")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("swapd serve --device host --budget 16777216 --runtime-dir ")
+    assert second == f"touch {tmp_path / 'ran'}"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    save_file({"model.w": torch.zeros(4 * MIB)}, made / "model.safetensors")
+    return made
+
+
+def test_a_server_of_vllm_gets_its_worker_and_a_budget_for_its_weights(
+    model: Path, tmp_path: Path
+) -> None:
+    fake = tmp_path / "vllm"
+    fake.write_text('#!/bin/sh\necho "$SWAPD_ENDPOINT" "$@"\n')
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    done = swapd("run", "--", fake, "serve", model, "--port", "0")
+    assert done.stdout.split()[1:] == [
+        "serve",
+        str(model),
+        "--worker-cls",
+        "swapd_client.vllm.cpu.CPUWorker",
+        "--port",
+        "0",
+    ]
+    assert f"swapd on host at {done.stdout.split()[0]}" in done.stderr
+    assert f", {size(int(16 * MIB * 1.05))}" in done.stderr
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    made = tmp_path / "model"
+    made.mkdir()
+    header = {"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+    encoded = json.dumps(header).encode()
+    (made / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    os.truncate(made / "model.safetensors", 8 + len(encoded) + (1 << 42))
+    said = swapd("run", "--", "vllm", "serve", made, status=1).stderr
+    assert "4 TiB of weights" in said
+    assert said.rstrip().endswith("nothing was started")
+
+
+def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
+    stages = [
+        {"stage_id": n, "devices": "5", "additional_config": {"swapd": {"component": name}}}
+        for n, name in enumerate(("thinker", "talker"))
+    ]
+    base = tmp_path / "omni.yaml"
+    base.write_text(json.dumps({"stages": stages}))
+    model = omni.qwen3(tmp_path / "Qwen3-Omni")
+    words = ("vllm-omni", "serve", model, "--omni", f"--deploy-config={base}")
+    done = swapd("run", "-n", "--device-memory", "80GiB", "--", *words)
+    assert "swapd serve --device cuda:5 --budget " in done.stdout  # of no other test
+    assert f" --chunk {64 << 20} " in done.stdout, "as the plan counts"
+    assert done.stdout.count("worker_cls: swapd_client.vllm.omni.ARWorker") == 2
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"vllm-omni serve {model} --deploy-config ")
+    assert last.endswith("deploy.yaml --omni")
+    said = swapd("run", "-n", "--device-memory", "40GiB", "--", *words, status=1).stderr
+    assert "GiB" in said
+    assert not (tmp_path / "swapd").exists(), "a dry run has written something"
+    found = _omni_of(tmp_path / "site", base)
+    done = swapd("run", "-n", "--device-memory", "80GiB", "--", found, *words[1:4])
+    assert done.stderr == (
+        f"swapd: the deploy file is {tmp_path}/site/vllm_omni/deploy/qwen3.yaml: model_type "
+        "qwen3_omni_moe\n"
+    )
+    assert done.stdout.count("worker_cls: swapd_client.vllm.omni.ARWorker") == 2
+    assert "base_config: " + str(tmp_path / "site/vllm_omni/deploy/qwen3.yaml") in done.stdout
+    done = swapd("run", "-n", "-d", "cuda:6", "--device-memory", "80GiB", "--", found, *words[1:4])
+    assert "swapd: thinker is placed on GPU 6, not 5\n" in done.stderr
+    assert "swapd serve --device cuda:6 " in done.stdout
+    assert "cuda:5" not in done.stdout
+    (model / "config.json").write_text('{"model_type": "nobodys"}')
+    said = swapd("run", "-n", "--", found, *words[1:4], status=1).stderr
+    assert "no pipeline is for model_type nobodys. Say which: --deploy-config FILE" in said
+    said = swapd("run", "-n", "--", found, "serve", "org/model", "--omni", status=1).stderr
+    assert "org/model is no folder" in said
+    said = swapd("run", "-n", "--", *words[:4], status=1).stderr
+    assert "Say which deploy file: --deploy-config FILE" in said
+
+
+def _omni_of(site: Path, base: Path) -> Path:
+    """A command with a vLLM-Omni of its own, whose file for Qwen3-Omni is `base`."""
+    package = site / "vllm_omni"
+    for name, text in (
+        ("__init__.py", "raise AssertionError"),
+        ("deploy/qwen3.yaml", base.read_text()),
+        (
+            "config/pipeline_registry.py",
+            "from vllm_omni.qwen3 import Q\nOMNI_PIPELINES = {'qwen3_omni_moe': Q}",
+        ),
+        (
+            "qwen3.py",
+            "Q = PipelineConfig(model_type='qwen3_omni_moe', "
+            "default_deploy_config_name='qwen3.yaml')",
+        ),
+    ):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    (python := site / "python").write_text(
+        f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n'
+    )
+    (command := site / "vllm-omni").write_text(f"#!{python}\n")
+    for made in (python, command):
+        made.chmod(0o755)
+    return command
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "model"),
+    [
+        (["vllm", "serve", "m"], "vllm", "m"),
+        (["/venv/bin/vllm", "serve", "--port", "1", "--model", "m"], "vllm", "m"),
+        (["vllm", "serve", "m", "--omni"], "vllm-omni", "m"),
+        (["vllm-omni", "serve", "m", "--omni"], "vllm-omni", "m"),
+        (["python3", "-m", "vllm", "serve", "m"], "vllm", "m"),
+        (["python3", "-m", "vllm_omni.entrypoints", "serve", "--model=m"], "vllm-omni", "m"),
+        (["vllm", "bench", "m"], "other", None),
+        (["python", "serve.py"], "other", None),
+        (["vllm"], "other", None),
+    ],
+)
+def test_commands_are_known_by_their_words(words: list[str], kind: str, model: str | None) -> None:
+    command = command_of(words)
+    assert (command.kind, command.model) == (kind, model)
+
+
+def test_options_are_found_and_replaced_however_they_are_written() -> None:
+    words = ["vllm", "serve", "m", "--a=1", "--b", "2", "--a", "3"]
+    assert option(words, "--a") == "3"
+    assert option(words, "--c") is None
+    assert without(words, "--a") == ("vllm", "serve", "m", "--b", "2")
+    assert command_of(words).with_option("--a", "9").words == (
+        *("vllm", "serve", "m", "--a", "9", "--b", "2"),
+    )
+    assert command_of(["vllm", "serve", "--model", "m"]).with_option("--a", "9").words == (
+        *("vllm", "serve", "--a", "9", "--model", "m"),
+    )
+
+
+# --- told --------------------------------------------------------------------------------
+
+
+def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:
+    said: list[Any] = [
+        actions.CopyIn(1, "a", 1, 8 * MIB, ((0, 4),)),
+        events.CopiedIn(0.0, 1),
+        actions.Grant(1, 1, (), 0.5, True),
+        actions.CopyIn(2, "b", 2, 4 * MIB, ((4, 2),)),
+        events.CopiedIn(0.0, 2),
+        actions.Grant(1, 2, (), 0.25, True),
+        actions.Refuse(1, 3, "timeout", "held", tried=True),
+        actions.Refuse(1, 4, "timeout", "held"),
+        actions.Evict("a", 3, "room"),
+        actions.Evicted("a", 3, 8 * MIB, 0),
+    ]
+    records = [Record(1, 0, 99.0, start=Start("", "host", 8, 2 * MIB, Rules()))]
+    for i, item in enumerate(said, 2):
+        is_event = isinstance(item, events.Event)
+        record = (
+            Record(i, 0, 98.0 + i, event=item) if is_event else Record(i, 0, 98.0 + i, action=item)
+        )
+        records.append(record)
+    found = outcome(records, since=103.0)
+    assert (found.swaps, found.bytes_in, found.waits, found.waited_s) == (1, 4 * MIB, 1, 0.25)
+    assert (found.evictions, found.refusals, found.peak_bytes) == (1, 1, 12 * MIB)
+    assert str(found) == (
+        "host: 1 swaps, 4 MiB in and 0 B out; 1 requests waited 250 ms, 1 refused; at most 12 MiB "
+        "of 16 MiB used"
+    )

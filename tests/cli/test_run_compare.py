@@ -1,0 +1,270 @@
+"""`swapd run --compare`: both ways are run and told, what fails is said, good settings are kept."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swapd.run.compared import Comparison, Round, Side, better, rows
+from swapd.run.outcome import Outcome
+from swapd.run.settings import Settings
+
+from .conftest import serve, start, swapd
+from .test_run import PROGRAM, home
+
+MIB = 1 << 20
+PROGRAMS = PROGRAM.parent
+__all__ = ["home"]
+
+
+@pytest.fixture
+def either(tmp_path: Path) -> Path:
+    """A command that uses swapd if it is given one."""
+    (made := tmp_path / "either").write_text(
+        f'#!/bin/sh\n[ -z "$SWAPD_ENDPOINT" ] || exec {sys.executable} {PROGRAM} end\necho alone\n'
+    )
+    made.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, folder: Path) -> list[object]:
+    """A command line of a vLLM that is none."""
+    (made := tmp_path / "vllm").write_text(
+        f'#!/bin/sh\nexec {sys.executable} {PROGRAMS / "serves.py"} "$@"\n'
+    )
+    made.chmod(made.stat().st_mode | stat.S_IXUSR)
+    (model := tmp_path / "Model").mkdir()
+    tensor = {"dtype": "U8", "shape": [8 * MIB], "data_offsets": [0, 8 * MIB]}
+    header = json.dumps({"w": tensor}).encode()
+    (model / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(model / "m.safetensors", 8 + len(header) + 8 * MIB)
+    return [made, "serve", model, "--uds", folder / "s"]
+
+
+def cells(table: str) -> dict[str, list[str]]:
+    """The lines of a table by what they are of."""
+    split = [line.split("  ") for line in table.splitlines()]
+    return {line[0]: [cell.strip() for cell in line[1:] if cell.strip()] for line in split}
+
+
+# --- without and with --------------------------------------------------------------------
+
+
+def test_a_command_is_run_without_swapd_and_with_it_and_both_are_told(
+    either: Path, tmp_path: Path
+) -> None:
+    done = swapd("run", "--compare", "--rounds", "2", "--budget", "16MiB", "--", either)
+    assert done.stdout.startswith("alone\nused\nalone\nused\n")
+    found = cells(done.stdout)
+    assert found["copied in"] == ["36 MiB"]
+    assert found["swaps"] == ["3"]
+    assert found["arena, at most"] == ["12 MiB"]
+    assert found["device memory, at most"] == ["not measured", "not measured"]
+    assert len(found["whole time"]) == 3, "two and a ratio"
+    assert "MiB" in found["host memory, at most"][1]
+    assert "medians of 2 rounds" in done.stdout
+    (path,) = (tmp_path / "swapd" / "runs").glob("*/compare.json")
+    assert len(json.loads(path.read_bytes())["sides"][1]["rounds"]) == 2
+    listed = swapd("runs").stdout
+    assert "compared, status 0" in listed
+    assert cells(listed)["whole time"] == found["whole time"]
+
+
+def test_a_side_that_fails_is_said_and_the_other_is_run_all_the_same(tmp_path: Path) -> None:
+    fails = 'test -n "$SWAPD_ENDPOINT" || exit 3'
+    done = swapd(
+        *("run", "--compare", "--rounds", "9", "--budget", "8MiB", "--", "sh", "-c", fails),
+        status=3,
+    )
+    assert "without swapd: failed with status 3" in done.stderr
+    assert done.stderr.count("swapd: 2 of 2: with swapd") == 1, "no other round after that"
+    found = cells(done.stdout)
+    assert found["whole time"][0] == "failed"
+    assert len(found["whole time"]) == 2
+    none = swapd(
+        "run", "--compare", "--set", "chunk=4MiB", "--budget", "2MiB", "--", "true", status=1
+    )
+    assert "with swapd: failed with status 1: no daemon was started: " in none.stderr
+    assert cells(none.stdout)["whole time"][1] == "failed"
+    gone = swapd("run", "--compare", "--", "no-such-command", status=127).stderr
+    assert gone.splitlines()[-1] == "swapd: there is no command 'no-such-command'"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_and_no_other_is_started(
+    number: signal.Signals, home: Path
+) -> None:
+    waits = "trap 'exit 7' INT TERM; echo runs; while :; do sleep 0.1; done"
+    process = start("run", "--against", "budget=8MiB", "--", "sh", "-c", waits)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "runs\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("", 7), err
+    assert "2 of 2" not in err
+    assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
+
+
+# --- servers, and settings that are kept -------------------------------------------------
+
+
+def test_a_server_ends_with_its_load_and_its_settings_are_kept_for_its_model(
+    vllm: list[object], tmp_path: Path, folder: Path
+) -> None:
+    model = vllm[2]
+    load = f"test -S {folder / 's'}"
+    words = ("run", "--against", "budget=32MiB", "--until", load, "--budget", "16MiB")
+    done = swapd(*words, "--", *vllm)
+    found = cells(done.stdout)
+    assert found[""] == ["budget=16MiB", "budget=32MiB", "ratio"]
+    assert found["swaps"] == ["1", "1", "1"]
+    assert len(found["the load"]) == len(found["until it was ready"]) == 3
+    assert f"swapd: kept for {model}: --budget " in done.stderr
+    path = tmp_path / "swapd" / "settings.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (kept,) = json.loads(path.read_bytes())["models"].values()
+    budget = kept["settings"]["budget"]
+    assert budget in (16 * MIB, 32 * MIB)
+    offered = swapd("run", "-n", "--", *vllm)
+    assert f"settings are kept for {model}: --budget {budget // MIB}MiB" in offered.stderr
+    assert f"--budget {budget} " not in offered.stdout
+    used = swapd("run", "-n", "--kept", "--", *vllm)
+    assert f"--budget {budget} " in used.stdout
+    assert f"as kept for {model}" in used.stderr
+    assert f"kept for {model}: --budget " in swapd("runs").stdout
+    assert "any more" in swapd("runs", "--forget", model).stdout
+    assert "no settings are kept" in swapd("runs", "--forget", model, status=1).stderr
+    assert "no settings are kept" in swapd("run", "--kept", "--", *vllm, status=1).stderr
+    assert swapd("run", "-n", "--", *vllm).stderr == ""
+
+
+def test_a_load_that_fails_fails_its_side_and_a_server_that_ends_early_does(
+    vllm: list[object], folder: Path
+) -> None:
+    done = swapd("run", "--compare", "--until", "sh -c 'exit 5'", "--", *vllm, status=5)
+    assert "without swapd: failed with status 5: sh ended with status 5" in done.stderr
+    words = ("run", "--compare", "--for", "1h", "--ready", folder / "x", "--", "true")
+    done = swapd(*words, status=1)
+    assert "it ended by itself, before it was told to" in done.stderr
+
+
+def test_a_server_can_be_ended_after_so_many_seconds(vllm: list[object]) -> None:
+    done = swapd("run", "--compare", "--for", "50ms", "--", *vllm)
+    found = cells(done.stdout)
+    assert "the load" not in found
+    assert len(found["until it was ready"]) == 3
+
+
+def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
+    vllm: list[object], tmp_path: Path
+) -> None:
+    path = tmp_path / "swapd" / "settings.json"
+    path.parent.mkdir()
+    path.write_text('{"version": 1, "models": {')
+    done = swapd("run", "-n", "--", *vllm)
+    assert f"{path} is not what swapd wrote" in done.stderr
+    assert "remove it" in done.stderr
+    assert "swapd serve --device host" in done.stdout
+    assert "remove it" in swapd("run", "-n", "--kept", "--", *vllm, status=1).stderr
+    assert "remove it" in swapd("runs", "--forget", vllm[2], status=1).stderr
+
+
+# --- refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--compare", "--", "vllm", "serve", "m"), "a server does not end by itself"),
+        (("--compare", "--until", "true", "--", "true"), "say --ready, a port"),
+        (("--compare", "--until", "a", "--for", "1", "--", "true"), "say one of them"),
+        (("--compare", "--for", "soon", "--", "true"), "is no time span"),
+        (("--compare", "--until", "'", "--", "true"), "No closing quotation"),
+        (("--compare", "--ready", "99999", "--for", "1", "--", "true"), "--ready 99999: write a"),
+        (("--against", "budget", "--", "true"), "--against budget: write NAME=VALUE"),
+        (("--against", "http=1:2", "--", "true"), "a NAME of budget, chunk"),
+        (("--against", "chunk=3MB3", "--", "true"), "'3MB3' is not a size"),
+        (("--set", "chnk=2MiB", "--", "true"), "did you mean chunk?"),
+        (("--budget", "8MiB", "--against", "budget=8MiB", "--", "true"), "have that already"),
+        (("--compare", "stages.toml"), "stages.toml: no option but --dry-run goes with"),
+        (("--kept", "--", "true"), "this command names none"),
+        (
+            ("--compare", "--for", "1", "--", "vllm", "serve", "m", "--worker-cls=swapd_client.x"),
+            "swapd_client.x needs swapd",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    assert said in swapd("run", *words, status=1).stderr
+    assert not (tmp_path / "swapd").exists()
+
+
+def test_options_of_a_comparison_are_refused_without_one_and_a_dry_run_writes_nothing(
+    either: Path, tmp_path: Path
+) -> None:
+    said = swapd("run", "--rounds", "2", "--", "true", status=2).stderr
+    assert "are for --compare" in said
+    done = swapd("run", "-n", "--against", "chunk=4MiB", "--budget", "8MiB", "--", either)
+    lines = done.stdout.splitlines()
+    assert [lines[0], lines[3]] == ["# chunk=default", "# chunk=4MiB"]
+    assert "--chunk 4MiB" in lines[4]
+    assert not (tmp_path / "swapd").exists()
+
+
+def test_a_daemon_that_is_there_and_a_server_that_answers_are_not_measured(
+    home: Path, vllm: list[object]
+) -> None:
+    home.mkdir(parents=True)
+    home.parent.chmod(0o700)
+    home.chmod(0o700)
+    daemon = serve(home)
+    try:
+        said = swapd("run", "--compare", "--", "true", status=1).stderr
+        assert f"a swapd serves host at {home}, and would be measured too: end it first" in said
+    finally:
+        daemon.stop()
+    other = subprocess.Popen([str(word) for word in vllm], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    with other.stdout:
+        try:
+            assert other.stdout.readline() == b"listens\n"
+            said = swapd("run", "--compare", "--for", "1", "--", *vllm, status=1).stderr
+            assert f"http://{vllm[4]}/health answers already" in said
+        finally:
+            other.terminate()
+            other.wait(60)
+
+
+# --- told --------------------------------------------------------------------------------
+
+
+def one(whole_s: float, status: int = 0, **more: float) -> Round:
+    outcome = Outcome("host", 8, int(more.get("peak", 0)), 2, 0, 4 * MIB, 0, 1, 0.5, 0)
+    return Round(status, whole_s, None, more.get("load_s"), 8 * MIB, None, (outcome,))
+
+
+def test_medians_are_of_the_rounds_that_ended_well() -> None:
+    without = Side("without", None, (one(1.0), one(9.0), one(2.0), one(0.1, status=1)))
+    found = Comparison(1, ("x",), (without, Side("with", Settings(), (one(3.0),))))
+    whole = rows(found)[0]
+    assert whole == ("whole time", "2 s", "3 s", "1.5")
+    assert found.status == 1
+
+
+def test_the_better_of_two_settings_is_that_with_the_shorter_load() -> None:
+    slow = Side("a", Settings(budget=1), (one(1.0, load_s=3.0),))
+    quick = Side("b", Settings(budget=2), (one(9.0, load_s=1.5),))
+    assert better(Comparison(1, ("x",), (slow, quick))) == (quick, "0.5 times the time with a")
+    assert better(Comparison(1, ("x",), (quick, slow))) == (quick, "0.5 times the time with a")
+    failed = Side("c", Settings(), (one(1.0, status=1),))
+    assert better(Comparison(1, ("x",), (failed, quick))) is None
+    bare = Side("without", None, (one(1.0, status=1),))
+    assert better(Comparison(1, ("x",), (bare, quick))) == (quick, "fails without swapd")

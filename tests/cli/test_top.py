@@ -1,0 +1,201 @@
+"""`swapd top` on a real daemon that swaps: by textual's pilot, and on a real terminal."""
+
+import asyncio
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+import swapd_client
+from swapd.cli.live import feed as feeds
+from swapd.cli.live.app import Page, Top
+from swapd.cli.live.feed import Feed
+
+from .conftest import MIB, Running, environment, serve, swapd
+
+Size = tuple[int, int]
+SIZES = [(80, 24), (200, 50)]
+
+
+class Watched(Top):
+    """It says when it has drawn."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.drawn = asyncio.Event()
+        super().__init__(feed, 30.0)
+
+    def draw(self) -> None:
+        super().draw()
+        self.drawn.set()
+
+    @property
+    def text(self) -> str:
+        return self._live.shown.plain
+
+    def told(self) -> str:
+        return "\n".join(str(note.message) for note in self._notifications)
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """It is drawn at least once a second, whatever happens."""
+        async with asyncio.timeout(60):
+            while not holds():
+                self.drawn.clear()
+                await self.drawn.wait()
+
+
+@asynccontextmanager
+async def on_screen(
+    folder: Path, size: tuple[int, int]
+) -> AsyncIterator[tuple[Watched, Pilot[None]]]:
+    feed = Feed(folder, 30.0)
+    await asyncio.to_thread(feed.start)
+    app = Watched(feed)
+    try:
+        async with app.run_test(size=size) as pilot:
+            yield app, pilot
+    finally:
+        await asyncio.to_thread(feed.close)
+
+
+def row(app: Watched, name: str) -> str:
+    return next((line for line in app.text.splitlines()[2:] if line.startswith(f"{name} ")), "")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_swap_is_seen_and_keys_pin_and_evict(
+    daemon: Running, size: tuple[int, int]
+) -> None:
+    client = daemon.client("painter", dit=10, vae=10)
+    client.acquire("dit").release()
+    async with on_screen(daemon.folder, size) as (app, pilot):
+        await app.until(lambda: "idle" in row(app, "dit") and "absent" in row(app, "vae"))
+        with client.acquire("vae"):
+            await app.until(lambda: "leased" in row(app, "vae") and "absent" in row(app, "dit"))
+            assert "to make room for vae" in app.text
+            assert "painter" in row(app, "vae")
+            await pilot.press("down", "e")
+            await app.until(lambda: "'vae' is leased by painter" in app.told())
+        client.status()  # who asks anything gives back what it keeps for its next step
+        await pilot.press("e")
+        await app.until(lambda: "absent" in row(app, "vae"))
+        await pilot.press("p")
+        await app.until(
+            lambda: "'vae' cannot stay" in app.told() or "vae cannot stay" in app.told()
+        )
+        client.unregister("dit")
+        await app.until(lambda: not row(app, "dit"))
+        await pilot.press("p")
+        await app.until(lambda: "pinned" in row(app, "vae") and "idle" in row(app, "vae"))
+        await pilot.press("u")
+        await app.until(lambda: "pinned" not in row(app, "vae"))
+        lines = app.text.splitlines()
+        assert (len(lines), max(map(len, lines)) <= size[0]) == (size[1], True)
+
+
+async def test_keys_sort_filter_help_and_tell_the_story(daemon: Running) -> None:
+    client = daemon.client("painter", dit=4, vae=6)
+    client.acquire("vae").release()
+    async with on_screen(daemon.folder, (80, 24)) as (app, pilot):
+        await app.until(lambda: row(app, "vae"))
+        await pilot.press("s")
+        assert app.text.index("vae ") < app.text.index("dit ")
+        await pilot.press("slash", "d", "i", "enter")
+        await app.until(lambda: not row(app, "vae") and row(app, "dit"))
+        await pilot.press("escape")
+        await app.until(lambda: row(app, "vae"))
+        await pilot.press("home", "l")
+        await app.until(lambda: isinstance(app.screen, Page))
+        assert isinstance(app.screen, Page)
+        assert "vae: " in app.screen.text.plain
+        assert "ask vae by painter" in app.screen.text.plain
+        await pilot.press("escape", "question_mark")
+        assert isinstance(app.screen, Page)
+        assert "quit" in app.screen.text.plain
+        await pilot.press("q")
+        await pilot.resize_terminal(40, 10)
+        await app.until(lambda: len(app.text.splitlines()) == 10)
+        await pilot.resize_terminal(3, 2)
+        await app.until(lambda: len(app.text.splitlines()) == 2)
+
+
+async def test_it_waits_for_a_daemon_that_is_restarted(folder: Path) -> None:
+    first = serve(folder)
+    client = first.client("painter", dit=4)
+    async with on_screen(folder, (80, 24)) as (app, pilot):
+        await app.until(lambda: row(app, "dit"))
+        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(first.stop)
+        await app.until(lambda: "the daemon is gone; waiting for it" in app.text)
+        await pilot.press("p")
+        await app.until(lambda: "no daemon is there" in app.told() or not row(app, "dit"))
+        second = await asyncio.to_thread(serve, folder)
+        try:
+            with await asyncio.to_thread(swapd_client.connect, folder) as other:
+                other.register("vae", {"w": bytearray(MIB)})
+                await app.until(lambda: row(app, "vae") and not row(app, "dit"))
+                assert "waiting for it" not in app.text
+        finally:
+            await asyncio.to_thread(second.stop)
+
+
+async def test_what_it_cannot_keep_up_with_it_leaves_out(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "TAKEN_MAX", 20)
+    monkeypatch.setattr(feeds, "KEPT_MAX", 5)
+    monkeypatch.setattr(feeds, "_ASK_S", 0.1)
+    client = daemon.client("painter", dit=10, vae=10)
+    async with on_screen(daemon.folder, (80, 24)) as (app, _):
+        with app.feed.lock:  # it reads nothing meanwhile
+            for name in ("dit", "vae") * 20:
+                client.acquire(name).release()
+        await app.until(lambda: "idle" in row(app, "vae") and "absent" in row(app, "dit"))
+        await app.until(lambda: app.feed.watch.picture.seq > 300)
+        loads = {c.name: c.loads for c in client.status().components}
+        items = app.feed.watch.picture.items
+        await app.until(lambda: {name: item.loads for name, item in items.items()} == loads)
+        assert app.feed.watch.picture.counts.missed > 0
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    leader, follower = pty.openpty()
+    yield leader, follower
+    os.close(leader)
+
+
+def test_it_runs_on_a_terminal_until_q(daemon: Running, terminal: tuple[int, int]) -> None:
+    daemon.client("painter", dit=4)
+    leader, follower = terminal
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swapd", "top", "-e", str(daemon.folder)],
+        env=environment(NO_COLOR="1", TERM="xterm-256color", COLUMNS="80", LINES="24"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = b""
+    while b"painter" not in shown:
+        shown += os.read(leader, 65536)
+    os.write(leader, b"q")
+    while True:
+        try:
+            shown += os.read(leader, 65536)
+        except OSError:  # EIO: it has left the terminal
+            break
+    assert process.wait(60) == 0
+    assert b"Traceback" not in shown
+
+
+def test_it_says_what_it_lacks(daemon: Running, folder: Path) -> None:
+    nowhere = swapd("top", "-e", folder / "nowhere", status=1)
+    assert len(nowhere.stderr.splitlines()) == 1
+    assert "no swapd" in nowhere.stderr.lower() or "nowhere" in nowhere.stderr
+    assert "needs a terminal" in swapd("top", "-e", daemon.folder, status=2).stderr
