@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from swapd import __version__
 from swapd.shared.protocol import ForecastReply, StatusReply
 from swapd_client.aio import AsyncClient, connect_async
 from swapd_client.client import Client, connect
@@ -31,6 +32,7 @@ from swapd_client.errors import (
     SessionEnded,
     SessionFenced,
     SessionForgotten,
+    StartFailed,
     SwapdError,
     TooLarge,
     UnknownComponent,
@@ -77,12 +79,14 @@ __all__ = [
     "SessionEnded",
     "SessionFenced",
     "SessionForgotten",
+    "StartFailed",
     "StatusReply",
     "SwapdError",
     "TooLarge",
     "UnknownComponent",
     "VersionMismatch",
     "WouldDeadlock",
+    "__version__",
     "connect",
     "connect_async",
     "explain_faults",

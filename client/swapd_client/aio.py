@@ -4,7 +4,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import moving
-from swapd_client.client import NOTHING, Client, nbytes_of, prefetch_of
-from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError
+from swapd_client.client import NOTHING, Client, nbytes_of, open_session, prefetch_of
+from swapd_client.errors import SessionEnded, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
@@ -22,9 +22,9 @@ from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.moving import in_thread
 from swapd_client.session.channel import AsyncChannel, ChannelFactory
-from swapd_client.session.endpoint import default_label, resolve
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.session import Session
+from swapd_client.tracing import Trace, check_installed, tracing_of
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +44,17 @@ async def connect_async(
     label: str | None = None,
     timeout: float = ANSWER_S,
     faults: Literal["explain"] | None = None,
+    start: bool = False,
+    budget: int | str | None = None,
+    tracing: bool | None = None,
 ) -> "AsyncClient":
     """As `swapd_client.connect`, for the running event loop."""
     explain_if(faults)
-    folder = resolve(endpoint, device)
-    session = await asyncio.to_thread(Session, folder, label or default_label(), timeout)
-    return AsyncClient(session)
+    check_installed(tracing)
+    session = await asyncio.to_thread(
+        open_session, endpoint, device, label, timeout, start=start, budget=budget
+    )
+    return AsyncClient(session, tracing=tracing)
 
 
 class Acquiring:
@@ -65,21 +70,21 @@ class Acquiring:
 
     async def __aenter__(self) -> AsyncLease:
         self._lease = await self
-        return self._lease
+        return await self._lease.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         assert self._lease is not None
-        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
-            self._lease.release()
+        await self._lease.__aexit__(kind, exc, tb)
 
 
 class AsyncClient:
     """A session with one daemon, used from one event loop. Made by `connect_async`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
         self.session = session
+        self._tracing = tracing_of(session, tracing)
         self._factory = ChannelFactory(session)
         self._channel = AsyncChannel(self._factory)
         self._loop = asyncio.get_running_loop()
@@ -253,6 +258,18 @@ class AsyncClient:
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
         await self._question(request, timeout)
 
+    async def pin(self, name: str, *, timeout: float | None = None) -> None:
+        """As `Client.pin`."""
+        await self._question(protocol.Pin(self.session.next_id(), name), timeout)
+
+    async def unpin(self, name: str, *, timeout: float | None = None) -> None:
+        """As `Client.unpin`."""
+        await self._question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+
+    async def evict(self, name: str, *, timeout: float | None = None) -> None:
+        """As `Client.evict`."""
+        await self._question(protocol.EvictNow(self.session.next_id(), name), timeout)
+
     def acquire(
         self,
         *names: str,
@@ -264,11 +281,12 @@ class AsyncClient:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
 
         def ask(request: int, agent: int) -> protocol.Acquire:
+            at_once = early or self.session.processor.works_late
             return protocol.Acquire(
-                request, names, agent, timeout, priority, await_registration, early
+                request, names, agent, timeout, priority, await_registration, at_once
             )
 
-        return Acquiring(partial(self._acquire, ask, names, timeout))
+        return Acquiring(partial(self._acquire, ask, names, timeout, early=early))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -376,10 +394,11 @@ class AsyncClient:
             inner._let_go()
         if not session.forked:
             self._factory.close()
+            await asyncio.to_thread(self._tracing.close)
 
     def _have_inner(self) -> Client:
         if self._inner is None:
-            self._inner = Client(self.session, self._factory)
+            self._inner = Client(self.session, self._factory, tracing=self._tracing)
         return self._inner
 
     async def _acquire(
@@ -389,23 +408,51 @@ class AsyncClient:
         timeout: float | None,
         *,
         is_workspace: bool = False,
+        early: bool = False,
     ) -> AsyncLease:
         """As `Client._acquire`; what blocks is done in a thread."""
+        asked = partial(
+            self._acquire_now, ask, names, timeout, is_workspace=is_workspace, early=early
+        )
+        trace = self._tracing.begin(names)
+        if trace is None:
+            return await asked(None)
+        with trace:
+            return await asked(trace)
+
+    async def _acquire_now(
+        self,
+        ask: Callable[[int, int], protocol.AnyAcquire],
+        names: tuple[str, ...],
+        timeout: float | None,
+        trace: Trace | None,
+        *,
+        is_workspace: bool,
+        early: bool,
+    ) -> AsyncLease:
         session, task = self.session, id(asyncio.current_task())
         leases = session.leases
         if leases.must_wait(task):
             agent = await in_thread(leases.enter, task, timeout)
         else:
             agent = leases.enter(task)
-        granted = await self._call(ask(session.next_id(), agent.number), timeout)
+        request = ask(session.next_id(), agent.number)
+        if trace is not None:
+            request = trace.marked(request)
+        reply = await self._channel.call(request, timeout)
+        if trace is not None:
+            trace.answered(reply)
+        granted = session.unwrap(reply)
         assert isinstance(granted, protocol.Granted)
         record = leases.record(granted, names, agent, is_workspace=is_workspace)
         try:
             leases.add(record)
+            bring_in = partial(leases.bring_in, record, timeout)
+            show = partial(leases.show, record) if early else bring_in
             if leases.must_show(record):
-                await in_thread(leases.show, record)
+                await in_thread(show, give_up=partial(leases.give_up, record))
             else:
-                leases.show(record)
+                show()
         except BaseException:
             with suppress(SwapdError):
                 self._release(record)

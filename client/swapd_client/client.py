@@ -3,8 +3,8 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -16,6 +16,7 @@ from swapd_client import moving
 from swapd_client.errors import (
     AcquireTimeout,
     ComponentInUse,
+    InvalidSettings,
     InvalidSource,
     SessionEnded,
     SwapdError,
@@ -30,9 +31,11 @@ from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.session.channel import Channel, ChannelFactory
-from swapd_client.session.endpoint import default_label, resolve
+from swapd_client.session.endpoint import label_of, resolve
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.session import Session
+from swapd_client.session.starting import connected
+from swapd_client.tracing import Trace, Tracing, check_installed, tracing_of
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +56,9 @@ def connect(
     label: str | None = None,
     timeout: float = ANSWER_S,
     faults: Literal["explain"] | None = None,
+    start: bool = False,
+    budget: int | str | None = None,
+    tracing: bool | None = None,
 ) -> "Client":
     """Connect to the daemon of a device.
 
@@ -61,9 +67,41 @@ def connect(
     `faults="explain"`: as `explain_faults()`. Blocks for one round trip, in which the daemon may
     let wait for `timeout` seconds at most. Raises: NotRunning, NotAnswering, VersionMismatch,
     DaemonGone.
+
+    `start=True`: if no daemon is there, one is started as this user, with `budget` ("40GiB"; else
+    $SWAPD_BUDGET, or the daemon's default), and waited for. It is no part of this process: it
+    outlives it while others have sessions, and ends 10 seconds after its last session
+    ($SWAPD_LINGER). Processes that start one at once share one. A daemon that is there is used as
+    it is, whatever its budget. Raises: StartFailed, with what the daemon said.
+
+    `tracing`: whether an acquire that asks the daemon has an OpenTelemetry span, and in it those of
+    the loads and evictions made for it. None: if a span is current and sampled; True: always, by
+    the provider of this process; False: never. Raises: MissingExtra, if that is True and the API is
+    not installed (the extra `otel`).
     """
     explain_if(faults)
-    return Client(Session(resolve(endpoint, device), label or default_label(), timeout))
+    check_installed(tracing)
+    session = open_session(endpoint, device, label, timeout, start=start, budget=budget)
+    return Client(session, tracing=tracing)
+
+
+def open_session(
+    endpoint: str | os.PathLike[str] | None,
+    device: str | None,
+    label: str | None,
+    timeout: float,
+    *,
+    start: bool,
+    budget: int | str | None,
+) -> Session:
+    """That of `connect`, for both clients. Blocks, and raises, as it does."""
+    folder = resolve(endpoint, device)
+    opened = partial(Session, folder, label_of(label), timeout)
+    if start:
+        return connected(folder.absolute(), device, budget, opened)
+    if budget is not None:
+        raise InvalidSettings("budget= is that of a daemon to be started: say start=True, too")
+    return opened()
 
 
 class Client:
@@ -73,14 +111,21 @@ class Client:
     ordinary private memory, with the weights in them.
     """
 
-    def __init__(self, session: Session, factory: ChannelFactory | None = None) -> None:
-        """`factory`: that of an async client of the same session."""
+    def __init__(
+        self,
+        session: Session,
+        factory: ChannelFactory | None = None,
+        *,
+        tracing: "bool | Tracing | None" = None,
+    ) -> None:
+        """`factory`, and a `Tracing`: those of an async client of the same session."""
         self.session = session
+        self._tracing = tracing_of(session, tracing)
         self._factory = factory or ChannelFactory(session)
-        self._keeper = Keeper(session.told, self._end)
+        self._keeper = Keeper(session.told, self._end, session.processor.after)
         session.told.when_wanted(self._keeper.hurry)
         session.life.when_ended(self._keeper.forget)
-        close = partial(_close_late, self._keeper, session, self._factory)
+        close = partial(_close_late, self._keeper, session, self._factory, self._tracing)
         self._dropped = weakref.finalize(self, session.leave_behind, close)
         self._dropped.atexit = False
         self._local = threading.local()
@@ -339,6 +384,33 @@ class Client:
         self._flush_kept()  # nobody uses it
         self._question(protocol.Resize(self.session.next_id(), name, nbytes_of(size)), timeout)
 
+    def pin(self, name: str, *, timeout: float | None = None) -> None:
+        """Keep a component, or what is kept of a family, on the device once it is in.
+
+        Until `unpin`, until it is unregistered, or until somebody asks for what would never fit
+        beside it; also if this session ends. Brings nothing in: see `prefetch`. Does not block.
+
+        Raises: UnknownComponent; TooLarge if another component, or whoever waits, would not fit
+        beside it; Conflict for a member of an alternating group; ComponentInUse while it is
+        leaving; NotAnswering as `resize`.
+        """
+        self._question(protocol.Pin(self.session.next_id(), name), timeout)
+
+    def unpin(self, name: str, *, timeout: float | None = None) -> None:
+        """It may be evicted again. Raises: Conflict if it was registered as "permanent"."""
+        self._question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+
+    def evict(self, name: str, *, timeout: float | None = None) -> None:
+        """Have an idle component, or the parts of a family, leave the device at once.
+
+        Returns when that is decided; what is to be saved is saved then. Nothing happens if it is
+        out. What another process keeps for its next step (half a second at most) is leased, too.
+        Does not block. Raises: UnknownComponent; ComponentInUse if it is leased, coming in, or
+        waited for; Conflict if it is pinned or "permanent"; NotAnswering as `resize`.
+        """
+        self._flush_kept()  # nobody uses it
+        self._question(protocol.EvictNow(self.session.next_id(), name), timeout)
+
     def acquire(
         self,
         *names: str,
@@ -367,12 +439,13 @@ class Client:
             self._end(kept, ack=False)  # its bytes are others by now
 
         def ask(request: int, agent: int) -> protocol.Acquire:
+            at_once = early or session.processor.works_late
             return protocol.Acquire(
-                request, names, agent, timeout, priority, await_registration, early
+                request, names, agent, timeout, priority, await_registration, at_once
             )
 
-        record = self._acquire(ask, names, timeout)
-        record.may_be_kept = session.leases.may_be_kept(record)
+        record = self._acquire(ask, names, timeout, early=early)
+        record.may_be_kept = record.lingers = session.leases.may_be_kept(record)
         return Lease(self, session, record, key)
 
     def acquire_workspace(
@@ -616,6 +689,7 @@ class Client:
         self._let_go()
         if not session.forked:
             self._factory.close()
+            self._tracing.close()
 
     def _keep_no_more(self) -> None:
         """It is being closed: leases that loops keep are given back."""
@@ -642,6 +716,7 @@ class Client:
     ) -> protocol.AnyReply:
         self.session.check()
         self._end_kept()
+        self._keeper.hand_over()
         return self.session.unwrap(self._channel().call(request, timeout_s))
 
     def _question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
@@ -650,6 +725,7 @@ class Client:
             return self._call(request)
         self.session.check()
         self._end_kept()
+        self._keeper.hand_over()
         channel = self._channel()
         channel.ask(request)
         reply = channel.collect(request.id, timeout_s)
@@ -665,16 +741,52 @@ class Client:
         timeout: float | None,
         *,
         is_workspace: bool = False,
+        early: bool = False,
         in_place_of: int | None = None,
     ) -> Record:
-        """Have `ask(id, agent)` granted, and what was granted mapped."""
-        session = self.session
-        session.check()
+        """Have `ask(id, agent)` granted, and what was granted mapped and, unless `early`, there."""
+        self.session.check()
+        if self.session.processor.works_late:
+            for end in self._keeper.returned():
+                end(self._give_back_here)
         self._end_kept()  # first: whoever still holds something is the same agent
+        asked = partial(
+            self._acquire_now,
+            ask,
+            names,
+            timeout,
+            is_workspace=is_workspace,
+            early=early,
+            in_place_of=in_place_of,
+        )
+        trace = self._tracing.begin(names)
+        if trace is None:
+            return asked(None)
+        with trace:
+            return asked(trace)
+
+    def _acquire_now(
+        self,
+        ask: Callable[[int, int], protocol.AnyAcquire],
+        names: tuple[str, ...],
+        timeout: float | None,
+        trace: Trace | None,
+        *,
+        is_workspace: bool,
+        early: bool,
+        in_place_of: int | None,
+    ) -> Record:
+        session = self.session
         agent = session.leases.enter(threading.get_ident(), timeout)
         request = ask(session.next_id(), agent.number)
+        if trace is not None:
+            request = trace.marked(request)
         reply = self._channel().call(request, timeout, in_place_of=in_place_of)
-        return self._granted(reply, names, agent, is_workspace=is_workspace)
+        if trace is not None:
+            trace.answered(reply)
+        record = self._granted(reply, names, agent, is_workspace=is_workspace)
+        self._show(record, timeout, early=early)
+        return record
 
     def _granted(
         self,
@@ -684,18 +796,31 @@ class Client:
         *,
         is_workspace: bool = False,
     ) -> Record:
-        """What was granted to `agent`, mapped."""
+        """What was granted to `agent`, held."""
         granted = self.session.unwrap(reply)
         assert isinstance(granted, protocol.Granted)
         record = self.session.leases.record(granted, names, agent, is_workspace=is_workspace)
-        try:
+        with self._or_ended(record):
             self.session.leases.add(record)
-            self.session.leases.show(record)
+        return record
+
+    def _show(self, record: Record, timeout: float | None = None, *, early: bool) -> None:
+        """Have what was granted mapped, and, unless it is `early`, wait until it is there."""
+        with self._or_ended(record):
+            if early:
+                self.session.leases.show(record)
+            else:
+                self.session.leases.bring_in(record, timeout)
+
+    @contextmanager
+    def _or_ended(self, record: Record) -> Iterator[None]:
+        """If that fails, the lease ends."""
+        try:
+            yield
         except BaseException:
             with suppress(SwapdError):
                 self._end(record, ack=False)
             raise
-        return record
 
     def _ask(self, *names: str) -> int:
         """Ask for components ahead, and go on; to be collected or abandoned in this thread.
@@ -718,6 +843,7 @@ class Client:
             return None
         number = _agent_ahead(request)
         record = self._granted(reply, names, Agent(number, number))
+        self._show(record, early=True)
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def _acquire_in_place_of(self, request: int, *names: str) -> Lease:
@@ -730,7 +856,7 @@ class Client:
         def ask(number: int, agent: int) -> protocol.Acquire:
             return protocol.Acquire(number, names, agent, early=True)
 
-        record = self._acquire(ask, names, None, in_place_of=request)
+        record = self._acquire(ask, names, None, early=True, in_place_of=request)
         record.may_be_kept = self.session.leases.may_be_kept(record)
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
@@ -757,8 +883,13 @@ class Client:
 
     def _end(self, record: Record, ack: bool = True) -> None:
         """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""
-        if not self.session.leases.ends_later(record, self._give_back):
+        linger = None if ack else self._keeper.linger
+        if not self.session.leases.ends_later(record, self._give_back, linger):
             self._give_back(record, ack)
+
+    def _give_back_here(self, record: Record) -> None:
+        """In the thread whose lease it was: the daemon hears of it before what that sends next."""
+        self._give_back(record, ack=False)
 
     def _give_back(self, record: Record, ack: bool = True) -> None:
         session = self.session
@@ -773,11 +904,14 @@ class Client:
                 self._channel().send(release)
 
 
-def _close_late(keeper: Keeper, session: Session, factory: ChannelFactory) -> None:
+def _close_late(
+    keeper: Keeper, session: Session, factory: ChannelFactory, tracing: Tracing
+) -> None:
     """Close a client that was dropped when its session had ended."""
     keeper.close()
     session.close()
     factory.close()
+    tracing.close()
 
 
 def prefetch_of(

@@ -21,6 +21,10 @@ class NotRunning(SwapdError):
     """No daemon serves the endpoint."""
 
 
+class StartFailed(NotRunning):
+    """The daemon that `connect(start=True)` started does not serve; the message is its own."""
+
+
 class SessionEnded(SwapdError):
     """The session is over, and nothing can be asked under it any more: `DaemonGone` and
     `SessionFenced` say why. `Client.close`, then connect again.

@@ -49,7 +49,12 @@ class BaseLease:
         if not self._held or self._is_answered_for:
             return
         if self._session.error is None and not self._session.forked:
-            warnings.warn(f"{self!r} was never released", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"{self!r} was never released, so nobody else gets that memory while this session "
+                "lasts: use it in a `with` block, or call release()",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     @property
     def waited_s(self) -> float:
@@ -92,7 +97,10 @@ class BaseLease:
         if name not in self._fresh:
             known = self._session.registry.family(name) or [name]
             if not any(self._record.holds(part) for part in known):
-                raise UnknownComponent(f"{name!r} is not in this lease, or not this process's")
+                raise UnknownComponent(
+                    f"{name!r} is not in this lease, which is of {', '.join(self.names)}, or it is "
+                    "another process's: only that can ask whether it is new"
+                )
             self._fresh = {**self._fresh, name: self._session.leases.is_fresh(self._record, name)}
         return self._fresh[name]
 
@@ -325,3 +333,12 @@ class AsyncLease(BaseLease):
             self._give_back(self._record)
             if problem is not None:
                 raise problem
+
+    async def __aenter__(self) -> "AsyncLease":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
+            self.release()

@@ -79,12 +79,16 @@ async def take_awaited(
         steps.close()
 
 
-async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
-    """Call in a thread; it has ended when this does, also when this is cancelled."""
+async def in_thread(
+    call: Callable[..., T], *arguments: Any, give_up: Callable[[], None] = lambda: None
+) -> T:
+    """Call in a thread; it has ended when this does, also when this is cancelled: then `give_up`
+    is to have it end soon."""
     calling = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
     try:
         return await asyncio.shield(calling)
     except asyncio.CancelledError:
+        give_up()
         while not calling.done():  # cancelled once more it is still at work
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([calling])
@@ -138,7 +142,8 @@ def register_scratch(
 
     def prepare() -> Part:
         gpu = session.processor.index
-        layout = Scratch(nbytes, "saved" if mutable else "dropped", gpu, tensor)
+        kind: protocol.Scratch = "saved" if mutable else "dropped"
+        layout = Scratch(nbytes, kind, gpu, tensor, session.processor.fetch)
         stays = tensor is not None
         return session.registry.prepare(name, layout, mutable=True, part_of=part_of, stays=stays)
 

@@ -36,3 +36,43 @@ async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(
             part = await client.register("a", {"x": b"second"})
             async with client.acquire("a"):
                 assert bytes(part.view("x")) == b"second"
+
+
+async def test_requests_of_one_service_that_overlap_do_not_keep_another_model_out() -> None:
+    """Many tasks of one session, each of which begins before the one before has ended."""
+    with spawn.daemon(budget="8MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("busy", {"x": bytes(6 << 20)})
+            await client.register("other", {"x": bytes(6 << 20)})
+            asked = [asyncio.Event() for _ in range(3)]
+            done = asyncio.Event()
+
+            async def keep_busy(number: int) -> None:
+                next_one = asked[(number + 1) % 3]
+                while not done.is_set():
+                    asked[number].set()
+                    async with client.acquire("busy"):
+                        await next_one.wait()
+                        next_one.clear()
+                asked[number].set()
+
+            async def ask_for_other() -> None:
+                async with client.acquire("other", timeout=60):
+                    done.set()
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(3):
+                    tasks.create_task(keep_busy(number))
+                tasks.create_task(ask_for_other())
+
+
+async def test_a_lease_that_was_awaited_may_be_held_by_async_with_too() -> None:
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("a", {"x": b"here"})
+            async with await client.acquire("a") as lease:
+                assert lease.names == ("a",)
+                (component,) = (await client.status()).components
+                assert component.leases
+            async with client.acquire("a", timeout=30):
+                pass

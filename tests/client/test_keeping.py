@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,18 @@ from swapd_client.errors import SessionFenced
 from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Record
 from swapd_client.leases.keeper import Keeper
-from swapd_client.leases.keeping import LINGER_S, SWEEP_S, UNTOLD_S, LoopKeeping
+from swapd_client.leases.keeping import (
+    BACK_S,
+    LINGER_S,
+    SWEEP_S,
+    UNTOLD_S,
+    End,
+    LoopKeeping,
+    WorkKeeping,
+)
+from swapd_client.session import processor
 from swapd_client.session.told import Told
+from tests.sleeping import more_sleeps, sleeps
 
 KEY = (1, ("a",))
 OTHER = (2, ("b",))
@@ -144,6 +155,11 @@ class Daemon:
         self._came.acquire()
 
 
+def nothing_late(work: processor.Work, end: End) -> None:
+    """There is no GPU."""
+    raise AssertionError
+
+
 @pytest.fixture
 def daemon() -> Daemon:
     return Daemon()
@@ -152,7 +168,7 @@ def daemon() -> Daemon:
 @pytest.fixture
 def keeper(daemon: Daemon) -> Iterator[Keeper]:
     """One whose KEY comes back at once."""
-    with closing(Keeper(daemon, daemon.give_back)) as keeper:
+    with closing(Keeper(daemon, daemon.give_back, nothing_late)) as keeper:
         for _ in range(1000):  # should the machine be so busy that a return is not at once
             if keeper.keep(KEY, LEASE):
                 break
@@ -207,7 +223,7 @@ def test_what_is_kept_while_it_is_said_that_somebody_waits_does_not_stay(
     daemon: Daemon, endless: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The alarm is set for later just after it was rung."""
-    keeper = Keeper(daemon, daemon.give_back)
+    keeper = Keeper(daemon, daemon.give_back, nothing_late)
     set_alarm = Alarm.set
 
     def set_late(alarm: Alarm, after_s: float) -> None:
@@ -250,7 +266,7 @@ def alarms(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_loop_sets_the_alarm_later_now_and_then_and_is_never_woken(
     daemon: Daemon, clock: Clock, alarms: list[float]
 ) -> None:
-    keeper = Keeper(daemon, daemon.give_back)
+    keeper = Keeper(daemon, daemon.give_back, nothing_late)
     keep(keeper)
     for step in range(1000):
         assert keeper.take(KEY)
@@ -263,7 +279,7 @@ def test_a_loop_sets_the_alarm_later_now_and_then_and_is_never_woken(
 def test_a_loop_that_goes_on_does_not_keep_what_another_left(
     daemon: Daemon, clock: Clock, alarms: list[float]
 ) -> None:
-    keeper = Keeper(daemon, daemon.give_back)
+    keeper = Keeper(daemon, daemon.give_back, nothing_late)
     while not keeper.keep(OTHER, LEASE):
         keeper.take(OTHER)
     keep(keeper)
@@ -303,7 +319,7 @@ def test_it_is_given_back_before_its_agent_asks_for_more(keeper: Keeper, daemon:
 
 
 def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
-    keeper = Keeper(daemon, daemon.give_back)
+    keeper = Keeper(daemon, daemon.give_back, nothing_late)
     keep(keeper)
     keeper.close()
     keeper.close()
@@ -314,7 +330,7 @@ def test_closing_gives_back_what_is_kept(daemon: Daemon) -> None:
 def test_who_waits_is_told_of_while_it_closes(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(daemon, daemon.give_back)
+    keeper = Keeper(daemon, daemon.give_back, nothing_late)
     ring = Alarm.ring
 
     def ring_late(alarm: Alarm) -> None:
@@ -333,7 +349,7 @@ def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
         daemon.give_back(record)
         raise SessionFenced("the daemon has ended this session")
 
-    with closing(Keeper(daemon, refuse)) as keeper:
+    with closing(Keeper(daemon, refuse, nothing_late)) as keeper:
         for _ in range(2):
             keep(keeper)
             daemon.await_one()
@@ -356,6 +372,9 @@ class Work:
     def is_pending(self) -> bool:
         return not self.done
 
+    def is_over(self) -> bool:
+        return self.done
+
 
 def test_on_a_gpu_it_lingers_from_when_the_work_is_done() -> None:
     linger, work, busy = LoopKeeping(Told()), Work(), LEASE
@@ -367,3 +386,123 @@ def test_on_a_gpu_it_lingers_from_when_the_work_is_done() -> None:
     work.done = True
     assert linger.woken(1.0 + 5.5 * LINGER_S) == [], "looked at a moment ago"
     assert linger.woken(1.0 + 7 * LINGER_S) == [busy]
+
+
+def test_hits_wake_no_thread(endless: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of a loop, nor of several components in turn."""
+    monkeypatch.setattr("swapd_client.leases.keeping.LINGER_S", NEVER_S)
+    with (
+        spawn.daemon(budget="16MiB") as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        for name in "ab":
+            client.register(name, {"x": bytes(1 << 20)})
+        for names in ("a", "ab"):
+            for step in range(52):
+                if step == 2:
+                    before = sleeps()
+                for name in names:
+                    client.acquire(name).release()
+            assert not more_sleeps(before), names
+
+
+# --- leases that are given back while the GPU is still at it ------------------------------
+
+
+def nothing(here: object = None) -> None:
+    """Ends nothing."""
+
+
+def returning(told: Told | None = None) -> WorkKeeping:
+    """One whose thread 1 gave back and came back at once, at 0."""
+    keeping = WorkKeeping(told or Told())
+    assert not keeping.keep(1, Work(), nothing, -SOON)
+    assert keeping.returned(1, 0.0) == []
+    return keeping
+
+
+def test_who_comes_back_at_once_looks_after_the_work_of_the_next_lease() -> None:
+    keeping, work = returning(), Work()
+    assert keeping.keep(1, work, nothing, 1.0)
+    assert keeping.returned(1, 1.0 + SOON) == [], "the GPU is still at it"
+    work.done = True
+    assert keeping.returned(1, 1.0 + SOON) == [nothing]
+    assert not keeping
+
+
+def test_what_its_thread_does_not_come_back_for_is_waited_for() -> None:
+    keeping, work = returning(), Work()
+    assert keeping.keep(1, work, nothing, 1.0)
+    assert keeping.wakes <= 1.0 + 2 * BACK_S
+    assert keeping.woken(1.0 + SOON) == []
+    assert keeping.woken(keeping.wakes) == [(work, nothing)]
+    assert not keeping
+    assert not keeping.keep(1, work, nothing, 2.0), "it is trusted no more"
+
+
+def test_what_was_done_when_it_was_given_back_changes_no_trust() -> None:
+    keeping = returning()
+    assert keeping.returned(1, 5.0) == []
+    assert keeping.keep(1, Work(), nothing, 6.0)
+    other = WorkKeeping(Told())
+    assert other.returned(1, 5.0) == []
+    assert not other.keep(1, Work(), nothing, 6.0)
+
+
+def test_whoever_comes_back_late_is_not_trusted() -> None:
+    keeping = returning()
+    assert keeping.keep(1, Work(), nothing, 1.0)
+    keeping.returned(1, 2.0)
+    assert not keeping.keep(1, Work(), nothing, 2.0)
+    assert not keeping.keep(2, Work(), nothing, 2.0), "nor is another thread"
+
+
+@pytest.mark.parametrize("how", ["hurried", "wanted"])
+def test_nothing_is_kept_from_those_that_wait(how: str) -> None:
+    told = Told()
+    keeping, work = returning(told), Work()
+    assert keeping.keep(1, work, nothing, 1.0)
+    if how == "hurried":
+        told.hurried = True
+    else:
+        told.wanted = {"a"}
+    assert keeping.woken(1.0) == [(work, nothing)]
+    keeping.returned(1, 1.0)
+    assert not keeping.keep(1, work, nothing, 1.0)
+
+
+def test_nothing_is_kept_from_those_that_begin_to_wait_just_then() -> None:
+    """They look for what is kept, once, when they are told of."""
+
+    class JustThen(Told):
+        def __getattribute__(self, name: str) -> Any:
+            return bool(keeping) if name == "hurried" else super().__getattribute__(name)
+
+    keeping = WorkKeeping(Told())
+    keeping = returning(JustThen())
+    assert not keeping.keep(1, Work(), nothing, 1.0)
+    assert not keeping
+
+
+def test_who_goes_on_sets_the_alarm_now_and_then_and_is_never_woken_for() -> None:
+    keeping, alarms = returning(), set[float]()
+    for step in range(1000):
+        now = 1.0 + step * BACK_S / 10
+        work = Work()
+        assert keeping.keep(1, work, nothing, now)
+        assert keeping.wakes > now
+        alarms.add(keeping.wakes)
+        work.done = True
+        assert keeping.returned(1, now + BACK_S / 20) == [nothing]
+    assert len(alarms) <= 1000 / 10 + 1
+
+
+def test_who_asks_for_something_else_has_all_of_it_waited_for() -> None:
+    keeping, work = returning(), Work()
+    keeping.keep(1, work, nothing, 1.0)
+    assert keeping.of(2) == []
+    assert keeping.of(1) == [(work, nothing)]
+    assert not keeping
+    keeping.keep(1, work, nothing, 1.0)
+    assert keeping.all() == [(work, nothing)]
+    assert not keeping

@@ -22,6 +22,9 @@ class Work:
     def is_pending(self) -> bool:
         return True
 
+    def is_over(self) -> bool:
+        return False
+
 
 class Processor:
     """A GPU whose work ends when the test says so."""

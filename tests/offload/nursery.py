@@ -52,8 +52,10 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.disable()  # until all is imported: nothing of that is garbage
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a child's collections would copy all that it shares
     for line in sys.stdin:

@@ -2,7 +2,8 @@
 
 It registers its component with its daemon, meets the other rank by way of stdin and stdout, and
 makes steps: its turn, a lease, a collective, all bytes checked. What it does it says on stdout, a
-JSON object a line; if it is told to `stop`, it waits for a line on stdin whenever it got a lease.
+JSON object a line; if it is told to `stop`, it waits for a line on stdin whenever it got a lease,
+and before the first step if it is to begin `together` with others.
 """
 
 import json
@@ -46,6 +47,9 @@ class Rank:
         self._had: list[tuple[int, int]] = []
 
     def run(self) -> None:
+        if self._orders["together"]:
+            say(ready=self._name)
+            sys.stdin.readline()
         for step in range(self._orders["steps"]):
             with self._ranks.acquiring(self._wanted, self._give_back):
                 if self._lease is None:
@@ -54,7 +58,8 @@ class Rank:
                     say(got=step)
                     sys.stdin.readline()
             self._collective(step)
-            assert self._part.view("weight") == self._bytes
+            # on the right: a view compares bytes one by one
+            assert self._bytes == self._part.view("weight")
             self._collective(step)
             if self._wanted():
                 self._give_back()

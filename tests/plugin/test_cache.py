@@ -5,7 +5,17 @@ from unittest.mock import Mock
 
 import pytest
 
-from swapd_client.vllm.stage.cache import Cache, CacheLost, Fate, InUse, Layer, Terms, ranges_of
+from swapd_client.vllm.stage.cache import (
+    Cache,
+    CacheLost,
+    Fate,
+    Hears,
+    InUse,
+    Layer,
+    Terms,
+    ranges_of,
+)
+from swapd_client.vllm.stage.gone import Share
 
 MIB = 1 << 20
 
@@ -16,7 +26,10 @@ def test_a_block_is_in_use_as_long_as_a_request_has_it() -> None:
     in_use.has("b", ([4], [7, 8]))
     in_use.gets("a", ([3],))
     assert in_use.blocks == [1, 2, 3, 4, 7, 8]
+    assert in_use.tables("a") == [[1, 2, 3]]
+    assert in_use.tables("b") == [[4], [7, 8]]
     in_use.ended(["a"])
+    assert in_use.tables("a") == []
     assert in_use.blocks == [4, 7, 8]
     in_use.has("b", ([5],))  # it was preempted, and has others now
     assert in_use.blocks == [5]
@@ -55,16 +68,19 @@ def test_terms_say_what_becomes_of_it() -> None:
     assert not Terms("drop", prefixes=False, layers=layers).saved
     assert "until no request is in flight" in str(Terms("drop", prefixes=False, layers=layers))
     assert "requests in flight" in str(Terms("auto", prefixes=False, layers=layers))
+    assert str(Terms("save", False, layers, slice_s=2.0)).endswith("; a turn lasts 2 s")
     for terms in (Terms("auto", prefixes=True, layers=layers), Terms("save", False, layers)):
         assert terms.saved
         assert str(terms) == "and what is in it is saved"
 
 
-def cache_of(fate: Fate, *, prefixes: bool = False, deaf: str = "") -> Cache:
+def cache_of(
+    fate: Fate, *, prefixes: bool = False, deaf: str = "", hears: Hears = Hears.BY_NUMBER
+) -> Cache:
     """One whose first block a request has."""
-    component: Any = Mock(nbytes=100)
+    component: Any = Mock(nbytes=100, lost=False)
     component.name = "thinker.kv"
-    made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf))
+    made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf, hears=hears))
     made.in_use.has("a", ([1],))
     return made
 
@@ -95,7 +111,36 @@ def test_what_is_never_saved_is_gone_with_the_daemon(fate: Fate, losses: int) ->
     assert cache.losses == losses
 
 
-def test_a_loss_that_the_scheduler_would_not_hear_of_is_raised_with_what_to_set() -> None:
+def test_what_could_not_be_saved_is_gone_though_the_daemon_is_gone_next() -> None:
+    cache = cache_of("auto")
+    cache.component.lost = True  # type: ignore[misc]
+    cache.go_alone()
+    assert cache.losses == 1
+
+
+def share(name: str, *, computed: int, scheduled: int = 1) -> Share:
+    return Share(name, [([1], 16)], computed, scheduled, anew=True)
+
+
+def test_a_loss_that_the_scheduler_would_not_hear_of_is_raised_when_it_is_read() -> None:
     cache = cache_of("auto", deaf="set scheduler_cls: x")
+    cache.come(lease(fresh=True))
+    assert cache.read([share("b", computed=0)]) == set(), "it reads nothing"
+    cache.come(lease(fresh=True))
     with pytest.raises(CacheLost, match=r"1 blocks of .* gone.* set scheduler_cls: x"):
-        cache.come(lease(fresh=True))
+        cache.read([share("a", computed=3)])
+
+
+def test_a_scheduler_that_hears_by_blocks_is_told_of_those_that_are_read() -> None:
+    cache = cache_of("auto", hears=Hears.BY_BLOCKS)
+    cache.come(lease(fresh=True))
+    assert cache.read([share("a", computed=3)]) == {1}
+    assert cache.read([share("a", computed=0, scheduled=4)]) == set()
+    assert cache.read([share("a", computed=4)]) == set()
+
+
+def test_a_scheduler_that_hears_by_numbers_is_told_of_no_block() -> None:
+    cache = cache_of("auto")
+    cache.come(lease(fresh=True))
+    assert cache.hears_by_number
+    assert cache.read([share("a", computed=3)]) == set()

@@ -19,7 +19,7 @@ from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 from tests.plugin import test_rejoining, test_stage
 from tests.plugin.test_rejoining import Lives
-from tests.plugin.test_stage import PATIENCE_S, Scene, leases, resident
+from tests.plugin.test_stage import PATIENCE_S, Scene, await_leases, leases, resident
 
 daemon, scene, lives = test_stage.daemon, test_stage.scene, test_rejoining.lives
 
@@ -255,7 +255,7 @@ def test_all_parts_are_held_and_given_back_together(scene: Scene) -> None:
     assert leases(scene.daemon) == dict.fromkeys(names, 1)
     stage.note((), ["a"])
     stage.rest()
-    assert leases(scene.daemon) == {}
+    await_leases(scene.daemon, {})
     assert resident(scene.daemon) == names
     policies = {(c.policy, c.part_of) for c in scene.daemon.status().components}
     assert policies == {("lru", "thinker")}

@@ -74,6 +74,12 @@ def test_a_misspelt_key_is_told_the_right_name(key: Any, hint: str) -> None:
         ("finish_within_s", -1),
         ("finish_within_s", float("inf")),
         ("finish_within_s", float("nan")),
+        ("slice_s", "short"),
+        ("slice_s", 0),
+        ("slice_s", -1),
+        ("slice_s", float("inf")),
+        ("slice_s", float("nan")),
+        ("slice_s", True),
         ("faults", "off"),
         ("load_workspace", "much"),
         ("load_workspace", -1),
@@ -87,6 +93,16 @@ def test_a_value_of_the_wrong_kind_is_said_with_its_key(key: str, value: object)
         of(**{key: value})
     assert f"stage 'thinker': additional_config.swapd.{key}" in str(refused.value)
     assert repr(value) in str(refused.value)
+
+
+def test_turns_are_slices_or_finish_requests() -> None:
+    assert of(slice_s=2).slice_s == 2.0
+    assert of(kv="auto", slice_s=0.5) == Options(kv="auto", slice_s=0.5)
+    assert of(slice_s=None, finish_within_s=3).slice_s is None
+    with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*: say one of the two"):
+        of(slice_s=2, finish_within_s=3)
+    with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*set kv: auto, or leave out"):
+        of(slice_s=2, kv="drop")
 
 
 def test_options_are_keys() -> None:

@@ -73,6 +73,12 @@ def test_one_that_the_method_of_a_layer_keeps_is_found() -> None:
     assert list(Candidates({"": layer}).weights()) == ["quant_method.w13.storage.data"]
 
 
+def test_scales_of_blocks_are_no_locks() -> None:
+    layer: Any = Layer()
+    layer.blockscale_swizzled, layer.locks = numbers(), numbers()
+    assert list(Candidates({"": layer}).weights()) == ["blockscale_swizzled"]
+
+
 class Attention(nn.Module):
     """As MLA's: it has a cache, and products of weights beside it."""
 
@@ -104,10 +110,17 @@ def unlike_a_weight() -> dict[str, Callable[[Layer], None]]:
     def workspace(layer: Layer) -> None:
         layer.workspace = numbers()
 
+    def several_workspaces(layer: Any) -> None:
+        layer.workspaces = [numbers()]
+
+    def an_adapters_tensors(layer: Any) -> None:
+        layer.quant_method.lora_a_stacked = (numbers(), numbers())
+
     def of_the_process(layer: Any) -> None:
         layer.stream = torch.utils.data.TensorDataset(numbers())
 
-    return {one.__name__: one for one in (of_no_layer, small, room, workspace, of_the_process)}
+    kinds = (of_no_layer, small, room, workspace, several_workspaces, an_adapters_tensors)
+    return {one.__name__: one for one in (*kinds, of_the_process)}
 
 
 @pytest.mark.parametrize("what", unlike_a_weight())

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from swapd_client.vllm.ranks import RankGone, Ranks, RanksApart
+from tests.plugin.gather import Gather
 
 #: No test that works comes near.
 PATIENCE_S = 30.0
@@ -26,22 +27,6 @@ def nobody() -> bool:
 
 def nothing() -> None:
     """What a rank without a lease gives back."""
-
-
-class Gather:
-    """What a process group's gather does: everybody gets what all have said, in order."""
-
-    def __init__(self, size: int) -> None:
-        self._said = [""] * size
-        self._all = threading.Barrier(size)
-
-    def share(self, rank: int) -> Callable[[str], Sequence[str]]:
-        def share(mine: str) -> Sequence[str]:
-            self._said[rank] = mine
-            self._all.wait(PATIENCE_S)
-            return self._said
-
-        return share
 
 
 class Stage:

@@ -6,11 +6,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 import swapd_client
 from swapd_client import Client, NotRunning, VersionMismatch, connect
@@ -240,6 +242,27 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
     lives.await_back(stage)
     step(stage, model)
     assert addresses(model) == before
+
+
+def test_one_that_stays_does_not_come_back_where_that_takes_anothers_room_for_good(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: SimpleQueue[Exception] = SimpleQueue()
+    monkeypatch.setattr(Rejoining, "_could_not_join", lambda _, error: refused.put(error))
+    first, model = lives.stage("thinker")
+    late, other = lives.connect("code2wav", cpu_offload_enabled=False), Model(1)
+    late.take({"": nn.ModuleList([other.visual, other.audio_tower])})
+    with late.computing():
+        daemon = lives.restart(budget="10MiB")
+        lives.await_back(first)
+        step(first, model)
+    error = refused.get(timeout=PATIENCE_S)
+    assert "stage 'code2wav' would stay, and leave thinker no room for its turn" in str(error)
+    while {c.name for c in daemon.status().components} != {"thinker"}:
+        daemon.await_record("SessionGone")  # of who was refused, each time
+    step(first, model)
+    with late.computing():  # else it tries to come back just then, and is without its weights
+        assert torch.equal(other.visual(X[:, :512]), Model(1).visual(X[:, :512]))
 
 
 def test_a_daemon_that_dies_while_a_stage_comes_back_leaves_it_as_it_was(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import swapd_client
 from swapd.shared.units import size
 from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
 from swapd_client.vllm.options import options_of
@@ -568,6 +569,28 @@ def test_new_weights_are_at_the_addresses_of_the_old_ones(scene: Scene) -> None:
     stage.end()
     stage.close()
     assert torch.equal(model(X), expected)
+
+
+def test_weights_change_when_no_other_stage_starts(scene: Scene) -> None:
+    stage, model = scene.stage("thinker")
+    expected = Model()(X) * 2
+
+    def change() -> None:
+        with stage.changing():
+            double(model)
+
+    with swapd_client.connect(scene.daemon.folder, label="other") as other:
+        with other.acquire_start():
+            done = scene.meanwhile(change)
+            while len(other.status().starting) < 2:
+                pass
+            assert not scene.daemon.watch.seen("Lend"), "it would count as taken, or as free"
+            assert not done.is_set()
+        assert done.wait(PATIENCE_S)
+        assert scene.daemon.watch.seen("Lend")
+        assert other.status().starting == ()
+    with stage.using():
+        assert torch.equal(model(X), expected)
 
 
 def test_tied_weights_are_still_tied(scene: Scene) -> None:

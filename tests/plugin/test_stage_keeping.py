@@ -3,8 +3,8 @@
 from swapd_client.leases.keeping import StageKeeping
 
 
-def made(*came: str, finish_within_s: float = 10.0) -> StageKeeping:
-    turn = StageKeeping(finish_within_s)
+def made(*came: str, finish_within_s: float = 10.0, slice_s: float | None = None) -> StageKeeping:
+    turn = StageKeeping(finish_within_s, slice_s)
     turn.note(came, ())
     return turn
 
@@ -77,3 +77,32 @@ def test_a_request_that_is_preempted_and_scheduled_again_is_one() -> None:
     turn.note((), {"a"})
     assert not turn.in_flight
     assert turn.over() == 1
+
+
+def test_a_slice_ends_inside_requests_when_the_turn_has_lasted_so_long() -> None:
+    turn = made("a", slice_s=2.0)
+    turn.begin(100.0)
+    assert turn.keeps(100.5, wanted=True)
+    turn.note(("b",), {"a"})
+    assert turn.keeps(101.9, wanted=True), "b came when the lease was wanted already"
+    assert not turn.keeps(102.0, wanted=True)
+    assert turn.in_flight == {"b"}
+
+
+def test_a_slice_is_counted_from_when_the_turn_began_not_from_when_somebody_waits() -> None:
+    turn = made("a", slice_s=2.0)
+    turn.begin(100.0)
+    assert turn.keeps(150.0, wanted=False), "nobody waits"
+    assert not turn.keeps(150.1, wanted=True)
+    turn.over()
+    turn.begin(200.0)
+    assert turn.keeps(201.0, wanted=True)
+
+
+def test_a_slice_ends_at_once_where_there_is_nothing_to_compute() -> None:
+    turn = made("a", slice_s=2.0)
+    turn.begin(100.0)
+    assert not turn.keeps(100.1, wanted=True, computed=False)
+    turn.note((), {"a"})
+    assert not turn.keeps(100.2, wanted=True)
+    assert not turn.keeps(100.2, wanted=False)

@@ -3,8 +3,7 @@
 The ranks are threads here, the daemons real; `tests/vllm/test_starting.py` has real engines.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,27 +15,10 @@ import swapd_client
 from swapd import spawn
 from swapd_client import NotRunning
 from swapd_client.vllm.starting import Start, once_ranks_meet
+from tests.plugin.gather import Gather
 
 #: No test that works comes near.
 PATIENCE_S = 60.0
-
-
-class Gather:
-    """What a process group's gather does, as often as it is called."""
-
-    def __init__(self, size: int) -> None:
-        self._said = [""] * size
-        self._all = threading.Barrier(size)
-
-    def share(self, rank: int) -> Callable[[str], Sequence[str]]:
-        def share(mine: str) -> Sequence[str]:
-            self._said[rank] = mine
-            self._all.wait(PATIENCE_S)
-            said = list(self._said)
-            self._all.wait(PATIENCE_S)
-            return said
-
-        return share
 
 
 class Stage:

@@ -87,6 +87,7 @@ def stage(
     steps: int = 1,
     stop: bool = False,
     backwards: bool = False,
+    together: bool = False,
     timeout: float = PATIENCE_S,
 ) -> Iterator[list[Rank]]:
     """The ranks of a stage, each at its daemon; they have met."""
@@ -101,6 +102,7 @@ def stage(
                 "steps": steps,
                 "stop": stop,
                 "backwards": backwards,
+                "together": together,
                 "timeout": timeout,
             }
             made.append(Rank(f"{name}.tp{number}", orders, peer))
@@ -133,6 +135,16 @@ def daemons(world: World) -> list[Daemon]:
     return [world.daemon(name, budget=ROOM_FOR_ONE) for name in places(world)]
 
 
+def begin(*stages: Sequence[Rank]) -> None:
+    """Have those that are to begin together do so, once all are ready: else the first may have made
+    all steps before the last comes."""
+    ranks = [rank for ranks in stages for rank in ranks]
+    for rank in ranks:
+        rank.expect("ready")
+    for rank in ranks:
+        rank.tell("begin")
+
+
 def finish(*stages: Sequence[Rank]) -> list[list[list[tuple[int, int]]]]:
     """When each rank of each stage had its memory, once all have made all steps."""
     return [[[(a, b) for a, b in rank.expect("had")] for rank in ranks] for ranks in stages]
@@ -149,7 +161,9 @@ def check_apart(*had: Sequence[tuple[int, int]]) -> None:
 def test_they_take_turns_and_never_both_hold(daemons: list[Daemon], crosswise: bool) -> None:
     """Also where the second stage's rank 0 is on the second GPU."""
     theirs = daemons[::-1] if crosswise else daemons
-    with stage("a", daemons, steps=40) as a, stage("b", theirs, steps=40) as b:
+    options: dict[str, Any] = {"steps": 40, "together": True}
+    with stage("a", daemons, **options) as a, stage("b", theirs, **options) as b:
+        begin(a, b)
         (a0, a1), (b0, b1) = finish(a, b)
     if crosswise:
         b0, b1 = b1, b0
@@ -167,7 +181,9 @@ def test_it_is_enough_that_one_rank_does_not_fit(world: World, tight: int) -> No
         world.daemon(name, budget=ROOM_FOR_ONE if at == tight else ROOM_FOR_BOTH)
         for at, name in enumerate(places(world))
     ]
-    with stage("a", daemons, steps=20) as a, stage("b", daemons, steps=20) as b:
+    options: dict[str, Any] = {"steps": 20, "together": True}
+    with stage("a", daemons, **options) as a, stage("b", daemons, **options) as b:
+        begin(a, b)
         had = finish(a, b)
     check_apart(had[0][tight], had[1][tight])
 

@@ -25,8 +25,10 @@ class Record:
         "awaited",
         "cut",
         "ends_at_once",
+        "given_up",
         "granted",
         "is_workspace",
+        "lingers",
         "may_be_kept",
         "names",
         "outdated",
@@ -56,12 +58,16 @@ class Record:
         self.ends_at_once = ends_at_once
         #: Whether it may stay held for a moment after its release, unseen by the daemon.
         self.may_be_kept = False
+        #: Whether its thread may itself see to it that the daemon hears when the work is done.
+        self.lingers = False
         #: Whether some of it leaves the device with it.
         self.transient = any(place.transient for place in granted.placements)
         #: "ending": it was released, and waits for the work under it. "released": for nothing.
         self.state: Literal["granted", "held", "ending", "released", "over"] = "granted"
         #: It is on bytes from before an update.
         self.outdated = False
+        #: Nobody waits any more for what is coming in under it.
+        self.given_up = False
         #: What streams were told to wait for.
         self.awaited: list[Word] = []
         #: Streams went on without what they waited for, as the session ended.

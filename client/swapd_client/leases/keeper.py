@@ -5,7 +5,9 @@ within LINGER_S if somebody waits for memory, or if what it holds then leaves; a
 waits for just that, or if its agent asks the daemon for anything else.
 
 A loop that goes on never wakes this thread, which would take the GIL from it: it sets the alarm
-later once in SWEEP_S.
+later once in SWEEP_S. Nor does one that uses several components in turn wake the threads that wait
+for a GPU: what it gave back before the work was done it looks after itself, and if it stops a
+thread waits for that within 2 BACK_S.
 """
 
 import threading
@@ -19,19 +21,27 @@ import msgspec
 from swapd.shared.system import Alarm
 from swapd_client.errors import SwapdError
 from swapd_client.leases.book import Record
-from swapd_client.leases.keeping import Key, LoopKeeping, Told
+from swapd_client.leases.keeping import End, Key, LoopKeeping, Told, WorkKeeping
+from swapd_client.session.processor import Work
 
 
 class Keeper:
     """Thread-safe. The thread starts with the first lease that is kept."""
 
-    def __init__(self, told: Told, give_back: Callable[[Record], None]) -> None:
+    def __init__(
+        self,
+        told: Told,
+        give_back: Callable[[Record], None],
+        after: Callable[[Work, End], None],
+    ) -> None:
         """`told` may change at any time; `hurry` is called after that. `give_back(record)` ends a
         lease, from any thread; when it returns the daemon knows, or will be told when the GPU's
-        work is done.
+        work is done. `after(work, end)` has a thread wait for work, and call `end()`.
         """
         self._give_back = give_back
+        self._after = after
         self._loops = LoopKeeping(told)
+        self._work = WorkKeeping(told)
         self._lock = threading.RLock()  # for signal handlers that ask in the middle of it
         self._alarm = Alarm()
         #: When the alarm goes off: whoever sets it does so rarely, for it costs a loop most.
@@ -62,15 +72,38 @@ class Keeper:
         with self._lock:
             if self._closed or not self._loops.keep(key, record, now):
                 return False
-            if self._loops.wakes != self._goes_off:
-                self._arm(now)
+            self._arm(now)
         return True
 
+    def linger(self, work: Work, end: End) -> None:
+        """This thread gave back a lease before its work was done: `end` it then."""
+        now = time.monotonic()
+        with self._lock:
+            if not self._closed and self._work.keep(threading.get_ident(), work, end, now):
+                self._arm(now)
+                return
+        self._after(work, end)
+
+    def returned(self) -> list[End]:
+        """This thread acquires: what it is to end first, for the work is done."""
+        with self._lock:
+            return self._work.returned(threading.get_ident(), time.monotonic())
+
+    def hand_over(self) -> None:
+        """This thread asks for something else: what it looks after a thread waits for."""
+        if self._work:
+            with self._lock:
+                self._wait_for(self._work.of(threading.get_ident()))
+
     def _arm(self, now: float) -> None:
+        """Have the alarm go off when it must, if it does not."""
+        wakes = min(self._loops.wakes, self._work.wakes)
+        if wakes == self._goes_off:
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
             self._thread.start()
-        self._goes_off = self._loops.wakes
+        self._goes_off = wakes
         self._alarm.set(self._goes_off - now)
         if self._rung:
             self._alarm.ring()
@@ -83,10 +116,11 @@ class Keeper:
     def flush_all(self) -> None:
         with self._lock:
             self._end(self._loops.all())
+            self._wait_for(self._work.all())
 
     def hurry(self) -> None:
         """Somebody waits for what may be kept here. Does not block."""
-        if self._loops:
+        if self._loops or self._work:
             self._rung = True
             with suppress(ValueError):  # closed this moment: all is given back
                 self._alarm.ring()
@@ -102,6 +136,7 @@ class Keeper:
                 return
             self._closed = True
             self._end(self._loops.all())
+            self._wait_for(self._work.all())
         if self._thread is not None:
             self._alarm.ring()
             self._thread.join()
@@ -113,7 +148,8 @@ class Keeper:
             with self._lock:
                 self._rung, self._goes_off = False, inf
                 self._end(self._loops.woken(now := time.monotonic()))
-                if self._loops:
+                self._wait_for(self._work.woken(now))
+                if self._loops or self._work:
                     self._arm(now)
 
     def _end(self, leases: Iterable[Record]) -> None:
@@ -121,6 +157,10 @@ class Keeper:
         for record in leases:
             with suppress(SwapdError):  # the session has ended, and it with that: not released late
                 self._give_back(record)
+
+    def _wait_for(self, late: Iterable[tuple[Work, End]]) -> None:
+        for work, end in late:
+            self._after(work, end)
 
 
 def _tell_nobody(record: Record) -> None:

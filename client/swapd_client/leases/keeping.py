@@ -12,11 +12,13 @@ nobody waits it is nobody's loss, and it is given back SWEEP_S later, or twice t
 each release is more than all the rest of it costs.
 """
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import Protocol
 
 from swapd_client.leases.book import Record
+from swapd_client.session.processor import Work
 
 #: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
@@ -24,6 +26,9 @@ LINGER_S = 0.002
 SWEEP_S = 0.25
 #: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
 WORK_S = 0.1
+#: A thread that asks again within this finds out itself if the GPU has done its work of before.
+#: Longer than most steps are: to look in vain whether a thread is late costs that thread most.
+BACK_S = 0.005
 #: A loop asks the daemon so often all the same: it may be stopping, or have better to do.
 UNTOLD_S = 1.0
 
@@ -180,6 +185,93 @@ class LoopKeeping:
         return ended
 
 
+class End(Protocol):
+    """Ends a lease whose work is done. `here(record)` tells the daemon, if the caller would."""
+
+    def __call__(self, here: Callable[[Record], None] | None = None) -> None: ...
+
+
+class WorkKeeping:
+    """Which leases, given back while the GPU is still at it, their own threads look after.
+
+    A thread that asks again at once finds the work of before done, or finds it so the next time:
+    then nobody has to wake up to wait for it. It is waited for, by another thread, if that one does
+    not come back, did not the last time, or if anybody waits for memory.
+    """
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        #: By thread, since when.
+        self._kept: dict[int, deque[tuple[float, Work, End]]] = {}
+        #: Until when a return is one at once; and whose last one was.
+        self._until: dict[int, float] = {}
+        self._returning: set[int] = set()
+        #: When `woken` is to be called, at the latest; inf if nothing is kept.
+        self.wakes = inf
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def keep(self, thread: int, work: Work, end: End, now: float) -> bool:
+        """A thread gives back: whether it looks after that. If not, it is to be waited for now."""
+        self._until[thread] = now + BACK_S
+        if thread not in self._returning:
+            return False
+        kept, one = self._kept.setdefault(thread, deque()), (now, work, end)
+        kept.append(one)
+        # now that it is kept, whoever is told of those that wait sees it: so not before
+        if self._told.hurried or self._told.wanted:
+            kept.remove(one)
+            self._forget_if_empty(thread)
+            return False
+        if self.wakes is inf:
+            self.wakes = now + 2 * BACK_S
+        elif self.wakes < now + BACK_S:
+            self.wakes = max(self.wakes, self._oldest() + 2 * BACK_S)
+        return True
+
+    def returned(self, thread: int, now: float) -> list[End]:
+        """A thread asks again: what of its own is done, for itself to end first."""
+        until = self._until.pop(thread, inf)
+        if until < now:
+            self._returning.discard(thread)
+        elif until is not inf:  # else nothing was to be waited for the last time
+            self._returning.add(thread)
+        kept, done = self._kept.get(thread), []
+        while kept and kept[0][1].is_over():
+            done.append(kept.popleft()[2])
+        self._forget_if_empty(thread)
+        return done
+
+    def of(self, thread: int) -> list[tuple[Work, End]]:
+        """It asks for something else: all of its own is to be waited for."""
+        return [(work, end) for _, work, end in self._kept.pop(thread, ())]
+
+    def woken(self, now: float) -> list[tuple[Work, End]]:
+        """What is to be waited for now: what was kept in vain, or all if anybody waits."""
+        waits = self._told.hurried or self._told.wanted
+        late = []
+        for thread, kept in list(self._kept.items()):
+            while kept and (waits or now - kept[0][0] >= BACK_S):
+                late.append(kept.popleft()[1:])
+                self._returning.discard(thread)
+            self._forget_if_empty(thread)
+        self.wakes = self._oldest() + 2 * BACK_S if self._kept else inf
+        return late
+
+    def all(self) -> list[tuple[Work, End]]:
+        """All of it is to be waited for."""
+        return [one for thread in list(self._kept) for one in self.of(thread)]
+
+    def _forget_if_empty(self, thread: int) -> None:
+        if not self._kept.get(thread, True):
+            del self._kept[thread]
+
+    def _oldest(self) -> float:
+        """Since when the first is kept; there must be one."""
+        return min(kept[0][0] for kept in self._kept.values())
+
+
 class RequestKeeping:
     """Whether a request keeps, from call to call, what one of its calls has brought in."""
 
@@ -210,18 +302,26 @@ class StageKeeping:
 
     While nobody wants it, as long as requests are in flight. One whose lease is wanted (the daemon
     says so when the stage has had its quantum) finishes what is in flight by then, within a bound,
-    and no request that came later; a step that had nothing to compute gives way at once.
+    and no request that came later; or, with a time slice, whatever is in flight until its turn has
+    lasted so long. A step that had nothing to compute gives way at once. So does one that has made
+    enough for those that wait, if these go on with what it makes.
     """
 
-    def __init__(self, finish_within_s: float) -> None:
-        """`finish_within_s`: how long what is in flight may take when somebody waits."""
+    def __init__(self, finish_within_s: float, slice_s: float | None = None) -> None:
+        """`finish_within_s`: how long what is in flight may take when somebody waits. `slice_s`:
+        how long a turn lasts then, instead."""
         self._finish_within_s = finish_within_s
+        self._slice_s = slice_s
+        #: When the turn began.
+        self._since = 0.0
         #: Requests that were scheduled and have not finished.
         self.in_flight: set[str] = set()
         #: How many finished since the stage gave way last.
         self.finished = 0
         #: Whether it never gives way while any request is in flight, however long others wait.
         self.whole = False
+        #: Whether it keeps its lease between requests, too, until somebody wants it.
+        self.stays = False
         #: What is to finish before the stage gives way, and by when. None: nobody waits.
         self._asked: tuple[frozenset[str], float] | None = None
 
@@ -233,18 +333,40 @@ class StageKeeping:
                 self.finished += 1
         self.in_flight.update(came)
 
-    def keeps(self, now: float, *, wanted: bool, computed: bool = True) -> bool:
+    def begin(self, now: float) -> None:
+        """The stage has the lease from now on."""
+        self._since = now
+
+    def keeps(
+        self,
+        now: float,
+        *,
+        wanted: bool,
+        computed: bool = True,
+        enough: bool = False,
+        beside: bool = False,
+    ) -> bool:
         """Whether the lease is kept, asked between two steps.
 
         `wanted`: somebody waits for it, and is to have it. `computed`: the last step did something.
+        `enough`: who waits goes on with what was made in this turn, and that is enough for a while.
+        `beside`: who waits has room beside this stage, once others give way; in a bounded time.
         """
         if not wanted or self.whole:
             self._asked = None
-            return bool(self.in_flight)
+            return bool(self.in_flight) or (self.stays and not wanted)
+        if beside:
+            if self._asked is None:
+                self._asked = frozenset(self.in_flight), now + self._finish_within_s
+            return now < self._asked[1]
+        if self._slice_s is not None:
+            lasts = now < self._since + self._slice_s
+            return computed and lasts and bool(self.in_flight) and not enough
         if self._asked is None:
             self._asked = frozenset(self.in_flight), now + self._finish_within_s
         to_finish, until = self._asked
-        return computed and now < until and not to_finish.isdisjoint(self.in_flight)
+        within = computed and not enough and now < until
+        return within and not to_finish.isdisjoint(self.in_flight)
 
     def over(self) -> int:
         """It gave way: how many requests finished before."""

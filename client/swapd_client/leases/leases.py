@@ -7,11 +7,16 @@ sends in its own way.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from math import inf
 
-from swapd.shared.board import ArrivalFailed, Board, word
+import msgspec
+
+from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
 from swapd.shared.protocol import Granted, Placement, Release
+from swapd.shared.units import size
 from swapd_client.errors import (
     AcquireTimeout,
     DeviceFailed,
@@ -21,9 +26,10 @@ from swapd_client.errors import (
 )
 from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Book, Record, Word
+from swapd_client.leases.keeping import End
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
-from swapd_client.session.processor import Processor
+from swapd_client.session.processor import Processor, Work
 
 log = logging.getLogger("swapd_client")
 
@@ -76,9 +82,12 @@ class Leases:
         with self._ended:
             agent = self._book.agents.of(who)
             if agent.ending and not self._ended.wait_for(lambda: not agent.ending, timeout_s):
+                late = [r for r in self._book if r.agent is agent and r.state == "ending"]
+                ending = {name for record in late for name in record.names}
                 raise AcquireTimeout(
-                    "GPU work under a lease that was released does not end; until it has, who "
-                    "holds another lease cannot acquire more"
+                    f"GPU work under a lease that was released (of {_listed(ending)}) does not end "
+                    f"within {timeout_s:g} s; until it has, who holds another lease cannot acquire "
+                    "more. Give timeout= longer, or see what that work waits for"
                 )
             return agent
 
@@ -88,9 +97,9 @@ class Leases:
             return self._book.agents.of(who).ending > 0
 
     def must_show(self, record: Record) -> bool:
-        """Whether `show` would make calls of a GPU's driver."""
+        """Whether `show` would make calls of a GPU's driver, or `bring_in` would block."""
         return self._processor.works_late and not all(
-            self._parts[place.name].where.is_shown(place.generation)
+            self._parts[place.name].where.is_shown(place.generation) and self.is_complete(place)
             for place in record.granted.placements
         )
 
@@ -125,6 +134,30 @@ class Leases:
         except SessionEnded:
             self._life.check()  # why the session ended, rather than what did not come by it
             raise
+
+    def bring_in(self, record: Record, timeout_s: float | None = None) -> None:
+        """As `show`, of what was granted while it is copied: blocks until all bytes are there, and
+        nothing of it can be touched before.
+
+        `timeout_s`: of the whole acquire. Raises also: AcquireTimeout, or if `give_up` was called.
+        """
+        granted = record.granted
+        placed = [(self._parts[place.name], place) for place in granted.placements]
+        arrival = _Arrival(self, self._board, record, timeout_s)
+        try:
+            self._processor.bring_in(placed, arrival)
+        except SessionEnded:
+            self._life.check()
+            raise
+        if arrival.waited_s:
+            waited_s = granted.waited_s + arrival.waited_s
+            record.granted = msgspec.structs.replace(granted, waited_s=waited_s)
+
+    def give_up(self, record: Record) -> None:
+        """Have `bring_in` end, in another thread."""
+        record.given_up = True
+        for place in record.granted.placements:
+            self._board.wake(self._parts[place.name].slot)
 
     def may_be_kept(self, record: Record) -> bool:
         """Whether a lease may stay held for a moment after its release, unseen by the daemon.
@@ -174,7 +207,7 @@ class Leases:
                 if stream is None or not self._wait_on(stream, record, awaited):
                     self._board.wait(*awaited)
             except ArrivalFailed:
-                raise self._not_arrived(part.name, place.generation) from None
+                raise self.not_arrived(part.name, place.generation) from None
         # whatever is not this session's was complete when it was granted
 
     def _wait_on(self, stream: int, record: Record, awaited: Word) -> bool:
@@ -199,17 +232,20 @@ class Leases:
         """It will never come in. Said before the word on the board ends the waits."""
         self._broken[name, generation] = why
 
-    def _not_arrived(self, name: str, generation: int) -> SwapdError:
+    def not_arrived(self, name: str, generation: int) -> SwapdError:
+        """Why it did not."""
         if self._life.error is not None:
             return self._life.error
         why = self._broken.get((name, generation), "this lease is over")
-        return DeviceFailed(f"{name!r} did not come in: {why}")
+        return DeviceFailed(
+            f"{name!r} did not come in: {why}. Release the lease, then acquire it anew"
+        )
 
     def problem_with(self, record: Record) -> SwapdError | None:
         """Why what was computed under a lease is not to be used; None if nothing is known."""
         for place in record.granted.placements:
             if (place.name, place.generation) in self._broken:
-                return self._not_arrived(place.name, place.generation)
+                return self.not_arrived(place.name, place.generation)
         error = self._life.error
         return error if record.cut or isinstance(error, SessionFenced) else None
 
@@ -232,11 +268,18 @@ class Leases:
             None if self._life.left_to_parent else self._processor.mark(streams, record.work)
         )
 
-    def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
+    def ends_later(
+        self,
+        record: Record,
+        give_back: Callable[[Record], None],
+        linger: Callable[[Work, End], None] | None = None,
+    ) -> bool:
         """Have a lease given back once the work under it is done; False if that is now, or is over.
 
         `give_back(record)` is called in a thread of the session's, and returns when the daemon
-        knows it before anything this process asks later. Does not block.
+        knows it before anything this process asks later. `linger(work, end)` sees to it in another
+        way that `end` is called then, if the lease lingers and whoever had it holds nothing else:
+        or it would wait for that before it asks for more. Does not block.
         """
         if self._life.left_to_parent:
             return False
@@ -245,26 +288,37 @@ class Leases:
                 return record.state == "ending"
             work = record.work if self._life.error is None else None
             self._book.released(record, late=work is not None)
+            lingers = record.lingers and not record.agent.held
         if work is None:
             return False
 
-        def end() -> None:
+        def end(here: Callable[[Record], None] | None = None) -> None:
             try:
                 if problem := self.problem_with(record):
                     log.warning(
-                        "a lease ended, and what was computed under it is void: %s", problem
+                        "a lease of %s ended, and what was computed under it is void, discard it: "
+                        "%s",
+                        _listed(record.names),
+                        problem,
                     )
-                give_back(record)
+                (here or give_back)(record)
             except SwapdError as exc:
-                log.warning("a lease ended late: %s", exc)
+                log.warning("the end of a lease of %s: %s", _listed(record.names), exc)
             except Exception:  # its thread must live: others' leases end there too
-                log.exception("a lease could not be given back")
+                log.exception(
+                    "a lease of %s could not be given back, and nobody else gets that memory until "
+                    "this client is closed",
+                    _listed(record.names),
+                )
             finally:
                 with self._ended:
                     self._book.ended(record)
                     self._ended.notify_all()
 
-        self._processor.after(work, end)
+        if linger is not None and lingers:
+            linger(work, end)
+        else:
+            self._processor.after(work, end)
         return True
 
     def give_back(self, record: Record) -> bool:
@@ -313,7 +367,11 @@ class Leases:
         """Wait until the GPU work of released leases is done, but not for ever."""
         if not self._processor.drain(DRAIN_S):
             log.warning(
-                "GPU work under leases that were released does not end: %s", self._processor
+                "GPU work under leases that were released (of %s) does not end within %g s: the "
+                "client closes all the same, and what it computes is void. %s",
+                _listed({name for record in self for name in record.names}),
+                DRAIN_S,
+                self._processor,
             )
 
     # --- what happens to all of them -----------------------------------------------------
@@ -325,3 +383,47 @@ class Leases:
     def cut(self) -> None:
         """The session ends. Under the lock."""
         self._book.cut(self._is_there)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """A few of them, for people."""
+    said = [repr(name) for name in sorted(names)]
+    return ", ".join(said[:3] + [f"{len(said) - 3} more"] * (len(said) > 3)) or "nothing"
+
+
+class _Arrival:
+    """What the board says of one lease, to one thread. See `processor.Arrival`."""
+
+    def __init__(
+        self, leases: Leases, board: Board, record: Record, timeout_s: float | None
+    ) -> None:
+        self._leases = leases
+        self._board = board
+        self._record = record
+        self._began = time.monotonic()
+        left = inf if timeout_s is None else timeout_s - record.granted.waited_s
+        self._until = self._began + left
+        #: Since the grant.
+        self.waited_s = 0.0
+
+    def has_come(self, part: Part, place: Placement) -> bool:
+        return self._leases.is_complete(place)
+
+    def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
+        which = ARRIVED if chunks is None else LANDED
+        target = word(place.generation, part.segments if chunks is None else chunks, which)
+        try:
+            came = self._board.wait(
+                part.slot, target, which, until=self._until, unless=self._is_given_up
+            )
+        except ArrivalFailed:
+            raise self._leases.not_arrived(part.name, place.generation) from None
+        self.waited_s = time.monotonic() - self._began
+        if not came:
+            raise AcquireTimeout(
+                f"{part.name!r} ({size(part.nbytes)}) is being copied in, and not all of it has "
+                "come by the end of the timeout: give it longer, or acquire(early=True)"
+            )
+
+    def _is_given_up(self) -> bool:
+        return self._record.given_up

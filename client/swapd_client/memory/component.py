@@ -61,9 +61,9 @@ class Component:
         """
         layout, where = self._part.layout, self._part.where
         if isinstance(layout, Scratch):
-            raise InvalidSource(f"{self.name!r} is scratch; use component.tensor")
+            raise InvalidSource(f"{self.name!r} is scratch, without buffers: use component.tensor")
         if not isinstance(layout, BufferLayout):
-            raise InvalidSource("this component was made from tensors; use those")
+            raise InvalidSource(f"{self.name!r} was made from tensors: use those, not view()")
         if not where.addressable:
             raise InvalidSource(
                 f"{self.name!r} is in GPU memory, which the CPU cannot read: give "
@@ -78,11 +78,21 @@ class Component:
         """Of scratch: all of it, as uint8, at its address. To be touched under a lease only."""
         layout, where = self._part.layout, self._part.where
         if not isinstance(layout, Scratch):
-            raise InvalidSource("this component is no scratch; use what it was made of")
+            raise InvalidSource(
+                f"{self.name!r} is no scratch, so it has no one tensor: use what it was made of"
+            )
         if layout.tensor is None:
             where.used_by([layout.make_tensor(self.address).untyped_storage()])
         assert layout.tensor is not None
         return layout.tensor
+
+    @property
+    def lost(self) -> bool:
+        """Of scratch: whether what it held last has left the device and was not kept.
+
+        `lease.fresh` says so as well; this is for who has lost the daemon, and finds zeros there.
+        """
+        return self._part.is_lost
 
     def used(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Of scratch that is saved: only these `(offset, bytes)` are worth it from now on.
@@ -103,5 +113,7 @@ class Component:
         """What was loaded from files, by name. Its bytes may be touched under a lease only."""
         tensors: Mapping[str, torch.Tensor] | None = getattr(self._part.layout, "tensors", None)
         if tensors is None:
-            raise InvalidSource("this component was not loaded from files; use what it was made of")
+            raise InvalidSource(
+                f"{self.name!r} was not loaded from files: use the tensors it was made of"
+            )
         return tensors

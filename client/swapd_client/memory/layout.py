@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from swapd.shared import vm
 from swapd.shared.protocol import Scratch
@@ -90,6 +90,18 @@ class Layout(Protocol):
         """
 
 
+class Remote(NamedTuple):
+    """Bytes of this process's own in a GPU's memory, and where in its memory they are to go."""
+
+    target: int
+    source: int
+    nbytes: int
+
+
+#: Copies them: all that was asked of the GPU by then is done before. Blocks.
+Fetch = Callable[[Sequence[Remote]], None]
+
+
 class Ready:
     """Layouts that are registered as they are, made by who knows what they are made from."""
 
@@ -134,7 +146,11 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
         grouped[next(found, 0)].append(name)
     for i, group in enumerate(grouped):
         if not group and segments:
-            raise InvalidSource(f"segment {i} names nothing there is: {list(segments[i])}")
+            there = ", ".join(name for group in grouped for name in group[:3]) or "nothing"
+            raise InvalidSource(
+                f"segment {i} names nothing there is: {list(segments[i])}; there are names like "
+                f"{there}. Name these, or what they are part of"
+            )
     return grouped
 
 
@@ -273,7 +289,9 @@ def _bytes_of(name: str, buffer: Buffer) -> memoryview:
     try:
         view = memoryview(buffer)
     except (TypeError, ValueError) as exc:
-        raise InvalidSource(f"{name!r} is not a buffer: {exc}") from exc
+        raise InvalidSource(
+            f"{name!r} is not a buffer: {exc}; give bytes, a memoryview, an array or a tensor"
+        ) from exc
     if not view.c_contiguous:
         raise InvalidSource(f"{name!r} is not contiguous; copy it first")
     return view.cast("B") if view.nbytes else memoryview(b"")

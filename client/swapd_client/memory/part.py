@@ -56,6 +56,8 @@ class Part:
         self.request = 0
         #: Of scratch: since which residency it has the contents that a lease was asked after last.
         self.contents = 0
+        #: The last residency whose contents were not kept: dropped, or not saved.
+        self.lost = -1
         #: And what its owner said last is worth saving; None once a release has told it.
         self.used: Used | None = None
         self.used_number = 0
@@ -80,6 +82,11 @@ class Part:
     def scratch(self) -> Scratch:
         """Whether it is scratch, and what becomes of its contents when it leaves the device."""
         return self.layout.scratch
+
+    @property
+    def is_lost(self) -> bool:
+        """Of scratch: whether what it had when it was granted last has left, and was not kept."""
+        return self.lost >= self.where.generation
 
     def note_used(self, ranges: Ranges) -> None:
         """So much of it is worth saving; the release of a lease on it tells the daemon."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from swapd.shared.protocol import RANGES_MAX, Ranges
 from swapd.shared.protocol import Scratch as Kind
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.layout import Ready, Spans
+from swapd_client.memory.layout import Fetch, Ready, Spans
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +25,20 @@ class Scratch(Ready):
     has_views = True
 
     def __init__(
-        self, nbytes: int, kind: Kind, gpu: int | None, tensor: "torch.Tensor | None" = None
+        self,
+        nbytes: int,
+        kind: Kind,
+        gpu: int | None,
+        tensor: "torch.Tensor | None" = None,
+        fetch: Fetch | None = None,
     ) -> None:
-        """`gpu`: the index, in this process, of the GPU that it is for; None: the host."""
+        """`gpu`: the index, in this process, of the GPU that it is for; None: the host. `fetch`
+        brings what is there."""
         self.nbytes = nbytes
         self.segments = (nbytes,)
         self.scratch = kind
         self._gpu = gpu
+        self._fetch = fetch
         #: All of it, where it is; None if nobody has asked for it.
         self.tensor = tensor
         #: Whether there are contents to begin with.
@@ -60,7 +67,8 @@ class Scratch(Ready):
         if self.filled and self.tensor is not None:
             from swapd_client.memory.tensors import TensorLayout
 
-            TensorLayout({"": self.tensor}, gpu=self._gpu).fill_file(fd)
+            layout = TensorLayout({"": self.tensor}, gpu=self._gpu, fetch=self._fetch)
+            layout.fill_file(fd)
 
     def matches(self, fd: int) -> bool:
         return False
@@ -96,7 +104,8 @@ def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX)
     for start, length in ranges:
         if min(start, length) < 0 or start + length > nbytes:
             raise InvalidSource(
-                f"({start}, {length}) is no range (offset, bytes) of {nbytes} bytes"
+                f"({start}, {length}) is no range (offset, bytes) of {nbytes} bytes: both are 0 "
+                "or more, and it ends within"
             )
         if length:
             spans.append((start, start + length))

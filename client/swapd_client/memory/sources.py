@@ -8,6 +8,7 @@ from swapd_client.errors import BadRequest
 from swapd_client.memory.layout import (
     Buffer,
     BufferLayout,
+    Fetch,
     Layout,
     Ready,
     Segments,
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer] | Ready"
 
 
-def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
-    """What lies where of a source, by its kind; `gpu` is the GPU it is for. Raises: BadRequest,
-    InvalidSource."""
+def layout_of(
+    source: object, segments: Segments, gpu: int | None, fetch: Fetch | None = None
+) -> Layout:
+    """What lies where of a source, by its kind; `gpu` is the GPU it is for, and `fetch` brings what
+    is there already. Raises: BadRequest, InvalidSource."""
     if isinstance(source, Ready):
         layout: Any = source  # one of those that are
         return layout  # type: ignore[no-any-return]
@@ -37,7 +40,7 @@ def layout_of(source: object, segments: Segments, gpu: int | None) -> Layout:
         if tensors:
             from swapd_client.memory.tensors import TensorLayout
 
-            return TensorLayout(source, segments, gpu=gpu)  # type: ignore[arg-type]
+            return TensorLayout(source, segments, gpu=gpu, fetch=fetch)  # type: ignore[arg-type]
     if isinstance(source, Mapping):
         return BufferLayout(source, segments)
     raise BadRequest(

@@ -20,8 +20,10 @@ from swapd_client.memory import dlpack
 from swapd_client.memory.dlpack import Target
 from swapd_client.memory.layout import (
     ALIGN_BYTES,
+    Fetch,
     InMemory,
     Packer,
+    Remote,
     Segments,
     Spans,
     by_segment,
@@ -68,15 +70,24 @@ class TensorLayout(PlacedTensors, InMemory):
     tensor that cannot be moved.
     """
 
-    def __init__(self, source: Source, segments: Segments = (), *, gpu: int | None = None) -> None:
-        """`gpu`: the index, in this process, of the GPU that it is for; None: the host."""
+    def __init__(
+        self,
+        source: Source,
+        segments: Segments = (),
+        *,
+        gpu: int | None = None,
+        fetch: Fetch | None = None,
+    ) -> None:
+        """`gpu`: the index, in this process, of the GPU that it is for; None: the host. `fetch`
+        brings what is on that GPU."""
         self._target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         self._buffers = Buffers(source, self._target)
         packer = Packer()
         #: By storage: where its used bytes begin, where they go, and how many they are.
         self._spans: dict[int, tuple[int, int, int]] = {}
         named = list(_named(source, self._target))
-        #: Those whose bytes the CPU cannot read, by storage.
+        #: Those whose bytes the CPU cannot read, by storage; and what can.
+        self._fetch = fetch
         self._remote: dict[int, torch.UntypedStorage] = {
             t.untyped_storage().data_ptr(): t.untyped_storage() for _, t in named if t.is_cuda
         }
@@ -141,13 +152,15 @@ class TensorLayout(PlacedTensors, InMemory):
         return frozenset((address + place, nbytes) for _, place, nbytes in self._spans.values())
 
     def fill(self, target: int) -> None:
-        if self._remote:
-            torch.cuda.synchronize(self._target.device)  # whoever made them, on any stream
+        remote: list[Remote] = []
         for key, (start, offset, nbytes) in self._spans.items():
-            if (storage := self._remote.get(key)) is not None:
-                _fetch(target + offset, storage, start - key, nbytes)
+            if key in self._remote:
+                remote.append(Remote(target + offset, start, nbytes))
             else:
                 vm.copy(target + offset, start, nbytes)
+        if remote:
+            assert self._fetch is not None, "only a GPU's session takes what is on a GPU"
+            self._fetch(remote)
         self._buffers.copy()
 
     def bind(self, address: int) -> Iterable[object]:
@@ -409,14 +422,6 @@ def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
         key: (key + (start - key) // ALIGN_BYTES * ALIGN_BYTES, end)
         for key, (start, end) in used.items()
     }
-
-
-def _fetch(target: int, storage: torch.UntypedStorage, offset: int, nbytes: int) -> None:
-    """Copy from the GPU to this process's memory at `target`. Blocks."""
-    source = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    source.set_(storage, offset, (nbytes,), (1,))
-    memory = (ctypes.c_ubyte * nbytes).from_address(target)
-    torch.frombuffer(memory, dtype=torch.uint8).copy_(source)
 
 
 def view(storage: torch.UntypedStorage, place: int, like: torch.Tensor) -> torch.Tensor:

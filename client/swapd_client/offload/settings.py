@@ -52,7 +52,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_offload_strategy: Annotated[
         Strategy,
         Meta(
-            description="alternating: one in, the others out, and it stays; "
+            description="alternating: one member on the device at a time; "
             "sequential: loaded on demand, dropped after use"
         ),
     ] = "alternating"

@@ -43,7 +43,10 @@ class Stream:
         Raises: BadRequest if that is none.
         """
         if slots < 1:
-            raise BadRequest(f"slots={slots}: a block needs one to run in")
+            raise BadRequest(
+                f"slots={slots}: a block of {family!r} needs one to run in, and the next a second; "
+                "give 1 or more"
+            )
         self.client = client
         self.family = family
         self.rest = rest

@@ -49,6 +49,8 @@ CHANNEL_DESCRIPTORS = 10
 GRACE_S = 5.0
 #: How much a thread says without waiting before it makes sure that the daemon has heard it.
 UNHEARD_MAX = 512
+#: Names that a message lists.
+NAMED_MAX = 3
 #: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
@@ -133,7 +135,7 @@ class ChannelFactory:
         try:
             socket = context.socket(zmq.DEALER)
         except zmq.ZMQError as exc:
-            raise ClientClosed(f"the client's connection is closed ({exc})") from exc
+            raise _closed(self.session, exc) from exc
         identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
         socket.setsockopt(zmq.ROUTING_ID, identity)
         socket.setsockopt(zmq.LINGER, 0)
@@ -200,9 +202,10 @@ class Channel:
         """Wait for a reply to something harmless: replies to all that was said come before it."""
         self._unheard = 0
         number = self._session.next_id()
-        socket.send(encode(Release(number, number, ack=True)), zmq.NOBLOCK)
+        harmless = Release(number, number, ack=True)
+        socket.send(encode(harmless), zmq.NOBLOCK)
         with suppress(SwapdError):  # whoever asks next is told; what was said waits to be sent
-            self._wait(socket, number, 0.0)
+            self._wait(socket, harmless, 0.0)
 
     def call(
         self,
@@ -224,12 +227,12 @@ class Channel:
                 if in_place_of is not None:
                     self._asked.pop(in_place_of, None)
                     socket.send(encode(Cancel(self._session.next_id(), in_place_of)), zmq.NOBLOCK)
-                reply = self._wait(socket, request.id, timeout_s)
+                reply = self._wait(socket, request, timeout_s)
             self._unheard = 0
             return reply
         except zmq.ZMQError as exc:
             self._session.check()
-            raise ClientClosed(f"the client's connection is closed ({exc})") from exc
+            raise _closed(self._session, exc) from exc
         except BaseException:
             self.send(Cancel(self._session.next_id(), request.id))
             raise
@@ -256,7 +259,7 @@ class Channel:
                         return None
                     self._keep(_decode(socket.recv(zmq.NOBLOCK)))
         except zmq.ZMQError as exc:
-            raise ClientClosed(f"the client's connection is closed ({exc})") from exc
+            raise _closed(self._session, exc) from exc
         return self._asked.pop(request)
 
     def _poll(self, within_s: float) -> bool:
@@ -278,18 +281,20 @@ class Channel:
         if reply.id in self._asked:
             self._asked[reply.id] = reply  # else: late, for a wait that was given up
 
-    def _wait(self, socket: "zmq.Socket[bytes]", request: int, timeout_s: float | None) -> AnyReply:
+    def _wait(
+        self, socket: "zmq.Socket[bytes]", request: AnyRequest, timeout_s: float | None
+    ) -> AnyReply:
         limit_ms = None
         if timeout_s is not None and timeout_s < POLL_MAX_S:
             limit_ms = int((timeout_s + GRACE_S) * 1000)
         while True:
             ready = self._poller.poll(limit_ms)
             if not ready:
-                raise AcquireTimeout("the daemon does not answer; is it stopped or overloaded?")
+                raise _unanswered(self._session, request, (limit_ms or 0) / 1000)
             if ready[0][0] is not socket:
                 self._session.check()
             reply = _decode(socket.recv(zmq.NOBLOCK))
-            if reply.id == request:
+            if reply.id == request.id:
                 return reply
             self._keep(reply)
 
@@ -338,7 +343,7 @@ class AsyncChannel:
                 return await future
         except TimeoutError as exc:
             self.send(Cancel(self._session.next_id(), request.id))
-            raise AcquireTimeout("the daemon does not answer; is it stopped?") from exc
+            raise _unanswered(self._session, request, limit_s or 0.0) from exc
         except asyncio.CancelledError:
             self.send(Cancel(self._session.next_id(), request.id))
             raise
@@ -366,15 +371,37 @@ class AsyncChannel:
                 future.set_exception(error)
 
 
+def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
+    return ClientClosed(
+        f"{session.endpoint}: this client's connection is closed ({exc}); connect again"
+    )
+
+
+def _unanswered(session: Session, request: AnyRequest, waited_s: float) -> AcquireTimeout:
+    """Of one that is given up, as the daemon is silent."""
+    return AcquireTimeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
+
+
+def _named(request: AnyRequest) -> str:
+    """A request, as messages call it."""
+    names = getattr(request, "names", None) or (getattr(request, "name", None),)
+    said = [repr(name) for name in names if name is not None]
+    more = [f"{len(said) - NAMED_MAX} more"] if len(said) > NAMED_MAX else []
+    kind = str(request.__struct_config__.tag).replace("_", " ")
+    return f"{kind} of {', '.join(said[:NAMED_MAX] + more)}" if said else kind
+
+
 def _encoded(request: AnyRequest) -> bytes:
     try:
         data = encode(request)
     except NOT_ENCODABLE as exc:
-        raise BadRequest(f"a request that no message can hold: {exc}") from exc
+        raise BadRequest(
+            f"{_named(request)} cannot be sent: {exc}. Names are text, and numbers have 64 bits"
+        ) from exc
     if len(data) > REQUEST_MAX_BYTES:
         raise BadRequest(
-            f"a request of {size(len(data))}; at most {size(REQUEST_MAX_BYTES)}: name fewer "
-            "components at once"
+            f"{_named(request)} is a request of {size(len(data))}, and may have at most "
+            f"{size(REQUEST_MAX_BYTES)}: name fewer components at once"
         )
     return data
 

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 
+from swapd.shared.units import size
 from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
@@ -14,7 +15,8 @@ from swapd_client.session.registry import Registry
 def make_all_private(
     registry: Registry, processor: Processor, error: SwapdError | None
 ) -> list[str]:
-    """Make every component private memory; return the names of those that have no memory now.
+    """Make every component private memory; return those that have no memory now, as people are
+    told of them.
 
     `error`: why the session ended.
     """
@@ -26,10 +28,10 @@ def make_all_private(
     spares = processor.memory_is_scarce and died
     staying = [part for part in parts if _stays(part, spares=spares)]
     leaving = [part for part in parts if not _stays(part, spares=spares)]
-    bare = [part.name for part in staying if not registry.try_unbind(part, keep_shown=True)]
+    bare = [part for part in staying if not registry.try_unbind(part, keep_shown=True)]
     processor.let_go_of(leaving)
-    bare += [part.name for part in leaving if not registry.try_unbind(part, keep_shown=False)]
-    return bare
+    bare += [part for part in leaving if not registry.try_unbind(part, keep_shown=False)]
+    return [f"{part.name!r} ({size(part.nbytes)})" for part in bare]
 
 
 def _stays(part: Part, *, spares: bool) -> bool:
@@ -63,7 +65,7 @@ def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:
 
 def warn_of(without_memory: list[str]) -> None:
     """Components whose tensors are nowhere; of `Client.close`, three calls up."""
-    names = ", ".join(map(repr, without_memory))
+    names = ", ".join(without_memory)
     warnings.warn(
         f"the GPU has no room for private copies of {names}: their tensors must not be "
         "touched any more. Free GPU memory before close(), or keep the client open",

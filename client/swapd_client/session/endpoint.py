@@ -8,13 +8,15 @@ import struct
 import sys
 from pathlib import Path
 
-from swapd.shared import config, fds, runtime_dir
+from swapd.shared import config, daemons, fds, runtime_dir
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.system import is_stopped
 from swapd.shared.text import TEXT_MAX_CHARS, plain
 from swapd.shared.trusted import Untrusted
 from swapd_client.errors import LimitReached, NotAnswering, NotRunning
 
+#: How sessions of the command line are called, which belong to no stage.
+_COMMAND_LINE = "swapd"
 #: Beside its process id in a label.
 _PROGRAM_MAX_CHARS = TEXT_MAX_CHARS - 20
 
@@ -32,6 +34,15 @@ def default_label() -> str:
     """What the log calls this process unless it says otherwise."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return f"{plain(program)[:_PROGRAM_MAX_CHARS]}:{os.getpid()}"
+
+
+def label_of(label: str | None) -> str:
+    """What the log calls this process, behind the name of its stage in `swapd run FILE`."""
+    label = label or default_label()
+    stage = config.stage_from_environment()
+    if stage is None or label.partition(" ")[0] == _COMMAND_LINE:
+        return label
+    return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]  # one too long stays so
 
 
 def need_descriptors(count: int, what: str) -> None:
@@ -97,8 +108,8 @@ def _not_running(path: Path, exc: OSError) -> NotRunning:
             f"({exc.strerror}); start one as this user"
         )
     return NotRunning(
-        f"no swapd at {path} ({exc.strerror or exc}). Start one: {_command(path)}"
-        f"; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
+        f"no swapd at {path} ({exc.strerror or exc}){_elsewhere(path)}. Start one: "
+        f"{_command(path)}; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
         f"{_in_a_container(path)}"
     )
 
@@ -129,6 +140,12 @@ def _command(folder: Path) -> str:
     device, budget = (f"cuda:{numbered[1]}", "40GiB") if numbered else ("host", "1GiB")
     where = "" if folder == config.default_folder(device) else f" --runtime-dir {folder}"
     return f"swapd serve --device {device} --budget {budget}{where}"
+
+
+def _elsewhere(folder: Path) -> str:
+    """Where this user's daemons do run, as with another $XDG_RUNTIME_DIR; "" if none runs."""
+    found = [daemon for daemon in daemons.running() if daemon.folder != folder.absolute()]
+    return f", though swapd runs at {daemons.named(found)}" if found else ""
 
 
 def _in_a_container(folder: Path) -> str:

@@ -61,7 +61,11 @@ class Files:
         key = (number, writable)
         self._came.wait_for(lambda: key in self._fds or self._ended, FILE_S)
         if key not in self._fds:
-            raise DaemonGone(f"the daemon did not send file {number} of its memory")
+            raise DaemonGone(
+                f"the daemon did not send file {number} of its memory within {FILE_S:g} s, so what "
+                "lies there cannot be reached: its log may say why. Close this client, then "
+                "connect again"
+            )
         return key
 
     def end(self) -> None:

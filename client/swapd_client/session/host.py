@@ -1,15 +1,16 @@
 """The CPU computes, on the daemon's memory itself: nothing is late, and nothing runs out."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from swapd.shared.protocol import Welcome
+from swapd.shared.protocol import Placement, Welcome
+from swapd_client.memory.layout import Remote
 from swapd_client.memory.mapping import Range
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.files import Files
-from swapd_client.session.processor import Work
+from swapd_client.session.processor import Arrival, Work
 
 
 class Host:
@@ -34,6 +35,9 @@ class Host:
         """Of the last chunk no more is mapped than there is room for."""
         return True
 
+    def fetch(self, spans: Sequence[Remote]) -> None:
+        raise AssertionError("there is no such memory")
+
     def current_streams(self) -> tuple[int, ...]:
         return ()
 
@@ -48,6 +52,11 @@ class Host:
 
     def wait_on(self, stream: int, slot: int, target: int) -> bool:
         return False
+
+    def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
+        """They are there: mapping costs next to nothing, so nobody is granted them before."""
+        for part, place in placed:
+            part.where.show(place.generation, place.runs)
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
         call(*arguments)

@@ -1,6 +1,7 @@
 """How long a session lasts, and why it ended."""
 
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -60,6 +61,11 @@ class Life:
         os.eventfd_write(self.ended.fileno(), 1)
         for listener in self._listeners:
             listener(error)
+
+    def await_end(self) -> None:
+        """Block until the session has ended. Not under the lock."""
+        while self.error is None:
+            select.select([self.ended.fileno()], [], [])
 
     def leave_to_parent(self) -> None:
         """This is a child of the process that connected."""

@@ -4,6 +4,7 @@ Knows messages by their kind only: what they mean is the session's.
 """
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from swapd_client.session.endpoint import find, not_answering, open_lifeline
 ANSWER_S = 30.0
 #: How long a client that closes waits until the daemon knows that it has let go.
 LET_GO_S = 2.0
+
+_SAME = "install the same version of swapd on both sides"
 
 
 class Lifeline:
@@ -63,17 +66,27 @@ class Lifeline:
         except TimeoutError as exc:
             raise self.not_answering(self._answer_s) from exc
         except OSError as exc:
-            raise DaemonGone(f"{self._endpoint}: the daemon did not answer ({exc})") from exc
+            raise DaemonGone(
+                f"{self._endpoint}: the daemon did not answer ({exc}); its log may say why. "
+                "Connect again"
+            ) from exc
         if not data:
-            raise DaemonGone(f"{self._endpoint}: the daemon closed the connection")
+            raise DaemonGone(
+                f"{self._endpoint}: the daemon closed the connection before it answered: it is "
+                "ending, or takes nobody now; its log says why. Connect again"
+            )
         try:
             message = protocol.decode_from_daemon(data)
         except msgspec.MsgspecError as exc:
-            raise VersionMismatch(f"{self._endpoint}: not understood: {exc}") from exc
+            raise VersionMismatch(
+                f"{self._endpoint}: what the daemon says is not understood ({exc}); {_SAME}"
+            ) from exc
         if isinstance(message, protocol.Goodbye):
             raise from_refusal(message)
         if not isinstance(message, protocol.Welcome) or len(fds) != 1:
-            raise VersionMismatch(f"{self._endpoint}: expected a welcome, got {message!r}")
+            raise VersionMismatch(
+                f"{self._endpoint}: expected a welcome, got {type(message).__name__}; {_SAME}"
+            )
         self._sock.settimeout(None)
         return message, fds[0]
 
@@ -100,6 +113,12 @@ class Lifeline:
     def not_answering(self, timeout_s: float) -> NotAnswering:
         """What to raise if the daemon did not answer within that."""
         return not_answering(self.folder, timeout_s, self._daemon_pid)
+
+    def has_ended(self) -> bool:
+        """Whether the daemon has closed the connection, also if nobody has read that yet."""
+        ends = select.poll()
+        ends.register(self._sock, select.POLLRDHUP)
+        return bool(ends.poll(0))
 
     def is_daemon_alive(self) -> bool:
         return is_alive(self._daemon_pid)

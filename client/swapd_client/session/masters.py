@@ -39,7 +39,10 @@ class Masters:
             if not self._ended and request in self._masters:
                 return self._masters.pop(request)
         self._life.check()
-        raise DaemonGone("the daemon sent no host copy that it had made")
+        raise DaemonGone(
+            f"the daemon did not send the host copy that it made for request {request}, within "
+            f"{MASTER_S:g} s: its log may say why. Close this client, then connect again"
+        )
 
     def forget(self, request: int) -> None:
         """Nobody will take it: close it, now or when it comes."""

@@ -3,9 +3,11 @@
 `host.py` is the one, `gpu/` the other.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from swapd.shared.protocol import Placement
+from swapd_client.memory.layout import Remote
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 
@@ -15,6 +17,20 @@ class Work(Protocol):
 
     def is_pending(self) -> bool:
         """Whether it is still at it. Does not block."""
+
+    def is_over(self) -> bool:
+        """Whether it is known to have done all of it. Then nothing more may be asked of this."""
+
+
+class Arrival(Protocol):
+    """What is told of bytes that are coming in."""
+
+    def has_come(self, part: Part, place: Placement) -> bool:
+        """Whether all of it is there."""
+
+    def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
+        """Block until the first `chunks` are there, or all of it. Raises if that will not be, or
+        takes too long."""
 
 
 class Processor(Protocol):
@@ -40,6 +56,9 @@ class Processor(Protocol):
     def fits(self, where: Place) -> bool:
         """Whether a component of `where.nbytes` can be mapped in what is reserved there."""
 
+    def fetch(self, spans: Sequence[Remote]) -> None:
+        """Copy what this process has there of its own. Blocks. Raises: DeviceFailed."""
+
     # --- work ----------------------------------------------------------------------------
 
     def current_streams(self) -> tuple[int, ...]:
@@ -61,6 +80,12 @@ class Processor(Protocol):
         """Have a stream wait for a word on the board; False if the caller has to wait itself."""
 
     # --- memory --------------------------------------------------------------------------
+
+    def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
+        """Have these behind their ranges, each once all of its bytes are there. Blocks.
+
+        Raises: DeviceFailed, SessionEnded, and what `arrival` raises.
+        """
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
         """Make a call that only a GPU's driver can refuse; whether it did not. It is logged."""

@@ -72,7 +72,10 @@ class Registry:
         with self._lock:
             part = self.parts.get(name)
         if part is None:
-            raise UnknownComponent(f"{name!r} is not registered by this process")
+            raise UnknownComponent(
+                f"{name!r} is not registered by this process, which alone could do that with it; "
+                f"registered here: {', '.join(sorted(self.parts)[:8]) or 'nothing'}"
+            )
         return part
 
     def family(self, name: str) -> list[str]:
@@ -103,7 +106,8 @@ class Registry:
             if name in self.parts:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
         with ranges.moving:
-            layout = layout_of(source, segments, self._processor.index)
+            processor = self._processor
+            layout = layout_of(source, segments, processor.index, processor.fetch)
             claim = Claim(self._owner, part_of or name, tuple(layout.memory))
             ranges.claim(claim, layout.origins())
         try:
@@ -268,7 +272,8 @@ class Registry:
         assert part.master is not None
         try:
             saved = self._board.saved(part.slot, part.where.generation)
-            bytes_of = None if part.scratch == "dropped" else part.master
+            kept = part.scratch != "dropped" and not part.is_lost
+            bytes_of = part.master if kept else None
             part.where.make_private(bytes_of, keep_shown=keep_shown, saved=saved)
             self._keep(part)
             ranges.remove(part)

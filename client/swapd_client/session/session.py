@@ -175,6 +175,8 @@ class Session:
             case protocol.Saved() as saved:
                 if part := self.components.get(saved.name):
                     part.where.saved(saved.generation)
+                    if saved.anew:
+                        part.lost = saved.generation
             case protocol.Wanted() as wanted:
                 self.told.set_wanted(wanted.name, wanted=wanted.wanted)
             case protocol.Hurry() as hurry:
@@ -240,6 +242,17 @@ class Session:
                 "makes all tensors private memory. Start swapd again, then reconnect"
             )
             self._end(DaemonGone(gone))
+
+    def fenced(self) -> SessionFenced | None:
+        """Why what was computed until now under a lease may be wrong: others may have had the
+        memory. None if nobody had.
+
+        Asked before others could have it this says None for certain: a system call sees the end
+        before this process has heard of it. Blocks then until it has.
+        """
+        if self.error is None and not self.life.left_to_parent and self._lifeline.has_ended():
+            self.life.await_end()
+        return self.error if isinstance(self.error, SessionFenced) else None
 
     # --- the end -------------------------------------------------------------------------
 

@@ -49,6 +49,11 @@ class _Swapd:
         _refuse(config, where)
         if options.kv != "private":
             raise Unsupported(f"{where}: a diffusion stage has no KV cache: leave out kv")
+        if options.slice_s is not None:
+            raise Unsupported(
+                f"{where}: a diffusion stage has no turns that end inside requests: leave out "
+                "slice_s, or say finish_within_s"
+            )
         name = options.component or f"stage{config.stage_id}"
         whole = as_whole(options, name, config.num_gpus)
         share = None

@@ -27,7 +27,9 @@ def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
     if GPU in said:
         said = said.replace(GPU, str(rank if visible is None else number_of(visible)))
     if "{" in said:
-        raise NoEndpoint(f"{said!r} is no endpoint: only {GPU} can stand in one")
+        raise NoEndpoint(
+            f"{said!r} is no endpoint: only {GPU} can stand in one, for the number of the GPU"
+        )
     return Path(said)
 
 
@@ -41,7 +43,10 @@ def number_of(visible: int) -> int:
         return visible
     names = [name.strip() for name in listed.split(",")]
     if visible >= len(names):
-        raise NoEndpoint(f"CUDA_VISIBLE_DEVICES={listed} has no GPU number {visible}")
+        raise NoEndpoint(
+            f"CUDA_VISIBLE_DEVICES={listed} has no GPU number {visible}: list it there, or say "
+            "where the daemon is: additional_config: {swapd: {endpoint: /run/swapd/...}}"
+        )
     if not names[visible].isdecimal():
         raise NoEndpoint(
             f"CUDA_VISIBLE_DEVICES={listed} names GPUs by UUID, and a daemon's folder is named by "

@@ -11,7 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm import envs
 
-from swapd_client.vllm.stage.cache import InUse, Layer, Terms
+from swapd_client.vllm.stage.cache import Cache, InUse, Layer, Terms
+from swapd_client.vllm.stage.gone import Share
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -29,6 +30,11 @@ def layers_of(config: "KVCacheConfig") -> list[Layer]:
         for tensor in config.kv_cache_tensors
         for number in range(len(tensor.layers))
     ]
+
+
+def block_tokens_of(config: "KVCacheConfig") -> list[int]:
+    """By group of layers, how many tokens a block holds."""
+    return [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
 
 
 def problem_with(
@@ -129,3 +135,14 @@ def note(in_use: InUse, scheduled: Any) -> None:
     for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
         if blocks is not None:
             (in_use.has if request in cached.resumed_req_ids else in_use.gets)(request, blocks)
+
+
+def shares_of(cache: Cache, scheduled: Any) -> Iterator[Share]:
+    """What each request reads and writes in a step that was noted, in the order of scheduling."""
+    cached = scheduled.scheduled_cached_reqs
+    computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    new = {one.req_id: one.num_computed_tokens for one in scheduled.scheduled_new_reqs}
+    anew = {*new, *cached.resumed_req_ids}
+    computed |= new
+    for request, tokens in scheduled.num_scheduled_tokens.items():
+        yield Share(request, cache.tables(request), computed[request], tokens, request in anew)

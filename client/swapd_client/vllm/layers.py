@@ -64,6 +64,19 @@ def by_layers(
     return {REST: rest, **parts} if rest else parts
 
 
+def modules_of(models: Mapping[str, Module], part: str) -> list[Module]:
+    """The layers of a part, by its name. `models`: as `parts.parts_of` has them."""
+    path, _, numbers = part.rpartition(".")
+    first, _, last = numbers.partition("-")
+    key = next((key for key in models if key and path.startswith(f"{key}.")), "")
+    listed = models[key].get_submodule(path.removeprefix(f"{key}."))
+    inside = [name for name, _ in listed.named_children()]
+    return [
+        listed.get_submodule(name)
+        for name in inside[inside.index(first) : inside.index(last or first) + 1]
+    ]
+
+
 def nbytes_of(tensors: Tensors) -> int:
     """How much they take together, each storage once; no less than that."""
     stores = {start: n for one in tensors.values() for start, n in _stores(one)}

@@ -60,7 +60,8 @@ class Moving:
         moved = take(weights, aliases)
         if still := self._place.overwrite():
             log.warning(
-                "%s: %d tensors still lie over the memory that weights have left, which they keep",
+                "%s: %d tensors still lie over the memory that weights have left, which they keep: "
+                "count it to what the stage needs beside swapd (gpu_memory_utilization)",
                 self._name,
                 len(still),
             )

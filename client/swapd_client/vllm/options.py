@@ -31,6 +31,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     #: Seconds: how long requests that are in flight may take to finish when another stage waits.
     finish_within_s: float = 10.0
+    #: Seconds: how long its turn lasts then instead, requests in flight or not; None: as above.
+    slice_s: float | None = None
     #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
     load_workspace: int | None = None
     #: The stages of the pipeline, as they are called in the daemon, in the order in which a request
@@ -40,6 +42,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: saved, and a turn lasts until no request is in flight; "auto": what requests in flight have
     #: in it is saved, and what they leave behind if prefixes are cached; "save": always both.
     kv: Literal["private", "drop", "auto", "save"] = "private"
+    #: With `async_chunk`: how many chunks of a request a stage makes in a turn before it gives way
+    #: to the stage that they are for; of the same request twice as many each time. 0: it first
+    #: finishes what is in flight.
+    chunks_per_turn: int = 32
     #: Whether the stage says which weights it touched outside of its turn before it dies of that.
     faults: Literal["explain", "silent"] = "explain"
     #: What the `cpu_offload_*` keys, and vllm-omni's others, say.
@@ -48,7 +54,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     offload_said: bool = False
 
 
-_OWN = ("component", "endpoint", "finish_within_s", "load_workspace", "faults", "kv", "order")
+_OWN = (
+    *("component", "endpoint", "finish_within_s", "slice_s"),
+    *("load_workspace", "faults", "kv", "order", "chunks_per_turn"),
+)
 NAMES = (*_OWN, *settings.NAMES)
 
 
@@ -72,11 +81,28 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
             f"{where}.cpu_offload_components does nothing without cpu_offload_enabled: true"
         )
     own = {n: v for n, v in given.items() if n in _OWN and v is not None}
+    _check_slices(own, where)
     return Options(
         **{name: _parsed(name, value, f"{where}.{name}") for name, value in own.items()},
         offload=offload,
         offload_said=given.get("cpu_offload_enabled") is not None,
     )
+
+
+def _check_slices(own: Mapping[str, Any], where: str) -> None:
+    """That a turn ends in one way. Raises: InvalidSettings."""
+    if "slice_s" not in own:
+        return
+    if "finish_within_s" in own:
+        raise InvalidSettings(
+            f"{where}.slice_s ends a turn inside requests, and finish_within_s lets them finish: "
+            "say one of the two"
+        )
+    if own.get("kv") == "drop":
+        raise InvalidSettings(
+            f"{where}.slice_s ends a turn inside requests, and kv: drop would drop their cache: "
+            "set kv: auto, or leave out slice_s"
+        )
 
 
 def _known(name: str, where: str) -> None:
@@ -96,6 +122,16 @@ def _parsed(name: str, value: Any, where: str) -> Any:
             if not 0 <= seconds < float("inf"):
                 raise ValueError("give seconds, 0 or more")
             return seconds
+        if name == "slice_s":
+            seconds = msgspec.convert(value, float)
+            if not 0 < seconds < float("inf"):
+                raise ValueError("give seconds, more than 0")
+            return seconds
+        if name == "chunks_per_turn":
+            chunks = msgspec.convert(value, int)
+            if chunks < 0:
+                raise ValueError("give a number of chunks, 0 or more")
+            return chunks
         if name == "kv":
             return msgspec.convert(value, Literal["private", "drop", "auto", "save"])
         if name == "order":

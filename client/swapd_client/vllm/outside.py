@@ -32,7 +32,7 @@ from swapd_client.offload.copies import start_of
 LARGE = 64 << 10
 
 #: What names say that a tensor is written to.
-_SCRATCH = re.compile("workspace|scratch|buf|cache|lock|semaphore|counter|lora|state")
+_SCRATCH = re.compile("workspace|scratch|buf|cache|(?<!b)lock|semaphore|counter|lora|state")
 
 #: What names say that a tensor is a weight: MLA has `W_UK_T`, and for AMX `_w_uk_packed`.
 _WEIGHT = re.compile("weight|packed|^_?w_")
@@ -55,6 +55,8 @@ class Outside(NamedTuple):
     tensor: torch.Tensor
     #: A layer refers to it that may keep weights so.
     of_layer: bool
+    #: The end of the name: how it is reached from its module.
+    kept: str
 
 
 class Candidates:
@@ -99,7 +101,7 @@ def _may_be_a_weight(one: Outside) -> bool:
     return (
         one.of_layer
         and one.tensor.nbytes >= LARGE
-        and not _SCRATCH.search(one.name.rpartition(".")[2].lower())
+        and not _SCRATCH.search(one.kept)  # also of a list of rooms, and of an adapter's tensors
         and not _is_one_value(one.tensor)
     )
 
@@ -108,11 +110,16 @@ def found_in(models: Mapping[str, Module]) -> list[Outside]:
     """All tensors that modules of `models` refer to and that are no parameters, each once."""
     seen = {id(one) for model in models.values() for one in model.parameters()}
     return [
-        Outside(name, tensor, _may_keep_weights(module, name.rpartition(".")[2].lower()))
+        _outside(module, path, name, tensor)
         for key, model in models.items()
         for path, module in model.named_modules(prefix=key)
         for name, tensor in _reached(_attributes(module), path, seen, _DEEP)
     ]
+
+
+def _outside(module: Module, path: str, name: str, tensor: torch.Tensor) -> Outside:
+    kept = name.removeprefix(path).lstrip(".").lower()
+    return Outside(name, tensor, _may_keep_weights(module, kept.rpartition(".")[2]), kept)
 
 
 def _may_keep_weights(layer: Module, name: str) -> bool:

@@ -31,7 +31,7 @@ from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage import Stage, loading
 
 log = logging.getLogger("swapd_client")
 
@@ -89,6 +89,12 @@ class Components:
         names = list(found) or [WHOLE]
         self._stay = stay = _stay(stage.name, names, options)
         self._attachment = self._attach(stage.client)
+        try:
+            session = stage.client.session.welcome.session
+            loading.check_others(stage.client.status(), session, stage.name)
+        except BaseException:
+            self._attachment.detach()
+            raise
         stage.components.register_again = self._attach_again
         self.nbytes = sum(one.nbytes for one in self._attachment.components.values())
         said = "" if stay == names else f"; {_IN_WORDS[options.offload.mode]}"

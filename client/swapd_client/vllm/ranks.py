@@ -103,7 +103,7 @@ class Ranks:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.bind("")  # the kernel finds a name; it is gone with the socket
             door.listen()
-            mine = Seat(rank, os.getpid(), door.getsockname()[1:].decode(), *_daemon_at(folder))
+            mine = Seat(rank, os.getpid(), door.getsockname()[1:].decode(), *daemon_at(folder))
             self._mine = mine
             said = share(msgspec.json.encode(mine).decode())
             seats = in_order([msgspec.json.decode(seat, type=Seat) for seat in said], stage)
@@ -151,7 +151,7 @@ class Ranks:
 
     def check_place(self) -> None:
         """Raise RanksApart unless a daemon that was started again has the place of the first."""
-        folder, daemon = _daemon_at(Path(self._mine.folder))
+        folder, daemon = daemon_at(Path(self._mine.folder))
         if daemon != self._mine.daemon:
             raise RanksApart(
                 f"{folder} is another folder than when rank {self._rank} of {self._stage} started, "
@@ -272,7 +272,8 @@ def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
     return [by_daemon[daemon] for daemon in sorted(by_daemon)]
 
 
-def _daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
+def daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
+    """A daemon's runtime folder, and by what ranks know it; None if there is none."""
     try:
         found = folder.stat()
     except OSError:

@@ -9,22 +9,39 @@ computed, for the worker must see the requests in it, and what comes out is thro
 In the worker's own process the worker has vLLM make this scheduler, and that takes the lease before
 it looks for prefixes. In another process the configuration names it (`scheduler_cls`), and it hears
 by what the worker returns. Lives here: the scheduler's side, and what goes to it.
+
+Where it does not, vLLM's own scheduler hears by the ids of blocks: those that a step read and that
+are gone, as if a KV connector had failed to load them. It then drops what the step made of requests
+that have these, and computes them again from the first such block. `problem_with_blocks` says where
+that is sound.
+
+vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so know how many.
 """
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput
 
+from swapd_client.tracing import are_provided
+from swapd_client.vllm.kv import note, shares_of
 from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage.cache import Cache, Hears
+from swapd_client.vllm.stage.streaming import Streaming
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Above
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 else:
     _Above = object
+
+#: What a scheduler is to hear of a step; None if all of it counts.
+Word = Callable[[], KVConnectorOutput | None]
 
 #: What a `SchedulerOutput` has more: the number of the last loss its scheduler had heard of.
 _HEARD = "swapd_heard"
@@ -38,7 +55,7 @@ class Lost(KVConnectorOutput):  # type: ignore[misc]
     loss: int = 0
 
 
-class Hears(_Above):  # type: ignore[misc]
+class Hearing(_Above):  # type: ignore[misc]
     """Mixed into a scheduler class of vLLM's, first."""
 
     #: In the worker's process: whose lease is taken before prefixes are looked up.
@@ -83,20 +100,70 @@ class Hears(_Above):  # type: ignore[misc]
             self.reset_prefix_cache(reset_running_requests=True)
 
 
-class Scheduler(Hears, VllmScheduler):  # type: ignore[misc]
+class Streams(_Above):  # type: ignore[misc]
+    """Mixed into a scheduler class of vllm-omni's, first: its stage knows which chunks it sent."""
+
+    streaming: ClassVar[Streaming]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if (adapter := getattr(self, "chunk_transfer_adapter", None)) is not None:
+            first = not self.vllm_config.model_config.stage_id
+            receives = adapter.receives_chunks and not first
+            self.streaming.begin_with(lambda: dict(adapter.put_req_chunk), receives=receives)
+            adapter.connector.get = _looked(adapter.connector.get, self.streaming)
+
+
+class Traced(_Above):  # type: ignore[misc]
+    """Mixed into a scheduler class of vLLM's, first: its stage knows the traces of its requests.
+
+    vLLM tells workers nothing of them.
+    """
+
+    stage: ClassVar[Stage]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stage.trace(self._headers)
+
+    def _headers(self) -> list[Mapping[str, str]]:
+        return [headers for r in list(self.requests.values()) if (headers := r.trace_headers)]
+
+
+class Scheduler(Hearing, VllmScheduler):  # type: ignore[misc]
     """vLLM's scheduler. For `scheduler_cls`, where the worker has a process of its own."""
 
 
-class AsyncScheduler(Hears, VllmAsyncScheduler):  # type: ignore[misc]
+class AsyncScheduler(Hearing, VllmAsyncScheduler):  # type: ignore[misc]
     """The same, for `async_scheduling`."""
 
 
-def problem_with(config: Any) -> str:
-    """Why the scheduler of this configuration hears of no loss, and what to set; "" if it does."""
+def _looked(get: Callable[..., Any], streaming: Streaming) -> Callable[..., Any]:
+    """A connector's `get`, which also tells a stage whether a chunk was there."""
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        found = get(*args, **kwargs)
+        streaming.looked(found=found is not None)
+        return found
+
+    return look
+
+
+def hears_of(config: Any, cache: "KVCacheConfig") -> tuple[Hears, str]:
+    """How the scheduler of this configuration hears of a loss; and why it does not, and what to
+    set: "" if it does.
+    """
+    if problem := _problem_with_numbers(config):
+        return Hears.BY_BLOCKS, _problem_with_blocks(config, cache) and problem
+    return Hears.BY_NUMBER, ""
+
+
+def _problem_with_numbers(config: Any) -> str:
+    """Why the scheduler is none of swapd's."""
     if config.parallel_config.tensor_parallel_size > 1:
         return "set tensor_parallel_size: 1, for each rank may lose what others have"
     base = config.scheduler_config.get_scheduler_cls()
-    if issubclass(base, Hears):
+    if issubclass(base, Hearing):
         return ""
     if config.parallel_config.distributed_executor_backend != "uni":
         mine = AsyncScheduler if issubclass(base, VllmAsyncScheduler) else Scheduler
@@ -104,14 +171,54 @@ def problem_with(config: Any) -> str:
             return f"set scheduler_cls: {mine.__module__}.{mine.__name__}"
         return "set distributed_executor_backend: uni"
     if not issubclass(base, VllmScheduler) or _is_of_generation(base):
-        return f"{base.__name__} computes nothing again"
+        return f"{base.__name__} computes nothing again: set async_scheduling: false"
     return ""
+
+
+def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
+    """Why a scheduler of vLLM's own does not compute again what was in blocks that are gone.
+
+    It goes back in a request to the first of them, and leaves the request where it is. That is
+    sound if
+    - it is vLLM's own, or vllm-omni's of generation stages, in the version for one step at a time:
+      what another has in mind of a step that was dropped, and what steps are ahead of it, is not
+      undone;
+    - the request has all blocks from there on: of windows it has given back those before;
+    - a block is whole after two parts of a prompt at the latest, for two requests may share it, and
+      only one of them is to compute it.
+    """
+    base = config.scheduler_config.get_scheduler_cls()
+    if base is not VllmScheduler and not _is_of_generation(base):
+        return f"{base.__name__} is not vLLM's own"
+    if config.parallel_config.tensor_parallel_size > 1:
+        return "each rank may lose what others have"
+    if config.scheduler_config.async_scheduling:
+        return "steps are scheduled ahead"
+    if config.speculative_config is not None:
+        return "a drafter has a cache as well"
+    if config.use_v2_model_runner:
+        return "this model runner does not go back in a request"
+    if config.parallel_config.decode_context_parallel_size > 1:
+        return "a block is in several ranks"
+    specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+    if len(specs) > 1 or not all(_has_all_blocks(spec) for spec in specs):
+        return "requests have given back blocks that would be computed again"
+    if 0 < config.scheduler_config.long_prefill_token_threshold < specs[0].block_size:
+        return "a part of a prompt is shorter than a block"
+    return ""
+
+
+def _has_all_blocks(spec: Any) -> bool:
+    """Whether a request keeps each block of such a layer until it ends."""
+    inner = getattr(spec, "kv_cache_specs", None)  # layers of one kind and several sizes
+    specs = list(inner.values()) if inner else [spec]
+    return all(isinstance(one, FullAttentionSpec) for one in specs)
 
 
 def have_it_hear(config: Any, stage: Stage) -> None:
     """Have vLLM make a scheduler that hears, before it makes any, if it makes it in this process.
 
-    Only where `problem_with` knows of none.
+    Only where it hears by numbers.
     """
     if config.parallel_config.distributed_executor_backend != "uni":
         return
@@ -120,32 +227,74 @@ def have_it_hear(config: Any, stage: Stage) -> None:
     first = base in (VllmScheduler, VllmAsyncScheduler, Scheduler, AsyncScheduler)
     config.scheduler_config.scheduler_cls = type(
         base.__name__,
-        (base,) if issubclass(base, Hears) else (Hears, base),
+        (base,) if issubclass(base, Hearing) else (Hearing, base),
         {"swapd": stage if first else None},
     )
 
 
-def is_void(scheduler_output: Any, losses: int) -> bool:
-    """Whether a step was scheduled by a scheduler that had not heard of the last of `losses`."""
-    return bool(getattr(scheduler_output, _HEARD, 0) < losses)
+def have_it_stream(config: Any, streaming: Streaming) -> None:
+    """Have vLLM make a scheduler that says which chunks it sent, before it makes any.
+
+    Only where it makes it in this process, and the stage streams.
+    """
+    alone = config.parallel_config.distributed_executor_backend == "uni"
+    if alone and getattr(config.model_config, "async_chunk", False):
+        base = config.scheduler_config.get_scheduler_cls()
+        named = {"streaming": streaming}
+        config.scheduler_config.scheduler_cls = type(base.__name__, (Streams, base), named)
 
 
-def void(output: Any, losses: int) -> Any:
-    """What a step returns, with the word that nothing of it counts."""
+def have_it_trace(config: Any, stage: Stage) -> None:
+    """Have vLLM make a scheduler that knows its requests' traces, after all else is said of which.
+
+    Only where it makes it in this process, and that has a provider of spans.
+    """
+    if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
+        base = config.scheduler_config.get_scheduler_cls()
+        config.scheduler_config.scheduler_cls = type(
+            base.__name__, (Traced, base), {"stage": stage}
+        )
+
+
+def word_of(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
+    """What the scheduler is to hear of a step, which has its lease; None if all of it counts.
+
+    Raises: CacheLost, if it would read what is gone and the scheduler does not hear of it.
+    """
+    note(cache.in_use, scheduler_output)
+    if cache.hears_by_number:
+        heard = getattr(scheduler_output, _HEARD, 0)
+        return Lost(loss=cache.losses) if heard < cache.losses else None
+    gone = cache.read(shares_of(cache, scheduler_output))
+    return KVConnectorOutput(invalid_block_ids=gone) if gone else None
+
+
+def word_of_fence(cache: Cache) -> KVConnectorOutput | None:
+    """What it is to hear of a step that may have computed on others' memory; None if it cannot."""
+    return Lost(loss=cache.doubt()) if cache.hears_by_number else None
+
+
+def counted(output: Any, word: Word) -> Any:
+    """What a step returns, with word that some of it does not count, or nothing. Raises as `word`.
+
+    `word()` is asked when the step has computed.
+    """
     if isinstance(output, AsyncModelRunnerOutput):
-        return _Void(output, losses)
+        return _Counted(output, word)
+    if (said := word()) is None:
+        return output
     output = copy.copy(output)
-    output.kv_connector_output = Lost(loss=losses)
+    output.kv_connector_output = said
     return output
 
 
-class _Void(AsyncModelRunnerOutput):  # type: ignore[misc]
-    def __init__(self, output: Any, losses: int) -> None:
+class _Counted(AsyncModelRunnerOutput):  # type: ignore[misc]
+    def __init__(self, output: Any, word: Word) -> None:
         self._output = output
-        self._losses = losses
+        self._word = word
 
     def get_output(self) -> Any:
-        return void(self._output.get_output(), self._losses)
+        return counted(self._output.get_output(), self._word)
 
 
 def _is_of_generation(base: type) -> bool:

@@ -9,16 +9,16 @@ May not live here: torch, vLLM, which methods a start spans (`worker.py`).
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-import swapd_client
 from swapd_client.client import Client
-from swapd_client.errors import AcquireTimeout, NotRunning, SwapdError
+from swapd_client.errors import AcquireTimeout, SwapdError
 from swapd_client.lease import Lease
+from swapd_client.vllm.ranks import daemon_at
+from swapd_client.vllm.stage.connection import connect_to_start
 
 log = logging.getLogger("swapd_client")
 
@@ -40,8 +40,9 @@ class Start:
         """
         if share is None:
             return self._take()
-        at = self._folder.stat() if self._folder.exists() else None
-        mine = f"{at.st_dev}.{at.st_ino}" if at else str(self._folder)
+        folder, daemon = daemon_at(self._folder)
+        # as wide as any: sorted as `Ranks` sorts the numbers
+        mine = ".".join(f"{number:020}" for number in daemon) if daemon else folder
         places = share(mine)
         if len(set(places)) < len(places):
             return  # ranks that share a daemon: refused, with what to change, when they load
@@ -70,11 +71,7 @@ class Start:
         return ""
 
     def _take(self) -> None:
-        try:
-            client = swapd_client.connect(self._folder, label=f"{self._stage}:{os.getpid()}")
-        except NotRunning as exc:
-            raise NotRunning(f"stage {self._stage!r} cannot start: {exc}") from exc
-        self._client = client
+        self._client = client = connect_to_start(self._folder, self._stage)
         try:
             self._lease = self._acquired(client)
         except BaseException:

@@ -6,6 +6,8 @@ that vLLM calls, also those that are its own, are in `calls.py`.
 """
 
 import gc
+import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -19,12 +21,12 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
-from swapd_client.errors import SwapdError
+from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import checkpoint, gpus, kv, register, scheduler, versions
 from swapd_client.vllm.moving import Moving, eager
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.cache import Terms
+from swapd_client.vllm.stage.cache import CacheLost, Hears, Terms
 from swapd_client.vllm.starting import Start, once_ranks_meet
 from swapd_client.vllm.topology import neighbours_of
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above
 else:
     _Above = object
+
+log = logging.getLogger("swapd_client")
 
 #: Of the dummy forward that a stage's layers are checked with.
 DUMMY_TOKENS = 2
@@ -49,8 +53,8 @@ class Leased(_Above):  # type: ignore[misc]
     _moving: Moving
     #: A weight update that was started and is not finished.
     _change = ExitStack()
-    #: Whether the step under way was scheduled for contents of the KV cache that are gone.
-    _void = False
+    #: What the scheduler is to hear of the step under way, if contents of the KV cache are gone.
+    _word: Any = None
 
     # --- starting ------------------------------------------------------------------------
 
@@ -64,11 +68,9 @@ class Leased(_Above):  # type: ignore[misc]
             super().init_device()
 
     def _begin_start(self) -> None:
-        name = self._stage_name("")
-        options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
-        gpu = number_of(self.device)
-        folder = gpus.folder_of(options.endpoint, gpu, self.rank)
-        self._start = Start(self._stage_name(options.component), folder)
+        name, options = self._settings()
+        folder = gpus.folder_of(options.endpoint, number_of(self.device), self.rank)
+        self._start = Start(name, folder)
         self._start.begin(self._share())
 
     @contextmanager
@@ -98,9 +100,7 @@ class Leased(_Above):  # type: ignore[misc]
         """
         versions.check()
         register()  # where $VLLM_PLUGINS leaves it out, nobody has yet
-        name = self._stage_name("")
-        options = options_of(self.vllm_config.additional_config, f"stage {name!r}")
-        name = self._stage_name(options.component)
+        name, options = self._settings()
         _refuse(self.vllm_config, name)
         gpu, share = number_of(self.device), self._share()
         neighbours = neighbours_of(options, self.model_config, name.partition(".tp")[0])
@@ -114,6 +114,8 @@ class Leased(_Above):  # type: ignore[misc]
                     self._load(name, *args, **kwargs)
                 with self._swapd.using():
                     self._moving.compare()
+                self._find_segments()
+                scheduler.have_it_stream(self.vllm_config, self._swapd.streaming)
             except BaseException:
                 self._swapd.close()
                 raise
@@ -134,6 +136,17 @@ class Leased(_Above):  # type: ignore[misc]
         # what vLLM takes off what the stage may use: these bytes are of swapd's --budget
         if used := getattr(self.model_runner, "model_memory_usage", 0):
             self.model_runner.model_memory_usage = max(used - moved, 0)
+
+    def _find_segments(self) -> None:
+        """Have turns begin with the first layers, where Python calls each: its hook waits."""
+        config = self.vllm_config.compilation_config
+        if config.mode or (config.cudagraph_mode and config.cudagraph_mode.value):
+            log.info("%s begins a turn when all is in: it is compiled", self._swapd.name)
+            return
+        try:
+            self._swapd.find_segments(self._models(), self._dummy_forward)
+        except Exception as exc:  # noqa: BLE001 - a model may want more than there is as it loads
+            log.info("%s begins a turn when all is in: %r", self._swapd.name, exc)
 
     def _models(self) -> Mapping[str, Module]:
         models = {"": self.model_runner.get_model()}
@@ -158,6 +171,12 @@ class Leased(_Above):  # type: ignore[misc]
             None, self.vllm_config, num_tokens=DUMMY_TOKENS
         )
         return context
+
+    def _settings(self) -> tuple[str, Options]:
+        """What the stage is called, and what was said of it. Raises: InvalidSettings."""
+        where = f"stage {self._stage_name('')!r}"
+        options = options_of(self.vllm_config.additional_config, where)
+        return self._stage_name(options.component), options
 
     def _stage_name(self, component: str) -> str:
         """What the stage is called in the daemon; each of its ranks has a name of its own."""
@@ -201,18 +220,29 @@ class Leased(_Above):  # type: ignore[misc]
             return result
         if (encoders := bool(scheduler_output.scheduled_encoder_inputs)) or not stage.begun:
             stage.begin(encoders=encoders)  # else the scheduler has
-        if (cache := stage.components.cache) is not None:
-            self._void = scheduler.is_void(scheduler_output, cache.losses)
-            kv.note(cache.in_use, scheduler_output)
         try:
-            result = super().execute_model(scheduler_output)
+            if (cache := stage.components.cache) is not None:
+                self._word = scheduler.word_of(cache, scheduler_output)
+            result = self._counted(super().execute_model(scheduler_output))
+            stage.arrive()
+        except CacheLost as exc:
+            stage.end()
+            self._end_with_others(exc)
+            raise
         except BaseException:
             stage.end()
             raise
-        if result is None:  # sample_tokens follows, and uses weights too
-            return None
-        stage.end()
-        return self._counted(result)
+        if result is not None:  # else sample_tokens follows, and uses weights too
+            stage.end()
+        return result
+
+    def _end_with_others(self, error: CacheLost) -> None:
+        """End this process if it is one of several ranks, and not the one that vLLM listens to: the
+        others compute this step and wait for it for good, and that a process ends is noticed.
+        """
+        if self.rank > 0:
+            log.critical("rank %d of %s ends: CacheLost: %s", self.rank, self._swapd.name, error)
+            os._exit(1)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         try:
@@ -221,15 +251,27 @@ class Leased(_Above):  # type: ignore[misc]
             self._swapd.end()
 
     def _counted(self, result: Any) -> Any:
-        """What a step returns, with word to the scheduler if it does not count."""
-        if not self._void or result is None:
-            return result
-        return scheduler.void(result, self._swapd.components.losses)
+        """What a step returns, with word to the scheduler of what does not count."""
+        if result is None:
+            return None
+        word = partial(self._word_then, self._word, self._swapd.fence())
+        return scheduler.counted(result, word)
+
+    def _word_then(self, word: Any, fence: Callable[[], SessionFenced | None]) -> Any:
+        """The word of a step that has computed. Raises: Stopped."""
+        if (fenced := fence()) is None:
+            return word
+        cache = self._swapd.components.cache
+        if cache is None or (word := scheduler.word_of_fence(cache)) is None:
+            raise self._swapd.stop(fenced) from fenced
+        log.warning("%s computes the last step again: %s", self._swapd.name, fenced)
+        return word
 
     def execute_dummy_batch(self) -> None:
         self._swapd.begin()
         try:
             super().execute_dummy_batch()
+            self._swapd.arrive()
         finally:
             self._swapd.end()
 
@@ -250,6 +292,7 @@ class Leased(_Above):  # type: ignore[misc]
                 making = self._lend_cache(kv_cache_config)
                 with self._swapd.using(), making:
                     super().initialize_from_config(kv_cache_config)
+            scheduler.have_it_trace(self.vllm_config, self._swapd)
         except BaseException:
             self._swapd.close()
             raise
@@ -261,14 +304,23 @@ class Leased(_Above):  # type: ignore[misc]
         if fate == "private" or not nbytes:
             return nullcontext()
         caching = bool(self.cache_config.enable_prefix_caching)
-        terms = Terms(fate, caching, kv.layers_of(config), scheduler.problem_with(self.vllm_config))
+        hears, deaf = scheduler.hears_of(self.vllm_config, config)
+        terms = Terms(
+            fate,
+            caching,
+            kv.layers_of(config),
+            deaf,
+            stage.options.slice_s,
+            hears,
+            kv.block_tokens_of(config),
+        )
         apart = stage.components.all is not stage.components.main
         if problem := kv.problem_with(config, self.vllm_config, terms, apart=apart):
             raise Unsupported(
                 f"the KV cache of stage {stage.name!r} cannot take turns: {problem}; or set "
                 "kv: private"
             )
-        if not terms.deaf:
+        if hears is Hears.BY_NUMBER:
             scheduler.have_it_hear(self.vllm_config, stage)
         return kv.made_over(stage.lend_cache(nbytes, terms))
 

@@ -302,7 +302,11 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
             raise InvalidSource(f"{name!r} is in none of the parts; add one called 'rest'")
         found[part].append(name)
     if empty := [part for part, named in found.items() if not named]:
-        raise InvalidSource(f"there is no tensor for {', '.join(empty)}")
+        some = ", ".join(names[:3])
+        raise InvalidSource(
+            f"there is no tensor for {', '.join(empty)}: leave out parts that are empty, or name "
+            f"what the files have ({some}, ...)"
+        )
     return found
 
 
@@ -426,7 +430,9 @@ def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> tor
     while done < nbytes:
         got = os.preadv(stored.file.fd.fileno(), [view[done:]], stored.offset + at + done)
         if not got:
-            raise InvalidSource(f"{stored.file.path} was cut short while it was read")
+            raise InvalidSource(
+                f"{stored.file.path} was cut short while it was read; load it again"
+            )
         done += got
     return items
 

@@ -8,13 +8,21 @@ from tests.processes import start_python
 ROUNDS = 3
 PROGRAM = "from tests.offload.models.painter import main; import sys; main(*sys.argv[1:3], {})"
 
+#: Takes longer than all the rest, and is the same for both.
+IMPORTED = (
+    "torch",
+    "tests.offload.models.painter",
+    "diffusers.pipelines.flux.pipeline_flux",
+    "diffusers.pipelines.wan.pipeline_wan",
+)
+
 
 def test_two_pipelines_share_one_device(device: Callable[[int], Daemon]) -> None:
     daemon = device(26)
     program = PROGRAM.format(ROUNDS)
     with (
-        start_python(program, "flux", daemon.folder) as flux,
-        start_python(program, "wan", daemon.folder) as wan,
+        start_python(program, "flux", daemon.folder, imported=IMPORTED) as flux,
+        start_python(program, "wan", daemon.folder, imported=IMPORTED) as wan,
     ):
         for painter in (flux, wan):
             assert painter.stdout is not None

@@ -70,7 +70,8 @@ class Keeper:
 
     def __init__(self, families: Iterable[str]) -> None:
         modules = dict.fromkeys(module for family in families for module in FAMILIES[family])
-        self._nursery = Nursery(*modules, "tests.offload.zoo.stages")
+        entries = (f"{__package__}.{family}" for family in FAMILIES)  # each child looks at all
+        self._nursery = Nursery(*modules, "tests.offload.zoo.stages", *entries)
 
     def __enter__(self) -> Self:
         return self

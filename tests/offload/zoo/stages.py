@@ -107,7 +107,7 @@ def run_entry(name: str, folder: str, tries: Sequence[str]) -> None:
         if twin is not None:
             for one_try in tries:
                 with connect(folder, label="zoo", faults="explain") as client:
-                    client.register(_FILLER, {"x": bytes(client.status().budget_bytes)})
+                    client.register_scratch(_FILLER, client.status().budget_bytes)
                     TRIES[one_try](client, one, twin)
     faulthandler.cancel_dump_traceback_later()
 

@@ -6,7 +6,7 @@ own, and what this driver was found not to do. May not live here: which componen
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,9 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Welcome
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
+from swapd_client.memory.layout import Remote
 from swapd_client.session.files import Files
+from swapd_client.session.gpu import fetching
 
 log = logging.getLogger("swapd_client")
 
@@ -49,6 +51,7 @@ class Card:
         #: What this driver was found to refuse.
         self._unmaps_one_by_one = False
         self._keeps_no_access = False
+        self._pins_nothing = False
         self._complained = False
         #: A range has become memory of this process's own, and stays for good.
         self.has_private = False
@@ -89,7 +92,10 @@ class Card:
                 f"{exc}. No GPU work of this process runs any more: end it, and start it anew"
             ) from exc
         except DeviceError as exc:
-            raise DeviceFailed(str(exc)) from exc
+            raise DeviceFailed(
+                f"{self._name}: {exc}. The bytes are safe where they were; if it fails again, end "
+                "this process, and start it anew"
+            ) from exc
 
     def complain(self, error: Exception) -> None:
         """Say what broke the GPU for this process, once."""
@@ -232,7 +238,8 @@ class Card:
                 free, _ = driver.memory()
                 raise DeviceMemoryExhausted(
                     f"{self._name} has no room for a private copy of {size(whole)}: {size(free)} "
-                    f"are free, {size(max(whole - free, 0))} are missing"
+                    f"are free, {size(max(whole - free, 0))} are missing. Free as much of what "
+                    "this process has there (torch.cuda.empty_cache()), or lower swapd's --budget"
                 ) from exc
 
     def fill(self, address: int, master: OwnedFd, nbytes: int) -> None:
@@ -244,6 +251,25 @@ class Card:
                 driver.copy_to_device(address, source, nbytes, stream)
         finally:
             vm.free(source, span)
+
+    def fetch(self, spans: Sequence[Remote]) -> None:
+        """Copy what this process has on the GPU of its own, once all work there is done: whoever
+        made it, on any stream. Blocks. Raises: DeviceFailed."""
+        if not self.settle():
+            raise DeviceFailed(
+                f"what is on {self._name} is still worked on after {SETTLE_S:g} s: wait for that "
+                "work, and then register it"
+            )
+        with self.using() as driver:
+            refused = fetching.fetch(driver, spans)
+        if refused and not self._pins_nothing:
+            self._pins_nothing = True
+            log.warning(
+                "what is on %s comes to host copies more slowly, for no memory can be pinned for "
+                "it here: %s; raise `ulimit -l`, or the container's memory limit",
+                self._name,
+                refused,
+            )
 
     def zero(self, address: int, nbytes: int) -> None:
         """Zero what is at `address`. Blocks until it is done."""

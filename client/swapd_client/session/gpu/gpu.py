@@ -4,13 +4,15 @@ Nothing here touches CUDA before a component of this process is registered: a pr
 first, and fork then. No torch but what the process has loaded itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from swapd.device.pieces import numbers
 from swapd.shared import vm
 from swapd.shared.board import Board
-from swapd.shared.protocol import Welcome
+from swapd.shared.protocol import Placement, Welcome
 from swapd_client.errors import DeviceFailed
+from swapd_client.memory.layout import Remote
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.files import Files
@@ -18,7 +20,7 @@ from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.mapping import GpuRange
 from swapd_client.session.gpu.releases import GpuWork, Releases
 from swapd_client.session.gpu.streams import Doorbell, current_stream
-from swapd_client.session.processor import Work
+from swapd_client.session.processor import Arrival, Work
 
 
 class Gpu:
@@ -51,6 +53,9 @@ class Gpu:
         assert isinstance(where, GpuRange)
         return vm.round_up(where.nbytes, self._chunk_bytes) <= where.reserved
 
+    def fetch(self, spans: Sequence[Remote]) -> None:
+        self.card.fetch(spans)
+
     # --- work ----------------------------------------------------------------------------
 
     def current_streams(self) -> tuple[int, ...]:
@@ -71,6 +76,33 @@ class Gpu:
         return self._doorbell.wait(stream, slot, target)
 
     # --- memory --------------------------------------------------------------------------
+
+    def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
+        """The driver's calls take as long as a part of the copy, so they are made meanwhile: chunks
+        are mapped first of all, and may be touched when they are filled. What is left to do when
+        the last byte has come is one chunk's.
+        """
+        coming = []
+        for part, place in placed:
+            if arrival.has_come(part, place):
+                part.where.show(place.generation, place.runs)
+            else:
+                coming.append((part, place))
+        coming.sort(key=lambda one: one[1].generation)  # the order of their copies
+        try:
+            for part, place in coming:
+                _range_of(part).put(place.generation, place.runs)
+            for part, place in coming:
+                for chunks in _halves(len(numbers(place.runs))):
+                    arrival.wait(part, place, chunks)
+                    _range_of(part).allow(place.generation, chunks)
+                arrival.wait(part, place, None)
+                part.where.show(place.generation, place.runs)
+        except BaseException:
+            for part, place in coming:
+                if not part.where.is_shown(place.generation):
+                    self.attempt(part.where.revoke, place.generation)
+            raise
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
         try:
@@ -109,3 +141,16 @@ class Gpu:
         self._doorbell.close()
         ended = self._releases.close()
         self.card.close(keep_context=not ended)
+
+
+def _range_of(part: Part) -> GpuRange:
+    assert isinstance(part.where, GpuRange)
+    return part.where
+
+
+def _halves(chunks: int) -> Iterator[int]:
+    """Half of them, half of the rest, and so on, without the last one: so few calls, and waits."""
+    done = 0
+    while (rest := chunks - done) > 1:
+        done += rest // 2
+        yield done

@@ -21,8 +21,9 @@ class GpuRange:
     """Reserved once for a component of `nbytes`; chunks come and go behind it.
 
     Thread-safe. Mapping costs some calls of the driver for each chunk, hiding and showing the
-    same chunks again one call for all. No work that uses the range may be on the GPU when it
-    is hidden. The range is never freed: tensors may live as long as they like.
+    same chunks again one call for all. So chunks are put there while they are being filled, and
+    may be touched one after the other as they have been. No work that uses the range may be on the
+    GPU when it is hidden. The range is never freed: tensors may live as long as they like.
 
     After an error that this process's GPU context does not survive, nothing can be unmapped, and
     nothing need be: no work of this process runs there any more. So hiding then succeeds.
@@ -54,6 +55,9 @@ class GpuRange:
         self._pieces: tuple[int, ...] = () if before is None else before._pieces
         #: The chunks that are mapped there, whether or not they may be touched.
         self._mapped: tuple[int, ...] = ()
+        #: How many of them may, the first ones.
+        self._allowed = 0
+        #: All of them, and every byte is there.
         self._shown = False
         self._private = False
         self.generation = 0
@@ -91,18 +95,43 @@ class GpuRange:
         Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then it is
         hidden, or as it was.
         """
-        if self.is_shown(generation):
+        if self.is_shown(generation) or self._show_again(generation):
             return
-        chunks = tuple(numbers(runs))
-        handles = self._card.imports(chunks, writable=self._writable)
-        if self._pieces:
-            self._card.settle()
+        chunks, handles = self._imported(runs)
         with self._lock:
             self._drop_private()
-            self._put(chunks, handles, writable=self._writable)
+            self._put(chunks, handles)
             self.generation = generation
-            self._latest = chunks
+            self._show_mapped()
         self._say_left()
+
+    def put(self, generation: int, runs: Runs) -> None:
+        """Map the chunks of this generation, which are being filled; none can be touched yet.
+
+        Blocks, and raises, as `show`.
+        """
+        if self.is_shown(generation):
+            return
+        chunks, handles = self._imported(runs)
+        with self._lock:
+            if not self.is_shown(generation):
+                self._drop_private()
+                if generation != self.generation:
+                    self._latest = None
+                    self._forbid()
+                self._put(chunks, handles)
+                self.generation = generation
+        self._say_left()
+
+    def allow(self, generation: int, chunks: int) -> None:
+        """The first `chunks` of this generation are filled: they can be touched.
+
+        Nothing if they are no longer there: whoever waits for the others hears why. Raises:
+        DeviceFailed.
+        """
+        with self._lock:
+            if generation == self.generation and self._mapped and not self._private:
+                self._allow(chunks, writable=self._writable)
 
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on; the chunks may be shown again cheaply.
@@ -110,12 +139,9 @@ class GpuRange:
         With `generation`, only if it is not a newer one that is shown. Raises: DeviceFailed.
         """
         with self._lock:
-            if self._private or not self._shown or self._is_newer_than(generation):
-                return
-            self._shown = False
-            with self._unless_lost():
-                if self._mapped and not self._card.forbid(self.address, len(self._mapped)):
-                    self._unmap()
+            if not (self._private or self._is_newer_than(generation)):
+                with self._unless_lost():
+                    self._forbid()
 
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`; and the chunks are others' to use, or to lend away."""
@@ -170,7 +196,10 @@ class GpuRange:
                 pass  # it has not been given up
             elif keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
-                self._put(self._latest, handles, writable=True)
+                self._put(self._latest, handles)
+                if not self._writable:
+                    self._allowed = 0  # for reading: that is not enough
+                self._allow(len(self._latest), writable=True)
                 if saved and master is not None:
                     overwritten = min(saved * self._card.chunk_bytes, self.nbytes)
                     self._card.fill(self.address, master, overwritten)
@@ -214,29 +243,61 @@ class GpuRange:
         except DeviceFailed as exc:
             self._card.complain(exc)  # addresses are many; what went wrong before is told
 
+    def _imported(self, runs: Runs) -> tuple[tuple[int, ...], list[int]]:
+        """The chunks, and what to map them by; memory that was taken over is in use no more."""
+        chunks = tuple(numbers(runs))
+        handles = self._card.imports(chunks, writable=self._writable)
+        if self._pieces:
+            self._card.settle()
+        return chunks, handles
+
     def _say_left(self) -> None:
         if self.when_left is not None and not (self._pieces or self._private):
             left, self.when_left = self.when_left, None
             left()
 
+    def _show_again(self, generation: int) -> bool:
+        """Have it shown if its chunks are mapped, put there or hidden; whether they were.
+
+        Somebody waits for the last bytes, so nothing is looked up.
+        """
+        with self._lock:
+            if generation != self.generation or not self._mapped or self._pieces:
+                return False
+            self._show_mapped()
+            return True
+
     # --- under the lock ------------------------------------------------------------------
+
+    def _show_mapped(self) -> None:
+        self._allow(len(self._mapped), writable=self._writable)
+        self._latest = self._mapped
+        self._shown = True
 
     def _is_newer_than(self, generation: int | None) -> bool:
         return generation is not None and generation < self.generation
 
-    def _put(self, chunks: tuple[int, ...], handles: list[int], *, writable: bool) -> None:
+    def _put(self, chunks: tuple[int, ...], handles: list[int]) -> None:
         if chunks != self._mapped:
             self._unmap()
             self._card.map(self.address, handles)
             self._mapped = chunks
-        elif self._shown and writable == self._writable:
-            return
-        if chunks:
-            self._card.allow(self.address, len(chunks), writable=writable)
-        self._shown = True
+
+    def _allow(self, chunks: int, *, writable: bool) -> None:
+        if chunks > self._allowed:
+            at = self.address + self._allowed * self._card.chunk_bytes
+            self._card.allow(at, chunks - self._allowed, writable=writable)
+            self._allowed = chunks
+
+    def _forbid(self) -> None:
+        self._shown = False
+        allowed, self._allowed = self._allowed, 0
+        if allowed and not self._card.forbid(self.address, allowed):
+            self._unmap()
 
     def _unmap(self) -> None:
         self._shown = False
+        self._allowed = 0
         if self._mapped:
             self._card.unmap(self.address, len(self._mapped))
             self._mapped = ()

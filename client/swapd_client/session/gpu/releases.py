@@ -10,7 +10,6 @@ to wait, and end when they have had nothing to do for a while.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -30,8 +29,6 @@ POOL = 64
 #: Instead of a stream's number, without an event: all there is on the GPU, for what was named is no
 #: stream; and what is on the default stream, of which nobody can tell while a capture is under way.
 ALL, DEFAULT_LATER = -1, -2
-#: How often it is looked whether that can be told: no call waits for the end of a capture.
-CAPTURE_LOOK_S = 0.001
 
 
 class _Mark:
@@ -52,6 +49,10 @@ class GpuWork:
     def is_pending(self) -> bool:
         """Whether the GPU is still at it, as far as can be told without waiting."""
         return self._releases.is_pending(self.marks)
+
+    def is_over(self) -> bool:
+        """Whether all of it is known to be done. Then nothing more may be asked of this."""
+        return self._releases.is_over(self.marks)
 
 
 class _Ending:
@@ -103,6 +104,18 @@ class Releases:
                 return any(m.event is not None and not driver.query(m.event) for m in marks)
         except DeviceFailed:
             return False
+
+    def is_over(self, marks: Iterable[_Mark]) -> bool:
+        """Whether all marks are known to be passed; then their events are others'."""
+        try:
+            with self._card.using() as driver:
+                if not all(m.event is not None and driver.query(m.event) for m in marks):
+                    return False
+                for mark in marks:
+                    self._give(driver, mark.event)
+        except DeviceFailed:
+            return False  # a thread that waits for it hears so, too, and says it
+        return True
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is pending; whether that came about."""
@@ -226,14 +239,7 @@ class Releases:
 
     def _recorded_late(self, driver: Driver) -> Any:
         """An event on the default stream, once no stream captures that it would wait for."""
-        while True:
-            try:
-                driver.is_capturing(LEGACY_DEFAULT)
-            except CudaError as exc:
-                if not exc.of_a_capture:
-                    raise
-                time.sleep(CAPTURE_LOOK_S)
-                continue
-            event = self._take(driver)
-            driver.record(event, LEGACY_DEFAULT)
-            return event
+        driver.after_captures(lambda: driver.is_capturing(LEGACY_DEFAULT))
+        event = self._take(driver)
+        driver.record(event, LEGACY_DEFAULT)
+        return event

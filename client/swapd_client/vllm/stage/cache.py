@@ -6,17 +6,22 @@ makes its cache over a buffer of swapd's is said by `kv.py`. Does not import vLL
 A turn may end with requests in flight, whose blocks are then saved; so is every block that was ever
 written, if prefixes are cached, for the scheduler goes on to hand them out. Else the cache is
 dropped: nothing is copied, and it comes in as zeros. Whatever is gone that the scheduler counts on
-is a loss, and has a number; how the scheduler hears of it is said by `scheduler.py`.
+is a loss. A scheduler of swapd's is told its number; for another one it is known which blocks are
+gone (`gone.py`), and said of each step which of them it read. How that is said is in
+`scheduler.py`.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from typing import Literal, NamedTuple
 
+from swapd.shared.units import seconds
 from swapd_client.client import Client
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
+from swapd_client.vllm.stage.gone import Gone, Share
 
 log = logging.getLogger("swapd_client")
 
@@ -32,7 +37,16 @@ class Busy(SwapdError, RuntimeError):
 
 
 class CacheLost(SwapdError, RuntimeError):
-    """What requests would read is gone from the cache, and the scheduler cannot be told."""
+    """What a step would read is gone from the cache, and the scheduler cannot be told."""
+
+
+class Hears(Enum):
+    """How a stage's scheduler hears of a loss."""
+
+    #: It is one of swapd's: by the loss's number.
+    BY_NUMBER = 1
+    #: It is vLLM's own: by the blocks that a step read and that are gone.
+    BY_BLOCKS = 2
 
 
 class Layer(NamedTuple):
@@ -48,25 +62,30 @@ class InUse:
     def __init__(self, *, prefixes: bool) -> None:
         """`prefixes`: whether what a request leaves behind may be another's beginning."""
         self._prefixes = prefixes
-        self._of: dict[str, set[int]] = {}
+        #: By request: its blocks in order, by group of layers.
+        self._of: dict[str, list[list[int]]] = {}
         #: Of requests that have ended.
         self._left: set[int] = set()
 
     @property
     def blocks(self) -> list[int]:
         """All of them, ascending."""
-        return sorted(self._left.union(*self._of.values()))
+        return sorted(self._left.union(*(group for one in self._of.values() for group in one)))
+
+    def tables(self, request: str) -> Sequence[Sequence[int]]:
+        """The blocks of a request in order, by group of layers."""
+        return self._of.get(request, [])
 
     def has(self, request: str, blocks: Blocks) -> None:
         """A request has these, and no others; what it had before it was preempted it leaves."""
         if self._prefixes:
-            self._left |= self._of.get(request, set())
-        self._of[request] = {block for group in blocks for block in group}
+            self._left.update(*self._of.get(request, []))
+        self._of[request] = [list(group) for group in blocks]
 
     def gets(self, request: str, blocks: Blocks) -> None:
         """A request has these as well."""
-        if request in self._of:
-            self._of[request].update(block for group in blocks for block in group)
+        for table, group in zip(self._of.get(request, []), blocks, strict=False):
+            table.extend(group)
 
     def forget_prefixes(self) -> None:
         """Nobody reads what requests have left behind."""
@@ -74,9 +93,9 @@ class InUse:
 
     def ended(self, requests: Iterable[str]) -> None:
         for request in requests:
-            blocks = self._of.pop(request, set())
+            blocks = self._of.pop(request, [])
             if self._prefixes:
-                self._left |= blocks
+                self._left.update(*blocks)
 
 
 def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> list[tuple[int, int]]:
@@ -111,6 +130,12 @@ class Terms(NamedTuple):
     layers: Sequence[Layer]
     #: Why the scheduler would not hear of a loss, and what to set; "": it hears.
     deaf: str = ""
+    #: How long a turn lasts if another stage waits, requests in flight or not; None: they finish.
+    slice_s: float | None = None
+    #: How the scheduler hears of a loss, if it does.
+    hears: Hears = Hears.BY_NUMBER
+    #: By group of layers, how many tokens a block holds.
+    block_tokens: Sequence[int] = ()
 
     @property
     def saved(self) -> bool:
@@ -120,9 +145,9 @@ class Terms(NamedTuple):
     def __str__(self) -> str:
         if self.fate == "drop":
             return "is dropped, and has turns until no request is in flight"
-        if self.fate == "save" or self.prefixes:
-            return "and what is in it is saved"
-        return "and what requests in flight have in it is saved"
+        what = "what is" if self.fate == "save" or self.prefixes else "what requests in flight have"
+        turns = "" if self.slice_s is None else f"; a turn lasts {seconds(self.slice_s)}"
+        return f"and {what} in it is saved{turns}"
 
 
 class Cache:
@@ -134,6 +159,7 @@ class Cache:
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
         #: How often contents were lost that the scheduler counted on.
         self.losses = 0
+        self._gone = Gone()
 
     @property
     def name(self) -> str:
@@ -153,31 +179,56 @@ class Cache:
             self.component.used(ranges_of(self._terms.layers, self.in_use.blocks, nbytes))
 
     def come(self, lease: Lease) -> None:
-        """A turn begins. Raises: CacheLost if the scheduler would not hear of a loss."""
+        """A turn begins."""
         if lease.fresh(self.name):
             self._begin_anew()
 
     def go_alone(self) -> None:
-        """The daemon is gone, and no lease was held: what was not saved is zeros. As `come`."""
-        if not self._terms.saved:
+        """The daemon is gone, and no lease was held: what was not saved is zeros."""
+        if not self._terms.saved or self.component.lost:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        blocks = len(self.in_use.blocks)
+        blocks = self.in_use.blocks
         if not blocks:
             return
-        if self._terms.deaf:
-            raise CacheLost(
-                f"{blocks} blocks of {self.name} are gone, which requests would read: start the "
-                "stage again, for it would go on with zeros. swapd's log says why they were not "
-                f"saved. To have such requests computed again, {self._terms.deaf}"
-            )
         self.losses += 1
+        if not self.hears_by_number:
+            self._gone.lose(blocks)
         self.in_use.forget_prefixes()
         if self._terms.saved:
             log.warning(
                 "%d blocks of %s are gone, for swapd could not save them: what requests in flight "
-                "had there is computed again. swapd's log says why",
-                blocks,
+                "had there %s. swapd's log says why",
+                len(blocks),
                 self.name,
+                "is needed, and ends the stage" if self._terms.deaf else "is computed again",
             )
+
+    def doubt(self) -> int:
+        """What was computed last may be wrong: that is a loss; its number. From any thread."""
+        self.losses += 1
+        return self.losses
+
+    @property
+    def hears_by_number(self) -> bool:
+        """Whether the scheduler is told the number of a loss, and computes all again."""
+        return not self._terms.deaf and self._terms.hears is Hears.BY_NUMBER
+
+    def tables(self, request: str) -> list[tuple[Sequence[int], int]]:
+        """As a `Share` has them."""
+        return list(zip(self.in_use.tables(request), self._terms.block_tokens, strict=False))
+
+    def read(self, shares: Iterable[Share]) -> set[int]:
+        """Before a step, under its lease: the blocks that are read in it, and are gone.
+
+        Raises: CacheLost if there are some, and the scheduler would not hear of it.
+        """
+        gone = self._gone.step(shares)
+        if gone and self._terms.deaf:
+            raise CacheLost(
+                f"{len(gone)} blocks of {self.name} are gone, which requests would read: start the "
+                "stage again, for it would go on with zeros. swapd's log says why they were not "
+                f"saved. To have such requests computed again, {self._terms.deaf}"
+            )
+        return gone

@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
+from torch.nn import Module
 
 from swapd.shared import vm
+from swapd.shared.protocol import REST, part_name
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, TooLarge
 from swapd_client.session.session import Session
+from swapd_client.vllm import layers
 from swapd_client.vllm.parts import Part, Tensors
 from swapd_client.vllm.stage.cache import Cache, Terms
 from swapd_client.vllm.stage.loading import lendable
+from swapd_client.vllm.stage.segments import Layers
 
 log = logging.getLogger("swapd_client")
 
@@ -32,6 +36,7 @@ class StageComponents:
         self.all: tuple[str, ...] = ()
         #: By component, its parameters.
         self.tensors: Mapping[str, Tensors] = {}
+        self._parts: tuple[Part, ...] = ()
         #: The KV cache, if it takes turns with the weights.
         self.cache: Cache | None = None
         #: The bytes of each that the daemon knows of: of a family, of its parts.
@@ -60,6 +65,7 @@ class StageComponents:
                     "{swapd: {component: ...}}"
                 ) from exc
             raise
+        self._parts = parts
         self.tensors = {part.name: part.tensors for part in parts}
         self._sizes = [client.session.own(name).nbytes for name in done]
         self.register_again = partial(_register_again, parts, self._sizes)
@@ -89,10 +95,19 @@ class StageComponents:
 
         self.register_again = register_again
         alike = self.all is self.main
-        self.main = (*self.main, name)
-        self.all = self.main if alike else (*self.all, name)
+        self.main = (name, *self.main)  # the first layer needs it
+        self.all = self.main if alike else (name, *self.all)
         log.info("in swapd: %s (%s) takes turns, %s", name, size(nbytes), terms)
         return cache.component.tensor
+
+    def layers(self, models: Mapping[str, Module]) -> Layers:
+        """Of what leaves by layers: each part's layers, in `models`, and their weights."""
+        return {
+            part_name(part.name, key): (layers.modules_of(models, key), tensors)
+            for part in self._parts
+            for key, tensors in part.layers.items()
+            if key != REST
+        }
 
     @property
     def losses(self) -> int:

@@ -27,6 +27,14 @@ def connect(folder: Path, stage: str) -> Client:
     return swapd_client.connect(folder, label=f"{stage}:{os.getpid()}")
 
 
+def connect_to_start(folder: Path, stage: str) -> Client:
+    """A client for a stage that starts. Raises as `connect`; NotRunning says which stage it is."""
+    try:
+        return connect(folder, stage)
+    except NotRunning as exc:
+        raise NotRunning(f"stage {stage!r} cannot start: {exc}") from exc
+
+
 def close(client: Client) -> None:
     """Nothing is to run here any more: weights are kept only where that costs nothing."""
     client.close(keep=not client.session.processor.memory_is_scarce)
@@ -58,7 +66,7 @@ class Connection:
         return self.client.session.error
 
     def refuse_stopped(self) -> None:
-        """Raise Stopped if the weights are nowhere."""
+        """Raise Stopped if the weights are nowhere, or if what was computed is wrong."""
         if self.stopped is not None:
             raise self.stopped
 
@@ -85,6 +93,15 @@ class Connection:
                 "weights without it. Start swapd again, then the stage"
             )
             raise self.stopped from exc
+
+    def stop(self, error: SwapdError) -> Stopped:
+        """What was computed cannot be taken back, and no step is made any more: what to raise."""
+        self.stopped = Stopped(
+            f"stage {self.stage!r} has computed on memory that others may have had ({error}), and "
+            "its scheduler does not hear of that. Start the stage again; with kv: auto, and a "
+            "scheduler of swapd's, such a step is computed again"
+        )
+        return self.stopped
 
     def check(self, client: Client) -> None:
         """Raise unless the daemon of another client can have the weights where they are.

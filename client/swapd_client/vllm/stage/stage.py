@@ -5,6 +5,8 @@ end; the stage's own thread; and who is told of whom. All else has a file of its
 
 - `components.py`: what the stage has registered, and which of it a call needs;
 - `turns.py`: when it takes its lease, and when it gives way;
+- `segments.py`: how a turn begins before all of it is there;
+- `streaming.py`: when it has made enough for the next one, where both work on one request;
 - `ahead.py`: how the stage that its requests go on to is brought in meanwhile;
 - `gate.py`: who is in a call, and how nobody is for a while;
 - `connection.py`: its daemon; or, if that is gone, the stage alone, its weights in private memory;
@@ -12,9 +14,10 @@ end; the stage's own thread; and who is told of whom. All else has a file of its
 - `loading.py`: the memory that it loads in.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
 import torch
@@ -23,7 +26,7 @@ from torch.nn import Module
 import swapd_client
 from swapd.shared import vm
 from swapd_client.client import Client
-from swapd_client.errors import NotRunning, SwapdError
+from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.leases.keeping import StageKeeping
 from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus, layers
@@ -32,14 +35,22 @@ from swapd_client.vllm.options import Options
 from swapd_client.vllm.order import ALONE, Neighbours
 from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import Ranks
-from swapd_client.vllm.stage import loading
+from swapd_client.vllm.stage import loading, segments
 from swapd_client.vllm.stage.ahead import Ahead
 from swapd_client.vllm.stage.cache import Busy, Terms
 from swapd_client.vllm.stage.components import StageComponents
-from swapd_client.vllm.stage.connection import Connection, close, connect
+from swapd_client.vllm.stage.connection import (
+    Connection,
+    Stopped,
+    close,
+    connect_to_start,
+)
 from swapd_client.vllm.stage.gate import Gate
 from swapd_client.vllm.stage.rejoining import Rejoining
+from swapd_client.vllm.stage.streaming import Streaming
 from swapd_client.vllm.stage.turns import Turns
+
+log = logging.getLogger("swapd_client")
 
 
 class Stage:
@@ -68,17 +79,26 @@ class Stage:
         self.components = StageComponents()
         self._gate = Gate()
         self._connection = Connection(name, client, self._wake, ranks)
-        keeping = StageKeeping(options.finish_within_s)
+        keeping = StageKeeping(options.finish_within_s, options.slice_s)
         self._ahead = Ahead(self._connection, neighbours)
+        #: What it makes for the next one in its turn, and says itself once it streams.
+        self.streaming = Streaming(self._connection, neighbours.after, options.chunks_per_turn)
         self._turns = Turns(
-            self._connection, self.components, self._gate, keeping, self._ahead, ranks, self._wake
+            self._connection,
+            self.components,
+            self._gate,
+            keeping,
+            self._ahead,
+            self.streaming,
+            ranks,
+            self._wake,
         )
         self._rejoining = Rejoining(
             self._connection,
             self.components,
             self._gate,
             self._turns,
-            options.finish_within_s,
+            options.finish_within_s if options.slice_s is None else options.slice_s,
             self._closed,
         )
         #: Between `begin` and `end`.
@@ -124,12 +144,10 @@ class Stage:
         if options.faults == "explain":
             swapd_client.explain_faults()
         try:
-            client = connect(folder, name)
-        except BaseException as exc:
+            client = connect_to_start(folder, name)
+        except BaseException:
             if ranks is not None:
                 ranks.close()
-            if isinstance(exc, NotRunning):
-                raise NotRunning(f"stage {name!r} cannot start: {exc}") from exc
             raise
         return cls(client, options, name, ranks, neighbours)
 
@@ -152,21 +170,25 @@ class Stage:
     # --- weights ---------------------------------------------------------------------------
 
     @contextmanager
-    def loading(self, nbytes: int | None) -> Iterator[None]:
+    def loading(self, nbytes: int | None, *, started: bool = False) -> Iterator[None]:
         """While in it, `nbytes` of device memory are this process's own; 0: nothing.
 
         More than the daemon can lend, or None, is as much as it can. Blocks until others have given
         way, so stages that start at the same time load one after the other; and at the end until
         swapd has the memory back: vLLM next measures what the GPU has free, and would count it.
+        `started`: the stage does not start, so it has the turn to start for that as well.
         """
         if nbytes == 0:
             yield
             return
-        with self._turns.in_order(waits=True):
-            lease = loading.workspace(self.client, self.name, nbytes)
-        with lease:
-            yield
-        loading.await_return(self.client, self.name, self._closed)
+        with ExitStack() as turn:
+            with self._turns.in_order(waits=True):
+                if started:
+                    turn.enter_context(loading.alone(self.client))
+                lease = loading.workspace(self.client, self.name, nbytes)
+            with lease:
+                yield
+            loading.await_return(self.client, self.name, self._closed)
 
     def take(
         self,
@@ -215,7 +237,8 @@ class Stage:
         """While in it the weights may be written to, in memory of this process's own; then swapd
         has the new values, at the addresses the weights had. Not in a step, nor in `using`.
 
-        If it raises, the weights are as they were. Blocks until there is memory for a second copy.
+        If it raises, the weights are as they were. Blocks until there is memory for a second copy,
+        and until no other stage starts: that one would measure the device meanwhile.
         Raises: Busy if requests are in flight whose cache would be dropped.
         """
         if self._turns.keeping.whole and (requests := len(self._turns.keeping.in_flight)):
@@ -236,7 +259,7 @@ class Stage:
             return
         client, components = self.client, self.components
         with (
-            self.loading(components.nbytes(client)),
+            self.loading(components.nbytes(client), started=True),
             changing(client, components.tensors, self.go_alone),
         ):
             yield
@@ -250,6 +273,11 @@ class Stage:
         self._turns.keeping.note(came := tuple(came), went)
         if came and self._turns.held:
             self._ahead.ask()  # else when the turn begins
+
+    def trace(self, headers: Callable[[], Sequence[Mapping[str, str]]]) -> None:
+        """Have turns belong to the traces of requests. `headers()`: the `traceparent` of each that
+        the stage has, the oldest first; asked for when a turn begins."""
+        self._turns.headers = headers
 
     #: Before a step; the lease is held afterwards. `begin_in_full`, in fewer steps.
     begin = shortcuts.begin_step
@@ -299,13 +327,55 @@ class Stage:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Around any other call that touches weights; may be nested, also in a step."""
+        """Around any other call that touches weights; may be nested, also in a step.
+
+        Raises: SessionFenced if what was computed in it may be wrong, as `fence` says.
+        """
         self._gate.enter()
         try:
             self._turns.hold(encoders=True)
+            self._turns.segments.arrive()
             yield
+            if (fenced := self._turns.fence()()) is not None:
+                raise fenced
         finally:
             self._leave()
+
+    def find_segments(self, models: Mapping[str, Module], forward: Callable[[], None]) -> None:
+        """Have steps begin before all layers are there, if each is used in its own forward alone.
+
+        `forward()` computes something with all of them, and shows it. May raise what that does.
+        """
+        if self._ranks is not None or not (layers := self.components.layers(models)):
+            return
+        with self.using():
+            found = segments.found_in(layers, forward)
+        with self._gate.lock:
+            self._turns.segments.use(found)
+        log.info(
+            "%s begins its turns with the first of its layers: %d of %d parts may come later",
+            self.name,
+            len(found),
+            len(layers),
+        )
+
+    def arrive(self) -> None:
+        """In a step, when the layers have computed: all of it is there. Raises as `begin`."""
+        self._turns.segments.arrive()
+
+    def fence(self) -> Callable[[], SessionFenced | None]:
+        """In a step: what says, once that has computed, why it may be wrong; None if it is not.
+
+        A daemon may end a session that does not answer, and lend its memory to others. What is
+        returned may be called in any thread, also after the step: it costs a system call, and
+        blocks if the session has ended, until this process has heard of that.
+        """
+        return self._turns.fence()
+
+    def stop(self, error: SessionFenced) -> Stopped:
+        """What was computed is wrong, and nobody hears of that: what to raise, also in each step to
+        come."""
+        return self._connection.stop(error)
 
     def go_alone(self, error: SwapdError) -> None:
         """Have the weights in private memory, and take no turns until swapd is back.

@@ -10,19 +10,28 @@ While a call is in the gate the lease is its thread's; else that of whoever has 
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event
 
 from swapd.shared.units import seconds
-from swapd_client.errors import AcquireTimeout, ClientClosed, SessionEnded, SwapdError
+from swapd_client.errors import (
+    AcquireTimeout,
+    ClientClosed,
+    SessionEnded,
+    SessionFenced,
+    SwapdError,
+)
 from swapd_client.lease import Lease
 from swapd_client.leases.keeping import StageKeeping
+from swapd_client.tracing import in_traces_of
 from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.stage.ahead import Ahead
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection
 from swapd_client.vllm.stage.gate import Gate
+from swapd_client.vllm.stage.segments import Segments
+from swapd_client.vllm.stage.streaming import Streaming
 
 log = logging.getLogger("swapd_client")
 
@@ -40,6 +49,7 @@ class Turns:
         gate: Gate,
         keeping: StageKeeping,
         ahead: Ahead,
+        streaming: Streaming,
         ranks: Ranks | None,
         wake: Event,
     ) -> None:
@@ -50,9 +60,16 @@ class Turns:
         #: Which requests are in flight, and whether the lease is kept for them.
         self.keeping = keeping
         self._ahead = ahead
+        self._streaming = streaming
+        #: What a turn may begin without.
+        self.segments = Segments(self.go_alone)
         self._ranks = ranks
         self._wake = wake
+        #: The `traceparent` headers of the requests that the stage has, the oldest first.
+        self.headers: Callable[[], Sequence[Mapping[str, str]]] = tuple
         self._lease: Lease | None = None
+        #: Why a call that is under way has no lease any more, if others may have had the memory.
+        self._fenced: SessionFenced | None = None
         #: What it is on: `StageComponents.main` or `all`.
         self._held: tuple[str, ...] = ()
         #: When the turn began; seconds.
@@ -78,17 +95,27 @@ class Turns:
         """Hold `names`, all at once. Blocks until they are granted, or the stage goes alone."""
         if self._ranks is not None:
             self._ranks.waits()
+        coming = 0
         try:
-            self._lease = self._connection.client.acquire(*names)
+            with in_traces_of(self.headers):
+                lease = self._connection.client.acquire(*names, early=bool(self.segments))
+            self._lease, self._held = lease, names
+            coming = self.segments.begin(lease)
         except (SessionEnded, ClientClosed) as exc:
             self.go_alone(exc)
             return
-        self._held = names
+        self.keeping.begin(time.monotonic())
         if (cache := self._components.cache) is not None:
-            cache.come(self._lease)
-        if self._lease.loaded:
+            cache.come(lease)
+        if lease.loaded:
             self._since = time.monotonic()
-            log.info("%s is in, after %s", " + ".join(names), seconds(self._lease.waited_s))
+            named, after = " + ".join(names), seconds(lease.waited_s)
+            if coming:
+                log.info("%s begins, after %s; %d parts are still to come", named, after, coming)
+            else:
+                log.info("%s is in, after %s", named, after)
+        self.keeping.stays = self._streaming.stays(loaded=lease.loaded)
+        self._streaming.begin()
         if self.keeping.in_flight:
             self._ahead.ask()
 
@@ -100,10 +127,14 @@ class Turns:
         lease, self._lease = self._lease, None
         if lease is None:
             return
+        self.segments.drop()
         if lease.wanted:
             now = time.monotonic()
-            requests, spent = self.keeping.over(), seconds(now - self._since)
-            log.info("%s gives way after %s, %s", self._connection.stage, _counted(requests), spent)
+            requests, spent = _counted(self.keeping.over()), seconds(now - self._since)
+            if inside := len(self.keeping.in_flight):
+                requests += f", inside {_counted(inside)}"
+            log.info("%s gives way after %s, %s", self._connection.stage, requests, spent)
+        self._streaming.end(in_flight=bool(self.keeping.in_flight))
         if (cache := self._components.cache) is not None:
             cache.leave()
         with suppress(SessionEnded):  # the next acquire says so
@@ -116,6 +147,9 @@ class Turns:
         """
         if not self._connection.alone:
             held, self._lease = self.held, None
+            if held and self._gate.depth > 1 and isinstance(error, SessionFenced):
+                self._fenced = error
+            self.segments.drop()
             self._connection.go_alone(error)
             if (cache := self._components.cache) is not None and not held:
                 cache.go_alone()
@@ -128,6 +162,8 @@ class Turns:
         Nothing is held if the stage is alone. Raises as `Client.acquire`, RankGone, Stopped.
         """
         names = self._components.all if encoders else self._components.main
+        if self._gate.depth == 1:
+            self._fenced = None
         if self._gate.depth > 1:  # no rank lets go in the middle of a step
             self._take(names)
         else:
@@ -145,16 +181,29 @@ class Turns:
                 self._ranks.waits()
             yield
 
+    def fence(self) -> Callable[[], SessionFenced | None]:
+        """In a call: what says, once it has computed, why that may be wrong; None if nothing is.
+
+        For any thread, also when the call is over. As `Session.fenced`.
+        """
+        if self._lease is not None:
+            return self._connection.client.session.fenced
+        fenced = self._fenced
+        return lambda: fenced
+
     def settle(self) -> None:
         """A call ends, and is in no other: the lease is kept, or given back."""
         if self._lease is None:
+            return
+        if self.segments.broken:
+            self.end()
             return
         session = self._connection.client.session
         self._lease.rests()
         if self._held is not self._components.main and not self._exchange(self._components.main):
             self.end()  # else the encoders could not go
         wanted = bool(session.told.wanted) and self.is_wanted()
-        if not self.keeping.keeps(time.monotonic(), wanted=wanted):
+        if not self._keeps(wanted=wanted):
             self.end()
         elif wanted:
             self._wake.set()  # that it was has been seen; that nothing follows may not be
@@ -190,8 +239,14 @@ class Turns:
 
     def _give_way(self) -> None:
         """Between two steps, if the turn is to end."""
-        if self.is_wanted() and not self.keeping.keeps(time.monotonic(), wanted=True):
+        if self.is_wanted() and not self._keeps(wanted=True):
             self.end()
+
+    def _keeps(self, *, wanted: bool) -> bool:
+        enough = wanted and self._streaming.enough()
+        beside = self._streaming.stays_beside(wanted=wanted)
+        now = time.monotonic()
+        return self.keeping.keeps(now, wanted=wanted, enough=enough, beside=beside)
 
     # --- in no call: under the lock ------------------------------------------------------
 
@@ -200,14 +255,23 @@ class Turns:
         lease = self._lease
         if lease is None:
             return
-        if not self.keeping.keeps(time.monotonic(), wanted=lease.wanted, computed=False):
+        wanted, now = lease.wanted, time.monotonic()
+        computed = self._streaming.may_go_on(len(self.keeping.in_flight), self._gate.idle_s())
+        beside = self._streaming.stays_beside(wanted=wanted)
+        if not self.keeping.keeps(now, wanted=wanted, computed=computed, beside=beside):
             self.end()
 
     def end_if_idle(self) -> float:
         """End if nothing has used the lease for a while; else in how many seconds to ask again."""
         if self.keeping.whole and self.keeping.in_flight:
             return IDLE_S
-        left = IDLE_S - self._gate.idle_s()
+        if self._lease is not None and self._streaming.stays_beside(wanted=True):
+            if self.keeping.keeps(time.monotonic(), wanted=True, beside=True):
+                return IDLE_S
+            self.end()
+            return 0.0
+        patience_s = self._streaming.patience_s(len(self.keeping.in_flight), IDLE_S)
+        left = patience_s - self._gate.idle_s()
         if left <= 0:
             self.end()
         return max(left, 0.0)

@@ -1,0 +1,92 @@
+"""What this process has in the GPU's memory, on its way to host copies.
+
+By way of a few places of pinned memory: while one is emptied into a host copy, the GPU fills the
+others. The driver does the same for memory that is not pinned, but one piece at a time, with
+nothing going on while it is emptied. To pin the host copy itself for so long would take longer than
+this copies it, and have locks of the driver's that other processes' copies need.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+from swapd.device.base import DeviceLost
+from swapd.device.driver import CudaError, Driver
+from swapd.shared import vm
+from swapd_client.memory.layout import Remote
+
+#: All that is pinned, and all the host memory that it takes beside the host copies.
+PLACES = 4
+PLACE_BYTES = 4 << 20
+
+
+class _Flying(NamedTuple):
+    """A piece on the stream: in `place` when `event` has come, and then to go to `target`."""
+
+    event: Any
+    place: int
+    target: int
+    nbytes: int
+
+
+def fetch(driver: Driver, spans: Sequence[Remote]) -> str:
+    """Copy what is done there by now. Blocks. Its context is current.
+
+    If nothing can be pinned, the driver copies without; returns why, else "". Raises: DeviceError
+    when nothing is on its way any more.
+    """
+    with ExitStack() as undo:
+        stream = driver.stream()
+        undo.callback(_quietly, driver.destroy_stream, stream)
+        try:
+            ring = driver.allocate_pinned(PLACES * PLACE_BYTES)
+        except CudaError as exc:
+            undo.callback(_quietly, driver.finish, stream)
+            for span in spans:
+                driver.copy_to_host(span.target, span.source, span.nbytes, stream)
+            return str(exc)
+        undo.callback(_quietly, driver.free_pinned, ring)
+        events = []
+        for _ in range(PLACES):
+            events.append(event := driver.event())
+            undo.callback(_quietly, driver.destroy_event, event)
+        undo.callback(_quietly, driver.finish, stream)  # first, if something is raised
+        _through(driver, stream, [ring + n * PLACE_BYTES for n in range(PLACES)], events, spans)
+    return ""
+
+
+def _through(
+    driver: Driver,
+    stream: Any,
+    places: Sequence[int],
+    events: Sequence[Any],
+    spans: Iterable[Remote],
+) -> None:
+    flying: deque[_Flying] = deque()
+    for number, span in enumerate(_cut(spans)):
+        if len(flying) == len(places):
+            _land(driver, flying.popleft())
+        place, event = places[number % len(places)], events[number % len(places)]
+        driver.copy_to_host(place, span.source, span.nbytes, stream)
+        driver.record(event, stream)
+        flying.append(_Flying(event, place, span.target, span.nbytes))
+    for piece in flying:
+        _land(driver, piece)
+
+
+def _land(driver: Driver, piece: _Flying) -> None:
+    driver.synchronize(piece.event)
+    vm.copy(piece.target, piece.place, piece.nbytes)
+
+
+def _cut(spans: Iterable[Remote]) -> Iterator[Remote]:
+    """Into pieces of which each has room in a place."""
+    for target, source, nbytes in spans:
+        for at in range(0, nbytes, PLACE_BYTES):
+            yield Remote(target + at, source + at, min(PLACE_BYTES, nbytes - at))
+
+
+def _quietly(call: Any, argument: Any) -> None:
+    with suppress(DeviceLost):  # then it is nobody's
+        call(argument)

@@ -1,0 +1,186 @@
+"""A daemon for this user, started if none is there; it ends when its last session has gone.
+
+Of all that start one in a folder at once, one does, and the others wait for it: the one that has
+locked `starting` in the runtime folder. The daemon inherits that lock and keeps it, so whoever
+started it may die at any moment.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from swapd.shared import config, runtime_dir, trusted
+from swapd.shared.fds import OwnedFd
+from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
+from swapd.shared.text import plain
+from swapd_client.errors import DaemonGone, NotAnswering, NotRunning, StartFailed
+
+T = TypeVar("T")
+_pause = time.sleep
+
+#: How long a daemon may take until it serves: a large budget on a GPU takes seconds.
+START_S = 120.0
+#: How long it stays without a session, unless $SWAPD_LINGER says otherwise.
+LINGER_S = 10.0
+#: The process between: it forks, says the process id, and ends.
+_BETWEEN = """
+import os, sys
+if pid := os.fork():
+    print(pid)
+else:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.execv(sys.argv[1], sys.argv[1:])
+"""
+#: How often it is looked whether a daemon that another process starts is there.
+AGAIN_S = 0.02
+#: A log that is longer begins anew.
+_LOG_MAX_BYTES = 1 << 20
+#: So much of what a daemon said that did not start is in the error.
+_SAID_BYTES = 4096
+
+
+def connected(
+    folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
+) -> T:
+    """What `connect` returns when a daemon serves `folder`; starts one if none does.
+
+    Blocks until it serves, for START_S at most. Raises: StartFailed, and what `connect` raises but
+    that no daemon is there.
+    """
+    give_up = time.monotonic() + START_S
+    while True:
+        try:
+            return connect()
+        except NotAnswering:
+            raise
+        except (NotRunning, DaemonGone) as exc:  # or it has just ended, as nobody used it
+            if time.monotonic() > give_up:
+                raise StartFailed(f"no swapd serves {folder} after {START_S:g} s: {exc}") from exc
+        if not _start(folder, device, budget, give_up):
+            _pause(AGAIN_S)
+
+
+def _start(folder: Path, device: str | None, budget: int | str | None, give_up: float) -> bool:
+    """Start a daemon and wait until it serves; False if another process does, or one still ends."""
+    try:
+        with _made(folder) as opened, opened.open(STARTING, os.O_RDWR | os.O_CREAT) as lock:
+            try:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return _serve(opened, _command(folder, device, budget), lock, give_up)
+    except OSError as exc:
+        raise StartFailed(f"swapd cannot be started: {runtime_dir.refused(folder, exc)}") from exc
+
+
+def _made(folder: Path) -> Folder:
+    opened = Folder(folder, trusted.open_folder(folder, make=True))
+    if problem := runtime_dir.problem_with(opened):
+        opened.close()
+        raise StartFailed(f"swapd cannot be started: {problem}")
+    return opened
+
+
+def _command(folder: Path, device: str | None, budget: int | str | None) -> list[str]:
+    if not sys.executable:
+        raise StartFailed(
+            "this program does not say which Python it is; run `swapd serve` yourself"
+        )
+    # -P: what lies in the working directory, which others may write to, is not imported
+    command = [sys.executable, "-P", "-m", "swapd", "serve", "--runtime-dir", str(folder)]
+    if device is None and folder == config.default_folder("host"):
+        device = "host"
+    command += [] if device is None else ["--device", device]
+    return command if budget is None else [*command, "--budget", str(budget)]
+
+
+def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) -> bool:
+    """Start the daemon, which inherits `lock`. Raises: StartFailed with the daemon's own words.
+
+    False if one that was started by hand has the folder, and does not serve yet, or no more.
+    """
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
+        folder.open(DAEMON_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log,
+    ):
+        notify.bind("")  # a name of the kernel's choice, in no folder
+        address = "@" + notify.getsockname()[1:].decode()
+        begin = _begin(log)
+        env = config.environment_of_a_daemon(address, linger=str(LINGER_S))
+        pid = _launch(command, env, log, lock)
+        ready = _ready(notify, pid, give_up)
+        if not ready and time.monotonic() > give_up:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            raise StartFailed(
+                f"swapd (process {pid}) did not serve {folder.path} within {START_S:g} s, and was "
+                f"ended; its log is {folder.path / DAEMON_LOG}"
+            )
+        if not ready:
+            said = os.pread(log.fileno(), _SAID_BYTES, begin).decode(errors="replace").strip()
+            if ANOTHER in said:
+                return False
+            words = "; ".join(line.removeprefix("swapd: ") for line in said.splitlines()[-3:])
+            raise StartFailed(f"swapd did not start: {plain(words) or 'it ended at once'}")
+        return True
+
+
+def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd) -> int:
+    """Start the daemon as nobody's child, in a session of its own; its process id.
+
+    What ends the children of a process, or its group, as Ray and terminals do, so leaves it alone.
+    """
+    between = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _BETWEEN, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log.fileno(),
+        env=env,
+        pass_fds=[lock.fileno()],
+        start_new_session=True,
+        check=False,
+    )
+    if between.returncode:
+        raise StartFailed(f"swapd did not start: {sys.executable} cannot be run a second time")
+    return int(between.stdout)
+
+
+def _begin(log: OwnedFd) -> int:
+    """Where in its log the daemon will begin."""
+    nbytes = os.fstat(log.fileno()).st_size
+    if nbytes <= _LOG_MAX_BYTES:
+        return nbytes
+    os.ftruncate(log.fileno(), 0)
+    return 0
+
+
+def _ready(notify: socket.socket, pid: int, give_up: float) -> bool:
+    """Whether the daemon says that it serves, before it ends or time is over."""
+    try:
+        ended = OwnedFd(os.pidfd_open(pid))
+    except ProcessLookupError:
+        return False
+    with ended:
+        return _heard(notify, ended, give_up)
+
+
+def _heard(notify: socket.socket, ended: OwnedFd, give_up: float) -> bool:
+    poll = select.poll()
+    poll.register(notify, select.POLLIN)
+    poll.register(ended.fileno(), select.POLLIN)
+    while (left := give_up - time.monotonic()) > 0:
+        heard = [fd for fd, _ in poll.poll(left * 1000)]
+        if notify.fileno() in heard and notify.recv(256).startswith(b"READY=1"):
+            return True
+        if ended.fileno() in heard:
+            return False
+    return False

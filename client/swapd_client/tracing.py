@@ -1,0 +1,341 @@
+"""OpenTelemetry spans of what an acquire waited for: the loads and evictions made for it.
+
+They are made in a thread of their own, after the acquire has returned and with the times that it
+had: a provider that is slow, or raises, costs spans and nothing else. What the daemon did it says
+in its reply (`protocol.Account`), to an acquire that is `traced`; so it needs no OpenTelemetry.
+
+Lives here: when there are spans, and what they say. May not live here: requests. The API is not
+imported unless a program asks for spans: a span that is current has imported it already.
+"""
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from swapd.shared import protocol
+from swapd.shared.extras import needed
+from swapd.shared.limits import LimitError, start
+from swapd_client.errors import BY_CODE, SwapdError
+from swapd_client.session.session import Session
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext, Tracer
+
+log = logging.getLogger("swapd_client")
+
+API = "opentelemetry.trace"
+#: Under which a context has the other requests that its acquires are made for.
+LINKS = "swapd-links"
+
+#: Most acquires whose spans are not made yet; those of more are left out.
+UNMADE_MAX = 1024
+#: How long `close` waits for the spans that are not made yet.
+CLOSE_S = 2.0
+
+_CODES: dict[type[BaseException], str] = {kind: code for code, kind in BY_CODE.items()}
+
+
+class Trace:
+    """Of one acquire, in a `with` block: its spans are made when that is left."""
+
+    __slots__ = (
+        "_tracing",
+        "account",
+        "context",
+        "ended",
+        "error",
+        "granted",
+        "names",
+        "sent",
+        "tried",
+    )
+
+    def __init__(self, tracing: "Tracing", names: tuple[str, ...], context: "Context") -> None:
+        self._tracing = tracing
+        self.names = names
+        self.context = context
+        self.account: protocol.Account | None = None
+        self.granted: protocol.Granted | None = None
+        #: Of what it raised: its code or kind, and what it said. An exception keeps frames alive.
+        self.error: tuple[str, str] | None = None
+        #: Whether it asked for no more than what could be had at once.
+        self.tried = False
+        self.sent = self.ended = 0.0
+
+    def __enter__(self) -> "Trace":
+        self.sent = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.ended = time.monotonic()
+        if exc is not None:
+            said = str(exc) if isinstance(exc, SwapdError) else ""
+            self.error = _CODES.get(type(exc), type(exc).__name__), said
+        self._tracing.hand_over(self)
+
+    def marked(self, request: protocol.AnyAcquire) -> protocol.AnyAcquire:
+        """The same request, to be answered with an account."""
+        self.tried = request.timeout_s == 0
+        return msgspec.structs.replace(request, traced=True)
+
+    def answered(self, reply: protocol.AnyReply) -> None:
+        if isinstance(reply, protocol.Granted | protocol.Refused):
+            self.account = reply.account
+        if isinstance(reply, protocol.Granted):
+            self.granted = reply
+
+
+class Tracing:
+    """Of one client: whether there are spans, and the thread that makes them. Thread-safe."""
+
+    def __init__(self, wanted: bool | None, attributes: Mapping[str, Any]) -> None:
+        """`wanted`: as `connect(tracing=)`. `attributes`: of all spans."""
+        self._wanted = wanted
+        self._attributes = dict(attributes)
+        self._unmade: queue.Queue[Trace | None] = queue.Queue(UNMADE_MAX)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._warned = False
+
+    def begin(self, names: tuple[str, ...]) -> Trace | None:
+        """For an acquire that asks the daemon; None if it is to have no spans."""
+        if self._wanted is False or (trace := sys.modules.get(API)) is None:
+            return None
+        try:
+            current = trace.get_current_span()
+            if current is trace.INVALID_SPAN and not self._wanted:
+                return None
+            return self._begun(names, current.get_span_context())
+        except Exception as exc:  # noqa: BLE001 - of others' making, and half imported perhaps
+            self._warn(exc)
+            return None
+
+    def _begun(self, names: tuple[str, ...], current: "SpanContext") -> Trace | None:
+        from opentelemetry import context
+
+        if current.is_valid and not current.trace_flags.sampled:
+            return None
+        if not (self._wanted or current.is_valid):
+            return None
+        return Trace(self, names, context.get_current())
+
+    def hand_over(self, trace: Trace) -> None:
+        """Have its spans made, soon. Does not block, and raises nothing."""
+        try:
+            if self._thread is None:
+                self._start()
+            self._unmade.put_nowait(trace)
+        except (queue.Full, LimitError) as exc:
+            self._warn(exc)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="swapd-traces", daemon=True)
+                start(thread)
+                self._thread = thread
+
+    def _run(self) -> None:
+        while (trace := self._unmade.get()) is not None:
+            try:
+                _make(trace, self._attributes)
+            except Exception as exc:  # noqa: BLE001 - providers, samplers, exporters may raise any
+                self._warn(exc)
+
+    def _warn(self, exc: Exception) -> None:
+        """Once: what fails for one acquire fails for the next."""
+        if not self._warned:
+            self._warned = True
+            why = "the provider is too slow for them" if isinstance(exc, queue.Full) else repr(exc)
+            log.warning(
+                "spans of acquires are left out, from now on unsaid: %s. Nothing else is: mend the "
+                "OpenTelemetry provider of this process, or connect with tracing=False",
+                why,
+            )
+
+    def close(self) -> None:
+        """Make what is not made yet, for CLOSE_S at most."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        with suppress(queue.Full):
+            self._unmade.put(None, timeout=CLOSE_S)
+        thread.join(CLOSE_S)
+
+
+def check_installed(wanted: bool | None) -> None:
+    """Raises: MissingExtra, if spans are wanted and their API is not there."""
+    if wanted:
+        with needed("tracing=True"):
+            import opentelemetry.trace  # noqa: F401
+
+
+def tracing_of(session: Session, given: bool | Tracing | None) -> Tracing:
+    """That of a client of this session."""
+    if isinstance(given, Tracing):
+        return given
+    about = {"swapd.device": session.welcome.device, "swapd.session": session.welcome.session}
+    return Tracing(given, about)
+
+
+@contextmanager
+def in_traces_of(headers: Callable[[], Sequence[Mapping[str, str]]]) -> Iterator[None]:
+    """Acquires in this `with` block belong to the trace of the first of these `traceparent`
+    headers, as W3C has them, and are linked with the others. With none it changes nothing."""
+    token = None
+    with suppress(Exception):  # they are what somebody sent, and an engine keeps
+        token = _attach(headers())
+    try:
+        yield
+    finally:
+        if token is not None:
+            from opentelemetry import context
+
+            context.detach(token)
+
+
+def _attach(headers: Sequence[Mapping[str, str]]) -> Any:
+    """The token of the context that is current from now on; None if it is the one there was."""
+    if not headers or API not in sys.modules:
+        return None
+    from opentelemetry import context, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    extract = TraceContextTextMapPropagator().extract
+    found = [extract(header) for header in headers]
+    spans = [trace.get_current_span(one).get_span_context() for one in found]
+    valid = [i for i, span in enumerate(spans) if span.is_valid]
+    if not valid:
+        return None
+    # one that is not sampled says so to its acquires, and comes after those that are
+    valid.sort(key=lambda i: not spans[i].trace_flags.sampled)
+    links = [spans[i] for i in valid[1:] if spans[i].trace_flags.sampled]
+    return context.attach(context.set_value(LINKS, links, found[valid[0]]))
+
+
+def are_provided() -> bool:
+    """Whether this process has a provider of spans."""
+    trace = sys.modules.get(API)
+    if trace is None:
+        return False
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+# --- in the thread -----------------------------------------------------------------------
+
+
+def _make(trace: Trace, attributes: Mapping[str, Any]) -> None:
+    """The span of an acquire, and in it one for each load and eviction."""
+    from opentelemetry import context
+    from opentelemetry import trace as api
+
+    clock = _Clock(trace)
+    tracer = api.get_tracer("swapd_client")
+    others = context.get_value(LINKS, trace.context)
+    span = tracer.start_span(
+        "swapd.acquire",
+        trace.context,
+        api.SpanKind.CLIENT,
+        {**attributes, **_said_of(trace)},
+        [api.Link(other) for other in others] if isinstance(others, list) else None,
+        clock.own(trace.sent),
+    )
+    try:
+        if trace.error is not None and not _is_skipped(trace):
+            code, said = trace.error
+            span.set_status(api.Status(api.StatusCode.ERROR, f"{code}: {said}" if said else code))
+        inside = api.set_span_in_context(span, trace.context)
+        for move in trace.account.moves if trace.account else ():
+            _make_move(tracer, inside, move, trace, clock)
+    finally:
+        span.end(clock.own(trace.ended))
+
+
+def _make_move(
+    tracer: "Tracer", inside: "Context", move: protocol.Move, trace: Trace, clock: "_Clock"
+) -> None:
+    said: dict[str, Any] = {
+        "swapd.component": move.name,
+        "swapd.bytes": move.nbytes,
+        "swapd.record": move.record,
+    }
+    if move.kind == "evict":
+        said["swapd.reason"] = move.why
+    elif move.why:
+        said["error.type"] = "device_failed"
+    if move.ended_s is None:
+        said["swapd.unfinished"] = True
+    span: Span = tracer.start_span(
+        f"swapd.{move.kind}", inside, attributes=said, start_time=clock.daemons(move.began_s)
+    )
+    if move.kind == "load" and move.why:
+        from opentelemetry.trace import Status, StatusCode
+
+        span.set_status(Status(StatusCode.ERROR, move.why))
+    ended = clock.own(trace.ended) if move.ended_s is None else clock.daemons(move.ended_s)
+    span.end(ended)
+
+
+def _is_skipped(trace: Trace) -> bool:
+    """It only tried, and nothing is wrong."""
+    return trace.tried and trace.error is not None and trace.error[0] == "timeout"
+
+
+def _said_of(trace: Trace) -> dict[str, Any]:
+    said: dict[str, Any] = {"swapd.components": list(trace.names)}
+    if trace.error is not None:
+        said["swapd.skipped" if _is_skipped(trace) else "error.type"] = (
+            True if _is_skipped(trace) else trace.error[0]
+        )
+    if granted := trace.granted:
+        said |= {
+            "swapd.lease": granted.id,
+            "swapd.hit": not granted.loaded,
+            "swapd.waited_s": granted.waited_s,
+        }
+    if account := trace.account:
+        moved = {"load": 0, "evict": 0}
+        for move in account.moves:
+            moved[move.kind] += move.nbytes
+        said |= {
+            "swapd.bytes_in": moved["load"],
+            "swapd.bytes_back": moved["evict"],
+            "swapd.record": account.record,
+        }
+        if account.waits_for:
+            said["swapd.waits_for"] = account.waits_for
+        if account.left_out:
+            said["swapd.moves_left_out"] = account.left_out
+    return said
+
+
+class _Clock:
+    """Times of one acquire, as spans have them: nanoseconds since 1970."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        #: Of a container with a clock of its own: its answer came when it was sent.
+        self._shift_s = 0.0
+        answered = trace.account.answered_s if trace.account else trace.ended
+        if not trace.sent <= answered <= trace.ended:
+            self._shift_s = trace.ended - answered
+
+    def own(self, monotonic_s: float) -> int:
+        return int(monotonic_s * 1e9) + self._offset_ns
+
+    def daemons(self, monotonic_s: float) -> int:
+        return self.own(monotonic_s + self._shift_s)

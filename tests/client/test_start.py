@@ -1,0 +1,142 @@
+"""`connect(start=True)`: one daemon for all that start it at once; unused, it ends."""
+
+import os
+import select
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from swapd.shared import daemons, runtime_dir
+from swapd.shared.fds import OwnedFd
+from swapd_client import Client, InvalidSettings, StartFailed, connect, connect_async
+from swapd_client.session import starting
+from tests.guarantees.harness import PATIENCE_S, World
+from tests.processes import PYTHONPATH, start_python
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where no daemon is yet; those that are started here end soon after their last session."""
+    monkeypatch.setenv("SWAPD_LINGER", "0.3")
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    with tempfile.TemporaryDirectory(prefix="sw-") as made:
+        yield Path(made) / "d"
+
+
+def daemon_of(client: Client) -> OwnedFd:
+    """Becomes readable when the daemon of this client has ended."""
+    (pid,) = (d.pid for d in daemons.running() if d.folder == client.session.endpoint)
+    assert os.getsid(pid) != os.getsid(0), "it hears the Ctrl-C that is meant for who started it"
+    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] != str(os.getpid())
+    return OwnedFd(os.pidfd_open(pid))
+
+
+def has_ended(daemon: OwnedFd) -> bool:
+    return bool(select.select([daemon], [], [], PATIENCE_S)[0])
+
+
+async def test_a_daemon_is_started_shared_and_ends_after_its_last_session(folder: Path) -> None:
+    with connect(folder, start=True, budget="8MiB", label="first") as first:
+        daemon = daemon_of(first)
+        async with await connect_async(folder, start=True, budget="99MiB", label="second") as also:
+            status = await also.status()
+    assert status.budget_bytes == 8 << 20, "one that is there is used as it is"
+    assert [s.label for s in status.sessions] == ["first", "second"]
+    with daemon:
+        assert has_ended(daemon)
+
+
+def test_of_all_that_start_at_once_one_does(folder: Path) -> None:
+    def started(n: int) -> Client:
+        return connect(folder, start=True, budget="8MiB", label=f"worker {n}")
+
+    with ThreadPoolExecutor(4) as threads, ExitStack() as clients:
+        opened = [clients.enter_context(c) for c in threads.map(started, range(4))]
+        daemon = daemon_of(opened[0])  # the only one of that folder
+        assert len(opened[0].status().sessions) == 4
+    with daemon:
+        assert has_ended(daemon)
+
+
+def test_who_started_it_may_die_while_others_use_it(folder: Path) -> None:
+    program = f"""
+        import swapd_client
+        client = swapd_client.connect({str(folder)!r}, start=True, budget="8MiB")
+        print("started", flush=True)
+        input()
+    """
+    with start_python(program, env={"SWAPD_LINGER": "0.3"}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        with connect(folder, start=True) as other:
+            daemon = daemon_of(other)
+            other.register("a", {"w": bytearray(b"x" * 4096)})
+            process.kill()
+            process.wait()
+            with other.acquire("a", timeout=PATIENCE_S) as lease:
+                assert lease is not None
+    with daemon:
+        assert has_ended(daemon)
+
+
+def test_why_it_does_not_start_is_said_to_who_starts_it(folder: Path) -> None:
+    with pytest.raises(StartFailed, match=r"budget of 900 TiB, but only .* lower --budget") as said:
+        connect(folder, start=True, budget="900TiB")
+    assert "\n" not in str(said.value)
+    (folder / "strange").touch()
+    with connect(folder, start=True, budget="8MiB") as client:  # it is swapd's by now
+        daemon = daemon_of(client)
+    with daemon:
+        assert has_ended(daemon)
+
+
+def test_a_folder_of_others_is_left_alone(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "mine").touch()
+    with pytest.raises(StartFailed, match="is not empty and not swapd's: 'mine' is in it"):
+        connect(folder, start=True)
+    assert os.listdir(folder) == ["mine"]
+
+
+def test_one_that_ends_just_now_is_followed_by_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWAPD_LINGER", "0.001")
+    with connect(folder, start=True, budget="8MiB") as client:
+        daemon = daemon_of(client)
+    with connect(folder, start=True, budget="8MiB") as client:
+        after = daemon_of(client)
+        assert client.status().budget_bytes == 8 << 20
+    with daemon, after:
+        assert has_ended(daemon)
+        assert has_ended(after)
+
+
+def test_one_that_was_started_by_hand_and_does_not_serve_yet_is_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand = runtime_dir.claim(folder)  # as `swapd serve` does before it allocates
+    waited = []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        by_hand.close()
+
+    monkeypatch.setattr(starting, "_pause", pause)
+    with connect(folder, start=True, budget="8MiB") as client:
+        assert waited == [starting.AGAIN_S]
+        daemon = daemon_of(client)
+    with daemon:
+        assert has_ended(daemon)
+
+
+def test_one_that_is_there_is_used(world: World) -> None:
+    daemon = world.daemon()
+    with connect(daemon.folder, start=True, budget="1GiB") as client:
+        assert client.status().budget_bytes != 1 << 30
+    with pytest.raises(InvalidSettings, match="say start=True, too"):
+        connect(daemon.folder, budget="1GiB")

@@ -1,0 +1,122 @@
+"""A stage whose session its daemon ended in the midst of a step: others may have had its memory."""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import swapd_client
+from swapd_client import SessionFenced
+from swapd_client.vllm.stage import Stage
+from tests.guarantees.harness import MIB, PATIENCE_S, Daemon
+from tests.plugin.test_stage import Model, Scene, X
+
+#: More than is free beside the stage, and not more than is free and idle; and more than is idle.
+SOME, MUCH = 4 * MIB, 12 * MIB
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """16 MiB; who does not answer at once is ended."""
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    daemon = Daemon(folder / "d", folder / "log", ack_timeout=0.2)
+    try:
+        yield daemon
+        daemon.close()
+    finally:
+        daemon.discard()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def scene(daemon: Daemon) -> Iterator[Scene]:
+    made = Scene(daemon)
+    yield made
+    made.close()
+
+
+def take(daemon: Daemon, taken: threading.Event, computed: threading.Event) -> None:
+    with swapd_client.connect(daemon.folder, label="taker") as taker:
+        for name, nbytes in (("some", SOME), ("much", MUCH)):
+            taker.register(name, {"it": torch.full((nbytes // 4,), 3.0)})
+            with taker.acquire(name):
+                if name == "much":
+                    taken.set()
+                    computed.wait(PATIENCE_S)
+
+
+@contextmanager
+def its_memory_taken(stage: Stage, daemon: Daemon) -> Iterator[None]:
+    """While in it another computes on the stage's memory, and its session has not heard of that."""
+    taken, computed = threading.Event(), threading.Event()
+    session = stage.client.session
+    session._lifeline.send = lambda message: None  # type: ignore[method-assign]
+    taker = threading.Thread(target=take, args=(daemon, taken, computed), daemon=True)
+    with session.life.lock:  # what the session's own thread needs
+        taker.start()
+        assert taken.wait(PATIENCE_S)
+        yield
+        assert session.error is None, "it has not heard of that"
+    computed.set()
+    taker.join(PATIENCE_S)
+
+
+def stage_of(scene: Scene) -> tuple[Stage, Model]:
+    """One that has something idle beside, which it is asked to put away."""
+    stage, model = scene.stage("thinker")
+    stage.client.register("idle", {"it": torch.zeros(MIB)})
+    with stage.client.acquire("idle"):
+        pass
+    return stage, model
+
+
+def test_a_step_on_memory_that_is_anothers_is_known_before_its_session_hears_of_it(
+    scene: Scene, daemon: Daemon
+) -> None:
+    stage, model = stage_of(scene)
+    stage.note(["a"], [])
+    stage.begin()
+    right = model(X)
+    assert stage.fence()() is None
+    with its_memory_taken(stage, daemon):
+        assert not torch.equal(model(X), right), "it has others' bytes"
+    fence = stage.fence()
+    stage.end()
+    assert isinstance(fence(), SessionFenced), "also when the step is over"
+    stage.begin()
+    assert stage.alone
+    assert stage.fence()() is None, "what is computed now is right"
+    assert torch.equal(model(X), right)
+    stage.end()
+
+
+def test_what_was_computed_so_in_any_other_call_is_not_returned(
+    scene: Scene, daemon: Daemon
+) -> None:
+    stage, model = stage_of(scene)
+    with stage.using():
+        right = model(X)
+
+    def compute() -> None:
+        with stage.using(), its_memory_taken(stage, daemon):
+            assert not torch.equal(model(X), right)
+
+    with pytest.raises(SessionFenced):
+        compute()
+    with stage.using():
+        assert torch.equal(model(X), right)
+
+
+def test_a_daemon_that_dies_leaves_a_step_what_it_has(scene: Scene, daemon: Daemon) -> None:
+    stage, model = scene.stage("thinker")
+    stage.begin()
+    right = model(X)
+    daemon.kill()
+    assert stage.fence()() is None
+    assert torch.equal(model(X), right)
+    stage.end()
