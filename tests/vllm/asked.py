@@ -61,6 +61,21 @@ class Asked(Engine):
         done, self._done = list(self._done.values()), {}
         return [_said(output) for output in done]
 
+    def answer(self, sets: Sequence[Sequence[Mapping[str, Any]]]) -> list[Any]:
+        """What is said to sets of requests that are open together, one set after the other."""
+        said = []
+        for requests in sets:
+            self.put(requests)
+            while self.go(1):
+                pass
+            said.append(self.answers())
+        return said
+
+    def runs_ahead(self) -> bool:
+        """Whether a step is scheduled while another is to be read; of a core in this process."""
+        core = self._llm.llm_engine.engine_core.engine_core
+        return bool(core.async_scheduling and core.batch_queue is not None)
+
     def adapt(self, folder: str) -> bool:
         """Load the adapter in `folder`."""
         return bool(self._llm.llm_engine.add_lora(self._lora(folder)))

@@ -70,6 +70,8 @@ class Stage:
 
     def note(self, came: object, went: object) -> None: ...
 
+    def arrive(self) -> None: ...
+
 
 def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, str]:
     """By method of `calls`, what `kind` does when it is called."""
@@ -108,6 +110,7 @@ def of_swapd(name: str) -> dict[str, str]:
             "_moving": MagicMock(),
             "_models": lambda self: {},
             "parallel_config": parallel,
+            "vllm_config": SimpleNamespace(parallel_config=MagicMock()),
             "_weight_update_active": False,
         }
         return does(kind, WORKER, stage, **state)

@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -79,10 +79,14 @@ class Engine(Program):
         return [entry.value for entry in entry_points(group="vllm.general_plugins")]
 
     def fork_workers(self) -> None:
-        """Have processes for ranks forked from this one; vLLM spawns them, to import all anew."""
+        """Have processes for ranks, and for the core, forked from this one; vLLM spawns them, to
+        import all anew.
+        """
+        from vllm.v1.engine import utils
         from vllm.v1.executor import multiproc_executor
 
-        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+        for module in (utils, multiproc_executor):
+            module.get_mp_context = lambda: multiprocessing.get_context("fork")
 
     def start(self, **arguments: Any) -> None:
         """Build the engine. Blocks until it is ready to serve."""
@@ -90,8 +94,13 @@ class Engine(Program):
 
         self._llm = LLM(**arguments)
 
-    def ask(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-        """New requests, for so many tokens each. Nothing is computed yet."""
+    def ask(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """New requests, for so many tokens each, of a trace. Nothing is computed yet."""
         from vllm import SamplingParams
 
         settings = SamplingParams(
@@ -102,7 +111,7 @@ class Engine(Program):
             number = str(self._asked)
             self._tokens[number] = []
             prompt_of = {"prompt_token_ids": list(prompt)}
-            self._llm.llm_engine.add_request(number, prompt_of, settings)
+            self._llm.llm_engine.add_request(number, prompt_of, settings, trace_headers=headers)
 
     def see(self, prompt: Sequence[int], colour: Sequence[int], tokens: int) -> list[list[int]]:
         """As `generate`, one prompt with a picture of a colour (red, green, blue) in it."""

@@ -321,9 +321,17 @@ class Scene:
         self._engines.append(engine)
         return engine
 
-    def start(self, *arguments: Mapping[str, object], **options: Any) -> list[Engine]:
-        """An engine for each set of arguments, all at once; returns when all are ready."""
+    def start(
+        self, *arguments: Mapping[str, object], imports: str = "", **options: Any
+    ) -> list[Engine]:
+        """An engine for each set of arguments, all at once; returns when all are ready.
+
+        `imports`: a module that changes vLLM, for the engine and the processes that it starts.
+        """
         engines = [self.process(Path(str(one["model"])).name, **options) for one in arguments]
+        for engine in engines if imports else ():
+            engine.imports(imports)
+            engine.fork_workers()
         for engine, one in zip(engines, arguments, strict=True):
             engine.begin("start", **one)
         for engine in engines:

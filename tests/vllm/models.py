@@ -36,6 +36,8 @@ DEEP = {
 }
 #: And one more, for a pipeline of three.
 THIRD = {"third": Model(8, 21, tied=True)}  # 130 MiB
+#: What makes sounds in a pipeline that streams.
+WAVE = {"wave": Model(9, 2, tied=True)}  # 20 MiB
 
 #: For measuring what grows with the weights.
 LARGE = {
@@ -47,7 +49,7 @@ LARGE = {
 def write_all(folder: str, *names: str) -> None:
     """Those of `MODELS`, or those that are named, of all there are."""
     for name in names or MODELS:
-        write(Path(folder, name), {**MODELS, **DEEP, **THIRD, **LARGE}[name])
+        write(Path(folder, name), {**MODELS, **DEEP, **THIRD, **WAVE, **LARGE}[name])
 
 
 def write(folder: Path, model: Model) -> None:

@@ -1,10 +1,15 @@
-"""vLLM's schedulers without a model: what a request gets whose cache is lost while steps run ahead.
+"""vLLM's schedulers without a model: what requests get whose cache is lost, also while steps run
+ahead.
 
 What stands for the model says of each token which it is, and garbage where it would read from a
 cache that is gone.
 """
 
+import random
 from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,75 +17,92 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from swapd_client.vllm import scheduler
+from swapd_client.vllm.stage.cache import Cache, Hears, Layer, Terms
 
 BLOCK = 16
 PROMPT = list(range(40))
 TOKENS = 24
-#: What is said of a token that was computed from nothing.
-GARBAGE = 9999
+#: What is said of a token that was computed from nothing, and what is in slots then; what is in a
+#: cache that is new.
+GARBAGE, NOTHING = 9999, 0
 
 
 class Model:
     """What a worker returns of a step, in order of steps. Its cache is lost before some of them."""
 
-    def __init__(self, lost_before: set[int]) -> None:
+    def __init__(self, lost_before: set[int], hears: Hears, *, prefixes: bool) -> None:
         self._lost_before = lost_before
         self._steps = 0
         self.losses = 0
-        #: By block, how many of its tokens are there.
-        self._there: dict[int, int] = {}
+        component: Any = SimpleNamespace(name="model.kv", nbytes=0, lost=True)
+        terms = Terms("drop", prefixes, [Layer(0, 0)], hears=hears, block_tokens=[BLOCK])
+        self._cache = Cache(component, terms)
+        #: By block, what was written to its slots: a number that depends on all that was read.
+        self._there: dict[int, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._prompts: dict[str, int] = {}
         #: Steps that did not count.
         self.void = 0
 
     def step(self, scheduled: Any) -> ModelRunnerOutput:
         self._steps += 1
+        self._cache.in_use.ended(scheduled.finished_req_ids)
         if self._steps in self._lost_before:
             self.losses += 1
+            self._cache.go_alone()
             self._there.clear()
+        word = scheduler.word_of(self._cache, scheduled)
         said = {name: self._token(scheduled, name) for name in scheduled.num_scheduled_tokens}
         output = ModelRunnerOutput(
             req_ids=list(said),
             req_id_to_index={name: number for number, name in enumerate(said)},
-            sampled_token_ids=[[token] for token in said.values()],
+            sampled_token_ids=[[] if token is None else [token] for token in said.values()],
         )
-        if not scheduler.is_void(scheduled, self.losses):
+        if word is None:
             return output
         self.void += 1
-        return scheduler.void(output, self.losses)
+        return scheduler.counted(output, lambda: word)
 
-    def _token(self, scheduled: Any, name: str) -> int:
-        """The number of the token that it samples, if all before are in the cache."""
+    def _token(self, scheduled: Any, name: str) -> int | None:
+        """How many tokens are before the one that it samples, if it has read what there was of all
+        of them. None in the middle of what is known of it.
+        """
         computed = self._note(scheduled, name)
-        blocks, end = self._blocks[name], computed + scheduled.num_scheduled_tokens[name]
-        whole = all(
-            self._there.get(block, 0) >= min(computed - number * BLOCK, BLOCK)
-            for number, block in enumerate(blocks)
-            if number * BLOCK < computed
-        )
-        for number, block in enumerate(blocks):
-            if number * BLOCK < end:
-                there = min(end - number * BLOCK, BLOCK)
-                self._there[block] = max(self._there.get(block, 0), there) if whole else 0
-        return end - len(PROMPT) if whole else GARBAGE
+        blocks, tokens = self._blocks[name], self._tokens[name]
+        end = computed + scheduled.num_scheduled_tokens[name]
+        should_be = list(accumulate(tokens, lambda before, token: hash((before, token))))
+        read = [one for block in blocks for one in self._there.get(block, [NOTHING] * BLOCK)]
+        whole = read[:computed] == should_be[:computed]
+        for at in range(computed, end):
+            slots = self._there.setdefault(blocks[at // BLOCK], [NOTHING] * BLOCK)
+            slots[at % BLOCK] = should_be[at] if whole else GARBAGE
+        if end < len(tokens):
+            return None
+        tokens.append(end if whole else GARBAGE)
+        return tokens[-1]
 
     def _note(self, scheduled: Any, name: str) -> int:
-        """Which blocks it has; returns how many of its tokens are computed."""
+        """Which blocks and tokens it has; returns how many of these are computed."""
         for new in scheduled.scheduled_new_reqs:
             if new.req_id == name:
                 self._blocks[name] = list(new.block_ids[0])
+                self._tokens[name] = list(new.prompt_token_ids)
+                self._prompts[name] = len(new.prompt_token_ids)
                 return int(new.num_computed_tokens)
         cached = scheduled.scheduled_cached_reqs
         at = cached.req_ids.index(name)
         if (more := cached.new_block_ids[at]) is not None:
-            known = [] if name in cached.resumed_req_ids else self._blocks[name]
-            self._blocks[name] = [*known, *more[0]]
+            had = [] if name in cached.resumed_req_ids else self._blocks[name]
+            self._blocks[name] = [*had, *more[0]]
+        del self._tokens[name][self._prompts[name] + cached.num_output_tokens[at] :]
         return int(cached.num_computed_tokens[at])
 
 
@@ -91,44 +113,103 @@ def said(
 
     `ahead`: with `async_scheduling`, by which a step is scheduled while another runs.
     """
-    made = _scheduler(model, ahead, prefixes)
-    worker = Model({*lost_before})
+    kind = scheduler.AsyncScheduler if ahead else scheduler.Scheduler
+    made = _scheduler(model, kind, prefixes=prefixes, ahead=ahead)
+    worker = Model({*lost_before}, Hears.BY_NUMBER, prefixes=prefixes)
     got: dict[str, list[int]] = {}
     running: deque[tuple[Any, ModelRunnerOutput]] = deque()
     coming = ["a", "b"]
-    hasher = get_request_block_hasher(BLOCK, get_hash_fn_by_name("sha256")) if prefixes else None
     while coming or running or made.has_unfinished_requests():
         if coming:
             one = coming.pop(0)
-            wanted = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
-            made.add_request(Request(one, PROMPT, wanted, None, block_hasher=hasher))
+            made.add_request(_request(one, PROMPT, prefixes=prefixes))
             got[one] = []
         scheduled = made.schedule()
         if scheduled.total_num_scheduled_tokens:
             running.append((scheduled, worker.step(scheduled)))
         if running and (len(running) > ahead or not scheduled.total_num_scheduled_tokens):
-            for outputs in made.update_from_output(*running.popleft()).values():
-                for output in outputs.outputs:
-                    got[output.request_id] += output.new_token_ids
+            _take(got, made.update_from_output(*running.popleft()))
     return got, worker.losses, worker.void
 
 
-def _scheduler(model: str, ahead: bool, prefixes: bool) -> Any:
+def said_by_vllms_own(
+    model: str, prefixes: bool, seeds: Sequence[int]
+) -> list[tuple[dict[str, list[int]], dict[str, int], int]]:
+    """By histories of vLLM's own scheduler: what requests got that were not aborted, how long the
+    prompt of each was, and how many steps did not count as a whole.
+
+    Requests come and are aborted, and the cache is lost, at random; there are too few blocks for
+    all, so some are preempted, and prompts are computed in parts.
+    """
+    made = _scheduler(model, VllmScheduler, prefixes=prefixes, blocks=24, tokens=48)
+    return [_history(made, random.Random(seed), prefixes=prefixes) for seed in seeds]
+
+
+def _history(
+    made: Any, chance: random.Random, *, prefixes: bool
+) -> tuple[dict[str, list[int]], dict[str, int], int]:
+    lost_before = {chance.randrange(1, 60) for _ in range(6)}
+    made.reset_prefix_cache()
+    worker = Model(lost_before, Hears.BY_BLOCKS, prefixes=prefixes)
+    got: dict[str, list[int]] = {}
+    long = {f"{name}": chance.choice([5, 40, 64, 70, 100]) for name in range(8)}
+    coming = [*long]
+    while coming or made.has_unfinished_requests():
+        if coming and chance.random() < 0.3:
+            one = coming.pop(0)
+            begins = chance.choice([0, 1000])
+            made.add_request(
+                _request(one, list(range(begins, begins + long[one])), prefixes=prefixes)
+            )
+            got[one] = []
+        if got and chance.random() < 0.05:
+            one = chance.choice([*got])
+            made.finish_requests(one, RequestStatus.FINISHED_ABORTED)
+            del got[one]
+        scheduled = made.schedule()
+        output = worker.step(scheduled)
+        _take(got, made.update_from_output(scheduled, output))
+    return got, {name: long[name] for name in got}, worker.void
+
+
+def _take(got: dict[str, list[int]], said: dict[int, Any]) -> None:
+    for outputs in said.values():
+        for output in outputs.outputs:
+            if output.request_id in got:
+                got[output.request_id] += output.new_token_ids
+
+
+def _request(name: str, prompt: list[int], *, prefixes: bool) -> Request:
+    hasher = get_request_block_hasher(BLOCK, get_hash_fn_by_name("sha256")) if prefixes else None
+    wanted = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    return Request(name, prompt, wanted, None, block_hasher=hasher)
+
+
+def _scheduler(
+    model: str,
+    kind: type[Any],
+    *,
+    prefixes: bool,
+    ahead: bool = False,
+    blocks: int = 64,
+    tokens: int = 2048,
+) -> Any:
     config = EngineArgs(
         model=model,
         skip_tokenizer_init=True,
         max_model_len=256,
         block_size=BLOCK,
         enable_prefix_caching=prefixes,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=8,
     ).create_engine_config()
     config.scheduler_config.async_scheduling = ahead  # vLLM leaves it out on a CPU
-    config.cache_config.num_gpu_blocks = 64
+    config.cache_config.num_gpu_blocks = blocks
     init_none_hash(get_hash_fn_by_name("sha256"))
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    kind = scheduler.AsyncScheduler if ahead else scheduler.Scheduler
     return kind(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], spec)]),
+        kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,
         hash_block_size=BLOCK,

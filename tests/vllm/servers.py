@@ -195,6 +195,45 @@ def _tokens(lines: Iterator[str]) -> Iterator[int]:
             yield from choice["token_ids"] or []
 
 
+def command(folder: Path, path: Path) -> list[str]:
+    """`vllm serve` of the thinker in `folder`, at the socket `path`, as a user types it."""
+    return [
+        *(str(VLLM), "serve", str(folder / "thinker"), "--enforce-eager", "--dtype", "bfloat16"),
+        *("--served-model-name", "thinker", "--uds", str(path)),
+        *("--max-model-len", "256", "--max-num-seqs", "1"),
+        *("--kv-cache-memory-bytes", str(64 * MIB)),
+    ]
+
+
+def of_its_own(folder: Path) -> dict[str, str]:
+    """The environment of a `swapd run` whose runtime and state folders are in `folder`."""
+    (runtime := folder / "r").mkdir(mode=0o700)
+    return environment(XDG_RUNTIME_DIR=str(runtime), XDG_STATE_HOME=str(folder))
+
+
+@contextmanager
+def under_swapd(folder: Path, path: Path, *arguments: str | Path) -> Iterator[Server]:
+    """The server at the socket `path` that `swapd run` with these arguments starts."""
+    ours, theirs = os.pipe()
+    server = Server("thinker", path, ours)
+    try:
+        server.process = subprocess.Popen(
+            [sys.executable, "-m", "swapd", "run", *arguments],
+            env=of_its_own(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        server.pid = server.process.pid
+    finally:
+        os.close(theirs)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 class Servers:
     """Starts servers of the models in one folder, on one daemon; ends them all at its end."""
 

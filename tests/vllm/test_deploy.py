@@ -1,14 +1,20 @@
 """The deploy files of this project, through vLLM-Omni's own loader."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from swapd.plan import deploy, pipelines
+from swapd.plan import deploy, lookup, pipelines
 from swapd_client.vllm.options import options_of
+from tests.plan import omni
 from tests.vllm.engines import Nursery
-from tests.vllm.environment import ROOT
+from tests.vllm.environment import ROOT, environment
+
+VLLM_OMNI = Path(sys.executable).with_name("vllm-omni")
 
 OVERLAYS = {
     "qwen2_5_omni": "swapd_qwen2_5_omni.yaml",
@@ -30,7 +36,7 @@ def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict
     files = []
     for pipeline, name in OVERLAYS.items():
         found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
-        (folder / name).write_text(deploy.overlay(found, {}, False))
+        (folder / name).write_text(deploy.overlay(found, {}, found.async_chunk))
         files.append((pipeline, str(folder / name)))
     base = yaml.safe_load((folder / "swapd_qwen2_5_omni.yaml").read_text())["base_config"]
     for number, mistake in enumerate(MISTAKES):
@@ -54,7 +60,8 @@ def test_every_key_arrives_in_its_stages_engine_arguments(
     for written, arguments in zip(mine["stages"], stages, strict=True):
         assert {key: arguments[key] for key in written} == written
         assert options_of(arguments["additional_config"], pipeline).component
-    assert not any(arguments.get("async_chunk") for arguments in stages)
+    streams = pipeline == "qwen3_omni_moe"  # as the files of vllm-omni say
+    assert all(bool(arguments.get("async_chunk")) == streams for arguments in stages)
 
 
 @pytest.mark.parametrize("pipeline", ["qwen2_5_omni", "qwen3_omni_moe"])
@@ -97,3 +104,39 @@ def test_settings_in_the_stage_itself_are_refused_by_the_loader(
     key: str, resolved: dict[str, Any]
 ) -> None:
     assert f"no structured config owner: {key}" in resolved[key]
+
+
+def test_each_model_has_the_deploy_file_that_the_loader_takes_for_it(nursery: Nursery) -> None:
+    package = pipelines.folder()
+    assert package is not None
+    mine = {
+        key: {pipeline.name: pipeline.deploy for pipeline in entry.pipelines}
+        for key, entry in lookup.registered(package).items()
+    }
+    theirs = nursery.call("tests.vllm.resolve:default_files")
+    assert {key: of.get(key, next(iter(of.values()))) for key, of in mine.items()} == theirs
+
+
+def test_a_model_alone_is_enough_for_a_run_and_the_loader_reads_what_it_writes(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    model = omni.qwen3(tmp_path / "Qwen3-Omni")
+    words = ("-d", "cuda:7", "--device-memory", "141GiB", "--", VLLM_OMNI, "serve", model, "--omni")
+    done = subprocess.run(
+        [sys.executable, "-m", "swapd", "run", "--dry-run", *map(str, words)],
+        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "vllm_omni/deploy/qwen3_omni_moe.yaml: model_type qwen3_omni_moe" in done.stderr
+    assert not (tmp_path / "state").exists()
+    begin, end = done.stdout.index("base_config: "), done.stdout.index(str(VLLM_OMNI))
+    (overlay := tmp_path / "deploy.yaml").write_text(done.stdout[begin:end])
+    (stages,) = nursery.call("tests.vllm.resolve:resolve", [("qwen3_omni_moe", str(overlay))])
+    assert [(a["model_stage"], a["worker_cls"], a["devices"]) for a in stages] == [
+        ("thinker", deploy.WORKERS["ar"], "7"),
+        ("talker", deploy.WORKERS["ar"], "7"),
+        ("code2wav", deploy.WORKERS["generation"], "7"),
+    ]
+    assert [a["enforce_eager"] for a in stages] == [False, False, True]

@@ -5,10 +5,12 @@ plain vLLM says, token for token, and no more is copied than is worth saving.
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import pytest
 
+from swapd.core import actions
 from tests.guarantees.harness import Daemon
 from tests.vllm import engines
 from tests.vllm.engines import MIB, EngineFailed, Nursery, Scene, by_component, on_swapd, plain
@@ -26,6 +28,10 @@ PROMPTS = [[[*range(40, 80), 100 + i, 7], [9, 10 + i]] for i in range(3) for _ i
 ALONE = [[prompts[0]] for prompts in PROMPTS]
 TOKENS = 16
 
+#: Requests that last for several slices, which are longer than what the daemon has for a quantum.
+LONG, LONG_TOKENS = PROMPTS[:3], 96
+SLICE_S = 0.2
+
 Said = Mapping[str, list[list[list[int]]]]
 
 
@@ -39,19 +45,23 @@ class Answers(NamedTuple):
     without_prefixes: Said
     with_prefixes: Said
     alone: Said
+    long: Said
 
 
 @pytest.fixture(scope="module")
 def answers(models: Path, nursery: Nursery) -> Answers:
-    def ask(prompts: list[list[list[int]]], *, prefixes: bool) -> Said:
+    def ask(prompts: list[list[list[int]]], *, prefixes: bool, tokens: int = TOKENS) -> Said:
         with engines.scene(models, nursery) as made:
             started = made.start(
                 *(plain(made.models / name, **options(prefixes=prefixes)) for name in NAMES)
             )
-            return {one.label: [one.generate(few, TOKENS) for few in prompts] for one in started}
+            return {one.label: [one.generate(few, tokens) for few in prompts] for one in started}
 
     return Answers(
-        ask(PROMPTS, prefixes=False), ask(PROMPTS, prefixes=True), ask(ALONE, prefixes=False)
+        ask(PROMPTS, prefixes=False),
+        ask(PROMPTS, prefixes=True),
+        ask(ALONE, prefixes=False),
+        ask(LONG, prefixes=False, tokens=LONG_TOKENS),
     )
 
 
@@ -61,26 +71,27 @@ def serve(
     kv: str,
     *,
     prefixes: bool,
-    finish_within_s: float,
+    finish_within_s: float | None = None,
+    slice_s: float | None = None,
     prompts: list[list[list[int]]] = PROMPTS,
+    tokens: int = TOKENS,
     multiprocessing: bool = False,
+    ahead: bool = False,
     **more: object,
 ) -> dict[str, list[list[list[int]]]]:
-    """Both engines busy at once; what they said."""
-    settings = {"kv": kv, "finish_within_s": finish_within_s}
+    """Both engines busy at once; what they said. `ahead`: with async scheduling."""
+    turns = {"finish_within_s": finish_within_s, "slice_s": slice_s}
+    settings = {"kv": kv, **turns}
+    of_engine = {**options(prefixes=prefixes), "async_scheduling": ahead, **more}
     both = scene.start(
-        *(
-            on_swapd(
-                scene.models / name, daemon.folder, settings, **options(prefixes=prefixes), **more
-            )
-            for name in NAMES
-        ),
+        *(on_swapd(scene.models / name, daemon.folder, settings, **of_engine) for name in NAMES),
         multiprocessing=multiprocessing,
+        imports="tests.vllm.running_ahead" if ahead else "",
     )
     before = daemon.status()
     for engine in both:
-        engine.begin("serve", prompts, TOKENS)
-    said = {engine.label: [tokens for tokens, *_ in engine.result()] for engine in both}
+        engine.begin("serve", prompts, tokens)
+    said = {engine.label: [got for got, *_ in engine.result()] for engine in both}
     status = daemon.status()
     assert status.evictions > before.evictions, "they took turns"
     assert status.peak_bytes <= status.budget_bytes < sum(c.nbytes for c in status.components)
@@ -103,9 +114,9 @@ def copied_out(daemon: Daemon) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_a_cache_is_dropped_between_requests_and_nothing_is_copied_out(
-    scene: Scene, answers: Answers, *, async_scheduling: bool
+    scene: Scene, answers: Answers, *, ahead: bool
 ) -> None:
     daemon = scene.daemon(budget=BUDGET)
     said = serve(
@@ -116,7 +127,7 @@ def test_a_cache_is_dropped_between_requests_and_nothing_is_copied_out(
         finish_within_s=10,
         prompts=ALONE,
         multiprocessing=True,
-        async_scheduling=async_scheduling,
+        ahead=ahead,
     )
     assert said == answers.alone
     assert daemon.status().bytes_out == 0
@@ -135,6 +146,34 @@ def test_what_requests_in_flight_have_is_saved_when_a_turn_ends_inside_of_them(
     assert sum(saved.values()) < times * CACHE / 4, "the blocks in use, not all of it"
 
 
+def lasted_s(daemon: Daemon) -> dict[str, list[float]]:
+    """How long each turn was that ended inside requests, by the cache that was saved; seconds."""
+    daemon.watch.seen("CopyOut")  # all there is until now is read
+    began: dict[str, float] = {}
+    found: dict[str, list[float]] = {f"{name}.kv": [] for name in NAMES}
+    for record in daemon.watch.history:
+        match record.action:
+            case actions.Grant(placements=placements, loaded=True):
+                began |= {one.name: record.time for one in placements}
+            case actions.CopyOut(name=name):
+                found[name].append(record.time - began[name])
+    return found
+
+
+def test_two_busy_stages_share_by_slices_of_the_length_that_is_stated(
+    scene: Scene, answers: Answers
+) -> None:
+    daemon = scene.daemon(budget=BUDGET, residency_factor=0.5, residency_bound=SLICE_S / 10)
+    said = serve(
+        scene, daemon, "auto", prefixes=False, slice_s=SLICE_S, prompts=LONG, tokens=LONG_TOKENS
+    )
+    assert said == answers.long
+    thinker, talker = lasted_s(daemon).values()
+    assert min(len(thinker), len(talker)) >= 2, "turns ended inside requests, of both"
+    # one may end before: an engine that is not stepped for a while gives way
+    assert min(median(thinker), median(talker)) >= SLICE_S
+
+
 def test_prefixes_that_are_cached_are_found_again_after_other_turns(
     scene: Scene, answers: Answers
 ) -> None:
@@ -144,17 +183,15 @@ def test_prefixes_that_are_cached_are_found_again_after_other_turns(
     assert copied_out(daemon)
 
 
-def test_a_cache_that_does_not_fit_beside_its_weights_is_refused_in_words(scene: Scene) -> None:
+@pytest.mark.parametrize("mib", [32, 96], ids=["beside its weights", "in all there is"])
+def test_a_cache_that_does_not_fit_is_refused_in_words(scene: Scene, mib: int) -> None:
     daemon = scene.daemon(budget="64MiB")
+    cache = {**options(prefixes=False), "kv_cache_memory_bytes": mib * MIB}
     with pytest.raises(EngineFailed) as refused:
-        scene.start(
-            on_swapd(
-                scene.models / "thinker", daemon.folder, {"kv": "auto"}, **options(prefixes=False)
-            )
-        )
+        scene.start(on_swapd(scene.models / "thinker", daemon.folder, {"kv": "auto"}, **cache))
     said = refused.value.message
     assert "stage 'thinker' needs its weights of" in said
-    assert "and its KV cache of 32 MiB at once" in said
+    assert f"and its KV cache of {mib} MiB at once" in said
     assert re.search(
         r"a --budget of \d+MiB at least, or this stage a kv_cache_memory_bytes of", said
     )

@@ -6,12 +6,14 @@ and numbers whose last bits decide no token.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import swapd_client
 from tests.guarantees.harness import Daemon
 from tests.guarantees.held_save import door
 from tests.vllm import engines
@@ -22,6 +24,10 @@ from tests.vllm.test_kv import options as of_cache
 HEARS = "swapd_client.vllm.scheduler.Scheduler"
 FAILING = "tests.guarantees.failing_saves"
 HELD = "tests.guarantees.held_save"
+#: Of an engine with vLLM's own scheduler, in another process; a request has several such blocks.
+BY_BLOCKS: Mapping[str, Any] = {"block_size": 32}
+#: What has that one not hear.
+DEAF: Mapping[str, Any] = {"long_prefill_token_threshold": 8}
 #: Room for one stage with its cache, and no more.
 BUDGET = "160MiB"
 
@@ -45,12 +51,15 @@ def daemon_that_loses(scene: Scene) -> Daemon:
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
-@pytest.mark.parametrize("apart", [False, True], ids=["one process", "several"])
+@pytest.mark.parametrize(
+    ("apart", "more"),
+    [(False, {}), (True, {"scheduler_cls": HEARS}), (True, BY_BLOCKS)],
+    ids=["one process", "several", "several, and vLLM's own scheduler"],
+)
 def test_what_could_not_be_saved_is_computed_again(
-    scene: Scene, alone: Said, *, apart: bool, prefixes: bool
+    scene: Scene, alone: Said, *, apart: bool, more: Mapping[str, Any], prefixes: bool
 ) -> None:
     daemon = daemon_that_loses(scene)
-    more = {"scheduler_cls": HEARS} if apart else {}
     said = serve(
         scene,
         daemon,
@@ -67,7 +76,12 @@ def test_what_could_not_be_saved_is_computed_again(
     assert len(daemon.watch.seen("CopiedOut")) > 0, "the others were saved"
 
 
-def test_a_dropped_cache_has_no_prefixes_any_more(scene: Scene, alone: Said) -> None:
+@pytest.mark.parametrize(
+    "more", [{"scheduler_cls": HEARS}, BY_BLOCKS], ids=["swapd's scheduler", "vLLM's own"]
+)
+def test_a_dropped_cache_has_no_prefixes_any_more(
+    scene: Scene, alone: Said, more: Mapping[str, Any]
+) -> None:
     daemon = scene.daemon(budget=BUDGET, residency_factor=0.5, residency_bound=0.5)
     said = serve(
         scene,
@@ -78,10 +92,78 @@ def test_a_dropped_cache_has_no_prefixes_any_more(scene: Scene, alone: Said) -> 
         prompts=ALONE,
         multiprocessing=True,
         dtype="float32",
-        scheduler_cls=HEARS,
+        **more,
     )
     assert said == alone
     assert daemon.status().bytes_out == 0
+
+
+def lose(daemon: Daemon, budget: str = BUDGET) -> None:
+    """Have a cache leave whose save fails, and then the daemon; both are over when it ends.
+
+    `budget`: that of the daemon.
+    """
+    with swapd_client.connect(daemon.folder, label="taker") as taker:
+        while daemon.running:  # until there is something in it to be saved
+            with taker.acquire_workspace(budget):
+                if daemon.watch.seen("Lost"):
+                    daemon.kill()
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_what_could_not_be_saved_is_computed_again_where_the_daemon_dies_next(
+    scene: Scene, alone: Said, *, prefixes: bool
+) -> None:
+    """What its host copy has then is half of what there was."""
+    daemon = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
+    settings = {"kv": "auto", "finish_within_s": 0}
+    (engine,) = scene.start(
+        on_swapd(scene.models / "thinker", daemon.folder, settings, **options(prefixes=prefixes))
+    )
+    engine.ask(ALONE[0], TOKENS)
+    engine.step(5)
+    lose(daemon)
+    assert [engine.finish()] == alone["thinker"][:1]
+    assert [engine.generate(few, TOKENS) for few in ALONE] == alone["thinker"]
+    assert "goes on without swapd" in engine.log
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_vllms_own_scheduler_computes_it_again_where_the_daemon_dies_next(
+    scene: Scene, alone: Said, *, prefixes: bool
+) -> None:
+    daemon = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
+    settings = {"kv": "auto", "finish_within_s": 0}
+    of_engine = {**options(prefixes=prefixes), **BY_BLOCKS}
+    (engine,) = scene.start(
+        on_swapd(scene.models / "thinker", daemon.folder, settings, **of_engine),
+        multiprocessing=True,
+    )
+    for _ in range(8):  # it is still at them when the daemon dies
+        engine.begin("serve", ALONE, TOKENS)
+    lose(daemon)
+    for _ in range(8):
+        assert [tokens for tokens, *_ in engine.result()] == alone["thinker"]
+    assert "goes on without swapd" in engine.log
+    assert "request(s) rescheduled" in engine.log, "it was told of blocks that are gone"
+
+
+def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_though_the_daemon_dies_next(
+    scene: Scene,
+) -> None:
+    daemon = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
+    settings = {"kv": "auto", "finish_within_s": 0}
+    of_engine = {**options(prefixes=False), **DEAF}
+    (engine,) = scene.start(
+        on_swapd(scene.models / "thinker", daemon.folder, settings, **of_engine),
+        multiprocessing=True,
+    )
+    engine.begin("generate", ALONE[0], 200)
+    lose(daemon)
+    with pytest.raises(EngineFailed):
+        engine.result()
+    assert "CacheLost" in engine.log
+    assert f"set scheduler_cls: {HEARS}" in engine.log
 
 
 def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_and_it_is_said_what_to_set(
@@ -89,11 +171,9 @@ def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_and_it_is_said_what_to
 ) -> None:
     daemon = daemon_that_loses(scene)
     settings = {"kv": "auto", "finish_within_s": 0}
+    of_engine = {**options(prefixes=False), **DEAF}
     both = scene.start(
-        *(
-            on_swapd(scene.models / name, daemon.folder, settings, **options(prefixes=False))
-            for name in NAMES
-        ),
+        *(on_swapd(scene.models / name, daemon.folder, settings, **of_engine) for name in NAMES),
         multiprocessing=True,
     )
     for engine in both:
@@ -118,7 +198,11 @@ def test_a_cache_that_is_dropped_is_refused_where_its_scheduler_would_not_hear(
     with pytest.raises(EngineFailed):
         stage.start(
             **on_swapd(
-                scene.models / "thinker", daemon.folder, {"kv": "drop"}, **options(prefixes=True)
+                scene.models / "thinker",
+                daemon.folder,
+                {"kv": "drop"},
+                **options(prefixes=True),
+                **DEAF,
             )
         )
     assert f"set scheduler_cls: {HEARS}; or enable_prefix_caching: false" in stage.log

@@ -6,11 +6,22 @@ from pathlib import Path
 import pytest
 
 from swapd.shared import vm
-from tests.vllm.engines import REQUESTS, TOKENS, Nursery, Scene, by_component, scene
+from tests.vllm.engines import (
+    MIB,
+    REQUESTS,
+    TOKENS,
+    Nursery,
+    Scene,
+    by_component,
+    on_swapd,
+    plain,
+    scene,
+)
 from tests.vllm.models import DEEP
 
-#: A little less than the weights of both.
-BUDGET = "248MiB"
+#: A little less than the weights of both; and, where they take turns, for a KV cache of each.
+BUDGET = 248 * MIB
+CACHE = 32 * MIB
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +38,53 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
         yield made
 
 
-def test_of_a_stage_no_more_leaves_than_another_needs(place: Scene) -> None:
+@pytest.mark.parametrize(
+    ("cache", "budget", "prefixes"),
+    [
+        pytest.param(0, BUDGET, False, id="weights"),
+        pytest.param(CACHE, BUDGET + 2 * CACHE, False, id="weights fit beside one cache"),
+        pytest.param(CACHE, BUDGET, False, id="weights do not fit beside a cache"),
+        pytest.param(CACHE, BUDGET, True, id="prefixes are cached"),
+    ],
+)
+def test_of_a_stage_no_more_leaves_than_another_needs(
+    place: Scene, *, cache: int, budget: int, prefixes: bool
+) -> None:
+    of_cache: dict[str, object] = {"enable_prefix_caching": prefixes}
+    of_cache |= {"kv_cache_memory_bytes": cache} if cache else {}
     expected = {
         engine.label: [engine.generate(prompts, TOKENS) for prompts in REQUESTS]
-        for engine in place.plain(*DEEP)
+        for engine in place.start(*(plain(place.models / name, **of_cache) for name in DEEP))
     }
-    daemon = place.daemon(budget=BUDGET)
-    engines = place.on_swapd(daemon, *DEEP)
+    daemon = place.daemon(budget=budget)
+    settings = {"kv": "auto"} if cache else {}
+    engines = place.start(
+        *(on_swapd(place.models / name, daemon.folder, settings, **of_cache) for name in DEEP)
+    )
     for number, prompts in enumerate(REQUESTS):
         before = daemon.status()
         for engine in engines:
             assert engine.generate(prompts, TOKENS) == expected[engine.label][number]
-        copied = daemon.status().bytes_in - before.bytes_in
+            engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
+        after = daemon.status()
+        copied = after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out
         of = {
             name: [vm.round_up(one.nbytes, before.chunk_bytes) for one in parts]
             for name, parts in by_component(daemon).items()
         }
-        assert of.keys() == DEEP.keys()
-        assert min(map(len, of.values())) > 2
-        lacking = sum(map(sum, of.values())) - before.budget_bytes
-        assert copied > 0
+        assert of.keys() == {*DEEP, *(f"{name}.kv" for name in DEEP if cache)}
+        assert min(len(of[name]) for name in DEEP) > 2
+        parts = sum(max(of[name]) for name in DEEP)
+        lacking = sum(map(sum, of.values())) - budget
+        # a cache that has nothing worth saving leaves, and comes in, without a copy
+        weights = sum(sum(of[name]) for name in DEEP) - budget
+        beside = sum(max(weights + sum(of.get(f"{name}.kv", [])), 0) for name in DEEP)
         if number:  # until then there is what loading has evicted
-            assert copied <= 2 * lacking + sum(map(max, of.values()))
+            assert copied <= 2 * lacking + parts
+            if not prefixes:
+                assert copied <= (beside and beside + parts)
+                assert copied or not beside
     status = daemon.status()
-    assert status.bytes_out == 0
+    if not prefixes:
+        assert status.bytes_out == 0
     assert status.peak_bytes <= status.budget_bytes

@@ -18,6 +18,7 @@ from tests.vllm.engines import (
     on_swapd,
     plain,
 )
+from tests.vllm.test_kv_lost import lose
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -28,6 +29,8 @@ GENERATION: dict[str, Any] = {
     "hf_overrides": {"architectures": ["WaveQwen2"]},
     "scheduler_cls": "vllm_omni.core.sched.omni_generation_scheduler.OmniGenerationScheduler",
 }
+#: A prompt of several parts.
+PARTS = [*range(10, 170)]
 
 
 def process(scene: Scene, name: str) -> Engine:
@@ -160,6 +163,32 @@ def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected:
     status = daemon.status()
     assert status.evictions >= 5, "each time, the other had to go"
     assert status.bytes_out == 0
+
+
+def test_a_generation_stage_computes_again_what_a_prompt_had_in_a_cache_that_is_gone(
+    scene: Scene,
+) -> None:
+    """Of a prompt that is computed in parts; what is made in one step reads nothing of before."""
+    model = scene.models / "code2wav"
+    parts = {"max_num_batched_tokens": 32, "kv_cache_memory_bytes": 8 * MIB, "block_size": 32}
+    more = {**GENERATION, **parts, "enable_prefix_caching": False}
+    alone, stage = process(scene, "code2wav"), process(scene, "code2wav")
+    alone.begin("start", **plain(model, worker_cls=worker("PlainGenerationWorker"), **more))
+    failing = "tests.guarantees.failing_saves"
+    daemon = scene.daemon(budget="96MiB", program=failing, residency_factor=0)
+    options = {"worker_cls": worker("GenerationWorker"), **more}
+    settings = {"kv": "auto", "finish_within_s": 0.0}
+    stage.begin("start", **on_swapd(model, daemon.folder, settings, **options))
+    alone.result()
+    stage.result()
+    stage.ask([PARTS], 1)
+    stage.step(2)  # the first schedules, or computes, no more than a part
+    lose(daemon, "96MiB")
+    stage.finish()
+    (made,) = stage.call("sounds")
+    assert made == sounds(alone, [PARTS])
+    assert "1 request(s) rescheduled" in stage.log
+    assert sounds(stage, [[5, 6, 7]]) == sounds(alone, [[5, 6, 7]])
 
 
 def compare_classes() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.vllm.engines import Nursery
 
-#: Of each request, in `scheduling`: its tokens are numbered.
-ALL = list(range(24))
+#: Of each request, in `scheduling`: its tokens are numbered, after the prompt.
+ALL = list(range(40, 64))
 
 
 @pytest.mark.parametrize("lost_before", [[], [2], [7], [5, 6], [5, 8, 9, 20]])
@@ -22,3 +22,15 @@ def test_each_token_comes_once_and_none_was_computed_from_nothing(
     assert got == {"a": ALL, "b": ALL}
     assert losses == len(lost_before)
     assert losses <= void <= losses * (1 + ahead), "each loss costs a step, and what runs ahead"
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_vllms_own_scheduler_computes_again_what_was_in_blocks_that_are_gone(
+    models: Path, nursery: Nursery, *, prefixes: bool
+) -> None:
+    histories = nursery.call(
+        "tests.vllm.scheduling:said_by_vllms_own", str(models / "talker"), prefixes, [*range(40)]
+    )
+    for got, prompts, _ in histories:
+        assert got == {name: [*range(long, long + 24)] for name, long in prompts.items()}
+    assert sum(void for *_, void in histories) > len(histories)

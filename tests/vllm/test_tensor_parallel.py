@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.vllm.engines import (
+    MIB,
     REQUESTS,
     TOKENS,
     Engine,
@@ -17,6 +18,7 @@ from tests.vllm.engines import (
     on_swapd,
     plain,
 )
+from tests.vllm.test_kv_lost import BUDGET, FAILING, lose
 
 NAMES = ("thinker", "talker")
 RANKS = 2
@@ -63,3 +65,22 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     with pytest.raises((EngineFailed, EngineDied)):
         thinker.finish()
     assert [answer for answer, _, _ in talker.result()] == expected[1]
+
+
+def test_a_rank_whose_kv_cache_is_gone_ends_the_stage_in_words(scene: Scene) -> None:
+    """The other has its own, and would wait for it in the midst of a step."""
+    sound = scene.daemon(budget=BUDGET)
+    loses = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
+    pattern = sound.folder.with_name("d{gpu}")
+    cache = {"kv_cache_memory_bytes": 32 * MIB, "enable_prefix_caching": False}
+    settings = {"kv": "auto", "finish_within_s": 0}
+    model = scene.models / "thinker"
+    (thinker,) = scene.start(
+        on_swapd(model, pattern, settings, tensor_parallel_size=RANKS, **cache)
+    )
+    thinker.begin("generate", REQUESTS[0], 200)
+    lose(loses)
+    with pytest.raises((EngineFailed, EngineDied)):
+        thinker.result()
+    assert "CacheLost" in thinker.log
+    assert "set tensor_parallel_size: 1" in thinker.log

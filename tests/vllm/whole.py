@@ -1,11 +1,46 @@
-"""Swapd's worker with stages that leave as a whole, not by layers: to be compared with."""
+"""Swapd's worker without some of what it does: to be compared with."""
 
+import time
 from typing import Any
 
 from swapd_client.vllm import cpu, layers
 
 
-class WholeWorker(cpu.CPUWorker):
+class AllInWorker(cpu.CPUWorker):
+    """A turn begins when the last layer is in."""
+
+    def _find_segments(self) -> None:
+        pass
+
+
+class HookedWorker(cpu.CPUWorker):
+    """One whose layers may be made to wait for what is there."""
+
+    def forwards(self, rounds: int) -> list[tuple[float, float]]:
+        """Seconds for a forward whose layers do not wait, and for one where each does."""
+        stage, found = self._swapd, []
+        segments = stage._turns.segments
+        with stage.using():
+            for number in range(rounds):
+                taken = {}
+                for waits in (False, True) if number % 2 else (True, False):
+                    if waits:
+                        segments._lease = stage._turns._lease
+                        segments._have_wait(segments._layers)
+                    taken[waits] = self._forward_s()
+                    segments.drop()
+                found.append((taken[False], taken[True]))
+        return found
+
+    def _forward_s(self) -> float:
+        began = time.perf_counter()
+        self._dummy_forward()
+        return time.perf_counter() - began
+
+
+class WholeWorker(AllInWorker):
+    """A stage leaves as a whole, not by layers."""
+
     def load_model(self, **options: Any) -> None:
         before = layers.divide
         layers.divide = lambda *_: None

@@ -1,0 +1,33 @@
+"""A worker that stands still in a step, so long that its daemon ends its session; then it computes
+what the step is to, before it has heard of that: on bytes that are another's by then.
+"""
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+from swapd_client.vllm.cpu import CPUWorker
+
+
+class Worker(CPUWorker):
+    """It stands still in the next step after `freeze`, and goes on with SIGCONT."""
+
+    _freezes = False
+
+    def freeze(self) -> None:
+        """It also has something shown that is idle: the daemon awaits that it is put away."""
+        client = self._swapd.client
+        client.register("idle", {"it": torch.zeros(1 << 20)})
+        with client.acquire("idle"):
+            pass
+        self._freezes = True
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        if not self._freezes:
+            return super().execute_model(scheduler_output)
+        self._freezes = False
+        with self._swapd.client.session.life.lock:  # what the session's own thread would need
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return super().execute_model(scheduler_output)

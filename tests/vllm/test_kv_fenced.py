@@ -1,0 +1,81 @@
+"""A stage whose session its daemon has ended in the midst of a step: it computed on memory that was
+another's by then, so nothing of that step counts.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import swapd_client
+from tests.guarantees.harness import Daemon
+from tests.vllm.engines import MIB, Engine, EngineFailed, Scene, on_swapd, plain
+from tests.vllm.test_kv import ALONE, TOKENS
+
+#: Room for the stage, with its KV cache if that takes turns, for what it has beside, and 10 MiB.
+BUDGETS = {"auto": "128MiB", "private": "120MiB"}
+#: What another takes in the end, beside that cache.
+TAKEN = 112 * MIB
+#: More than is free, and not more than is idle.
+SOME = 12 * MIB
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "kv_cache_memory_bytes": 8 * MIB,
+    "enable_prefix_caching": True,
+}
+
+
+def await_standstill(pid: int) -> None:
+    """Until it has stopped."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
+
+
+@contextmanager
+def its_memory_taken(daemon: Daemon) -> Iterator[None]:
+    """While in it somebody else has the stage's memory."""
+    with swapd_client.connect(daemon.folder, label="taker") as taker:
+        taker.register("all", {"it": torch.full((TAKEN // 4,), 3.0)})
+        taker.register("some", {"it": torch.zeros(SOME // 4)})
+        with taker.acquire("some"):
+            pass
+        with taker.acquire("all"):
+            assert daemon.watch.seen("Fence")
+            yield
+
+
+def frozen_in_a_request(scene: Scene, daemon: Daemon, settings: dict[str, object]) -> Engine:
+    """It has made some steps, and has gone on with another's memory."""
+    stage = scene.process("talker")
+    worker = {"worker_cls": "tests.vllm.freezing.Worker"}
+    stage.start(**on_swapd(scene.models / "talker", daemon.folder, settings, **worker, **OPTIONS))
+    stage.ask(ALONE[0], TOKENS)
+    stage.step(3)
+    stage.call("freeze")
+    stage.begin("finish")
+    await_standstill(stage.pid)
+    return stage
+
+
+@pytest.mark.parametrize("kv", ["auto", "private"])
+def test_what_a_stage_computed_while_its_session_was_ended_does_not_count(
+    scene: Scene, kv: str
+) -> None:
+    (alone,) = scene.start(plain(scene.models / "talker", **OPTIONS))
+    daemon = scene.daemon(budget=BUDGETS[kv], ack_timeout=0.2)
+    stage = frozen_in_a_request(scene, daemon, {"kv": kv})
+    with its_memory_taken(daemon):
+        os.kill(stage.pid, signal.SIGCONT)
+        if kv == "private":
+            with pytest.raises(EngineFailed) as failed:
+                stage.result()
+            assert failed.value.kind == "Stopped"
+            return
+        assert stage.result() == alone.generate(ALONE[0], TOKENS)
+    assert stage.generate(ALONE[1], TOKENS) == alone.generate(ALONE[1], TOKENS)

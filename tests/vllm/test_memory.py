@@ -1,0 +1,26 @@
+"""What an arena must hold is what the files of the stages say, and no more than a chunk a part."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.vllm import memory
+from tests.vllm.engines import Nursery, scene
+from tests.vllm.models import DEEP, MODELS, THIRD
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
+    made = tmp_path_factory.mktemp("sizes")
+    nursery.call("tests.vllm.models:write_all", str(made), *MODELS, *DEEP, *THIRD)
+    return made
+
+
+@pytest.mark.parametrize("stages", memory.STAGES, ids=lambda stages: f"{len(stages)} stages")
+def test_stages_need_what_stays_and_the_largest_turn(
+    folder: Path, nursery: Nursery, stages: dict[str, dict[str, object]]
+) -> None:
+    with scene(folder, nursery) as made:
+        needs = memory.of(made, stages)
+    assert needs.computed <= needs.least <= needs.computed + needs.rounding
+    assert needs.peak <= needs.least < needs.together

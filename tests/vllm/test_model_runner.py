@@ -1,0 +1,110 @@
+"""Model Runner V2, which vLLM has by default on GPUs: engines with it on swapd say what they say
+without, token for token; by vLLM's own code, its kernels run by Triton's interpreter.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm import engines, test_kv
+from tests.vllm.engines import REQUESTS, Scene, by_component, on_swapd, plain
+from tests.vllm.second_runner import WORKER, SecondRunnerNursery
+from tests.vllm.test_kv import ALONE, BUDGET, NAMES, PROMPTS, Said
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[SecondRunnerNursery]:
+    made = SecondRunnerNursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def scene(models: Path, second: SecondRunnerNursery) -> Iterator[Scene]:
+    with engines.scene(models, second) as made:
+        yield made
+
+
+def ask(models: Path, second: SecondRunnerNursery, prompts: list[list[list[int]]]) -> Said:
+    """What vLLM says with this runner, without swapd."""
+    options = test_kv.options(prefixes=False)
+    with engines.scene(models, second) as made:
+        started = made.start(
+            *(
+                plain(made.models / name, worker_cls="tests.vllm.warming.PlainWorker", **options)
+                for name in NAMES
+            )
+        )
+        for one in started:
+            assert one.call("runner") == ["vllm.v1.worker.gpu.model_runner"]
+        return {
+            one.label: [one.generate(few, test_kv.TOKENS) for few in prompts] for one in started
+        }
+
+
+@pytest.fixture(scope="module")
+def answers(models: Path, second: SecondRunnerNursery) -> Said:
+    return ask(models, second, PROMPTS)
+
+
+def test_engines_take_turns_and_lose_nothing(
+    scene: Scene, models: Path, second: SecondRunnerNursery
+) -> None:
+    """Their start included, for which vLLM takes steps inside of a call that has the lease."""
+    expected = ask(models, second, REQUESTS[:3])
+    daemon = scene.daemon()
+    both = scene.start(
+        *(on_swapd(scene.models / name, daemon.folder, worker_cls=WORKER) for name in NAMES)
+    )
+    for one in both:
+        assert one.call("runner") == ["vllm.v1.worker.gpu.model_runner"]
+        assert one.call("turns") == [[0, 0]], "nothing of the warm-up is left"
+        assert "cannot be run before its weights move" not in one.log
+    before = daemon.status().evictions
+    for number, prompts in enumerate(REQUESTS[:3]):
+        for one in both:
+            assert one.generate(prompts, test_kv.TOKENS) == expected[one.label][number]
+    status = daemon.status()
+    assert status.evictions > before
+    assert status.bytes_out == 0
+    for one in both:
+        one.shut_down()
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_requests_in_flight_keep_their_cache_from_turn_to_turn(
+    scene: Scene, answers: Said, *, async_scheduling: bool
+) -> None:
+    daemon = scene.daemon(budget=BUDGET, residency_factor=0.5, residency_bound=0.5)
+    said = test_kv.serve(
+        scene,
+        daemon,
+        "auto",
+        prefixes=False,
+        finish_within_s=0,
+        worker_cls=WORKER,
+        async_scheduling=async_scheduling,
+    )
+    assert said == answers
+    assert set(test_kv.copied_out(daemon)) == {f"{name}.kv" for name in NAMES}
+
+
+def test_a_cache_is_dropped_between_requests_and_nothing_is_copied_out(
+    scene: Scene, models: Path, second: SecondRunnerNursery
+) -> None:
+    expected = ask(models, second, ALONE)
+    daemon = scene.daemon(budget=BUDGET)
+    said = test_kv.serve(
+        scene,
+        daemon,
+        "drop",
+        prefixes=False,
+        finish_within_s=10,
+        prompts=ALONE,
+        multiprocessing=True,
+        worker_cls=WORKER,
+    )
+    assert said == expected
+    assert daemon.status().bytes_out == 0
+    assert set(by_component(daemon)) >= {f"{name}.kv" for name in NAMES}

@@ -1,0 +1,194 @@
+"""Real engines whose turns begin with their first layers, while the others are copied in."""
+
+import os
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guarantees import harness
+from tests.guarantees.harness import Daemon
+from tests.guarantees.held_load import door, order
+from tests.vllm.engines import (
+    REQUESTS,
+    TOKENS,
+    Engine,
+    EngineFailed,
+    Nursery,
+    Scene,
+    await_components,
+    await_leases_back,
+    by_component,
+    on_swapd,
+    scene,
+)
+from tests.vllm.models import DEEP
+
+#: Room for the deeper one, and not for much more.
+BUDGET = "160MiB"
+HELD = "tests.guarantees.held_load"
+LATE, OTHER = "deep", "less-deep"
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
+    """A folder of the models."""
+    folder = tmp_path_factory.mktemp("segments")
+    nursery.call("tests.vllm.models:write_all", str(folder), *DEEP)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(deep: Path, nursery: Nursery) -> dict[str, list[list[list[int]]]]:
+    """What plain vLLM says."""
+    with scene(deep, nursery) as made:
+        return {
+            engine.label: [engine.generate(prompts, TOKENS) for prompts in REQUESTS]
+            for engine in made.plain(*DEEP)
+        }
+
+
+@pytest.fixture
+def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
+    with scene(deep, nursery) as made:
+        try:
+            yield made
+        finally:  # of a test that failed: the daemon would not end
+            with suppress(OSError):
+                os.close(os.open(door(made.folder / "d0"), os.O_WRONLY | os.O_NONBLOCK))
+
+
+def pipe_of(place: Scene, name: str) -> Path:
+    return place.folder / f"{name}.pipe"
+
+
+def start(place: Scene, daemon: Daemon, *names: str) -> list[Engine]:
+    arguments = []
+    for name in names:
+        pipe = pipe_of(place, name)
+        if not pipe.exists():
+            os.mkfifo(pipe)
+        one = on_swapd(
+            place.models / name, daemon.folder, worker_cls="tests.vllm.traced.TracedWorker"
+        )
+        of: Any = one["additional_config"]
+        arguments.append({**one, "additional_config": {**of, "trace": str(pipe)}})
+    return place.start(*arguments)
+
+
+@contextmanager
+def heard(place: Scene, name: str) -> Iterator[Any]:
+    """What is entered returns when the first layer of that stage has computed since."""
+    pipe = os.open(pipe_of(place, name), os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait() -> None:
+        assert select.select([pipe], [], [], harness.PATIENCE_S)[0], f"{name} computes nothing"
+
+    try:
+        yield wait
+    finally:
+        os.close(pipe)
+
+
+def two_of_them(place: Scene) -> tuple[Daemon, Engine, Engine]:
+    """The deeper one is out, as far as it goes."""
+    os.mkfifo(door(place.folder / "d0"))
+    daemon = place.daemon(budget=BUDGET, program=HELD)
+    late, other = start(place, daemon, LATE, OTHER)
+    for engine in (late, other):
+        engine.generate(REQUESTS[0], TOKENS)
+        engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
+    await_leases_back(daemon)
+    return daemon, late, other
+
+
+def open_door(daemon: Daemon) -> None:
+    os.close(os.open(door(daemon.folder), os.O_WRONLY))
+
+
+def to_come(daemon: Daemon, name: str = LATE) -> int:
+    """How many parts are out."""
+    return sum(one.state == "absent" for one in by_component(daemon)[name])
+
+
+def coming(daemon: Daemon) -> int:
+    """How many parts of it are on their way."""
+    return sum(one.state == "loading" for one in by_component(daemon)[LATE])
+
+
+def test_layers_compute_while_the_last_are_still_to_come(
+    place: Scene, said: dict[str, list[list[list[int]]]]
+) -> None:
+    daemon, late, other = two_of_them(place)
+    parts = to_come(daemon)
+    assert parts > 2
+    order(daemon.folder, "hold", parts)
+    with heard(place, LATE) as first_layer:
+        late.begin("generate", REQUESTS[1], TOKENS)
+        first_layer()
+        assert coming(daemon) >= 1, "the last one is held"
+        assert to_come(daemon) == 0, "all of them are ordered"
+    open_door(daemon)
+    assert late.result() == said[LATE][1]
+    late.step(1)
+    for number in (2, 3):
+        for engine in (other, late):
+            assert engine.generate(REQUESTS[number], TOKENS) == said[engine.label][number]
+            engine.step(1)
+    assert "parts are still to come" in late.log
+    status = daemon.status()
+    assert status.bytes_out == 0
+    assert status.peak_bytes <= status.budget_bytes
+
+
+def test_a_load_that_fails_inside_a_step_ends_it_and_nothing_wrong_is_said(
+    place: Scene, said: dict[str, list[list[list[int]]]]
+) -> None:
+    daemon, late, other = two_of_them(place)
+    order(daemon.folder, "fail", to_come(daemon))
+    late.begin("generate", REQUESTS[1], TOKENS)
+    with pytest.raises(EngineFailed, match=r"did not come in: .*the bus has failed"):
+        late.result()
+    await_leases_back(daemon)
+    assert other.generate(REQUESTS[1], TOKENS) == said[OTHER][1]
+    late.kill()
+    await_components(daemon, OTHER)
+    (again,) = start(place, daemon, LATE)
+    assert again.generate(REQUESTS[2], TOKENS) == said[LATE][2]
+
+
+def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
+    place: Scene, said: dict[str, list[list[list[int]]]]
+) -> None:
+    daemon, late, other = two_of_them(place)
+    order(daemon.folder, "hold", to_come(daemon))
+    with heard(place, LATE) as first_layer:
+        late.begin("generate", REQUESTS[1], TOKENS)
+        first_layer()
+    late.kill()
+    other.begin("generate", REQUESTS[1], TOKENS)
+    open_door(daemon)
+    assert other.result() == said[OTHER][1]
+    await_components(daemon, OTHER)
+    (again,) = start(place, daemon, LATE)
+    assert again.generate(REQUESTS[2], TOKENS) == said[LATE][2]
+    assert daemon.status().quarantined_bytes == 0
+
+
+def test_a_daemon_killed_inside_such_a_step_costs_no_token(
+    place: Scene, said: dict[str, list[list[list[int]]]]
+) -> None:
+    """What had not come in is in the host copies."""
+    daemon, late, other = two_of_them(place)
+    order(daemon.folder, "hold", to_come(daemon))
+    with heard(place, LATE) as first_layer:
+        late.begin("generate", REQUESTS[1], TOKENS)
+        first_layer()
+    daemon.kill()
+    assert late.result() == said[LATE][1]
+    for engine in (late, other):
+        assert engine.generate(REQUESTS[2], TOKENS) == said[engine.label][2]
+    assert "goes on without swapd" in late.log
