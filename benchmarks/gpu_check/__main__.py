@@ -6,7 +6,6 @@ asked.
 """
 
 import argparse
-import dataclasses
 import datetime
 import json
 import os
@@ -14,10 +13,13 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check import packages, plan, runner
+from benchmarks.gpu_check import opened, packages, plan, runner
 from benchmarks.gpu_check.report import Report, line
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.settings import ROOT, SMALL, Settings
@@ -29,6 +31,8 @@ NO_PACKAGE = 4
 LEAST_S = 5.0
 #: A driver that does not say what GPU it has within this time will not be of use either.
 IDENTIFY_S = 60.0
+
+Heard = Callable[[Row], None]
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -51,16 +55,16 @@ def main() -> int:
     if stub and not arguments.out:
         _say("This is the stub driver: name a folder with --out; nothing goes to the results.")
         return 2
-    settings = dataclasses.replace(
-        SMALL if arguments.small else Settings(), device=arguments.device, stub=stub
-    )
-    report = Report(machine, dataclasses.asdict(settings), sections, stub)
+    settings = replace(SMALL if arguments.small else Settings(), device=arguments.device, stub=stub)
+    report = Report(machine, asdict(settings), sections, stub)
     base = _base(arguments.out, machine)
     if arguments.first or arguments.rest:
         kept = report.resume(base)
         _say(f"Kept of an earlier run: {', '.join(kept) or 'nothing'}")
     _say(f"{machine['gpu']}, driver {machine['driver']}, into {base}.json and .md")
-    run_all(report, base, settings, arguments.limit)
+    with opened.device(machine["uuid"]) as held:
+        warm_up(report, base, settings, held)
+        run_all(report, base, settings, arguments.limit)
     _say(f"\n{report.summary()}\n{base}.json\n{base}.md")
     return 1 if report.count("failed") else 0
 
@@ -85,15 +89,24 @@ def _sections(arguments: argparse.Namespace) -> tuple[plan.Section, ...]:
     return plan.rest() if arguments.rest else plan.chosen(arguments.only)
 
 
+def warm_up(report: Report, base: Path, settings: Settings, held: list[str]) -> None:
+    """Have torch read from the disk and the GPU compute, if there is anything to run.
+
+    `held`: the device files that stay open.
+    """
+    if not report.to_run or packages.missing(plan.WARM.needs):
+        return
+    _say(f"\n{plan.WARM.title}")
+    heard = partial(_heard, report, base)
+    name = "device files that stay open, so that the driver stays up between sections"
+    heard(Row(plan.WARM.module, name, len(held), note=", ".join(held)))
+    _run(report, plan.WARM, settings, plan.WARM.limit_s, heard)
+
+
 def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> None:
     """Run the report's sections for `limit_s` seconds at most, and write what they say."""
     until = time.monotonic() + limit_s
-
-    def heard(row: Row) -> None:
-        report.rows.append(row)
-        report.write(base)
-        _say(line(row))
-
+    heard = partial(_heard, report, base)
     for section in report.to_run:
         left = until - time.monotonic()
         missing = packages.missing(section.needs)
@@ -103,13 +116,26 @@ def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> N
         elif left < LEAST_S:
             heard(_not_run(section, f"the {limit_s:.0f} s of the whole run were over"))
         else:
-            ended = runner.run(section, settings, min(section.limit_s, left), heard)
-            report.ended.append(ended)
-            if ended.how:
-                why = f"{ended.how}: {ended.said[-300:]}" if ended.said else ended.how
-                heard(Row(section.module, "the section itself", None, verdict="failed", note=why))
+            settings = replace(settings, duplex=report.figure_of("copies", plan.DUPLEX))
+            _run(report, section, settings, min(section.limit_s, left), heard)
     report.complete = True
     report.write(base)
+
+
+def _heard(report: Report, base: Path, row: Row) -> None:
+    report.rows.append(row)
+    report.write(base)
+    _say(line(row))
+
+
+def _run(
+    report: Report, section: plan.Section, settings: Settings, limit_s: float, heard: Heard
+) -> None:
+    ended = runner.run(section, settings, limit_s, heard)
+    report.ended.append(ended)
+    if ended.how:
+        why = f"{ended.how}: {ended.said[-300:]}" if ended.said else ended.how
+        heard(Row(section.module, "the section itself", None, verdict="failed", note=why))
 
 
 def _not_run(section: plan.Section, why: str) -> Row:

@@ -1,18 +1,20 @@
-"""The device contract suite, tests/device, run against this GPU; with pytest, in a process
-of its own. Its configuration is written here, so that no plugin is needed."""
+"""The device contract suite, tests/device, run against this GPU: by pytest, in this process.
+
+Each test is a row as soon as it has ended, so what a run has shown is there if it is cut short.
+Pytest's configuration is written here, so that no plugin is needed.
+"""
 
 import importlib.util
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from xml.etree import ElementTree
+
+import pytest
 
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import ROOT, Settings
 
-#: So many failures are named.
-NAMED = 10
+#: Of a failure, so much is told.
+WHY_CHARS = 300
 
 CONFIGURATION = f"""
 [pytest]
@@ -26,45 +28,59 @@ markers =
 
 def measure(check: Check, settings: Settings) -> None:
     """The rows of this section."""
+    rows = Rows(check)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        configuration, results = Path(folder) / "pytest.ini", Path(folder) / "results.xml"
+        configuration = Path(folder) / "pytest.ini"
         configuration.write_text(CONFIGURATION, encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-q", "-c", str(configuration)]
-        command += ["--rootdir", str(ROOT), "-p", "no:cacheprovider", f"--junitxml={results}"]
+        arguments = ["-v", "-c", str(configuration), "--rootdir", str(ROOT)]
+        arguments += ["-p", "no:cacheprovider"]
         # on the stub, pytest itself makes one, and runs what it runs everywhere
-        command += ["-m", "not gpu" if settings.stub else "gpu"]
+        arguments += ["-m", "not gpu" if settings.stub else "gpu"]
         if settings.contract:
-            command += ["-k", settings.contract]
+            arguments += ["-k", settings.contract]
         if importlib.util.find_spec("pytest_timeout"):
-            command += ["-o", "timeout=60"]
-        done = subprocess.run(
-            [*command, str(ROOT / "tests" / "device")], cwd=ROOT, text=True, check=False
-        )
-        if not results.exists():
-            check.failed("the device contract", f"pytest ended with {done.returncode}")
+            arguments += ["-o", "timeout=60"]
+        code = pytest.main([*arguments, str(ROOT / "tests" / "device")], plugins=[rows])
+    rows.total(int(code))
+
+
+class Rows:
+    """A plugin of pytest: puts a row for each test when it has ended."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._run = 0
+        self._failed: set[str] = set()
+        self._skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.rpartition("/")[2]
+        if report.skipped:
+            self._skipped.append(str(report.longrepr[2]) if report.longrepr else "")  # type: ignore[index]
+        elif report.failed:  # also before the test, or after it
+            self._failed.add(name)
+            self._check.failed(name, _why(report))
+        elif report.when == "call":
+            self._check.passed(name, report.duration)
+        self._run += report.when == "call" and not report.skipped
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+            self._check.failed(report.nodeid, _why(report))
+
+    def total(self, code: int) -> None:
+        """Put what it comes to; `code` is what pytest has ended with."""
+        if not self._run and not self._failed:
+            why = self._skipped[0] if self._skipped else f"no test was found (pytest: {code})"
+            self._check.missing("the device contract", why)
             return
-        _rows(check, ElementTree.parse(results).getroot())
+        note = f"{len(self._skipped)} skipped: {self._skipped[0]}" if self._skipped else ""
+        name = "tests of the device contract that fail"
+        self._check.at_most(name, len(self._failed), 0, f"of {self._run}", note)
 
 
-def _rows(check: Check, results: ElementTree.Element) -> None:
-    cases = list(results.iter("testcase"))
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    failed = [
-        case for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
-    run = len(cases) - len(skipped)
-    if not run:
-        why = _message(skipped[0], "skipped") if skipped else "no test was found"
-        check.missing("the device contract", why)
-        return
-    note = f"{len(skipped)} skipped: {_message(skipped[0], 'skipped')}" if skipped else ""
-    name = "tests of the device contract that fail"
-    check.at_most(name, len(failed), 0, f"of {run}", note)
-    for case in failed[:NAMED]:
-        why = _message(case, "failure") or _message(case, "error")
-        check.failed(str(case.get("name")), why)
-
-
-def _message(case: ElementTree.Element, kind: str) -> str:
-    found = case.find(kind)
-    return "" if found is None else (found.get("message") or "").splitlines()[0]
+def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The line of pytest's that says what was wrong, by the end of what it prints."""
+    lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+    return " ".join(lines or report.longreprtext.splitlines()[-1:])[:WHY_CHARS]

@@ -17,9 +17,16 @@ CUDA = ("cuda.bindings", "msgspec")
 SERVING = (*CUDA, "zmq")
 TORCH = (*SERVING, "torch")
 
+#: The row of `copies` by which `swapping` is judged.
+DUPLEX = "both directions at once, over the slower alone"
+
+#: Run before all others, and before their time counts.
+WARM = Section("facts", "warm", "Torch, before the time counts", 300, ("torch",))
+
 #: What is dearest comes first, for the time may run out.
 SECTIONS = (
     Section("facts", "facts", "The machine", 40, CUDA),
+    Section("probe", "copies", "Copies", 45, CUDA),
     Section("bounds", "swapping", "Swap-in, eviction, both directions", 100, SERVING),
     Section("guarantees", "turns", "Workers take turns; graphs; mutable components", 75, TORCH),
     Section("guarantees", "captures", "Graphs captured meanwhile", 60, SERVING),
@@ -30,13 +37,15 @@ SECTIONS = (
     Section("guarantees", "leaking", "Many swap cycles", 60, SERVING),
     Section("bounds", "computing", "Compute that starts early; a decode loop", 60, TORCH),
     Section("bounds", "rivals", "swapd beside sleep and wake, and module.to()", 90, TORCH),
-    Section("contract", "contract", "The device contract, on this GPU", 90, (*SERVING, "pytest")),
+    Section("contract", "contract", "The device contract, on this GPU", 300, (*SERVING, "pytest")),
     Section("probe", "calls", "What the driver's calls cost", 45, CUDA),
     Section("probe", "pinning", "Pinned host memory", 45, CUDA),
-    Section("probe", "copies", "Copies", 45, CUDA),
     Section("probe", "flags", "Waiting for a word in memory", 30, CUDA),
     Section("probe", "processes", "One chunk in several processes", 60, CUDA),
     Section("probe", "faults", "Faults of one process", 60, TORCH),
+    Section("model", "pipeline", "A real model, end to end", 300, (*TORCH, "transformers")),
+    Section("model", "engines", "vLLM's engines with the plugin", 400, (*TORCH, "vllm")),
+    Section("model", "kernels", "vLLM's kernels that keep weights", 300, (*TORCH, "vllm")),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.plan import SECTIONS, Section
+from benchmarks.gpu_check.plan import SECTIONS, WARM, Section
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.runner import Ended
 
@@ -45,11 +45,16 @@ class Report:
         if any(before.get(what) != now[what] for what in ("machine", "settings", "stub")):
             return []
         ended = [Ended(**each) for each in before["sections"]]
-        kept = [each for each in ended if not each.how]
+        kept = [each for each in ended if not each.how and each.module != WARM.module]
         names = {each.module for each in kept}
         self.ended += kept
         self.rows += [row for row in map(_row, before["rows"]) if row.section in names]
         return [each.module for each in kept]
+
+    def figure_of(self, section: str, name: str) -> float:
+        """What a section has measured, 0 if it has not."""
+        found = [row.value for row in self.rows if (row.section, row.name) == (section, name)]
+        return found[-1] if found and isinstance(found[-1], float) else 0.0
 
     def count(self, verdict: str) -> int:
         return sum(row.verdict == verdict for row in self.rows)
@@ -86,7 +91,7 @@ class Report:
         lines += [f"{self.machine.get('date', '')}. {self.summary()}."]
         if not self.complete:
             lines += ["", "**Incomplete: the run was ended before its end.**"]
-        for section in dict.fromkeys((*SECTIONS, *self.sections)):
+        for section in dict.fromkeys((WARM, *SECTIONS, *self.sections)):
             lines += self._section(section)
         return "\n".join(lines) + "\n"
 

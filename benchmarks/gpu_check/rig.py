@@ -53,14 +53,28 @@ def room_for(settings: Settings, wanted: int, *, of: float, host_copies: float) 
 
 
 def free_bytes(settings: Settings) -> int:
-    """What the driver has free; asked in another process, so that none keeps a context."""
-    code = (
-        "import sys; from swapd.device.driver import Driver\n"
-        "driver = Driver(int(sys.argv[1]))\n"
-        "with driver.current(): print(driver.memory()[0])"
-    )
-    command = [sys.executable, "-c", code, str(settings.index)]
+    """What the driver has free, when it has what it gets back of those that have just ended.
+
+    Asked in another process, so that none keeps a context.
+    """
+    command = [sys.executable, "-c", _FREE, str(settings.index)]
     return int(subprocess.check_output(command, text=True, timeout=PATIENCE_S))
+
+
+#: Looks until nothing more has come back in a tenth of a second, for some seconds at most.
+_FREE = """
+import sys, time
+from swapd.device.driver import Driver
+driver = Driver(int(sys.argv[1]))
+with driver.current():
+    free = -1
+    for _ in range(50):
+        before, free = free, driver.memory()[0]
+        if free <= before:
+            break
+        time.sleep(0.1)
+print(free)
+"""
 
 
 def comes_true(what: Callable[[], bool], within_s: float = SETTLE_S) -> bool:
@@ -73,21 +87,23 @@ def comes_true(what: Callable[[], bool], within_s: float = SETTLE_S) -> bool:
     return True
 
 
-#: What a worker is started with.
-WORKER = (sys.executable, "-m", "benchmarks.gpu_check.worker")
-
-
 class WorkerError(Exception):
     """A worker answered with an error, or was gone. The message names it."""
 
 
 class Worker:
-    """A process with a client and torch. `ask("turn", ...)` runs that method of its `Work`."""
+    """A process with a client and torch. `ask("turn", ...)` runs that method of its `Work`.
 
-    def __init__(self, settings: Settings, endpoint: Path, label: str) -> None:
+    `module`: another program of this package that takes the same arguments and commands.
+    """
+
+    def __init__(
+        self, settings: Settings, endpoint: Path, label: str, module: str = "worker"
+    ) -> None:
         self._label = label
+        command = [sys.executable, "-m", f"benchmarks.gpu_check.{module}"]
         self.process = subprocess.Popen(
-            [*WORKER, settings.encode(), str(endpoint), label],
+            [*command, settings.encode(), str(endpoint), label],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -61,6 +61,10 @@ class Check:
         """A guarantee: it holds, or it does not."""
         self._bounded(name, "holds" if held else "broken", "", "holds", held, note)
 
+    def passed(self, name: str, seconds: float) -> None:
+        """A test that has passed, and how long it took."""
+        self._bounded(name, seconds, "s", "passes", True, "")
+
     def missing(self, name: str, why: str) -> None:
         """What could not be measured here."""
         self._put(Row(self._section, name, None, verdict="missing", note=why))

@@ -23,6 +23,10 @@ class Settings:
     swap_bytes: int = 2 * GIB
     evict_bytes: int = 8 * GIB
     model_bytes: int = 256 * MIB
+    #: All three stages of the real model; below some GiB they are tiny.
+    pipeline_bytes: int = 40 * GIB
+    #: Requests of each way to run them, after some that do not count.
+    requests: int = 3
     #: What the raw probe copies and pins.
     probe_bytes: int = GIB
     #: The unit of memory that the daemons are told to use.
@@ -30,6 +34,8 @@ class Settings:
     #: Of one step of the decode loop, and how often it is run in a block.
     step_s: float = 0.005
     steps: int = 100
+    #: What `copies` measured of both directions at once, over the slower alone; 0 if it did not.
+    duplex: float = 0.0
     #: A pytest expression to run a part of the contract suite only.
     contract: str = ""
 
@@ -37,6 +43,16 @@ class Settings:
     def index(self) -> int:
         """The GPU's number, of torch's and the driver's."""
         return int(self.device.partition(":")[2] or 0)
+
+    @property
+    def on_host(self) -> bool:
+        """On swapd's host device, of which sections without a driver make use in tests."""
+        return self.device == "host"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether torch computes on the CPU."""
+        return self.stub or self.on_host
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -53,6 +69,8 @@ SMALL = Settings(
     swap_bytes=16 * MIB,
     evict_bytes=32 * MIB,
     model_bytes=8 * MIB,
+    pipeline_bytes=0,
+    requests=2,
     probe_bytes=16 * MIB,
     chunk_bytes=2 * MIB,
     step_s=0.002,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_check.raw import Gpu
 from benchmarks.gpu_check.settings import Settings
 from swapd.device.driver import Driver
 from swapd_client import Client, Component, Lease
@@ -18,7 +19,7 @@ from swapd_client.memory import dlpack
 
 
 def device_of(settings: Settings) -> torch.device:
-    return torch.device("cpu") if settings.stub else torch.device("cuda", settings.index)
+    return torch.device("cpu") if settings.on_cpu else torch.device("cuda", settings.index)
 
 
 def start(settings: Settings) -> torch.device:
@@ -26,14 +27,14 @@ def start(settings: Settings) -> torch.device:
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(1)
-    if not settings.stub:
+    if not settings.on_cpu:
         torch.cuda.set_device(settings.index)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     return device_of(settings)
 
 
 def synchronize(settings: Settings) -> None:
-    if not settings.stub:
+    if not settings.on_cpu:
         torch.cuda.synchronize()
 
 
@@ -72,6 +73,65 @@ def bytes_at(address: int, nbytes: int, settings: Settings) -> torch.Tensor:
     """A tensor of bytes over a range that need not be mapped. It is never freed."""
     target = dlpack.HOST if settings.stub else dlpack.gpu(settings.index)
     return dlpack.bytes_at(address, nbytes, target)
+
+
+# --- where a module is -------------------------------------------------------------------
+
+
+class Moved:
+    """A module that goes to the GPU and back, as `module.to()` has it.
+
+    On the stub it goes to memory of the stub's; on the host device it stays where it is.
+    """
+
+    def __init__(self, settings: Settings, module: torch.nn.Module) -> None:
+        self._settings = settings
+        self._module = module
+        self._gpu = Gpu(settings) if settings.stub else None
+        self._address = 0
+
+    def come(self) -> None:
+        if self._gpu is None:
+            self._module.to(device_of(self._settings))
+            return
+        weights = list(self._module.parameters())
+        at = self._address = self._gpu.alloc(sum(_padded(weight) for weight in weights))
+        for weight in weights:
+            weight.data = _at(at, weight, self._settings).copy_(weight)
+            at += _padded(weight)
+
+    def leave(self) -> None:
+        """Its memory is free for other processes afterwards."""
+        if self._gpu is None:
+            self._module.to("cpu")
+            torch.cuda.empty_cache()
+            return
+        for weight in self._module.parameters():
+            weight.data = weight.data.clone()
+        self._gpu.dealloc(self._address)
+
+
+def free_bytes(settings: Settings) -> int:
+    """What the driver has free on the device; 0 where there is no driver."""
+    if settings.on_host:
+        return 0
+    if not settings.stub:
+        return int(torch.cuda.mem_get_info(settings.index)[0])
+    driver = Driver(settings.index)
+    with driver.current():
+        free, _ = driver.memory()
+    driver.close()
+    return free
+
+
+def _at(address: int, weight: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """What is like `weight`, over memory that begins there."""
+    whole = bytes_at(address, weight.nbytes, settings)
+    return whole.view(weight.dtype).view(weight.shape)
+
+
+def _padded(weight: torch.Tensor) -> int:
+    return -(-weight.nbytes // 256) * 256
 
 
 # --- models ------------------------------------------------------------------------------
@@ -131,10 +191,8 @@ def register(
     part = client.register(name, buffers, **options)
     at = part.address
     for weight in weights.values():
-        nbytes = weight.numel() * weight.element_size()
-        whole = bytes_at(at, nbytes, settings)
-        weight.data = whole.view(weight.dtype).view(weight.shape)
-        at += -(-nbytes // 256) * 256
+        weight.data = _at(at, weight, settings)
+        at += _padded(weight)
     return part
 
 

@@ -1,12 +1,9 @@
 """A worker process: `python -m benchmarks.gpu_check.worker SETTINGS ENDPOINT LABEL`.
 
-One JSON command a line on stdin, `{"do", "arguments", "options"}`; for each one answer on
-stdout, `{"ok"}` or `{"error"}`. Commands run in order, in the main thread. What a command
-is, is a method of `Work`.
+What it can be told is a method of `Work`.
 """
 
 import gc
-import json
 import os
 import select
 import signal
@@ -20,13 +17,15 @@ import torch
 
 import swapd_client
 from benchmarks.gpu_check import torchish
+from benchmarks.gpu_check.commands import Commands
 from benchmarks.gpu_check.footprint import footprint
+from benchmarks.gpu_check.rig import comes_true
 from benchmarks.gpu_check.settings import Settings
 from benchmarks.gpu_check.torchish import Stack
 from swapd_client import Client, Lease, SwapdError
 
 
-class Work:
+class Work(Commands):
     """A client, its models, leases and graphs by name."""
 
     def __init__(self, settings: Settings, endpoint: Path, label: str) -> None:
@@ -214,6 +213,7 @@ class Work:
         """Have memory lent, use it by torch's own allocator, and give it back."""
         free = self.client.status().device_free_bytes
         with self.client.acquire_workspace(nbytes):
+            comes_true(lambda: self.client.status().device_free_bytes >= free + nbytes)
             granted = self.client.status().device_free_bytes
             where = torchish.device_of(self._settings)
             own = torch.full((nbytes * 7 // 8,), 7, dtype=torch.uint8, device=where)
@@ -260,21 +260,6 @@ class Work:
 
     def addresses(self, name: str) -> list[int]:
         return self._models[name].addresses()
-
-    # --- the loop ------------------------------------------------------------------------
-
-    def say(self, message: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
-
-    def serve(self) -> None:
-        for line in sys.stdin:
-            command = json.loads(line)
-            try:
-                method = getattr(self, command["do"])
-                self.say({"ok": method(*command["arguments"], **command["options"])})
-            except Exception as exc:  # noqa: BLE001 - the section judges
-                self.say({"error": f"{type(exc).__name__}: {exc}"})
 
 
 if __name__ == "__main__":

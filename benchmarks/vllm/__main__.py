@@ -8,20 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.vllm import pipeline, rivals, start, tax, turns
+from benchmarks.vllm import memory, pipeline, rivals, start, streaming, tax, turns
 from benchmarks.vllm.rows import Section, table
 from tests.vllm.engines import Nursery
 from tests.vllm.environment import environment
-from tests.vllm.models import DEEP, LARGE, MODELS, THIRD
+from tests.vllm.models import DEEP, LARGE, MODELS, THIRD, WAVE
 
-SECTIONS = ("tax", "turns", "pipeline", "start", "rivals")
+SECTIONS = ("tax", "turns", "memory", "pipeline", "streaming", "start", "rivals")
 
 
 def main() -> int:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder:
         models = Path(folder)
-        names = (*MODELS, *DEEP, *THIRD, *LARGE)
+        names = (*MODELS, *DEEP, *THIRD, *WAVE, *LARGE)
         command = [sys.executable, "-m", "tests.vllm.models", folder, *names]
         subprocess.run(command, env=environment(), check=True)
         found = _measure(models, arguments.only, arguments.rounds)
@@ -36,7 +36,9 @@ def _measure(models: Path, only: list[str], rounds: int) -> dict[str, Section]:
     measures = {
         "tax": lambda: tax.measure(models, nursery),
         "turns": lambda: turns.measure(models, nursery),
+        "memory": lambda: memory.measure(models, nursery),
         "pipeline": lambda: pipeline.measure(models, nursery, rounds),
+        "streaming": lambda: streaming.measure(models, nursery, rounds),
         "start": lambda: start.measure(models, rounds),
         "rivals": lambda: rivals.measure(models, nursery, rounds),
     }

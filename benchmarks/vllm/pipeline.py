@@ -24,10 +24,16 @@ TOKENS = 2
 #: The first rounds are no steady state.
 WARM_UP = 2
 
-#: Of the most that is measured: stages that leave by layers, the next one brought in ahead.
+#: Of the most that is measured: stages that leave by layers, compute on the first while the rest
+#: arrives, the next one brought in ahead.
 BOUND = 1.25
+#: Of a forward whose layers all wait for what is there, over one without.
+HOOKS_BOUND = 1.01
+FORWARDS = 60
 WHOLE = {"worker_cls": "tests.vllm.whole.WholeWorker"}
-AHEAD = "by layers, the next one ahead"
+ALL_IN = {"worker_cls": "tests.vllm.whole.AllInWorker"}
+HOOKED = {"worker_cls": "tests.vllm.whole.HookedWorker"}
+AHEAD = "by layers with segments, the next one ahead"
 IN_ORDER: Mapping[str, object] = {"order": list(NAMES)}
 ALONE: Mapping[str, object] = {"order": []}
 
@@ -36,9 +42,10 @@ def measure(models: Path, nursery: Nursery, rounds: int) -> Section:
     """Seconds for a round; all sides in turn."""
     with scene(models, nursery) as made:
         sides = {
-            "room for all": _side(made, ROOM_FOR_ALL, ALONE),
+            "room for all": _side(made, ROOM_FOR_ALL, ALONE, **HOOKED),
             "whole stages": _side(made, BUDGET, ALONE, **WHOLE),
-            "by layers": _side(made, BUDGET, ALONE),
+            "by layers": _side(made, BUDGET, ALONE, **ALL_IN),
+            "by layers with segments": _side(made, BUDGET, ALONE),
             AHEAD: _side(made, BUDGET, IN_ORDER),
         }
         times: dict[str, list[float]] = {side: [] for side in sides}
@@ -51,16 +58,26 @@ def measure(models: Path, nursery: Nursery, rounds: int) -> Section:
                 if number >= 0:
                     times[side].append(taken)
         waits = {side: _waits(daemon)[before[side] :] for side, (daemon, _) in sides.items()}
+        (forwards,) = sides["room for all"][1][0].call("forwards", FORWARDS)
     base = times["room for all"]
     rows = [Row("s a round of three stages, room for all", median(base))]
     for side in list(sides)[1:]:
         figure = median(ratios(times[side], base))
         row = Row(f"the same over that, room for two, {side}", figure)
         rows.append(row if side != AHEAD else replace(row, sense="at most", bound=BOUND))
+    hooked = median(ratios([one for _, one in forwards], [bare for bare, _ in forwards]))
+    rows.append(
+        Row(
+            "a forward whose layers all wait for what is there, over one of which none does",
+            hooked,
+            "at most",
+            HOOKS_BOUND,
+        )
+    )
     for side, waited in waits.items():
         note = f"{sum(map(bool, waited))} of {len(waited)} turns began with a wait"
         rows.append(
-            Row(f"s a round that stages waited for memory, {side}", sum(waited) / rounds, note=note)
+            Row(f"s a round until a turn was granted, {side}", sum(waited) / rounds, note=note)
         )
     return Section(tuple(rows), times)
 

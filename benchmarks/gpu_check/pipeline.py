@@ -1,0 +1,200 @@
+"""A real model end to end, without a download: three stages in three processes, in four ways.
+
+Requests go through the stages one after the other. All stages are resident; or take turns on
+memory that holds the largest, lent by swapd; or go there and back by `module.to()`; or each is
+started anew for its turn. The tokens and the sound have to be the same by all.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check.request import STAGES, prompt
+from benchmarks.gpu_check.rig import Worker, chunks_of, free_bytes, serving
+from benchmarks.gpu_check.rows import Check
+from benchmarks.gpu_check.settings import GIB, Settings, host_available
+from swapd.bench import swap_in
+
+#: Of the GPU's free memory, all stages have so much: the rest is for contexts and what is computed.
+OF_THE_GPU = 0.7
+OF_THE_HOST = 0.6
+#: Imports, a context and gigabytes of random weights take that long at most.
+START_S = 120.0
+
+RESIDENT, SWAPD = "everything resident", "swapd, with room for the largest"
+MODULE_TO, RESTART = "module.to()", "a start for each turn"
+
+#: What a stage makes of the tokens of the one before it, as `stage.Stage.turn` says it.
+Turn = Callable[[str, list[int]], dict[str, Any]]
+
+
+@dataclass
+class Found:
+    """What a way has come to. Seconds are from the beginning of each request."""
+
+    nbytes: dict[str, int] = field(default_factory=dict)
+    #: Of each request: all tokens, and the sound.
+    made: list[tuple[list[int], str]] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    result_s: list[float] = field(default_factory=list)
+    least_free: int = 1 << 62
+    #: Turns for which weights had to come in.
+    came: int = 0
+
+    @property
+    def tokens_a_second(self) -> float:
+        return sum(len(tokens) for tokens, _ in self.made) / sum(self.result_s)
+
+
+def measure(check: Check, settings: Settings) -> None:
+    """The rows of this section."""
+    free = 0 if settings.on_host else free_bytes(settings)
+    wanted = [settings.pipeline_bytes, host_available() * OF_THE_HOST]
+    if free:
+        wanted.append(free * OF_THE_GPU)
+    found: dict[str, Found] = {}
+    for name, found[name] in ways(check, settings, int(min(wanted))):
+        rows(check, name, found[name], free)
+    made = [one.made[0] for one in found.values()]
+    if len(made) > 1:
+        note = f"{', '.join(found)}; {len(made[0][0])} tokens and a sound"
+        same = all(other == made[0] for other in made)
+        check.holds("the same tokens and the same sound by all ways, bit for bit", same, note)
+
+
+def ways(check: Check, settings: Settings, nbytes: int) -> Iterator[tuple[str, Found]]:
+    """Run each way, with about `nbytes` of weights in all stages: its name, and what came of it."""
+    largest = 0
+    for name, run in ((RESIDENT, _kept), (SWAPD, _swapd), (MODULE_TO, _to), (RESTART, _restart)):
+        with check.part(f"three stages: {name}", guarantee=True):
+            found = run(settings, nbytes, largest)
+            largest = max([largest, *found.nbytes.values()])
+            yield name, found
+
+
+def rows(check: Check, name: str, found: Found, free: int) -> None:
+    """What a way has come to. `free`: what the device had before; 0 if it is none."""
+    times = f"{len(found.made)} requests of {len(found.made[0][0])} tokens, weights came in for "
+    times += f"{found.came} of {len(found.made) * len(STAGES)} turns"
+    if sizes := found.nbytes.items():
+        times += "; weights: " + ", ".join(f"{n} {b / GIB:.3g} GiB" for n, b in sizes)
+    check.row(f"tokens a second: {name}", found.tokens_a_second, "", times)
+    for what, took in (("its first token", found.first_s), ("its sound", found.result_s)):
+        check.row(f"from a request to {what}: {name}", statistics.median(took), "s")
+    if free:
+        peak = (free - found.least_free) / GIB
+        check.row(f"device memory at most: {name}", peak, "GiB", "contexts included")
+
+
+# --- the ways ----------------------------------------------------------------------------
+
+
+def _kept(settings: Settings, nbytes: int, _: int) -> Found:
+    found = Found()
+    with _stages(settings) as stages:
+        for stage, worker in stages.items():
+            found.nbytes[stage] = _ask(worker, "build", nbytes)
+        requests(settings, found, partial(_turn, stages))
+    return found
+
+
+def _swapd(settings: Settings, nbytes: int, largest: int) -> Found:
+    """`largest`: the most bytes that a stage has."""
+    found, room = Found(), chunks_of(largest, settings)
+    with serving(settings, room) as daemon, _stages(settings, daemon.folder) as stages:
+        for worker in stages.values():
+            _ask(worker, "lend", nbytes, room)
+        until = time.monotonic() + _pinning_s(settings, nbytes)
+        while time.monotonic() < until:
+            request(Found(), 0, partial(_turn, stages))
+        requests(settings, found, partial(_turn, stages))
+    return found
+
+
+def _to(settings: Settings, nbytes: int, _: int) -> Found:
+    found = Found()
+    with _stages(settings) as stages:
+        for worker in stages.values():
+            _ask(worker, "build_aside", nbytes)
+        requests(settings, found, partial(_turn, stages))
+    return found
+
+
+def _restart(settings: Settings, nbytes: int, _: int) -> Found:
+    """One request, for each takes as long: weights are made anew, and not read from a disk."""
+
+    def turn(stage: str, tokens: list[int]) -> dict[str, Any]:
+        with _stages(settings, only=(stage,)) as started:
+            _ask(started[stage], "build", nbytes)
+            return _turn(started, stage, tokens)
+
+    found = Found()
+    request(found, 0, turn)
+    return found
+
+
+def _pinning_s(settings: Settings, nbytes: int) -> float:
+    real = not (settings.stub or settings.on_host)
+    return nbytes / GIB * swap_in.PIN_S_PER_GIB if real else 0.0
+
+
+# --- requests ----------------------------------------------------------------------------
+
+
+def requests(
+    settings: Settings, found: Found, turn: Turn, *, warm: bool = True, times: int = 0
+) -> None:
+    """Some requests, or so many `times`. If `warm`, one before them does not count."""
+    if warm:
+        request(Found(), 0, turn)  # compiles and allocates
+    for number in range(times or settings.requests):
+        request(found, number, turn)
+
+
+def request(found: Found, number: int, turn: Turn) -> None:
+    """Have one go through all stages."""
+    tokens, all_tokens, sound, firsts = prompt(number), [], "", []
+    started = time.monotonic()
+    for stage in STAGES:
+        said = turn(stage, tokens)
+        tokens = said["tokens"] or tokens
+        all_tokens += said["tokens"]
+        sound = said["sound"]
+        firsts.append(said["first_s"] - started)
+        found.came += said["came"]
+        found.least_free = min(found.least_free, said["free"])
+    found.made.append((all_tokens, sound))
+    found.first_s.append(firsts[0])
+    found.result_s.append(firsts[-1])
+
+
+def _turn(stages: dict[str, Worker], stage: str, tokens: list[int]) -> dict[str, Any]:
+    said: dict[str, Any] = _ask(stages[stage], "turn", tokens)
+    return said
+
+
+def _ask(worker: Worker, do: str, *arguments: object) -> Any:
+    worker.tell(do, *arguments)
+    return worker.answer(START_S)
+
+
+@contextmanager
+def _stages(
+    settings: Settings, endpoint: Path = Path("/"), only: tuple[str, ...] = STAGES
+) -> Iterator[dict[str, Worker]]:
+    """The processes of some stages, which start at once."""
+    started: dict[str, Worker] = {}
+    try:
+        for stage in only:
+            started[stage] = Worker(settings, endpoint, stage, module="stage")
+        for worker in started.values():
+            _ask(worker, "start")
+        yield started
+    finally:
+        for worker in started.values():
+            worker.__exit__()

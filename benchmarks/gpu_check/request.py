@@ -1,0 +1,14 @@
+"""What goes through the stages of the real model. Stdlib only."""
+
+import random
+
+#: In the order in which a request goes through them.
+STAGES = ("thinker", "talker", "token2wav")
+
+#: Tokens of a request's text.
+PROMPT = 32
+
+
+def prompt(number: int) -> list[int]:
+    """The text of a request."""
+    return random.Random(number).choices(range(1000), k=PROMPT)

@@ -1,0 +1,228 @@
+"""What being watched costs: `python -m benchmarks.watched [--blocks N] [--out FILE]`.
+
+Acquire and release of a component that is resident, two in turn so that each use is asked for, at
+three daemons in turn in one run: one that records nothing at all, one with its swap log, and one
+with swap log, page and metrics on, where a page is open and `/metrics` is read once a second. Then
+how long a scrape of 200 components takes, on the clock and of CPUs, which a busy machine does not
+change as much; for how long at a time the daemon's loop works for it; and how long after a swap a
+page is told of it.
+"""
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+import swapd_client
+from swapd import spawn
+from swapd.core import Residency, events, snapshot
+from swapd.core.policy import Rules
+from swapd.shared import protocol
+
+NAMES = ("small", "other")
+#: Acquires and releases of a block, and blocks before those that count.
+CALLS = 100
+WARM_UP = 20
+#: Of a scrape; and how long a status is not asked for again.
+COMPONENTS = 200
+FRESH_S = 0.6
+
+#: `swapd serve` of which nothing is recorded.
+SILENT = """\
+from swapd.log import swap_log
+swap_log.SwapLog.event = lambda self, event, cause: 0
+swap_log.SwapLog.action = lambda self, action, cause, now: 0
+from swapd.cli import main
+main()
+"""
+
+#: Reads the page's events, and `/metrics` once a second.
+WATCHER = """\
+import sys, threading, time, urllib.request
+url = sys.argv[1]
+def events():
+    for line in urllib.request.urlopen(url + "events"):
+        pass
+threading.Thread(target=events, daemon=True).start()
+print("ready", flush=True)
+while True:
+    urllib.request.urlopen(url + "metrics").read()
+    time.sleep(1)
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.watched", description=__doc__)
+    parser.add_argument("--blocks", type=int, default=200, help="of 100 calls, each side (200)")
+    parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
+    given = parser.parse_args()
+    taken = measure(given.blocks)
+    medians = {side: statistics.median(times) for side, times in taken.items()}
+    for side, median in medians.items():
+        ratio = median / medians["nothing"]
+        sys.stdout.write(f"{side:22} {median * 1e6:7.1f} us   {ratio:.3f}\n")
+    (scraped, computed), steps, told = scrapes(), loop_steps(), updates()
+    for what, times in (
+        ("scrape of 200 components", scraped),
+        ("CPU time of it, both sides", computed),
+        ("one step of the loop for it", steps),
+        ("from a swap to the page", told),
+    ):
+        middle, most = statistics.median(times) * 1e3, max(times) * 1e3
+        sys.stdout.write(f"{what:28} {middle:7.2f} ms   at most {most:.2f}\n")
+    if given.out:
+        everything = {**taken, "scrape": scraped, "loop step": steps, "page": told}
+        given.out.write_text(json.dumps(everything, indent=2), encoding="utf-8")
+    return 0
+
+
+def measure(blocks: int) -> dict[str, list[float]]:
+    """Seconds of an acquire and release, a figure for each block."""
+    taken: dict[str, list[float]] = {"nothing": [], "swap log": [], "log, page, metrics": []}
+    with ExitStack() as stack:
+        endings = (
+            spawn.daemon(("-c", SILENT, "serve"), budget="64MiB"),
+            spawn.daemon(budget="64MiB"),
+            _watched(),
+        )
+        clients = [
+            stack.enter_context(swapd_client.connect(stack.enter_context(each).folder))
+            for each in endings
+        ]
+        for client in clients:
+            for name in NAMES:
+                client.register(name, {"weights": bytearray(1 << 20)})
+        for at in range(blocks + WARM_UP):
+            sides = list(zip(taken.values(), clients, strict=True))
+            for times, client in (*sides[at % 3 :], *sides[: at % 3]):  # each is first as often
+                one = _block(client)
+                if at >= WARM_UP:
+                    times.append(one)
+    return taken
+
+
+def scrapes(rounds: int = 20) -> tuple[list[float], list[float]]:
+    """Seconds that each takes, of as many components; none has a status from before.
+
+    And of CPU time, the daemon's and its page's together.
+    """
+    address, taken, computed = _address(), [], []
+    with (
+        spawn.daemon(budget="64MiB", http=address) as daemon,
+        swapd_client.connect(daemon.folder) as client,
+    ):
+        for at in range(COMPONENTS):
+            client.register(f"component-{at}", {"weights": bytearray(4096)})
+        _get(f"http://{address}/metrics")  # it has begun, and has imported all it needs
+        both = (daemon.pid, *_children(daemon.pid))
+        for _ in range(rounds):
+            time.sleep(FRESH_S)
+            before, started = sum(map(_cpu_s, both)), time.perf_counter()
+            _get(f"http://{address}/metrics")
+            taken.append(time.perf_counter() - started)
+            computed.append(sum(map(_cpu_s, both)) - before)
+    return taken, computed
+
+
+def loop_steps(rounds: int = 200) -> list[float]:
+    """Seconds that the daemon's loop works at a time to answer a status of as many components."""
+    core = Residency(1024, 1 << 20, Rules())
+    core.handle(events.SessionOpened(0.0, 1, "bench"))
+    for at in range(COMPONENTS):
+        name = f"component-{at}"
+        core.handle(events.Asked(0.0, 1, protocol.Register(2 * at, name, 1 << 20)))
+        core.handle(events.HostCopyMade(0.0, at + 1))
+    ledger, taken = core.ledger, []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        listed = [snapshot.component_status(ledger, c, 1.0) for c in ledger.components.values()]
+        taken.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        msgspec.msgpack.encode(listed)
+        taken.append(time.perf_counter() - started)
+    return taken
+
+
+def updates(rounds: int = 50) -> list[float]:
+    """Seconds from the grant of what had to come in to the update of a page that says so."""
+    address, taken = _address(), []
+    with (
+        spawn.daemon(budget="16MiB", http=address) as daemon,
+        swapd_client.connect(daemon.folder) as client,
+        urllib.request.urlopen(f"http://{address}/events") as page,
+    ):
+        for name in NAMES:
+            client.register(name, {"weights": bytearray(10 << 20)})
+        for at in range(rounds):
+            client.acquire(NAMES[at % 2]).release()
+            started = time.perf_counter()
+            while _loads(page.readline()) <= at:
+                continue
+            taken.append(time.perf_counter() - started)
+    return taken
+
+
+def _loads(line: bytes) -> int:
+    """What an update says of it; 0 for what is none."""
+    head, _, data = line.partition(b": ")
+    return int(json.loads(data)["loads"]) if head == b"data" else 0
+
+
+def _get(url: str) -> None:
+    with urllib.request.urlopen(url) as answer:
+        answer.read()
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _cpu_s(pid: int) -> float:
+    """What it has used so far, all threads: in ns, where `/proc/PID/stat` counts in 10 ms."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextmanager
+def _watched() -> Iterator[spawn.Spawned]:
+    address = _address()
+    with (
+        spawn.daemon(budget="64MiB", http=address) as daemon,
+        subprocess.Popen(
+            [sys.executable, "-c", WATCHER, f"http://{address}/"], stdout=subprocess.PIPE
+        ) as watcher,
+    ):
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
+        try:
+            yield daemon
+        finally:
+            watcher.kill()
+
+
+def _block(client: swapd_client.Client) -> float:
+    started = time.perf_counter()
+    for _ in range(CALLS // len(NAMES)):
+        for name in NAMES:
+            client.acquire(name).release()
+    return (time.perf_counter() - started) / CALLS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

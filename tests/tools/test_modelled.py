@@ -1,0 +1,19 @@
+"""`python -m benchmarks.modelled` runs, and what it counts is so. No time is judged here."""
+
+from benchmarks.modelled.measure import Costs, evictions, swap_ins
+
+MIB = 1 << 20
+
+
+def test_what_is_mapped_for_a_swap_in_is_mapped_once_and_allowed_in_few_calls() -> None:
+    """Of 16 chunks 8, 4, 2, 1, and the last one when all has come."""
+    done = swap_ins(Costs(gbps=4), "2MiB", 32 * MIB, 2)
+    assert 0 < done.calls["cuMemMap"] <= 16  # none if it still has them all
+    assert 1 <= done.calls["cuMemSetAccess"] <= 5
+
+
+def test_an_eviction_costs_what_its_chunks_cost() -> None:
+    small, large = (evictions(Costs(gbps=4), chunk, 64 * MIB, 2) for chunk in ("2MiB", "8MiB"))
+    assert small.calls["cuMemUnmap"] == 32
+    assert large.calls["cuMemUnmap"] == 8
+    assert small.calls_ms == 4 * large.calls_ms
