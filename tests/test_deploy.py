@@ -2,6 +2,12 @@
 
 import ast
 import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -11,10 +17,19 @@ import yaml
 
 from swapd.plan.deploy import WORKERS
 from swapd.shared.config import Config, load
+from swapd.shared.units import parse_size
 from swapd_client.vllm import versions
 from swapd_client.vllm.options import NAMES, options_of
+from tests.processes import PYTHONPATH
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: sockets live in it."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as made:
+        yield Path(made)
 
 
 def test_the_example_file_states_the_defaults() -> None:
@@ -28,8 +43,191 @@ def test_the_example_file_names_every_setting() -> None:
         assert any(line.startswith(f"{name} = ") for line in lines), name
 
 
-def test_the_unit_waits_for_the_readiness_message() -> None:
-    assert "Type=notify" in (DEPLOY / "swapd@.service").read_text()
+# --- systemd -------------------------------------------------------------------------------
+
+UNIT = DEPLOY / "swapd@.service"
+#: Of `systemd-analyze security`, where 10 is nothing closed off.
+EXPOSURE_MAX = 4.0
+analyze = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="needs systemd-analyze, of Debian's systemd"
+)
+
+
+def unit(key: str) -> list[str]:
+    """What the unit says of `key`, in order."""
+    lines = UNIT.read_text().splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+
+
+def analyzed(*words: str) -> str:
+    done = subprocess.run(
+        ["systemd-analyze", "--no-pager", *words, str(UNIT)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@analyze
+def test_systemd_has_nothing_to_say_of_the_unit() -> None:
+    assert analyzed("verify") == ""
+
+
+@analyze
+def test_the_unit_leaves_little_open() -> None:
+    shown = analyzed("security", "--offline=true")
+    (score,) = re.findall(r"Overall exposure level for \S+: ([\d.]+)", shown)
+    assert float(score) < EXPOSURE_MAX
+
+
+def test_the_unit_needs_no_file_and_finds_swapd_in_a_virtual_environment(folder: Path) -> None:
+    """Its command line, as systemd would run it, with nothing under /etc."""
+    assert all(file.startswith("-") for file in unit("EnvironmentFile"))
+    (path,) = (e.removeprefix("PATH=") for e in unit("Environment") if e.startswith("PATH="))
+    (folder / "opt/swapd").mkdir(parents=True)
+    (folder / "opt/swapd/bin").symlink_to(Path(sys.executable).parent)
+    command = unit("ExecStart")[0].replace("%i", "host")
+    for own in ("/run/", "/var/"):
+        command = command.replace(f" {own}", f" {folder}{own}")
+    for made in (*unit("RuntimeDirectory"), *unit("StateDirectory")):
+        under = "run" if made.startswith("swapd-") else "var/lib"
+        (folder / under / made.replace("%i", "host")).mkdir(parents=True, mode=0o700)
+    state = folder / "var/lib" / unit("StateDirectory")[0].replace("%i", "host")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(folder / "notify"))
+        notify.settimeout(60)
+        env = {
+            "PATH": path.replace("/opt/", f"{folder}/opt/"),
+            "NOTIFY_SOCKET": str(folder / "notify"),
+            "WATCHDOG_USEC": str(int(unit("WatchdogSec")[0]) * 1_000_000),
+            "SWAPD_BUDGET": "8MiB",  # of this test alone: 1 GiB is the default
+            "STATE_DIRECTORY": str(state),
+            "PYTHONPATH": PYTHONPATH,
+        }
+        with subprocess.Popen(command.split(), env=env, stdout=subprocess.DEVNULL) as process:
+            try:
+                assert unit("Type") == ["notify"]
+                assert {notify.recv(100), notify.recv(100)} == {b"READY=1", b"WATCHDOG=1"}
+            finally:
+                process.terminate()
+        assert process.returncode == 0
+        assert (state / "swap-log.jsonl").exists()
+
+
+def test_the_unit_waits_longer_than_the_daemon() -> None:
+    assert int(unit("TimeoutStopSec")[0]) > Config().stop_timeout
+    assert unit("ExecReload") == ["/bin/kill -HUP $MAINPID"]
+    assert (unit("LimitMEMLOCK"), unit("LimitNOFILE")) == (["infinity"], ["65536"])
+
+
+# --- containers ----------------------------------------------------------------------------
+
+KUBERNETES = DEPLOY / "kubernetes"
+#: Who runs in all of them.
+USER = 1000
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((KUBERNETES / name).read_text()))
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """The spec of each pod that the manifests make."""
+    sidecar, worker = documents("sidecar.yaml")[-1], documents("worker.yaml")[-1]
+    daemons = documents("daemonset.yaml")[-1]["spec"]["template"]
+    return {"sidecar": sidecar["spec"], "worker": worker["spec"], "daemonset": daemons["spec"]}
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def daemons() -> list[dict[str, Any]]:
+    return [
+        c for pod in pods().values() for c in containers(pod) if c.get("args", [""])[0] == "serve"
+    ]
+
+
+def image() -> dict[str, str]:
+    """The environment of swapd's image."""
+    return dict(re.findall(r"([A-Z_]+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
+
+
+def where(container: dict[str, Any]) -> str:
+    """The folder that a container's commands and clients ask."""
+    found = {e["name"]: str(e["value"]) for e in container.get("env", ())}
+    return {**image(), **found}["SWAPD_ENDPOINT"]
+
+
+def test_all_containers_run_as_one_user_who_is_not_root() -> None:
+    assert f"useradd --uid {USER} " in (DEPLOY / "Dockerfile").read_text()
+    assert f"\nUSER {USER}:{USER}\n" in (DEPLOY / "Dockerfile").read_text()
+    for pod in pods().values():
+        assert pod["securityContext"]["runAsUser"] == USER
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        other = [c["name"] for c in containers(pod) if "runAsUser" in c["securityContext"]]
+        assert other in ([], ["own"]), "which makes the folder theirs, and ends"
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert {s["user"] for s in compose["services"].values()} == {f"{USER}:{USER}"}
+
+
+def test_workers_look_where_a_daemon_serves() -> None:
+    assert image()["SWAPD_RUNTIME_DIR"] == image()["SWAPD_ENDPOINT"]
+    served = set()
+    for daemon in daemons():
+        env = {**image(), **{e["name"]: e["value"] for e in daemon["env"]}}
+        assert env["SWAPD_RUNTIME_DIR"] == env["SWAPD_ENDPOINT"]
+        served.add(env["SWAPD_ENDPOINT"])
+    assert len(served) == 3
+    asked = {where(c) for pod in pods().values() for c in pod["containers"]}
+    assert asked <= served
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert compose["worker"]["environment"]["SWAPD_ENDPOINT"] == image()["SWAPD_ENDPOINT"]
+
+
+def test_daemon_and_workers_see_each_other_s_processes_and_sockets() -> None:
+    for pod in pods().values():
+        assert pod.get("hostPID") or pod.get("shareProcessNamespace")
+        for c in containers(pod):
+            assert [m["mountPath"] for m in c["volumeMounts"]] == ["/run/swapd"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for service in compose.values():
+        assert service["pid"] == "host"
+        assert service["ulimits"] == {"nofile": 65536, "memlock": -1}
+        assert "run:/run/swapd" in service["volumes"]
+
+
+def test_a_probe_that_takes_too_long_says_why_before_it_is_ended() -> None:
+    assert len(daemons()) == 3
+    for daemon in daemons():
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = daemon[kind]
+            words = probe["exec"]["command"]
+            assert words[:2] == ["swapd", "status"]
+            assert float(words[words.index("--timeout") + 1]) < probe["timeoutSeconds"]
+    lives = daemons()[0]["livenessProbe"]
+    assert lives["periodSeconds"] * lives["failureThreshold"] >= 300
+
+
+def test_a_daemon_s_container_has_memory_for_all_host_copies() -> None:
+    for daemon in daemons():
+        words = daemon["args"]
+        load(None, {"budget": words[words.index("--budget") + 1]}, {})
+        copies = parse_size(words[words.index("--host-memory") + 1])
+        limit = parse_size(daemon["resources"]["limits"]["memory"])
+        assert copies < limit
+        assert daemon["resources"]["requests"]["memory"] == daemon["resources"]["limits"]["memory"]
+
+
+def test_the_pages_name_every_file_and_how_it_was_checked() -> None:
+    for folder, page in (
+        (DEPLOY, "README.md"),
+        (KUBERNETES, "README.md"),
+        (DEPLOY / "ray", "README.md"),
+    ):
+        text = (folder / page).read_text()
+        for path in folder.iterdir():
+            assert path.name == page or path.name.startswith("__") or path.name in text, path
+        assert "What was checked" in text
 
 
 # --- vllm-omni -----------------------------------------------------------------------------
@@ -49,7 +247,6 @@ def test_an_overlay_says_all_that_a_stage_needs(overlay: Path) -> None:
     assert len(OVERLAYS) == 3
     read = yaml.safe_load(overlay.read_text())
     assert read["base_config"] != overlay.name  # a loader that looks beside it would find itself
-    assert read.get("async_chunk") is False or len(read["stages"]) == 1
     workers = set(WORKERS.values())
     for stage in read["stages"]:
         assert stage["devices"] == "0"

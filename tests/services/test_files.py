@@ -1,0 +1,33 @@
+"""The files under deploy/, by the tools that others have for them. No cluster, and no network."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+#: From the first that has resource.k8s.io/v1, which a sidecar's GPU is claimed by.
+VERSIONS = ("1.34", "1.35", "1.36", "1.37")
+#: Packages of Debian are not pinned: the base image is, by its tag.
+IGNORED = {DEPLOY / "vllm-omni" / "Dockerfile": ("DL3008", "DL3066")}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_has_kubernetes_own_schema(path: Path, version: str) -> None:
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert documents
+    for document in documents:
+        assert kubernetes_validate.validate(document, version, strict=True) == version
+
+
+@pytest.mark.parametrize("path", [DEPLOY / "Dockerfile", *IGNORED], ids=lambda p: p.parent.name)
+def test_a_linter_has_nothing_to_say_of_a_dockerfile(path: Path) -> None:
+    ignored = [word for rule in IGNORED.get(path, ()) for word in ("--ignore", rule)]
+    linter = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([linter, *ignored, path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
