@@ -1,36 +1,36 @@
-"""The README's programs run as they stand there."""
+"""The programs of the first pages run as they stand there, and the map names what exists."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from swapd import spawn
+from tests.processes import output_of
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CALLS = (ROOT / "docs" / "calls.md").read_text()
 
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```", README + CALLS, re.DOTALL)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["attach", "by hand"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["first page", "attach", "by hand"])
 def test_the_quick_start_runs_as_printed(program: str) -> None:
     assert len([line for line in program.splitlines() if line.strip()]) <= 20
     with spawn.daemon(budget="256MiB") as daemon:
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={"SWAPD_ENDPOINT": str(daemon.folder)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    assert done.stdout == "5 evictions, 0 bytes copied back\n"
+        said = output_of(program, env={"SWAPD_ENDPOINT": str(daemon.folder)})
+    assert said == "5 evictions, 0 bytes copied back\n"
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len(README.splitlines()) < 200
 
 
 def test_the_map_names_files_that_exist() -> None:
-    root = Path(__file__).parent.parent
-    (tree,) = re.findall(r"## Map of the tree\n\n```\n(.*?)```", README, re.DOTALL)
-    for name in re.findall(r"[a-z_]+\.py", tree):
-        assert list(root.glob(f"swapd/**/{name}")) + list(root.glob(f"client/**/{name}")), name
+    page = (ROOT / "docs" / "map.md").read_text()
+    (tree,) = re.findall(r"## Map of the tree\n\n```\n(.*?)```", page, re.DOTALL)
+    tops = [ROOT / top for top in ("swapd", "client", "docs")]
+    there = {path.name for top in tops for path in top.rglob("*.py")}
+    assert set(re.findall(r"[a-z_]+\.py", tree)) <= there

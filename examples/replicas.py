@@ -1,0 +1,58 @@
+"""Replicas of one model in several processes share one host copy.
+
+    python examples/replicas.py
+
+Three processes load the same checkpoint of 80 MiB. The daemon compares the bytes and keeps them in
+host memory once. On the device each replica has a place of its own, of which two fit here.
+"""
+
+import multiprocessing
+import tempfile
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+import swapd_client
+
+REPLICAS = 3
+
+
+def build() -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(5)])
+
+
+def replica(number: int, checkpoint: str, together: Barrier) -> None:
+    with torch.device("meta"):  # no memory: `load` puts the weights there
+        model = build()
+    with swapd_client.connect(start=True, budget="192MiB") as client, torch.inference_mode():
+        client.load(f"model-{number}", checkpoint, model, progress=False)
+        together.wait()
+        if number == 0:
+            held = client.status().host_copy_bytes / 2**20
+            print(f"{REPLICAS} replicas of 80 MiB: {held:.0f} MiB of host copies", flush=True)
+        with client.acquire(f"model-{number}", timeout=30):
+            y = model(torch.ones(1, 2048))
+        print(f"replica {number} answers {float(y.sum()):.4f}", flush=True)
+        together.wait()
+
+
+def main() -> None:
+    start = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder, "model.safetensors")
+        save_file(build().state_dict(), checkpoint)
+        together = start.Barrier(REPLICAS)
+        replicas = [
+            start.Process(target=replica, args=(n, str(checkpoint), together))
+            for n in range(REPLICAS)
+        ]
+        for process in replicas:
+            process.start()
+        for process in replicas:
+            process.join()
+
+
+if __name__ == "__main__":
+    main()
