@@ -1,7 +1,11 @@
 # Two commands are all there is to know: `make demo` and `make test`.
 # Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
+# `make docs`: the pages as a site in build/site; it fails on a link that leads nowhere.
+# `make test-tools`: the tests of examples/ and benchmarks/, gpu-check too; CI runs them.
 # `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
+# `make package` builds the sdist and the wheel, unpacks the one and installs the other.
+# `make test-services` checks deploy/ with the tools of others, and runs Ray; 400 MB into .venv-services.
 # `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too, and
 # `make test-vllm-versions`: what decides, on the other versions of vLLM that are supported.
 
@@ -12,23 +16,41 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: deep harm zoo demo test test-vllm test-vllm-versions lint check unit bench gpu-check clean
+.PHONY: deep harm zoo demo test test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
 
-test: lint check unit
+# mypy has one core in a new clone, 20 s: beside the tests, which wait for processes at times
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 check unit docs
 
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python -m tests.prose
 
 check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# make unit UNIT=tests/test_units.py
+UNIT :=
 unit: .venv/ready
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(UNIT)
+
+test-tools: .venv/ready
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist worksteal tests/tools
+
+# From what is installed: hatchling comes with .venv. The wheel is built from the sdist.
+package: .venv/ready
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m pytest tests/packaging
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build  # not --quiet: then no warning fails it
 
 deep: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/core
@@ -38,7 +60,7 @@ deep: .venv/ready
 TESTS ?= tests/vllm
 ISA ?=
 test-vllm: $(VLLM_VENV)/ready
-	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest $(TESTS)
+	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest --numprocesses 2 --dist loadfile $(TESTS)
 
 OTHER_VERSIONS := 0.31 0.32
 DECISIVE := tests/vllm/test_calls.py tests/vllm/test_weights.py \
@@ -50,6 +72,15 @@ test-vllm-versions: $(OF_OTHER_VERSIONS)
 $(OF_OTHER_VERSIONS): test-vllm-%:
 	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* TESTS='$(DECISIVE)'
 test-vllm-0.32: DECISIVE += tests/vllm/test_checksums.py
+
+# What deploy/ has, with the tools of others, and Ray on this machine: see deploy/README.md.
+test-services: .venv-services/ready
+	env -u PYTHONDONTWRITEBYTECODE .venv-services/bin/python -m pytest -c tests/services/pytest.ini tests/services
+
+.venv-services/ready: tests/services/requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-services
+	.venv-services/bin/pip install --quiet --disable-pip-version-check --requirement tests/services/requirements.txt --editable '.[daemon]'
+	touch $@
 
 # make zoo ZOO='--family vision' (or names of classes); ZOO=--write puts the table into its page
 zoo: .venv/ready
@@ -78,7 +109,7 @@ gpu-check:
 	touch $@
 
 # Never skipped: without it nothing shows that swapd works with vLLM.
-$(VLLM_VENV)/ready: tests/vllm/requirements.txt pyproject.toml
+$(VLLM_VENV)/ready: tests/vllm/requirements.txt tests/vllm/triton.txt pyproject.toml
 	@$(MAKE) --no-print-directory install-vllm || { \
 	  echo "*** NOT TESTED: the environment with vLLM could not be installed (see above) ***" >&2; \
 	  exit 1; }
@@ -92,7 +123,13 @@ install-vllm:
 	sed -e '' $(ANOTHER_VERSION) tests/vllm/requirements.txt > $(VLLM_VENV)/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $(VLLM_VENV)/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(MAKE) --no-print-directory install-triton
 	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -m tests.vllm.kernels
 
+.PHONY: install-triton
+install-triton:
+	rm -rf $(VLLM_VENV)/triton
+	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $(VLLM_VENV)/triton --requirement tests/vllm/triton.txt
+
 clean:
-	rm -rf .venv .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf build .venv .venv-services .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

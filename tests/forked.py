@@ -4,7 +4,8 @@
 imported what daemons and workers need, instead of importing it anew. It is a child of this process
 as any other, with the arguments, environment and files that it was given.
 
-`python -m tests.forked FD WHERE MODULE...` is the process that forks; orders come on the socket FD.
+`python -m tests.forked FD` is the process that forks; orders come on the socket FD. One that has
+imported more is forked from it, so that what takes long is imported once.
 """
 
 import atexit
@@ -23,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -50,18 +52,18 @@ TORN_DOWN = ("__main__", "builtins", "sys", "swapd", "swapd_client", "tests", "b
 
 AtStart = tuple[tuple[str, str], ...]
 
-#: Follows the socket's number on the command line of a process that forks: whether what it forks
-#: starts processes so, too.
+#: Whether what a process forks starts processes so, too.
 HERE, EVERYWHERE = "here", "everywhere"
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.PyDLL(None)
 _lock = threading.Lock()
 _Anew = subprocess.Popen
 
 #: What is imported everywhere, in a process that starts its own so; else nothing.
 _everywhere: list[str] = []
-#: The modules that `_keep_whole` keeps.
-_whole: dict[str, ModuleType] = {}
+#: The modules that there were before the fork, and those of them that `_keep_whole` does not keep.
+_imported: list[str] = []
+_torn_down: list[str] = []
 #: With which the program ended, before its interpreter does.
 _statuses: list[int | None] = []
 _servers: "dict[tuple[AtStart, str, tuple[str, ...]], _Server]" = {}
@@ -110,10 +112,7 @@ class Popen(subprocess.Popen[Any]):
 def _fork(order: dict[str, Any], fds: Sequence[int], where: str, imported: Sequence[str]) -> int:
     bindings = WITH_A_DRIVER if "FAKECUDA_DIR" in order["env"] else ()
     modules = tuple(dict.fromkeys((*_everywhere, *imported, *bindings)))
-    key = _at_start(order["env"]), where, modules
-    if key not in _servers:
-        _servers[key] = _started(*key)
-    return _servers[key].fork(json.dumps(order), fds)
+    return _server(_at_start(order["env"]), where, modules).fork(json.dumps(order), fds)
 
 
 def _is_python(args: Any) -> bool:
@@ -155,12 +154,25 @@ def _end(orders: socket.socket, wait: Callable[[], object], owner: int) -> None:
     orders.close()
 
 
-def _started(at_start: AtStart, where: str, imported: Sequence[str]) -> _Server:
+def _server(at_start: AtStart, where: str, imported: tuple[str, ...]) -> _Server:
+    """The one with these; it is made when it is first asked for."""
+    key = at_start, where, imported
+    if key not in _servers:
+        if imported:
+            nearest = ("torch",) if "torch" in imported and imported != ("torch",) else ()
+            _servers[key] = _forked(_server(at_start, HERE, nearest), where, imported)
+        else:
+            basic = _started(at_start)
+            _servers[key] = basic if where == HERE else _forked(basic, where, ())
+    return _servers[key]
+
+
+def _started(at_start: AtStart) -> _Server:
     others = {k: v for k, v in os.environ.items() if not k.startswith(AT_START)}  # noqa: TID251
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = _Anew(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno()), where, *imported],
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             env={**others, **dict(at_start)},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -168,32 +180,31 @@ def _started(at_start: AtStart, where: str, imported: Sequence[str]) -> _Server:
     return _Server(ours, process.wait)
 
 
+def _forked(nearest: _Server, where: str, imported: Sequence[str]) -> _Server:
+    """One that goes on from `nearest`, and imports what that one has not."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        order = json.dumps({"where": where, "imported": imported})
+        pid = nearest.fork(order, [theirs.fileno()])
+    return _Server(ours, functools.partial(os.waitpid, pid, 0))
+
+
 def _at_start(env: Mapping[str, str]) -> AtStart:
     found = {k: v for k, v in env.items() if k.startswith(AT_START)}
-    paths = dict.fromkeys(found.get("PYTHONPATH", "").split(os.pathsep))  # once is enough
-    return tuple(sorted({**found, "PYTHONPATH": os.pathsep.join(paths)}.items()))
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        paths = dict.fromkeys(found.get(name, "").split(os.pathsep))  # once is enough
+        found[name] = os.pathsep.join(paths)
+    return tuple(sorted((k, v) for k, v in found.items() if v))
 
 
 # --- the process that forks --------------------------------------------------------------
 
 
-def main(number: str, where: str, *imported: str) -> None:
+def main(number: str) -> None:
     """Fork processes until the other end of the socket is closed; in each, do what it is for."""
     atexit.register(_keep_whole)  # the first, so that it is called last
-    for name in (*IMPORTED, *imported):
-        importlib.import_module(name)
-    _whole.update((n, m) for n, m in sys.modules.items() if n.partition(".")[0] not in TORN_DOWN)
-    if where == EVERYWHERE:
-        _everywhere.extend(imported)
-        vars(subprocess)["Popen"] = Popen
-        vars(importlib.import_module("multiprocessing.util"))["spawnv_passfds"] = _spawn
-    # the libraries' own ends, 0.1 s of torch's, go with the pages
-    for finalizer in vars(weakref.finalize)["_registry"]:
-        finalizer.atexit = False
-    _libc.on_exit(_libc._exit, None)
-    gc.collect()
-    gc.freeze()
-    order = _serve(socket.socket(fileno=int(number)), where)
+    _import(IMPORTED)
+    order = _serve(socket.socket(fileno=int(number)))
     try:
         run(order["argv"])
     except BaseException as error:
@@ -202,23 +213,57 @@ def main(number: str, where: str, *imported: str) -> None:
     _statuses.append(0)
 
 
-def _serve(orders: socket.socket, where: str) -> dict[str, Any]:
-    """Fork a process for each order. Returns its order in each of them, and ends in this one."""
+def _import(names: Sequence[str]) -> None:
+    """Have it as if it had always been there, for all that is forked."""
+    gc.disable()  # until all is imported: nothing of that is garbage
+    for name in names:
+        importlib.import_module(name)
+    _imported[:] = sys.modules
+    _torn_down[:] = [name for name in _imported if name.partition(".")[0] in TORN_DOWN]
+    # the libraries' own ends, 0.1 s of torch's, go with the pages
+    for finalizer in vars(weakref.finalize)["_registry"]:
+        finalizer.atexit = False
+    _libc.on_exit(_libc._exit, None)
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def _fork_everywhere(imported: Sequence[str]) -> None:
+    """Have what this process forks start processes so, too."""
+    _everywhere.extend(imported)
+    vars(subprocess)["Popen"] = Popen
+    vars(importlib.import_module("multiprocessing.util"))["spawnv_passfds"] = _spawn
+
+
+def _serve(orders: socket.socket) -> dict[str, Any]:
+    """Fork a process for each order. Returns its order in each of them, and ends in this one.
+
+    One that is to fork, too, goes on here.
+    """
+    where = HERE
     while True:
         said, fds, _, _ = socket.recv_fds(orders, ORDER_MAX_BYTES, 64)
         if not said:
             os._exit(0)
         order: dict[str, Any] = json.loads(said)
-        if order["argv"][0].endswith(".py"):
+        forks = "where" in order
+        if not forks and order["argv"][0].endswith(".py"):
             _compiled(order["argv"][0])
-        between = os.fork()
+        between = _libc.fork()  # without what Python does afterwards: it only forks again
         if between == 0:
             if os.fork() != 0:
                 os._exit(0)
-            if order["session"]:
+            if not forks and order["session"]:
                 os.setsid()
             orders.send(str(os.getpid()).encode())
             orders.close()
+            if forks:
+                orders, where = socket.socket(fileno=fds[0]), order["where"]
+                _import(order["imported"])
+                if where == EVERYWHERE:
+                    _fork_everywhere(order["imported"])
+                continue
             if where == EVERYWHERE and (own := _left_behind(order, fds)):
                 orders = own
                 continue
@@ -317,9 +362,13 @@ def _keep_whole() -> None:
     To take it apart costs a short process more than all that it does. What is imported later, what
     the program has made and swapd itself are torn down as ever.
     """
-    for name in _whole:
+    later = list(takewhile(lambda name: name != _imported[-1], reversed(sys.modules)))
+    names = [name for name in (*_torn_down, *reversed(later)) if name in sys.modules]
+    torn = {name: sys.modules[name] for name in names}
+    for name in names:
         sys.modules[name] = None  # type: ignore[assignment]  # as the interpreter does
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_whole))
+    _exchange(sys.modules, torn)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(torn))  # it has all the others now
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -327,6 +376,18 @@ def _keep_whole() -> None:
         return  # the interpreter has words for that
     if _statuses[0] is not None:
         vars(sys)["its end"] = _End(_statuses[0])
+
+
+def _exchange(one: dict[str, ModuleType], other: dict[str, ModuleType]) -> None:
+    """Have each hold what the other held, without a touch of that: a page that is touched is
+    copied."""
+    held = [
+        (ctypes.c_char * (dict.__basicsize__ - object.__basicsize__)).from_address(
+            id(which) + object.__basicsize__
+        )
+        for which in (one, other)
+    ]
+    held[0].raw, held[1].raw = held[1].raw, held[0].raw
 
 
 class _End:

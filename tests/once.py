@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """The file that `make(path)` has written in this run; blocks while another worker makes it.
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """What `make(path)` has written in this run, a file or a folder.
 
-    One that raises leaves nothing, and the next to ask makes it.
+    Blocks while another worker makes it. One that raises leaves nothing, and the next to ask makes
+    it.
     """
     own = factory.getbasetemp()
     common = own.parent if own.name.startswith("popen-") else own  # of all workers, if there are

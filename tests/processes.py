@@ -53,12 +53,18 @@ def output_of(
 
 
 def start_python(
-    program: str | Path, *args: object, fds: Sequence[int] = (), env: Mapping[str, str] = NOTHING
+    program: str | Path,
+    *args: object,
+    fds: Sequence[int] = (),
+    env: Mapping[str, str] = NOTHING,
+    imported: Sequence[str] = (),
 ) -> "subprocess.Popen[str]":
-    """Start `program` with pipes; use it in a `with` block, which waits for its end."""
-    return _start(
-        forked.Popen, program, args, fds, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    """Start `program` with pipes; use it in a `with` block, which waits for its end.
+
+    `imported`: what it imports that takes long.
+    """
+    make = partial(forked.Popen, imported=tuple(imported)) if imported else forked.Popen
+    return _start(make, program, args, fds, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _start(

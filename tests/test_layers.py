@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import swapd
+import swapd_client
+from tests.once import made_once
 from tests.processes import PYTHONPATH, ROOT, output_of
 
 
@@ -38,6 +41,10 @@ def test_the_client_loads_neither_torch_nor_the_daemon() -> None:
     loaded = loaded_by("import swapd_client")
     assert {"msgspec", "zmq"} <= loaded
     assert not loaded & {"torch", "numpy", "uvloop", "vllm", "typer", "rich"}
+
+
+def test_both_packages_say_the_same_version() -> None:
+    assert swapd_client.__version__ == swapd.__version__
 
 
 def test_what_users_meet_is_exported_and_torch_is_loaded_for_attachment_alone() -> None:
@@ -97,15 +104,17 @@ def test_no_modules_import_each_other_late_or_early(package: str) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel of this tree, built with what is installed; the tree is only read."""
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        check=True,
-    )
-    (path,) = folder.iterdir()
+
+    def build(folder: Path) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+            cwd=ROOT,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            check=True,
+        )
+
+    (path,) = made_once(tmp_path_factory, "wheel", build).iterdir()
     return zipfile.ZipFile(path)
 
 
