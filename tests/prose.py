@@ -1,12 +1,16 @@
-"""Checks the style of prose: `python -m tests.prose [PAGE ...]` prints the sentences to reword.
+"""Checks the style of prose: `python -m tests.prose [PATH ...]` prints the sentences to reword.
 
-It reads Markdown without its code, and the help texts of `swapd`. Rules are in `RULES`, exceptions
-in `EXCEPTIONS`, and pages that do not comply yet in `UNCHECKED`.
+It reads Markdown without its code, the help texts of `swapd`, and of Python files the docstrings,
+the comments and, in the product, the messages. Rules are in `RULES`, exceptions in `EXCEPTIONS`,
+and the files that do not comply yet in `UNCHECKED`.
 """
 
+import ast
+import io
 import os
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +26,8 @@ HELP = "swapd --help"
 WORDS_MAX = 40
 #: Verbs after which an indirect question is good English: "the log says what was evicted".
 _SAYS = (
-    "(?:ask|check|choose|compare|decide|explain|know|list|measure|name|print|read|record|repeat|say|"
-    "see|show|state|tell)s?|asking|saying|showing|knowing|knew|nobody"
+    "(?:ask|check|choose|compare|decide|explain|know|learn|list|measure|name|print|read|record|"
+    "repeat|say|see|show|state|tell)s?|asking|saying|showing|knowing|knew|learned|said|told|nobody"
 )
 _PASSIVE = (
     r"\b(?:is|are|was|were|been|being|be) (?:(?:not|also|then|only|\w+ly) )?(?:\w\w+ed|known|"
@@ -50,13 +54,18 @@ EXCEPTIONS = {
     "What was run": "heading in deploy/vllm-omni, quoted by tests/vllm/test_zoo.py",
     "What moves on a GPU": "heading in tests/vllm, quoted by tests/test_tables.py",
 }
-#: Pages that were not reworded yet. None is added: a page that complies leaves the list.
-UNCHECKED = {
+#: Files and folders that were not reworded yet. None is added: what complies leaves the list.
+UNCHECKED = (
     "CHANGELOG.md",
-    "benchmarks/README.md",
-    "swapd/core/README.md",
-    "tests/offload/zoo/README.md",
-}
+    "benchmarks/",
+    "client/",
+    "deploy/ray/",
+    "docs/screenshots",
+    "swapd/",
+    "tests/",
+)
+#: Whose strings are read by users.
+PRODUCT = ("swapd/", "client/")
 
 
 def sentences(markdown: str) -> Iterator[str]:
@@ -80,17 +89,64 @@ def problems(markdown: str) -> Iterator[str]:
                     yield f"{problem}: {sentence}"
 
 
-def pages() -> dict[str, str]:
-    """The text of each page of the tree, and of all help, by name."""
-    found = {str(path.relative_to(ROOT)): path.read_text() for path in _markdown()}
-    return found | {HELP: "\n\n".join(_help_of(typer.main.get_command(app)))}
+def texts() -> dict[str, str]:
+    """The prose of each file of the tree, and of all help, by name."""
+    found = {HELP: "\n\n".join(_help_of(typer.main.get_command(app)))}
+    for path in _files():
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        if path.suffix == ".py":
+            strings = _messages(text) if name.startswith(PRODUCT) else ()
+            text = "\n\n".join([*_docstrings(text), *_comments(text), *strings])
+        found[name] = text
+    return found
 
 
-def _markdown() -> Iterator[Path]:
+def _files() -> Iterator[Path]:
     """Not by git: an unpacked sdist has none."""
     for folder, inner, files in os.walk(ROOT):
         inner[:] = [name for name in inner if not name.startswith(".") and name not in MADE]
-        yield from (Path(folder, name) for name in files if name.endswith(".md"))
+        yield from (Path(folder, name) for name in files if name.endswith((".md", ".py")))
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented):
+            yield ast.get_docstring(node) or ""
+
+
+def _comments(source: str) -> list[str]:
+    """Each comment; one of several lines is one."""
+    found: list[str] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = re.sub(r"(noqa|type: ignore|pragma:).*", "", token.string.lstrip("#:! "))
+            (line, column), alone = token.start, not token.line[: token.start[1]].strip()
+            if alone and found and line == last + 1:
+                found[-1] += f" {text}"
+            else:
+                found.append(text)
+            last = line if alone or column else 0
+    return found
+
+
+def _messages(source: str) -> Iterator[str]:
+    """Strings of some words, but for docstrings; what an f-string puts in reads `CODE`."""
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    inner = [n for s in statements if not _documents(s) for n in ast.iter_child_nodes(s)]
+    for node in (one for top in inner if not isinstance(top, ast.stmt) for one in ast.walk(top)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "CODE"
+                for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _documents(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _help_of(command: Any) -> Iterator[str]:
@@ -102,10 +158,14 @@ def _help_of(command: Any) -> Iterator[str]:
 
 
 def main(names: list[str]) -> int:
-    """Print the problems of the pages named, or of all that are checked; 1 if there are any."""
-    texts = pages()
-    checked = names or sorted(texts.keys() - UNCHECKED)
-    found = [f"{name}: {problem}\n" for name in checked for problem in problems(texts[name])]
+    """Print the problems of the paths named, or of all that are checked; 1 if there are any."""
+    prose = texts()
+    checked = [
+        name
+        for name in sorted(prose)
+        if (name.startswith(tuple(names)) if names else not name.startswith(UNCHECKED))
+    ]
+    found = [f"{name}: {problem}\n" for name in checked for problem in problems(prose[name])]
     sys.stdout.writelines(found)
     return bool(found)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.prose import EXCEPTIONS, UNCHECKED, pages, problems, sentences
+from tests.prose import EXCEPTIONS, UNCHECKED, problems, sentences, texts
 
-TEXTS = pages()
+TEXTS = texts()
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,16 @@ def test_headings_items_cells_and_links_are_sentences() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(TEXTS.keys() - UNCHECKED))
-def test_pages_are_in_plain_english(name: str) -> None:
-    assert list(problems(TEXTS[name])) == []
+def test_pages_and_code_are_in_plain_english() -> None:
+    checked = [name for name in TEXTS if not name.startswith(UNCHECKED)]
+    assert [f"{name}: {one}" for name in checked for one in problems(TEXTS[name])] == []
 
 
-def test_the_list_of_unchecked_pages_only_shrinks() -> None:
-    assert all(any(problems(TEXTS[name])) for name in UNCHECKED), "one complies: remove it"
-    assert len(UNCHECKED) <= 5, "reword the new page instead"
+def test_the_list_of_what_is_unchecked_only_shrinks() -> None:
+    for path in UNCHECKED:
+        found = [one for name in TEXTS if name.startswith(path) for one in problems(TEXTS[name])]
+        assert found, f"{path} complies: remove it"
+    assert len(UNCHECKED) <= 7, "reword the new one instead"
 
 
 def test_every_exception_is_needed() -> None:
