@@ -88,6 +88,42 @@ def test_a_lease_waits_for_all_its_streams(world: World) -> None:
     daemon.await_record("Release")
 
 
+def test_without_a_thread_to_be_had_the_caller_waits_for_the_work(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    worker.register("a", 2 * MIB)
+    worker.grant_no_threads("swapd-")
+    world.hold(WORK, worker)
+    worker.acquire("a", lane="other")
+    worker.work("a")
+    releasing = worker.start("release", "a", lane="other")
+    assert not worker.is_done()
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    releasing.result()
+    daemon.await_record("Release")
+    assert leases(daemon, "a") == 0
+
+
+def test_the_thread_of_another_stream_waits_where_no_more_are_to_be_had(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    for name in ("a", "b"):
+        worker.register(name, 2 * MIB)
+        worker.acquire(name, lane=name)
+    world.hold(WORK, worker)
+    worker.work("a", stream="s1")
+    worker.release("a", lane="a")
+    worker.grant_no_threads("swapd-")
+    worker.work("b", stream="s2")
+    worker.release("b", lane="b")
+    assert (leases(daemon, "a"), leases(daemon, "b")) == (1, 1)
+    world.go_on()
+    for _ in "ab":
+        daemon.await_record("Release")
+    assert (leases(daemon, "a"), leases(daemon, "b")) == (0, 0)
+
+
 def test_a_thread_may_go_on_to_what_does_not_fit_beside_what_is_ending(world: World) -> None:
     """It waits for nobody but the GPU, and that is no deadlock."""
     daemon = world.daemon()

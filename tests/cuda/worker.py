@@ -293,6 +293,17 @@ class GpuWorker(worker.Worker):
     def threads(self) -> list[str]:
         return sorted(thread.name for thread in threading.enumerate())
 
+    def grant_no_threads(self, prefix: str) -> None:
+        """From now on no thread with such a name can be started."""
+        start = threading.Thread.start
+
+        def granted(self: threading.Thread) -> None:
+            if self.name.startswith(prefix):
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+        threading.Thread.start = granted  # type: ignore[method-assign]
+
     def count_boards(self) -> int:
         """How many sessions' boards this process still has mapped."""
         gc.collect()

@@ -4,6 +4,7 @@ Whatever a client takes of them, the daemon lives, and the others are served.
 """
 
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -39,7 +40,8 @@ KINDS = {
 MANY = 1000
 
 #: Holds what it can take, says how much, and ends when it is told to.
-GREEDY = Path(__file__).parent / "programs" / "greedy.py"
+PROGRAMS = Path(__file__).parent / "programs"
+GREEDY = PROGRAMS / "greedy.py"
 
 
 @contextmanager
@@ -384,6 +386,34 @@ def test_a_thread_that_cannot_be_had_is_a_clear_error_at_the_start(world: World)
     assert daemon.wait() == 1
     assert "cannot be started" in daemon.log.splitlines()[-1]
     assert "Traceback" not in daemon.log
+
+
+def with_threads(daemon: Daemon, threads: int) -> "subprocess.CompletedProcess[str]":
+    """A client that can start so many threads, each of a stack of 1 GiB."""
+    gib = 1 << 30
+    return subprocess.run(
+        [sys.executable, PROGRAMS / "few_threads.py", daemon.folder],
+        preexec_fn=limits(STACK=gib, AS=(threads + 1) * gib - gib // 16),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("threads", range(5))
+def test_threads_that_a_client_cannot_have_are_refused_and_end_no_process(
+    world: World, threads: int
+) -> None:
+    """libzmq would abort; a lease that no thread can give back later is given back at once."""
+    daemon = world.daemon()
+    ran = with_threads(daemon, threads)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    if threads < 3:
+        assert re.fullmatch(r"refused: .* more threads, .*raise `ulimit -u`.*\n", ran.stdout)
+    else:
+        assert ran.stdout == "served\n"
+    serves(daemon, world.worker(daemon, "worker"), "b")
 
 
 def test_memory_that_cannot_be_had_later_refuses_who_asks_for_it(world: World) -> None:

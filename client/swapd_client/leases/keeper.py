@@ -96,17 +96,27 @@ class Keeper:
                 self._wait_for(self._work.of(threading.get_ident()))
 
     def _arm(self, now: float) -> None:
-        """Have the alarm go off when it must, if it does not."""
+        """Have the alarm go off when it must, if it does not; without a thread nothing is kept."""
         wakes = min(self._loops.wakes, self._work.wakes)
         if wakes == self._goes_off:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
-            self._thread.start()
+        if self._thread is None and not self._start():
+            self._end(self._loops.all())
+            self._wait_for(self._work.all())
+            return
         self._goes_off = wakes
         self._alarm.set(self._goes_off - now)
         if self._rung:
             self._alarm.ring()
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):  # this process may have no more
+            return False
+        self._thread = thread
+        return True
 
     def pop(self, thread: int) -> list[Record]:
         """What a thread kept, for itself to end: it is about to ask for something else."""

@@ -40,11 +40,13 @@ from swapd_client.errors import (
     SwapdError,
     VersionMismatch,
 )
-from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.session import Session
 
 #: Descriptors of a socket and its connection, and of a first one's context and threads.
 CHANNEL_DESCRIPTORS = 10
+#: Of libzmq: one that moves messages, one that closes sockets.
+ZMQ_THREADS = 2
 #: How much longer than its own timeout a request waits for a daemon that does not answer.
 GRACE_S = 5.0
 #: How much a thread says without waiting before it makes sure that the daemon has heard it.
@@ -107,6 +109,7 @@ class ChannelFactory:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
+        self._has_threads = False
         self._lines: list[Line] = []
         #: Of threads that have ended. What these said last may still be on its way.
         self._left: list[Line] = []
@@ -132,6 +135,9 @@ class ChannelFactory:
         Raises: ClientClosed, LimitReached.
         """
         need_descriptors(CHANNEL_DESCRIPTORS, "a thread, or loop, that asks the daemon")
+        if not self._has_threads:
+            need_threads(ZMQ_THREADS, "ZeroMQ")
+            self._has_threads = True  # they start with the first socket, and stay
         try:
             socket = context.socket(zmq.DEALER)
         except zmq.ZMQError as exc:

@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import sys
+import threading
 from pathlib import Path
 
 from swapd.shared import config, daemons, fds, runtime_dir
@@ -59,6 +60,30 @@ def need_descriptors(count: int, what: str) -> None:
             f"{fds.limit()} in all ({exc.strerror}): raise its `ulimit -n`, or close some. Nothing "
             "was changed"
         ) from exc
+
+
+def need_threads(count: int, what: str) -> None:
+    """Check that this process may start so many more threads, for `what`. Raises: LimitReached.
+
+    libzmq ends the process where it gets none.
+    """
+    leave = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=leave.wait, name="swapd-check", daemon=True)
+            thread.start()
+            started.append(thread)
+    except (RuntimeError, MemoryError) as exc:
+        raise LimitReached(
+            f"{what} needs {count} more threads, and the system grants this process "
+            f"{len(started)}: raise `ulimit -u` (LimitNPROC, TasksMax in a unit), the container's "
+            "limit of pids, or `ulimit -v`. Nothing was changed"
+        ) from exc
+    finally:
+        leave.set()
+        for thread in started:
+            thread.join()
 
 
 def find(path: Path) -> Folder:

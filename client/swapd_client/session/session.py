@@ -29,7 +29,7 @@ from swapd_client.errors import (
 from swapd_client.leases.leases import Leases
 from swapd_client.memory.part import Part
 from swapd_client.session import ending
-from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.files import Files
 from swapd_client.session.gpu import Gpu
 from swapd_client.session.host import Host
@@ -53,10 +53,11 @@ class Session:
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
         """Connect and shake hands, each within `answer_s`.
 
-        Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone.
+        Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone, LimitReached.
         """
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
+        need_threads(1, "to connect")
         self._lifeline = Lifeline(endpoint, answer_s)
         self.life = Life()
         try:

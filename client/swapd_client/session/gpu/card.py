@@ -113,7 +113,11 @@ class Card:
         if self._driver is None or self.lost:
             return True
         waiting = threading.Thread(target=self._settle, name="swapd-settle", daemon=True)
-        waiting.start()
+        try:
+            waiting.start()
+        except (RuntimeError, MemoryError):  # no more threads: better late than not at all
+            self._settle()
+            return True
         waiting.join(timeout_s)
         return not waiting.is_alive()
 

@@ -6,7 +6,8 @@ Lives here: events, and the threads that block on them. May not live here: what 
 
 Work on one stream ends in the order in which it was asked for, so one thread for each stream
 that is used is enough, and none holds up another. They start with the first release that has
-to wait, and end when they have had nothing to do for a while.
+to wait, and end when they have had nothing to do for a while. Where the system grants no more
+threads, another stream's thread waits for the work, too, or the caller if there is none.
 """
 
 import threading
@@ -63,16 +64,23 @@ class _Ending:
         self.then = then
 
 
+class _Lane:
+    """What the thread of a stream is to wait for, in this order."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.waiting: deque[tuple[_Mark, _Ending]] = deque()
+        self.changed = threading.Condition(lock)
+
+
 class Releases:
     """Calls what ends a lease when its work is done, in a thread. Thread-safe."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
         self._lock = threading.Lock()
-        #: A thread waits for work, or somebody waits for all of them.
-        self._changed = threading.Condition(self._lock)
-        self._lanes: dict[int, deque[tuple[_Mark, _Ending]]] = {}
+        self._lanes: dict[int, _Lane] = {}
         self._pending = 0
+        self._none_pending = threading.Condition(self._lock)
         self._events: list[Any] = []
         self._closed = False
 
@@ -94,8 +102,13 @@ class Releases:
         return GpuWork(self, marks) if marks else None
 
     def after(self, work: GpuWork, then: Callable[[], None]) -> None:
-        """Call `then` in a thread when `work` is done."""
-        self._add(work.marks, _Ending(len(work.marks), then))
+        """Call `then` in a thread when `work` is done. Blocks until then if there is no thread."""
+        ending = _Ending(len(work.marks), then)
+        with self._lock:
+            self._pending += 1
+        for mark in work.marks:
+            if not self._hand_over(mark, ending):
+                self._see_over(mark, ending)
 
     def is_pending(self, marks: Iterable[_Mark]) -> bool:
         """Whether one of the marks was not passed; of one without an event nobody can tell."""
@@ -119,14 +132,15 @@ class Releases:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is pending; whether that came about."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, timeout_s)
+        with self._lock:
+            return self._none_pending.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self) -> bool:
         """End the threads as soon as they have nothing to wait for; whether that is now."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for lane in self._lanes.values():
+                lane.changed.notify()
             events, self._events = self._events, []
             done = not self._pending
         if events:
@@ -186,44 +200,53 @@ class Releases:
 
     # --- threads -------------------------------------------------------------------------
 
-    def _add(self, marks: list[_Mark], ending: _Ending) -> None:
-        with self._changed:
-            self._pending += 1
-            for mark in marks:
-                lane = self._lanes.get(mark.stream)
-                if lane is None:
-                    lane = self._lanes[mark.stream] = deque()
-                    name = f"swapd-release-{mark.stream:#x}"
-                    threading.Thread(
-                        target=self._run, args=(mark.stream,), name=name, daemon=True
-                    ).start()
-                lane.append((mark, ending))
-            self._changed.notify_all()
+    def _hand_over(self, mark: _Mark, ending: _Ending) -> bool:
+        """Have a thread wait for it; False if there is none."""
+        with self._lock:
+            lane = self._lanes.get(mark.stream) or self._open(mark.stream)
+            if lane is None:
+                return False
+            lane.waiting.append((mark, ending))
+            lane.changed.notify()
+            return True
 
-    def _run(self, stream: int) -> None:
-        while (item := self._next(stream)) is not None:
-            mark, ending = item
-            self._await(mark)
-            with self._lock:
-                ending.left -= 1
-                last = not ending.left
-            if last:
-                try:
-                    ending.then()
-                finally:
-                    with self._changed:
-                        self._pending -= 1
-                        self._changed.notify_all()
+    def _open(self, stream: int) -> _Lane | None:
+        lane = _Lane(self._lock)
+        name = f"swapd-release-{stream:#x}"
+        thread = threading.Thread(target=self._run, args=(stream, lane), name=name, daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):  # this process may have no more
+            return next(iter(self._lanes.values()), None)
+        self._lanes[stream] = lane
+        return lane
 
-    def _next(self, stream: int) -> tuple[_Mark, _Ending] | None:
-        """What to wait for; None if the thread is to end."""
-        with self._changed:
-            lane = self._lanes[stream]
-            self._changed.wait_for(lambda: lane or self._closed, IDLE_S)
-            if lane:
-                return lane.popleft()
+    def _run(self, stream: int, lane: _Lane) -> None:
+        while (item := self._next(stream, lane)) is not None:
+            self._see_over(*item)
+
+    def _next(self, stream: int, lane: _Lane) -> tuple[_Mark, _Ending] | None:
+        """The work to wait for; None if the thread is to end."""
+        with self._lock:
+            lane.changed.wait_for(lambda: lane.waiting or self._closed, IDLE_S)
+            if lane.waiting:
+                return lane.waiting.popleft()
             del self._lanes[stream]
             return None
+
+    def _see_over(self, mark: _Mark, ending: _Ending) -> None:
+        """Wait for the mark, and end the lease if it was the last."""
+        self._await(mark)
+        with self._lock:
+            ending.left -= 1
+            last = not ending.left
+        if last:
+            try:
+                ending.then()
+            finally:
+                with self._lock:
+                    self._pending -= 1
+                    self._none_pending.notify_all()
 
     def _await(self, mark: _Mark) -> None:
         try:

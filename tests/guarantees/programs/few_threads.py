@@ -1,0 +1,24 @@
+"""Uses a component, then connects once more: `python few_threads.py FOLDER`. The parent has set how
+much address space there is, and so how many threads.
+"""
+
+import sys
+
+import swapd_client
+
+
+def main(folder: str) -> None:
+    try:
+        with swapd_client.connect(folder, label="few threads") as client:
+            client.register("a", {"weights": bytearray(4096)})
+            for _ in range(4):  # from the second on it is kept, where a thread can give it back
+                client.acquire("a").release()
+            client.acquire("a", timeout=5).release()
+    except swapd_client.LimitReached as exc:
+        print(f"refused: {exc}")  # noqa: T201
+    else:
+        print("served")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
