@@ -1,4 +1,5 @@
-"""The pure part: what is resident, who waits, what to evict. No I/O, no clock, no torch."""
+"""The pure part decides which components are resident, which requests wait, and what to evict. No
+I/O, no clock, no torch."""
 
 from swapd.core.policy import Rules
 from swapd.core.residency import Residency

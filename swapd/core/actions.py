@@ -1,10 +1,11 @@
-"""What the core orders, and what it puts on record. Data only.
+"""The actions that the core orders or records. Data only.
 
 MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
-one event.
-Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as SessionGone.
-Lost, Waiting and Unpinned order nothing: they are there to be read in the swap log. Nor does
-Evicted, except that a worker is told when its bytes are in the master.
+one event. Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as
+SessionGone.
+
+Lost, Waiting and Unpinned order nothing: they are for readers of the swap log. Evicted orders
+nothing either, but the daemon tells a worker when its bytes are in the host copy.
 """
 
 from typing import Literal
@@ -30,12 +31,12 @@ class MakeHostCopy(Action, frozen=True, tag="make_host_copy"):
     nbytes: int
     mutable: bool
     segments: tuple[int, ...] = ()
-    request: int = 0  # whose answer waits for it
-    #: The uid of the master whose bytes it has once this is carried out: one that is sealed, or
-    #: that shares one that was. 0: it is to be filled.
+    request: int = 0  # the request whose answer waits for it
+    #: The uid of a host copy whose bytes this one shares: a sealed one, or one that shares a sealed
+    #: one. 0: the worker fills this one.
     original: int = 0
-    replaces: int = 0  # uid of the master that this one is made beside
-    empty: bool = False  # it takes no memory: nothing is ever copied from it or to it
+    replaces: int = 0  # uid of the component's current host copy, if this one will replace it
+    empty: bool = False  # it takes no memory: no bytes are ever copied from it or to it
 
 
 class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
@@ -44,16 +45,16 @@ class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
 
 
 class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
-    """Nothing names this master any more, and no copy uses it."""
+    """No component uses this host copy any more, and neither does a copy."""
 
     uid: int
     name: str
 
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
-    """`behind`: copies out, by generation, that still save some of these chunks; none of them
-    may be overwritten before it is saved. `only`: of scratch, what is copied; the rest is zeroed.
-    """
+    """`behind`: generations of the write-backs that still save some of these chunks; the load must
+    not overwrite a chunk before it is saved. `only`: for scratch, the ranges to copy; the rest
+    becomes zeros."""
 
     uid: int
     name: str
@@ -98,7 +99,7 @@ class Revoke(Action, frozen=True, tag="revoke"):
 
 
 class Want(Action, frozen=True, tag="want"):
-    """Tell a holder that its memory is, or is no longer, waited for."""
+    """Tell a holder that a waiter needs its memory, or no longer does."""
 
     session: int
     name: str
@@ -106,8 +107,8 @@ class Want(Action, frozen=True, tag="want"):
 
 
 class Hurry(Action, frozen=True, tag="hurry"):
-    """Tell who holds anything that somebody waits, or no longer does: what it is not using, and
-    holds for a moment all the same, it should give back at once."""
+    """Tell a session with leases that an acquire waits, or no longer does: while one waits, the
+    client gives leases that it no longer uses back at once."""
 
     session: int
     waits: bool
@@ -126,11 +127,11 @@ class Grant(Action, frozen=True, tag="grant"):
     placements: tuple[Placement, ...]
     waited_s: float
     loaded: bool
-    names: tuple[str, ...] = ()  # all that was granted, if a name asked for has parts
+    names: tuple[str, ...] = ()  # all granted names, if a requested name has parts
 
 
 class Refuse(Action, frozen=True, tag="refuse"):
-    """`tried`: it asked for no more than what could be had at once, and nothing is wrong."""
+    """`tried`: nothing is wrong; the request took only components that it could have at once."""
 
     session: int
     request: int
@@ -140,9 +141,9 @@ class Refuse(Action, frozen=True, tag="refuse"):
 
 
 class Broken(Action, frozen=True, tag="broken"):
-    """Tell a holder that what it was granted early will not arrive: the load failed.
+    """Tell a holder that its early component will not arrive: the load failed.
 
-    Its leases hold it no longer, and end by their release. What it wrote is gone.
+    Its leases hold the component no longer, and end with their release. Its writes are lost.
     """
 
     session: int
@@ -152,14 +153,14 @@ class Broken(Action, frozen=True, tag="broken"):
 
 
 class Fence(Action, frozen=True, tag="fence"):
-    """This session did not answer in time, or lied: end it."""
+    """End this session: it did not answer in time, or broke the protocol."""
 
     session: int
     why: str
 
 
 class Waiting(Action, frozen=True, tag="waiting"):
-    """An acquire could not be granted at once."""
+    """The core could not grant an acquire at once."""
 
     session: int
     request: int
@@ -168,12 +169,12 @@ class Waiting(Action, frozen=True, tag="waiting"):
 
 
 class Evict(Action, frozen=True, tag="evict"):
-    """Decided: this component leaves the device. Evicted follows when it has left."""
+    """The core decided that this component leaves the device. Evicted follows when it has left."""
 
     name: str
     generation: int
     reason: Reason
-    waiter: tuple[int, int] | None = None  # (session, request) it makes room for
+    waiter: tuple[int, int] | None = None  # (session, request) that needs the room
 
 
 class Evicted(Action, frozen=True, tag="evicted"):
@@ -192,7 +193,8 @@ class Lost(Action, frozen=True, tag="lost"):
 
 
 class Unpinned(Action, frozen=True, tag="unpinned"):
-    """It may be evicted again: beside it this request could never have been granted."""
+    """A pinned component may be evicted again: beside it, this request could never have been
+    granted."""
 
     name: str
     session: int

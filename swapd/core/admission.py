@@ -1,9 +1,9 @@
-"""Who waits, who is let in, who is refused: the life of an acquire.
+"""The life of an acquire: it waits, and the core admits or refuses it.
 
-It is parked (a name it waits for is not there), queued (for memory), admitted (all it asked
-for is in or coming in, and promised to it), and granted; or refused, from anywhere. A
-promise is made in the step that orders the copy. May not live here: whether it can be let in
-(`verdict.py`), whose turn it is (`planner.py`).
+A name that is not registered yet parks it. Then it is queued (for memory), admitted (all its
+components are resident or loading, and promised to it), and at last granted. The core may refuse it
+in each of these states. The step that orders a copy also makes the promise. May not live here:
+whether an acquire can be admitted (`verdict.py`), and whose turn it is (`planner.py`).
 """
 
 from itertools import islice, takewhile
@@ -24,7 +24,7 @@ _order = attrgetter("order")
 
 
 class Admission:
-    """Everybody who waits for what is in `ledger`."""
+    """All waiters for components of `ledger`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -32,18 +32,18 @@ class Admission:
         self.queue = WaitQueue(ledger.rules.patience_s)
         #: Waiters for a name that is not registered, or not committed.
         self.parked: dict[Key, Waiter] = {}
-        #: The same by each name they asked for, a component's or a family's.
+        #: The same by each name that they asked for: a component or a family.
         self.parked_for: dict[str, dict[Key, Waiter]] = {}
         #: Queued waiters whose agent held a lease when they were queued.
         self.entangled = HoldAndWait(ledger)
-        #: Those of them that are to be told that they wait.
+        #: Those of them whose Waiting record is still to be made.
         self.untold: dict[Key, Waiter] = {}
-        #: Queued waiters, those that need most first.
+        #: Queued waiters, those that need most memory first.
         self.largest: Ranked[Key] = Ranked()
 
     @property
     def somebody_waits(self) -> bool:
-        """For memory: a waiter, or a prefetch."""
+        """Whether a waiter or a prefetch waits for memory."""
         return bool(self.queue.queued or self._ledger.prefetches)
 
     # --- in ------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Admission:
         )
 
     def ask(self, w: Waiter, missing: list[str]) -> None:
-        """Let `w` in or have it wait: parked, if names are `missing`."""
+        """Admit `w` or have it wait: parked, if names are `missing`."""
         self.queue.add(w)
         self._ledger.sessions[w.session].waiters.add(w.request)
         if missing and verdict.is_late(self._ledger, w):
@@ -101,7 +101,7 @@ class Admission:
                 del self.parked_for[name]
 
     def _enter(self, w: Waiter) -> None:
-        """All names are there: grant at once, share a load, queue, or refuse for good."""
+        """All names are registered: grant at once, share a load, queue, or refuse for good."""
         ledger = self._ledger
         asked = ledger.named(w.names)
         found = verdict.at_once(ledger, w, asked)
@@ -113,9 +113,9 @@ class Admission:
             if c.released_at is not None:
                 c.gap_s = ledger.now - c.released_at
                 c.released_at = None
-                ledger.replan |= self.somebody_waits  # it may be protected no longer
+                ledger.replan |= self.somebody_waits  # it may lose its protection
         if isinstance(found, Shared):
-            ledger.replan |= self.somebody_waits  # and may have counted on one of them
+            ledger.replan |= self.somebody_waits  # a waiter may have counted on one of them
             return self.admit(w)
         if verdict.is_late(ledger, w):
             return self._refuse_late(w)
@@ -131,7 +131,7 @@ class Admission:
     def _lets_pins_go(
         self, w: Waiter, found: verdict.Verdict | None, asked: list[Component]
     ) -> bool:
-        """Whether only pins were in its way for good; they are none any more."""
+        """Whether only pins were in its way for good. If so, removes these pins."""
         if not (isinstance(found, Refused) and found.why == "too_large"):
             return False
         going = pins.to_let_go(self._ledger, asked)
@@ -147,12 +147,12 @@ class Admission:
             c.waiting[w.key] = None
 
     def _hold_on(self, w: Waiter) -> None:
-        """Its agent holds something, and may be in the way of others that wait."""
+        """Its agent holds a lease, and may be in the way of other waiters."""
         self.entangled.add(w)
         self.untold[w.key] = w
 
     def share(self, c: Component) -> None:
-        """`c` came in, or is wanted no more: waiters that need no memory wait no longer."""
+        """`c` came in, or is no longer wanted: admit waiters for it that need no memory."""
         ledger = self._ledger
         for key in list(c.waiting):
             w = self.queue.get(key)
@@ -161,10 +161,10 @@ class Admission:
                 ledger.replan = True
 
     def admit(self, w: Waiter) -> None:
-        """Promise `w` all it asked for, and start what copies that takes.
+        """Promise `w` all components that it asked for, and start the loads.
 
-        Who came to be let in early does not wait for copies of what its session owns: its
-        worker watches them arrive.
+        An early acquire does not wait for loads of components that its session owns: its worker
+        watches them arrive.
         """
         ledger = self._ledger
         self._leave_queue(w)
@@ -188,8 +188,8 @@ class Admission:
     def _may_watch(self, w: Waiter, c: Component) -> bool:
         """Whether `w` may have `c` while it is loading.
 
-        Not on chunks that hold what another wrote and are not saved yet, if the worker could
-        write there too, or if it must be waited for before they are used otherwise.
+        Not while `c` waits for chunks that still hold unsaved bytes of another component, if the
+        worker could write to them too, or must acknowledge before they are reused.
         """
         if not w.early or c.session != w.session:
             return False
@@ -197,7 +197,7 @@ class Admission:
         return not (ledger.moves[c.generation].inherited and (c.mutable or ledger.rules.strict))
 
     def let_in(self, c: Component) -> None:
-        """`c` came in, or may be watched: grant those that waited for nothing else."""
+        """`c` came in, or may be watched: grant the waiters that waited only for it."""
         for key in list(c.promised):
             w = self.queue.get(key)
             assert w is not None
@@ -215,7 +215,7 @@ class Admission:
         ledger.out.append(Grant(*w.key, placements, ledger.now - w.arrived, w.loaded, names))
 
     def tell_waiting(self, w: Waiter, why: str = "") -> None:
-        """Put on record that `w` waits, once."""
+        """Record that `w` waits, once."""
         self.untold.pop(w.key, None)
         if not w.told:
             w.told = True
@@ -235,7 +235,7 @@ class Admission:
         self.refuse(w.key, *explain.refused(self._ledger, found), tried=_only_tries(w))
 
     def forget(self, w: Waiter) -> None:
-        """Leave nothing of a waiter; what was promised to it is idle again."""
+        """Forget a waiter; components promised to it become idle again."""
         ledger = self._ledger
         self._leave_queue(w)
         self.queue.forget(w)
@@ -261,9 +261,9 @@ class Admission:
         self.refuse(w.key, "timeout", why, tried=_only_tries(w))
 
     def turn_away(self, c: Component, why: str, most: int | None = None) -> None:
-        """`c` goes away: refuse who waits for it, or park who said it would wait.
+        """`c` goes away: refuse its waiters, or park those with `await_registration`.
 
-        At most so many of them, those that wait for memory first; of fewer, by arrival.
+        At most `most` of them, queued ones before admitted ones; handled in order of arrival.
         """
         keys = islice((*c.waiting, *c.promised), most)
         waiters = [self.queue.get(key) for key in keys]
@@ -287,7 +287,7 @@ class Admission:
                 c.waiting.pop(w.key, None)
 
     def _drop_done_with(self, w: Waiter) -> None:
-        """`w` left the queue: what stayed only for it goes."""
+        """`w` left the queue: components that stayed only for it leave."""
         ledger = self._ledger
         for name in w.names:
             c = ledger.components.get(name)
@@ -307,17 +307,17 @@ class Admission:
         self._refuse_deadlocked()
 
     def refuse_what_cannot_come_in(self) -> None:
-        """The device is down: who waits for what is not on it waits in vain."""
+        """The device is down: refuse waiters for components that are not on it."""
         for w in list(self.queue.queued):
             asked = self._ledger.named(w.names)
             if problem := verdict.cannot_come_in(self._ledger, asked, w):
                 self.refuse_as(w, problem)
 
     def _refuse_deadlocked(self) -> None:
-        """Refuse, newest first, until those that hold and wait can all finish.
+        """Refuse, newest first, until all agents that hold and wait can finish.
 
-        But who waits for new bytes, while its session holds the old ones, has these instead:
-        without the update it would not wait.
+        A waiter for new bytes whose session holds the old ones gets these instead: without the
+        update it would not wait.
         """
         ledger = self._ledger
         while stuck := self.entangled.deadlocked():
@@ -333,5 +333,5 @@ class Admission:
 
 
 def _only_tries(w: Waiter) -> bool:
-    """Whether it came for what can be had at once, and waits for nothing."""
+    """Whether the acquire is only a try (`timeout=0`): granted at once, or refused."""
     return w.deadline == w.arrived

@@ -1,4 +1,4 @@
-"""The self-check: does the state of a core contradict itself? For tests and after a fault."""
+"""The self-check: does the state of a core contradict itself? For tests, and after a fault."""
 
 from itertools import combinations
 from math import inf
@@ -61,13 +61,13 @@ def _check_component(core: Residency, c: Component) -> None:
         assert sorted(_numbers(c.runs)) == parts, f"{c}: chunks and copy differ"
         writable = c.mutable or ledger.rules.strict
         assert not (c.leases and writable and move.inherited), f"{c} is lent on unsaved chunks"
-    assert not c.scratch or c.mutable, f"{c} is nobody's to write"
+    assert not c.scratch or c.mutable, f"{c} has no writer"
     assert c.scratch or (c.kept is None and c.to_save is None), f"{c} is saved in part"
     assert c.scratch != "dropped" or c.kept == c.to_save == (), f"{c} is saved"
     assert not c.damaged or c.state is State.ABSENT, f"{c} is damaged"
     if c.workspace:
         assert not c.mapped, f"{c}: a workspace has no place"
-        assert c.leases or c.promised or c.waiting or c.evicting, f"{c} is nobody's"
+        assert c.leases or c.promised or c.waiting or c.evicting, f"{c} has no owner"
 
 
 def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
@@ -80,11 +80,11 @@ def _check_lease(ledger: Ledger, key: Key, lease: Lease) -> None:
 def _check_starts(ledger: Ledger) -> None:
     for session, request in ledger.starts:
         known = ledger.sessions.get(session)
-        assert known is not None, "one that is gone starts"
+        assert known is not None, "a session that is gone starts"
         assert request not in known.leases | known.waiters, "a start is an acquire as well"
     late = ledger.starts.late(inf)
-    assert ledger.starts.turn not in late, "one that has the turn is still waiting for it"
-    assert set(late) <= set(ledger.starts), "one waits to start that is not there"
+    assert ledger.starts.turn not in late, "the session with the turn still waits for it"
+    assert set(late) <= set(ledger.starts), "a start that is not there has a deadline"
 
 
 def _check_debts(ledger: Ledger) -> None:
@@ -98,17 +98,17 @@ def _check_moves(ledger: Ledger) -> None:
     for move in ledger.moves.values():
         for generation, runs in move.inherited.items():
             save = ledger.moves[generation]
-            assert _numbers(runs) <= _numbers(save.component.runs), "not the heir's to inherit"
+            assert _numbers(runs) <= _numbers(save.component.runs), "the heir may not inherit these"
         if move.heritable:
             assert move.component.state is State.WRITING_BACK, f"{move} is not saved"
-            assert ledger.is_current(move.component), f"{move} is of one that is gone"
+            assert ledger.is_current(move.component), f"{move} is of a component that is gone"
             assert not move.component.scratch, f"{move} would have to be whole"
     heritable = sum(count(m.runs) for m in ledger.moves.values() if m.heritable)
     assert ledger.inheritable == heritable, "inheritable is wrong"
 
 
 def _check_masters(ledger: Ledger) -> None:
-    """Each is a component's, its next one's, a copy's that began before, or being made."""
+    """Each belongs to a component, to an update, to a copy in flight, or is being made."""
     read = {m.uid for m in ledger.moves.values()}
     needed = set(ledger.making)
     for c in (c for c in ledger.components.values() if not c.workspace):
@@ -118,7 +118,7 @@ def _check_masters(ledger: Ledger) -> None:
         if c.superseded:
             assert c.state in (State.LOADING, State.RESIDENT), f"{c} is superseded"
             idle = c.state is State.RESIDENT and not c.leases and not c.promised
-            assert not idle, f"{c} was updated, and stays though nobody holds it"
+            assert not idle, f"{c} was updated, and stays without a holder"
     assert needed <= ledger.masters.keys() <= needed | read, "host copies are wrong"
     for uid in ledger.unordered:
         assert uid in ledger.contents, f"host copy {uid} is never ordered"
@@ -157,8 +157,8 @@ def _check_waiters(core: Residency) -> None:
 def _check_told(core: Residency) -> None:
     ledger = core.ledger
     told = ledger.hurried.union(*ledger.wanted.values())
-    assert told <= ledger.sessions.keys(), "who was told is gone"
-    assert core.admission.queue.queued or not ledger.hurried, "they hurry for nobody"
+    assert told <= ledger.sessions.keys(), "a session that is gone was told of a wait"
+    assert core.admission.queue.queued or not ledger.hurried, "sessions hurry, and no acquire waits"
 
 
 def _check_groups(ledger: Ledger) -> None:
@@ -170,11 +170,11 @@ def _check_groups(ledger: Ledger) -> None:
 def _check_families(ledger: Ledger) -> None:
     parts = {c.name: c for family in ledger.families.values() for c in family.values()}
     assert parts == {c.name: c for c in ledger.components.values() if c.part_of}
-    assert not ledger.families.keys() & ledger.components.keys(), "two meanings of a name"
-    assert ledger.automatic.keys() <= ledger.families.keys(), "room is kept for what is gone"
+    assert not ledger.families.keys() & ledger.components.keys(), "a name has two meanings"
+    assert ledger.automatic.keys() <= ledger.families.keys(), "a family that is gone keeps room"
     for name, family in ledger.families.items():
         assert {c.part_of for c in family.values()} == {name}, f"{family} are not of {name}"
         assert len({c.session for c in family.values()}) == 1, f"{name} has several owners"
     for c in ledger.components.values():
         streamed = c.part_of and c.policy == "sequential"
-        assert c.policy == c.own_policy or c.workspace or streamed, f"{c}: whose policy?"
+        assert c.policy == c.own_policy or c.workspace or streamed, f"{c}: policy is wrong"

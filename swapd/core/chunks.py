@@ -52,7 +52,8 @@ class ChunkPool:
         #: Free runs, sorted by first chunk; neighbours are always merged.
         self._starts: list[int] = [0] if total else []
         self._lengths: list[int] = [total] if total else []
-        #: The same as (length, -first chunk), sorted: of runs as long, the first comes last.
+        #: The same as (length, -first chunk), sorted: of runs of equal length, the first in memory
+        #: comes last.
         self._by_length: list[tuple[int, int]] = [(total, 0)] if total else []
 
     def __repr__(self) -> str:
@@ -61,9 +62,9 @@ class ChunkPool:
     def take(self, need: int, prefer: Runs = ()) -> Runs:
         """Hand out `need` chunks.
 
-        The very chunks of `prefer` if they are all free: a worker that finds its component
-        on the chunks it had last time keeps its page tables. Else the smallest run that
-        holds all of it; else the largest runs first.
+        Exactly the chunks of `prefer` if they are all free: a worker whose component is back on the
+        chunks of last time keeps its page tables. Else the smallest run with enough chunks; else
+        the largest runs first.
         """
         if need > self.free:
             raise ValueError(f"{need} chunks asked, {self.free} free")

@@ -41,11 +41,11 @@ def loaded(ledger: Ledger, c: Component) -> None:
 
 
 def load_failed(ledger: Ledger, c: Component, move: Move) -> None:
-    """It is absent again; once its worker has let go of it, if that knew the chunks."""
+    """The component is absent again, if need be once its worker has let go of the chunks."""
     if move.inherited:
         inheriting.hand_back(ledger, move)
         c.runs = move.runs
-    c.dirty = False  # what was written beside the copy is not worth keeping
+    c.dirty = False  # the worker's writes during the load are not worth keeping
     if c.mapped:
         return leaving.evict(ledger, c, "failed", None)
     ledger.pool.give(c.runs)

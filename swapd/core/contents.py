@@ -1,13 +1,13 @@
-"""Which master fills which content, and which shares what another has filled. Pure.
+"""Decides which host copy a worker fills, and which share the bytes of another. Pure.
 
-Two components of the same content need its bytes once. The first that asks fills a master; others
-that ask meanwhile wait, and share that one when it is sealed. If it comes to nothing, or takes too
-long, the next fills its own.
+Two components of the same content need its bytes once. The first request fills a host copy. Later
+requests wait, and share that host copy when it is sealed. If it fails or takes too long, the next
+waiter fills its own.
 
-What a content stands for is what clients say, and nobody here believes it: a client compares what
-it is to share with its own files, every byte, before it commits. That needs no trust in anybody's
-word, no descriptor of a file in the daemon, and no reading there, which one slow disk could hold up
-for all; and it costs less than filling would (0.6 to 0.75 of that, of files in the page cache).
+Clients name the content, and the core does not trust the name: before it commits, a client compares
+every shared byte with its own files. So the daemon needs no trust in a client, no descriptor of a
+file, and no reading of files, in which one slow disk could delay all. The comparison takes 0.6 to
+0.75 of the time of filling, with files in the page cache.
 """
 
 from collections.abc import Hashable
@@ -17,54 +17,55 @@ from swapd.core.orders import Deadlines
 
 
 class Due(NamedTuple):
-    """A master that is to be made now: to be filled, or to share that of `original`."""
+    """A host copy to make now: the worker fills it, or it shares that of `original`."""
 
     uid: int
     original: int = 0
 
 
 class _Content:
-    """All that have or want the same bytes, by uid."""
+    """All host copies that have or need the same bytes, by uid."""
 
     def __init__(self) -> None:
-        #: Which fills it, of those that others wait for; and of what session.
+        #: The uid that others wait for, as it is being filled; and its session.
         self.filling: int | None = None
         self.filler = 0
-        #: Whose masters have it: sealed, or ordered to share one that has it.
+        #: Host copies with the bytes: sealed, or ordered to share those of another.
         self.filled: dict[int, None] = {}
-        #: Those that wait for it, with their sessions.
+        #: Host copies that wait for them, with their sessions.
         self.waiting: dict[int, int] = {}
-        #: All of these, and those that fill their own: nobody waits for them, but they may be
+        #: All of these, and those that fill their own: no other waits for these, but they may be
         #: the first to be filled.
         self.asked: set[int] = set()
 
 
 class Contents:
-    """Masters without a content are not told of. Times are on the events' clock."""
+    """All contents. Host copies without a content are not in here. Times are on the clock of
+    events."""
 
     def __init__(self) -> None:
         self._contents: dict[Hashable, _Content] = {}
         self._of: dict[int, Hashable] = {}
-        #: All that wait, by until when.
+        #: All that wait, with the time at which each stops waiting.
         self._until: Deadlines[int] = Deadlines()
 
     def __len__(self) -> int:
-        """How many are told of."""
+        """Number of host copies that have a content."""
         return len(self._of)
 
     def __contains__(self, uid: int) -> bool:
-        """Whether it waits."""
+        """Whether this host copy waits."""
         return uid in self._until
 
     def next_deadline(self) -> float | None:
-        """When the first has waited long enough; None if none waits."""
+        """When the first wait ends; None if no host copy waits."""
         return self._until.next()
 
     def ask(self, uid: int, session: int, key: Hashable, until: float) -> Due | None:
-        """`uid` needs the bytes that `key` stands for; None: it waits, `until` then at most.
+        """`uid` needs the bytes of `key`; None: it waits, at most until `until`.
 
-        None waits for a session that waits for its own: two that load the same in another order
-        would wait for each other.
+        A session never waits for one that waits for it: two sessions that load the same components
+        in different orders would wait for each other.
         """
         content = self._contents.setdefault(key, _Content())
         content.asked.add(uid)
@@ -81,7 +82,7 @@ class Contents:
         return None
 
     def sealed(self, uid: int) -> list[Due]:
-        """The master of `uid` is filled: those that waited share it."""
+        """The host copy of `uid` is filled: the waiting ones share it."""
         content = self._content_of(uid)
         if content is None:
             return []
@@ -91,7 +92,7 @@ class Contents:
         return [self._share(content, other) for other in list(content.waiting)]
 
     def gone(self, uid: int) -> list[Due]:
-        """The master of `uid` is dropped, or will never be made: others may have to be filled."""
+        """The host copy of `uid` is dropped, or will never exist: others may have to be filled."""
         content = self._content_of(uid)
         if content is None:
             return []
@@ -113,12 +114,12 @@ class Contents:
         return all_due
 
     def expired(self, now: float) -> list[Due]:
-        """Those that have waited long enough fill their own."""
+        """The waiters whose time is over fill their own."""
         return [self._fill(self._contents[self._of[uid]], uid) for uid in self._until.over(now)]
 
     def _waits_for(self, one: int, other: int) -> bool:
-        """Whether the session `one` is `other`, or waits for what that one fills, however long
-        the way."""
+        """Whether session `one` is `other`, or waits for `other`, directly or through other
+        sessions."""
         seen: set[int] = set()
         todo = [one]
         while todo:

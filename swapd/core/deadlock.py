@@ -1,8 +1,8 @@
-"""Who can never be granted, and who must run first: of holders that wait for each other. Pure.
+"""Finds agents that can never be granted, and agents that must run first. Pure.
 
-The classic detection for one pool of interchangeable units (Coffman, Elphick, Shoshani
-1971), with chunks as units and threads or tasks as the holders: find an order in which all
-who hold and wait can finish; those for whom there is none are deadlocked.
+The classic detection for one pool of interchangeable units (Coffman, Elphick, Shoshani 1971), with
+chunks as units and threads or tasks as the holders: find an order in which all agents that hold and
+wait can finish. Agents outside every such order are deadlocked.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -13,42 +13,42 @@ AnyAgent = TypeVar("AnyAgent", bound=Hashable, contravariant=True)
 
 
 class Pool(Protocol[AnyAgent]):
-    """What is held by agents that wait; less and less, as one after the other runs.
+    """The holdings of agents that wait; they shrink as one agent after the other runs.
 
-    Whoever holds and does not wait will release in time, and does not count.
+    An agent that holds and does not wait will release in time, and does not count.
     """
 
     def copy(self) -> Self: ...
 
     def can_run(self, agent: AnyAgent) -> bool:
-        """Whether what it waits for fits beside what is still held."""
+        """Whether its request fits beside the remaining holdings."""
 
     def run(self, agent: AnyAgent) -> None:
-        """It releases what it holds."""
+        """The agent releases all it holds."""
 
 
 AnyPool = TypeVar("AnyPool", bound=Pool)  # type: ignore[type-arg]
 
 
 def deadlocked(agents: Iterable[Agent], pool: Pool[Agent]) -> set[Agent]:
-    """Return those of `agents` that can never be granted. `pool` is what all of them hold."""
+    """Return those of `agents` that can never be granted. `pool` has the holdings of all."""
     return _left(agents, pool.copy())
 
 
 def must_run_first(
     agents: Sequence[Agent], pool: AnyPool, fits: Callable[[AnyPool], bool]
 ) -> set[Agent]:
-    """Return who of `agents` must be let in for something to fit; `fits` says whether it does.
+    """Return the `agents` that must be admitted for a request to fit; `fits` says whether it does.
 
-    All that can run release what they hold when they have run. The set is a smallest one:
-    take any agent out, and those that remain free too little. Of several such sets, the one
-    without the last in `agents`. It is empty if nobody need run; else one of it can run now,
-    unless what is asked for will never fit.
+    Agents that can run do so, and release all they hold. The set is minimal: without any one of its
+    agents, the others free too little. Of several such sets, it is the one without the last in
+    `agents`. It is empty if no agent needs to run. Otherwise one of its agents can run now, unless
+    the request will never fit.
     """
     first: set[Agent] = set()
     end = len(agents)
     while end:
-        # the later ones need not run, from which one on? the more stay idle, the less fits
+        # from which agent on need the later ones not run? the more stay idle, the less fits
         low, high = 0, end
         while low < high:
             middle = (low + high) // 2
@@ -63,7 +63,7 @@ def must_run_first(
 
 
 def _left(agents: Iterable[Agent], pool: Pool[Agent]) -> set[Agent]:
-    """Who of `agents` cannot run, though all that can have run."""
+    """The `agents` that cannot run, even after all others that can have run."""
     left = set(agents)
     while able := [agent for agent in left if pool.can_run(agent)]:
         for agent in able:

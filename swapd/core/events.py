@@ -1,7 +1,7 @@
-"""What can happen to the core. Data only.
+"""The events that the core handles. Data only.
 
-Time is in the event (`now`, seconds of a monotonic clock): the core has no clock.
-Requests are named by (session, request); copies by the generation they make or end. The tag of an
+Time is in the event (`now`, seconds of a monotonic clock): the core has no clock. (session,
+request) names a request, and a generation names the copy that makes or ends it. The tag of an
 event, an action or a request is the `kind` of its record in the swap log.
 """
 
@@ -22,8 +22,8 @@ class SessionOpened(Event, frozen=True, tag="session_opened"):
 
 
 class SessionGone(Event, frozen=True, tag="session_gone"):
-    """The lifeline ended. `alive`: the process was still there, and may still write; `ending`: not
-    for long, and nobody need tell it to end."""
+    """The lifeline ended. `alive`: the process still ran, and may still write. `ending`: it will
+    end soon, without being told."""
 
     session: int
     alive: bool = False
@@ -31,10 +31,10 @@ class SessionGone(Event, frozen=True, tag="session_gone"):
 
 
 class SessionEnds(Event, frozen=True, tag="session_ends"):
-    """The lifeline ended, and the session has much: at most so much of it ends now.
+    """The lifeline of a session with much to end has closed: end at most `most` of its things now.
 
-    Again, until `Residency.has_more` than that says no; then comes `SessionGone`. Others have
-    their turn in between.
+    The caller repeats this event, with other events in between, until `Residency.has_more` is
+    false. Then it sends `SessionGone`.
     """
 
     session: int
@@ -56,9 +56,9 @@ class LetGo(Event, frozen=True, tag="let_go"):
 
 
 class Asked(Event, frozen=True, tag="asked"):
-    """A session asks for something: `request`, which nothing is wrong with by itself.
+    """A session makes a request that passed `problem_with`.
 
-    Its id, and the session, name whatever comes of it.
+    The session and the id of the request name all answers to it.
     """
 
     session: int
@@ -74,7 +74,7 @@ class HostCopySealed(Event, frozen=True, tag="host_copy_sealed"):
 
 
 class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
-    """A master could not be made or sealed."""
+    """A host copy could not be made or sealed."""
 
     uid: int
     code: Code
@@ -82,10 +82,10 @@ class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
 
 
 class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
-    """For the record: how far the device has pinned host copies, which makes their copies fast.
+    """For the record: progress of page-locking host copies, which makes copying them fast.
 
-    `nbytes` of the `of` bytes that are to be; `took_s` since it began to pin those that it has not
-    told of; `refused` why the rest will not be, if so.
+    `nbytes` of `of` bytes are page-locked; `took_s` is the time since the device began with the
+    part that it reports here; `refused` is why it will not lock the rest, or empty.
     """
 
     nbytes: int
@@ -109,10 +109,10 @@ class CopiedOut(Event, frozen=True, tag="copied_out"):
 
 
 class CopyFailed(Event, frozen=True, tag="copy_failed"):
-    """A copy failed, or the lending of a workspace, whose chunks are the arena's again.
+    """A copy or a loan of a workspace failed. The chunks of a workspace belong to the arena again.
 
-    `damaged`: of a copy out whose bytes are now in part in the master only, and in part on
-    the device only.
+    `damaged`: for a write-back whose bytes are now partly in the host copy only, and partly on the
+    device only.
     """
 
     generation: int
@@ -121,39 +121,38 @@ class CopyFailed(Event, frozen=True, tag="copy_failed"):
 
 
 class Lent(Event, frozen=True, tag="lent"):
-    """The chunks of a workspace were given back to the driver: its session may allocate."""
+    """The driver has the chunks of a workspace: its session may allocate."""
 
     generation: int
 
 
 class Reclaimed(Event, frozen=True, tag="reclaimed"):
-    """The chunks of a workspace are the arena's again: `runs` of them, and the rest is asked for
-    again; or what was left to come, if there are none.
-    """
+    """The arena has chunks of a workspace again: `runs`, with another event for the rest; without
+    `runs`, all that remained."""
 
     generation: int
     runs: Runs = ()
 
 
 class Dropping(Event, frozen=True, tag="dropping"):
-    """These sessions were told to let go of the memory that this `Lend` gives away."""
+    """The daemon told these sessions to let go of the memory that this `Lend` gives away."""
 
     generation: int
     sessions: tuple[int, ...]
 
 
 class Dropped(Event, frozen=True, tag="dropped"):
-    """A session has let go of it."""
+    """A session has let go of that memory."""
 
     session: int
     generation: int
 
 
 class Unread(Event, frozen=True, tag="unread"):
-    """So many messages that a session must hear are kept for it, and it took the last one it takes
-    for now; or it takes all, if `count` is 0.
+    """The daemon keeps `count` messages that a session must hear, and the session has just read as
+    much as it reads for now; 0: it has read all.
 
-    `error`: it would read, but this is why they cannot be sent.
+    `error`: why the daemon cannot send them although the session reads.
     """
 
     session: int
@@ -173,7 +172,7 @@ class Tick(Event, frozen=True, tag="tick"):
 
 
 class RulesChanged(Event, frozen=True, tag="rules_changed"):
-    """Decisions go by these from now on, also for who waits, or owes something, already."""
+    """Decisions follow these rules from now on, also for requests that wait and for debts."""
 
     ack_timeout_s: float
     residency_factor: float
@@ -182,10 +181,10 @@ class RulesChanged(Event, frozen=True, tag="rules_changed"):
 
 
 class Stopping(Event, frozen=True, tag="stopping"):
-    """Refuse who waits and who comes; leases run on until they are released."""
+    """Refuse all waiting and new requests; leases go on until their release."""
 
 
-#: What says of an order that takes a while how it ended, by its generation.
+#: Events that end a slow order, named by its generation.
 Over = CopiedIn | CopiedOut | CopyFailed | Lent | Reclaimed
 
 AnyEvent = (

@@ -1,6 +1,6 @@
-"""What the core says of itself: messages for people.
+"""Messages for people about the state of the core.
 
-Every refusal says what is wrong, who holds what, and what to do about it.
+Every refusal states the problem, the holders of the components, and a remedy.
 """
 
 from bisect import bisect_left
@@ -20,22 +20,22 @@ SMALLER = "register it in smaller components"
 LESS_SCRATCH = "make this scratch smaller"
 LESS_PERMANENT = 'register it, or others, with another policy than "permanent"'
 _DOWN = (
-    "Nothing can be loaded or saved until swapd is restarted; what is on the device stays there, "
+    "swapd can load and save nothing until it is restarted; components on the device stay there, "
     "and can be acquired. Clients keep their weights when they close, and connect again"
 )
-#: So many components, or holders of one, are named in a message: a few more than people read.
+#: Most components, or holders of one, that a message names: a few more than people read.
 NAMED_MAX = 32
-#: So many names before and after one that is not known, in order, are looked at for a likely one.
+#: Number of registered names before and after an unknown one that `_like` compares with it.
 _NEAR = 16
 
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
 STARTS_WITH_NOTHING = (
-    "a session that waits for its turn to start holds nothing, and starts once: release what it "
-    "holds first"
+    "a session that waits for its turn to start holds no lease, and starts once: release its "
+    "leases first"
 )
 TOO_MANY_REQUESTS = (
-    f"{UNANSWERED_MAX} requests of this session wait for their reply, and no more may: wait for "
-    "some of them, or cancel them"
+    f"{UNANSWERED_MAX} requests of this session wait for their reply, which is the limit: wait "
+    "for some of them, or cancel them"
 )
 
 
@@ -45,13 +45,13 @@ def who(ledger: Ledger, session: int) -> str:
 
 
 def starting(ledger: Ledger) -> str:
-    """Who has the turn to start, and since when it came."""
+    """The session that has the turn to start."""
     turn = ledger.starts.turn
     return "nobody starts" if turn is None else f"{who(ledger, turn[0])} starts"
 
 
 def called(c: Component) -> str:
-    """What `c` is called in a sentence; the name of a workspace tells nobody anything."""
+    """The name of `c` in a sentence; that of a workspace means nothing to people."""
     return f"workspace of {size(c.nbytes)}" if c.workspace else c.name
 
 
@@ -61,7 +61,7 @@ def asked_for(ledger: Ledger, w: Waiter) -> str:
 
 
 def together(ledger: Ledger, components: Iterable[Component]) -> str:
-    """The names of `components`; of a family that is there whole, its own."""
+    """The names of `components`; a family goes by its own name if all its parts are among them."""
     given = {c.name: c for c in components}
     named = dict.fromkeys(
         c.part_of if c.part_of and ledger.families[c.part_of].keys() <= given.keys() else called(c)
@@ -71,13 +71,14 @@ def together(ledger: Ledger, components: Iterable[Component]) -> str:
 
 
 def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
-    """The sessions that lease `c`, for people; at most so many."""
+    """The sessions that lease `c`, for people; at most `most`."""
     more = (f"{len(c.holders) - most} more",) if most is not None and len(c.holders) > most else ()
     return *(who(ledger, s) for s in islice(c.holders, most)), *more
 
 
 def held(ledger: Ledger, most: int = NAMED_MAX) -> str:
-    """Who holds what, one sentence; at most so many components, with their first holders."""
+    """The holders of each component, as one sentence; at most `most` components, each with its
+    first holders."""
     parts = [
         f"{_with_size(c)} by {', '.join(holders(ledger, c, most))}"
         for c in islice(ledger.holders.leased.values(), most)
@@ -126,7 +127,7 @@ def no_family(ledger: Ledger, name: str) -> str:
 
 
 def refused(ledger: Ledger, found: Refused) -> tuple[Code, str]:
-    """What the client is told whose request can never be granted."""
+    """The reply to a client whose request can never be granted."""
     return CODES[found.why], _refused(ledger, found)
 
 
@@ -157,7 +158,8 @@ def too_large(
     instead: str = SMALLER,
     but: Collection[str] = (),
 ) -> str:
-    """`fixed` chunks are of others, which stay, but those called `but`, which are asked for."""
+    """`fixed` chunks of other components never leave. The message omits those in `but`: the request
+    names them."""
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     permanent = (c for c in ledger.components.values() if c.policy == "permanent")
@@ -189,7 +191,8 @@ def unknown(ledger: Ledger, name: str) -> str:
 
 
 def _like(name: str, known: list[str]) -> list[str]:
-    """Names of `known`, in order, that may have been meant: of those that begin alike."""
+    """Names from `known`, which is sorted, that the user may have meant: neighbours that begin
+    alike."""
     at = bisect_left(known, name)
     around = known[max(0, at - _NEAR) : at + _NEAR]
     return get_close_matches(name, around, n=3, cutoff=0.5)
@@ -201,7 +204,7 @@ def _registered(ledger: Ledger) -> str:
 
 
 def _first(names: Iterable[str]) -> str:
-    """The first of `names` in order, each once; and whether there are more."""
+    """The first of `names`, sorted and without repeats, and "..." if there are more."""
     some = dict.fromkeys(islice(names, NAMED_MAX + 1))
     more = ", ..." if len(some) > NAMED_MAX else ""
     return ", ".join(sorted(islice(some, NAMED_MAX))) + more
@@ -209,7 +212,7 @@ def _first(names: Iterable[str]) -> str:
 
 def committed(names: list[str]) -> str:
     if len(names) > 1:
-        return f"{', '.join(names)}: only updates that are not committed are committed together"
+        return f"{', '.join(names)}: one commit takes several names only if each has an open update"
     return f"{names[0]!r} was committed already; register it once, commit it once"
 
 
@@ -240,7 +243,7 @@ def in_use(ledger: Ledger, c: Component) -> str:
         return f"{c.name!r} is leased by {names}; release it, then unregister"
     if c.renewal is not None:
         return being_updated(ledger, c)
-    return f"{c.name!r} is in the middle of another request; wait for that one's answer"
+    return f"{c.name!r} is in the middle of another request; wait for its answer"
 
 
 def unregistered(ledger: Ledger, c: Component) -> str:
@@ -252,7 +255,7 @@ def unregistered(ledger: Ledger, c: Component) -> str:
 
 
 def no_host_copy(ledger: Ledger, c: Component, why: str) -> str:
-    """Why there is none for `c`; and which components have the most host memory."""
+    """Why `c` gets no host copy, and the components with the largest ones."""
     others = (o for o in ledger.components.values() if o is not c and not o.workspace)
     largest = nlargest(3, others, key=lambda o: o.nbytes)
     most = ", ".join(_of_owner(ledger, o) for o in largest)
@@ -268,13 +271,13 @@ def parked(names: Iterable[str]) -> str:
 
 
 def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
-    """Why a waiter cannot be granted now; names at most so many of those in the way."""
+    """Why a waiter cannot be granted now; names at most `most` components that are in the way."""
     asked = ledger.named(w.names)
     missing = missing_chunks(asked)
     old = [c.name for c in asked if must_leave_first(c, w)]
     if old:
         return (
-            f"{' + '.join(old)}: updated, so whoever holds the old bytes must release them; "
+            f"{' + '.join(old)}: updated, so the holders of the old bytes must release them; "
             f"{held(ledger, most)}"
         )
     return (
@@ -288,7 +291,7 @@ def _in_the_way(ledger: Ledger, most: int) -> str:
         return f"{size(nbytes)} lent, and not back from the driver yet; {held(ledger, most)}"
     if ledger.dying:
         sessions = ", ".join(map(str, islice(ledger.dying, most)))
-        return f"what the process of ended session {sessions} may still write to is not back yet"
+        return f"the process of ended session {sessions} may still map memory that this needs"
     if ledger.idle and not ledger.holders.leased:
         staying = ", ".join(c.name for c in islice(ledger.idle, most))
         return f"in use a moment ago, and kept for the minimum residency: {staying}"
@@ -301,7 +304,7 @@ def timeout(ledger: Ledger, w: Waiter, now: float) -> str:
     why = parked(absent) if absent else blocked(ledger, w)
     return (
         f"{asked_for(ledger, w)} not granted in {now - w.arrived:.3g} s: {why}. "
-        "Release what is held, raise timeout=, or raise the daemon's --budget"
+        "Release leases, raise timeout=, or raise the daemon's --budget"
     )
 
 
@@ -320,7 +323,11 @@ def deadlock(ledger: Ledger, w: Waiter, stuck: list[Waiter]) -> str:
         f"{who(ledger, o.session)} waits for {asked_for(ledger, o)}"
         for o in islice(waiting, NAMED_MAX)
     )
-    why = f"{others}, holding what this needs" if others else "its own thread holds what it needs"
+    why = (
+        f"{others}, holding components that this needs"
+        if others
+        else "its own thread holds components that it needs"
+    )
     return (
         f"{asked_for(ledger, w)} could never be granted: {why}; {held(ledger)}. "
         "Release before acquiring more, or acquire all at once: acquire('a', 'b')"
@@ -337,7 +344,7 @@ def cannot_come_in(ledger: Ledger, absent: Iterable[Component]) -> str:
 
 
 def _next(ledger: Ledger, why: str) -> str:
-    """What to do about what failed for this reason."""
+    """What to do after a failure with this reason."""
     if not ledger.down:
         return "; try again"
     return f". {_DOWN}" if ledger.down in why else f". {device_down(ledger.down)}"
@@ -348,9 +355,9 @@ def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False
         return f"bringing in {c.name!r} failed ({why}){_next(ledger, why)}"
     if damaged:
         half = f"saving {c.name!r} failed ({why}), and part of it had been overwritten already"
-        if ledger.down:  # nothing is put in its place any more
+        if ledger.down:  # the saved part is not copied back
             return f"{half}: the rest is still on the device"
-        return f"{half}: what its worker wrote is lost"
+        return f"{half}: the writes of its worker are lost"
     where = (
         "device: it is still in host memory"
         if c.state is State.LOADING
@@ -368,7 +375,7 @@ def not_saved(c: Component, why: str) -> str:
 
 def damaged(c: Component) -> str:
     if c.dirty:
-        then = "Its worker has both parts together again when it closes its client"
+        then = "Its worker puts both parts together again when it closes its client"
     else:
         then = "Unregister it, and register it anew"
     return f"{c.name!r} is damaged: {c.damaged}. {then}"
@@ -382,10 +389,10 @@ def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
 def lost(c: Component) -> str:
     if c.scratch:
         return (
-            f"its worker ended with {c.name!r} on the device; what it wrote there since it was "
-            "saved last is gone"
+            f"its worker ended with {c.name!r} on the device; its writes since the last save "
+            "are gone"
         )
     return (
-        f"its worker ended with {c.name!r} on the device; what it wrote since the last "
-        "write-back is gone, the host copy has the state before"
+        f"its worker ended with {c.name!r} on the device; its writes since the last "
+        "write-back are gone, and the host copy has the state before"
     )

@@ -1,6 +1,6 @@
-"""What sessions owe, and until when each has for it; and why those are fenced that take longer.
+"""The debts of sessions: their duties, the deadlines, and the message if one is fenced.
 
-Pure. Acknowledgements of what was revoked are in the ledger (`acks`), with what they are of.
+Pure. Acknowledgements of revocations are in the ledger (`acks`), with their components.
 """
 
 from collections.abc import Iterator
@@ -9,27 +9,28 @@ from swapd.core.orders import Deadlines
 from swapd.core.policy import Rules
 from swapd.core.records import Component
 
-#: What a session is to take that it must hear: of its lifeline, of its replies. All other debts are
-#: to let go of memory that is lent, and named after the generation of the workspace.
+#: Messages that a session must read: from its lifeline, or its replies. All other debts are to let
+#: go of lent memory, named by the generation of the workspace.
 LIFELINE, REPLIES = 0, -1
 
-#: (session, what it owes).
+#: (session, debt)
 Debt = tuple[int, int]
 
 
 class Debts:
-    """What is owed, by whom, and until when. To note one costs the logarithm of how many there are.
+    """The debts of all sessions, with their deadlines. Noting one takes time logarithmic in their
+    number.
 
-    A session that is fenced, or gone, owes nothing.
+    A session that is fenced or gone owes nothing.
     """
 
     def __init__(self) -> None:
         self._until: Deadlines[Debt] = Deadlines()
-        #: Since when, and what to say of who takes longer; by session and what it owes.
+        #: When the debt began, and the message if it is late; by session and debt.
         self._why: dict[int, dict[int, tuple[float, str]]] = {}
 
     def __iter__(self) -> Iterator[Debt]:
-        """All there are, in order of time."""
+        """All debts, in order of time."""
         return iter(self._until)
 
     def owes(self, session: int, what: int) -> bool:
@@ -37,20 +38,21 @@ class Debts:
         return what in self._why.get(session, {})
 
     def owe(self, session: int, what: int, since: float, timeout_s: float, why: str) -> None:
-        """It owes this from now on; or has longer for it."""
+        """The session owes this from now on, or gets more time for it."""
         until = since + timeout_s
         self._until.set((session, what), until)
         self._why.setdefault(session, {})[what] = since, why
 
     def retime(self, timeout_s: float, why: str) -> None:
-        """Who is to let go of memory that is lent has so long for it, since it was told."""
+        """Sessions that must let go of lent memory get `timeout_s` for it, counted from when they
+        were told."""
         for session, owed in self._why.items():
             for what, (since, _) in owed.items():
                 if what not in (LIFELINE, REPLIES):
                     self.owe(session, what, since, timeout_s, why)
 
     def settle(self, session: int, what: int) -> None:
-        """It owes this no more, if it did."""
+        """The session no longer owes this, if it did."""
         owed = self._why.get(session, {})
         if owed.pop(what, None) is not None:
             self._until.drop((session, what))
@@ -65,7 +67,7 @@ class Debts:
         return self._until.next()
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
-        """The sessions that took too long, and what to say of it: each as often as it did."""
+        """The sessions that took too long, each with the message; one entry for each late debt."""
         return [(session, self._why[session][what][1]) for session, what in self._until.over(now)]
 
 
@@ -84,7 +86,7 @@ def kept_what_is_lent(timeout_s: float) -> str:
 
 
 def _more_time(ack_timeout_s: float) -> str:
-    """What to set so that a worker that was only busy is not fenced."""
+    """The setting that keeps a busy worker from being fenced."""
     longer = max(4 * ack_timeout_s, Rules().ack_timeout_s)
     return (
         "If its process was not stopped or stuck but busy (importing, compiling, collecting a "
@@ -102,6 +104,6 @@ def unread(what: int, timeout_s: float) -> str:
 
 def unsent(error: str, timeout_s: float) -> str:
     return (
-        f"what it needs cannot be sent for {timeout_s:g} s: {error}; its session is ended, connect "
+        f"cannot be sent its messages for {timeout_s:g} s: {error}; its session is ended, connect "
         "again. If descriptors are missing, raise the daemon's `ulimit -n` (LimitNOFILE in a unit)"
     )

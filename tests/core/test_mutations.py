@@ -614,7 +614,7 @@ BUGS = [
     Bug(
         "what was written beside a load that failed is written back",
         coming,
-        "    c.dirty = False  # what was written beside the copy is not worth keeping\n",
+        "    c.dirty = False  # the worker's writes during the load are not worth keeping\n",
         "",
     ),
     Bug(

@@ -66,7 +66,7 @@ def test_a_worker_that_dies_in_a_lease_loses_its_writes_and_it_is_said(world: Wo
     daemon.await_record("Waiting", names=("b",))
     worker.kill()
     lost = daemon.await_record("Lost", name="m")
-    assert "what it wrote since the last write-back is gone" in lost.why
+    assert "its writes since the last write-back are gone" in lost.why
     waiting.result()
     assert other.look("b")[1] == b
     assert daemon.status().quarantined_bytes == 0

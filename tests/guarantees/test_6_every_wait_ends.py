@@ -47,7 +47,7 @@ def test_two_that_hold_what_the_other_waits_for(world: World) -> None:
         two.acquire("d")
     assert refused.value.kind == "WouldDeadlock"
     assert "one (session" in refused.value.message
-    assert "waits for c, holding what this needs" in refused.value.message
+    assert "waits for c, holding components that this needs" in refused.value.message
     assert "a (8 MiB) by one" in refused.value.message
     assert "Release before acquiring more, or acquire all at once" in refused.value.message
 
@@ -65,7 +65,9 @@ def test_one_that_holds_what_it_waits_for_itself(world: World) -> None:
     worker.register("a", 8 * MIB)
     worker.register("b", 12 * MIB)
     worker.acquire("a")
-    with pytest.raises(WorkerError, match="its own thread holds what it needs") as refused:
+    with pytest.raises(
+        WorkerError, match="its own thread holds components that it needs"
+    ) as refused:
         worker.acquire("b")
     assert refused.value.kind == "WouldDeadlock"
     worker.release("a")

@@ -13,7 +13,7 @@ def test_two_agents_that_hold_what_the_other_needs_the_newer_is_refused(make: Ma
     second = w.acquire(t, "b2")
     refusal = w.refusal(second)
     assert refusal.code == "deadlock"
-    assert "one (session 7001) waits for a2, holding what this needs" in refusal.message
+    assert "one (session 7001) waits for a2, holding components that this needs" in refusal.message
     assert first not in w.answers
     w.release(held_t)
     w.settle()
@@ -47,7 +47,7 @@ def test_an_agent_that_holds_what_it_needs_gone_is_refused(make: Make) -> None:
     w.use(s, "a")
     refusal = w.refusal(w.acquire(s, "b"))
     assert refusal.code == "deadlock"
-    assert "its own thread holds what it needs" in refusal.message
+    assert "its own thread holds components that it needs" in refusal.message
 
 
 def test_an_agent_that_holds_a_rival_of_what_it_asks_is_refused(make: Make) -> None:

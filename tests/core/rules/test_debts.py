@@ -101,7 +101,7 @@ def test_who_cannot_be_sent_what_it_needs_is_fenced_and_told_why(make: Make) -> 
     (fence,) = w.sleep(60.0)
     assert isinstance(fence, Fence)
     assert fence.session == s
-    assert fence.why.startswith("what it needs cannot be sent for 60 s: Too many open files; ")
+    assert fence.why.startswith("cannot be sent its messages for 60 s: Too many open files; ")
     assert "raise the daemon's `ulimit -n`" in fence.why
 
 

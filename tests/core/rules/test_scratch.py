@@ -556,7 +556,7 @@ def test_lost_is_said_of_what_would_have_been_saved_and_of_nothing_else(make: Ma
         w.leave(s)
         why = [a.why for a in w.log if isinstance(a, Lost)]
         assert bool(why) == lost, (scratch, ranges)
-        assert all("since it was saved last" in words for words in why)
+        assert all("since the last save" in words for words in why)
 
 
 def test_a_session_that_ends_in_steps_says_what_is_lost_once(make: Make) -> None:

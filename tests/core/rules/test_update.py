@@ -70,7 +70,7 @@ def test_who_comes_waits_for_the_new_bytes_though_the_old_ones_are_in(make: Make
     w.renew(s, "a")
     key = w.acquire(other, "a")
     assert w.told() == [f"waiting {key[1]}"]
-    assert "whoever holds the old bytes" in getattr(w.out[0], "why", "")
+    assert "the holders of the old bytes" in getattr(w.out[0], "why", "")
     w.release(held)
     assert [a for a in w.out if isinstance(a, CopyIn)] == [CopyIn(2, "a", 2, 6, ((0, 6),))]
     w.settle()
