@@ -1,4 +1,4 @@
-"""A daemon of one's own, in a process and a temporary folder: for demo, bench and tests."""
+"""A private daemon in a process and a temporary folder: for demo, bench and tests."""
 
 import signal
 import subprocess
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-#: A daemon that does not stop by then is killed.
+#: A daemon that has not stopped by then is killed.
 STOP_S = 20.0
 
-#: What Python is told to run; settings follow as flags.
+#: Arguments for Python; settings follow as flags.
 SERVE = ("-m", "swapd", "serve")
 
 
 class SpawnError(Exception):
-    """The daemon did not start; the message is what it said."""
+    """The daemon did not start; the message has its own error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Spawned:
 def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Spawned]:
     """Run `swapd serve`, or another `program` that takes its flags, until the block ends.
 
-    Blocks until it serves, which it says in a line. Raises: SpawnError with the daemon's own words.
+    Blocks until it serves, as a line of its output shows. Raises: SpawnError with its error text.
     """
     with tempfile.TemporaryDirectory(prefix="swapd-") as folder:
         settings = {"runtime_dir": folder, "device": "host", **settings}

@@ -1,4 +1,4 @@
-"""`swapd doctor`: what is here, what is missing, and what to do. `examine` runs all checks."""
+"""`swapd doctor`: checks of this machine, with advice. `examine` runs them all."""
 
 import platform
 import resource
@@ -14,7 +14,7 @@ __all__ = ["Check", "examine"]
 def examine(folder: Path, timeout: float) -> list[Check]:
     """All checks, for a daemon whose runtime folder is `folder`.
 
-    It may take `timeout` seconds for each answer.
+    Each answer may take up to `timeout` seconds.
     """
     return [
         host.python(),

@@ -1,4 +1,4 @@
-"""What one check found."""
+"""The result of one check."""
 
 from typing import Literal
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. `fail`: swapd does not run without it; `warn`: something is worse or off.
+    """One finding. `fail`: swapd does not run without it; `warn`: something is slower or off.
 
-    `advice` says what to do; it is empty where there is nothing to be done.
+    `advice` is the remedy, or empty if there is none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is wrong with a daemon that runs, as its status and its files say. Changes nothing there."""
+"""Checks a running daemon by its status and its files. Changes nothing."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,14 @@ from swapd.shared.units import size
 from swapd_client import NotAnswering, NotRunning, SwapdError, connect
 
 OWN_LABEL = "swapd doctor"
-#: Of a GPU, for the contexts, graphs and activations of workers.
+#: Free memory of a GPU for the contexts, graphs and activations of workers.
 FREE_WANTED = 1 << 30
-#: On the disk of the swap log: a file, and the one before it.
+#: Room on the swap log's disk: the current file and the old one.
 LOG_WANTED = 2 * (64 << 20)
 
 
 def examine(folder: Path, timeout: float) -> list[Check]:
-    """Whether a daemon answers there, each time within `timeout` seconds; if so, how it fares."""
+    """Whether a daemon answers, each time within `timeout` seconds; if so, checks of its status."""
     try:
         with connect(folder, label=OWN_LABEL, timeout=timeout) as client:
             status = client.status(timeout=timeout)
@@ -35,7 +35,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
 
 
 def of_status(status: StatusReply) -> list[Check]:
-    """One check for each thing; pinning and notes only where there is something to say."""
+    """The checks of a status; pinning and notes only if the daemon reports any."""
     return [
         _version(status),
         _budget(status),
@@ -54,7 +54,7 @@ def _version(status: StatusReply) -> Check:
 
 
 def _budget(status: StatusReply) -> Check:
-    """Whether workers have memory of the GPU beside it, and the host has room for host copies."""
+    """Whether the GPU has memory left for workers, or the host for host copies."""
     name, budget = "daemon budget", status.budget_bytes
     if status.device != "host":
         found = f"{size(budget)}; {size(status.device_free_bytes)} of {status.device} are free"
@@ -69,13 +69,13 @@ def _budget(status: StatusReply) -> Check:
     copies = f"host copies have {size(status.host_copy_bytes)}"
     found = f"{size(budget)}; {copies}, and {size(free)} of host memory are available"
     if status.host_copy_bytes + free < budget:
-        advice = "not even what fits the budget has room for its host copies: lower --budget"
+        advice = "the host copies of one budget do not fit into host memory: lower --budget"
         return Check(name, "warn", found, advice)
     return Check(name, "ok", found)
 
 
 def _note(note: str) -> Check:
-    """What the daemon itself says is worse than it could be."""
+    """A warning that the daemon itself reports."""
     if "of host copies are pinned" in note:
         advice = "raise --pin-limit, and `ulimit -l` (LimitMEMLOCK in a unit), and restart it"
         return Check("daemon pinning", "warn", plain(note), advice)
@@ -83,8 +83,8 @@ def _note(note: str) -> Check:
 
 
 def _swap_log(path: Path) -> Check:
-    """Whether records reach the disk: those that do not are dropped, and counted in the log."""
-    name, elsewhere = "swap log", "records are dropped: mend it, or restart with another --swap-log"
+    """Whether records reach the disk: the daemon drops the others, and the log counts them."""
+    name, elsewhere = "swap log", "records are dropped: fix it, or restart with another --swap-log"
     try:
         room = os.statvfs(path.parent)
     except OSError as exc:

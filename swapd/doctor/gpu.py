@@ -1,4 +1,4 @@
-"""What the GPUs of this machine offer to swapd. Asks the driver; makes no context on a GPU."""
+"""Checks the GPUs of this machine. Asks the driver; makes no context on a GPU."""
 
 import resource
 from contextlib import closing
@@ -12,12 +12,12 @@ from swapd.doctor.check import Check
 from swapd.doctor.host import package
 from swapd.shared.units import size
 
-#: Of `--device cuda:0`, and what else a daemon has open.
+#: The default chunk of `--device cuda:0`, and the daemon's other descriptors.
 CHUNK_BYTES = 64 << 20
 SPARE_FILES = 256
 
-#: To be told to whoever asks what swapd costs here.
-MEASURED = "no figure of swapd's was measured on a GPU yet: `make gpu-check` measures this one"
+#: Printed with each GPU, as advice.
+MEASURED = "no figure of swapd was measured on a GPU yet: `make gpu-check` measures this one"
 
 _NEEDED = {
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": "virtual memory management",
@@ -26,7 +26,7 @@ _NEEDED = {
 
 
 def examine() -> list[Check]:
-    """All checks of the driver and of each GPU; one alone where there is none."""
+    """All checks of the driver and of each GPU; a single one if there is no driver."""
     nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
     try:
         api = load()
@@ -39,7 +39,7 @@ def examine() -> list[Check]:
 
 
 def no_driver(nodes: list[Path], why: str) -> Check:
-    """Without a GPU that is no lack; with one it is."""
+    """The check without a driver: ok without a GPU, else a warning."""
     if not nodes:
         advice = "swapd serve --device host works without; figures of a GPU need one"
         return Check("gpu", "ok", "no NVIDIA device", advice)
@@ -60,7 +60,7 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
         used = ", ".join(map(str, nvml.processes()))
         notes = nvml.notes(mps=bool(_attribute(api, device, "MPS_ENABLED")))
     advice = f"swapd serve --device {name} --budget ...; {MEASURED}"
-    checks = [Check(name, "ok", f"{found}; {used or 'nobody uses it'}", advice)]
+    checks = [Check(name, "ok", f"{found}; {used or 'no process uses it'}", advice)]
     checks += [Check(name, "warn", note) for note in notes]
     if not _attribute(api, device, "READ_ONLY_HOST_REGISTER_SUPPORTED"):
         slow = "cannot pin memory that is mapped read-only"
@@ -71,7 +71,7 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
 
 
 def descriptors(total: int, limit: int) -> Check:
-    """Whether a daemon may have a descriptor for each chunk of the whole GPU."""
+    """Whether a daemon may open a descriptor for each chunk of the whole GPU."""
     needed = -(-total // CHUNK_BYTES) + SPARE_FILES
     found = f"{limit} at most; the whole GPU in chunks of {size(CHUNK_BYTES)} takes {needed}"
     if limit >= needed:

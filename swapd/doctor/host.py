@@ -1,7 +1,7 @@
-"""What this machine itself offers to swapd and what it lacks: one check for each thing.
+"""Checks this machine: one check for each feature and limit.
 
 Lives here: finding out, by trying where that is possible. May not live here: printing.
-Nothing is changed: what is tried is tried on a few pages of this process's own memory.
+It changes nothing: trials use a few pages of this process's own memory.
 """
 
 import fcntl
@@ -26,11 +26,11 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
 
-#: MADV_POPULATE_READ and _WRITE came with it.
+#: It brought MADV_POPULATE_READ and _WRITE.
 KERNEL_NEEDED = (5, 14)
 #: A daemon holds about one descriptor for each component and three for each session.
 FILES_WANTED = 1024
-#: Arena and host copies of the smallest sensible set-up.
+#: Arena and host copies of the smallest useful set-up.
 MEMORY_WANTED = 2 << 30
 
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -46,7 +46,7 @@ def python() -> Check:
 
 
 def kernel(system: str, release: str) -> Check:
-    """Linux, and new enough."""
+    """The system is Linux, and new enough."""
     needed = ".".join(map(str, KERNEL_NEEDED))
     found = f"{system} {release}"
     if system != "Linux":
@@ -58,7 +58,7 @@ def kernel(system: str, release: str) -> Check:
 
 
 def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> Check:
-    """Try it: `works` if it does, else what the system says and `advice`."""
+    """Run `attempt`: `works` if it succeeds, else its error and `advice`."""
     try:
         attempt()
     except (OSError, AttributeError) as exc:
@@ -68,7 +68,7 @@ def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> C
 
 
 def populate() -> Check:
-    """Pages of shared memory can be made present ahead of their use."""
+    """The kernel can make pages of shared memory present before their use."""
 
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
@@ -83,7 +83,7 @@ def populate() -> Check:
 
 
 def memfd_sealing() -> Check:
-    """Memory can be shared by descriptor, and closed against writing."""
+    """The kernel can share memory by descriptor, and seal it against writing."""
 
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
@@ -97,7 +97,7 @@ def memfd_sealing() -> Check:
 
 
 def shelving() -> Check:
-    """Pages of shared memory can be moved aside and back: what makes a swap cheap."""
+    """The kernel can move pages of shared memory aside and back, which makes a swap cheap."""
 
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
@@ -122,7 +122,7 @@ def shelving() -> Check:
 
 
 def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
-    """Shared memory gets huge pages where it asks for them."""
+    """Shared memory gets huge pages if it asks for them."""
     advice = f"copies and page tables are slower without: echo advise | sudo tee {setting}"
     text = _text(setting)
     chosen = re.search(r"\[(\w+)\]", text or "")
@@ -134,7 +134,7 @@ def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
 
 
 def pidfd() -> Check:
-    """The end of a process can be waited for, also after its session ended."""
+    """A process can wait for the end of another, also after its session ended."""
 
     def attempt() -> None:
         with OwnedFd(os.pidfd_open(os.getpid())) as fd:
@@ -145,7 +145,7 @@ def pidfd() -> Check:
 
 
 def peer_credentials() -> Check:
-    """A socket says who is at its other end, and carries packets with descriptors."""
+    """A socket identifies its peer, and carries packets with descriptors."""
 
     def attempt() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -163,7 +163,7 @@ def peer_credentials() -> Check:
 
 
 def memory(available: int, cgroup: int | None) -> Check:
-    """Host memory for arena and host copies. `cgroup`: what its control group may have."""
+    """Host memory for arena and host copies. `cgroup`: the limit of its control group."""
     found = f"{size(available)} available"
     found += ", no cgroup limit" if cgroup is None else f", cgroup limit {size(cgroup)}"
     if available < MEMORY_WANTED:
@@ -188,7 +188,7 @@ def locked_memory(limit: int) -> Check:
 
 
 def folder_usable(path: Path) -> Check:
-    """The daemon could claim the folder, or has."""
+    """The daemon could claim the folder, or has claimed it."""
     name = "runtime folder"
     try:
         with Folder(path, trusted.open_folder(path)) as folder:
@@ -204,7 +204,7 @@ def folder_usable(path: Path) -> Check:
 
 
 def _folder_makeable(name: str, path: Path) -> Check:
-    """For one that is not there, though the way to it is trusted as far as it goes."""
+    """A missing folder, whose existing parents are trusted."""
     parent = next(p for p in path.absolute().parents if p.exists())
     if os.access(parent, os.W_OK | os.X_OK):
         return Check(name, "ok", f"{path}, still to be made")
@@ -216,7 +216,7 @@ def _folder_makeable(name: str, path: Path) -> Check:
 
 
 def package(name: str, *, needed: bool = False, extra: str = "") -> Check:
-    """Whether it is installed; it is not imported."""
+    """Whether a package is installed; it is not imported."""
     try:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""What daemon and clients both use: the wire, descriptors, the board, settings, where they meet."""
+"""Common code of daemon and clients: messages, descriptors, the board, settings, their folder."""

@@ -1,9 +1,9 @@
-"""The daemon's settings: declared once, here. The only defaults, and the only place that
-reads the environment.
+"""The daemon's settings: declared once, here. This module has their only defaults, and is the only
+one that reads the environment.
 
 A setting comes from its flag, else `SWAPD_<NAME>`, else the TOML file, else its default.
-Whatever is not a setting is refused by name; but a variable, which others may have set, is named in
-a warning and ignored.
+An unknown setting is an error that names it. An unknown variable is only a warning, because other
+software may have set it.
 """
 
 import logging
@@ -24,19 +24,19 @@ from swapd.shared.units import Size, parse_rate, parse_span, typed_size
 
 log = logging.getLogger("swapd.shared.config")
 
-#: Where a client looks for the daemon, and where the daemon looks for its file.
+#: The client's variable for the daemon's folder, and the daemon's for its file.
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
-#: What one must know to see the daemon's page: no setting, for no command line may have it.
+#: The secret for the daemon's page: not a setting, because command lines are public.
 HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
 #: The stage of `swapd run FILE` that a process belongs to.
 STAGE_VARIABLE = "SWAPD_STAGE"
 _NO_SETTINGS = frozenset((ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE))
 
-#: Under `chunk = "auto"` a GPU's budget over this is cut into chunks of that: evicting a component
-#: of some GiB is then a quarter of the driver's calls, and what is lost at its end is still little.
-#: By default only where somebody waits for these calls, under strict isolation: elsewhere all that
-#: is felt is that more is lost at the end of each component.
+#: Under `chunk = "auto"`, a GPU's budget over LARGE_BUDGET has chunks of LARGE_CHUNK: evicting a
+#: component of some GiB then takes a quarter of the driver calls, and the last chunk wastes little.
+#: This is the default under strict isolation only, where acquires wait for these calls; elsewhere
+#: only the waste would be noticed.
 LARGE_BUDGET = 8 << 30
 LARGE_CHUNK = 256 << 20
 GPU_CHUNK = 64 << 20
@@ -45,18 +45,18 @@ HOST_CHUNK = 2 << 20
 _SIZES = {"budget", "chunk", "host_memory", "swap_log_size", "pin_limit"}
 _RATES = {"bandwidth"}
 _SPANS = {"ack_timeout", "linger", "patience", "residency_bound", "stop_timeout", "swap_log_age"}
-#: What Kubernetes gives as the place of a service: of one called swapd, in SWAPD_PORT.
+#: Kubernetes sets SWAPD_PORT to the address of a service called swapd.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
-#: As long as a path may be.
+#: The longest path.
 _TEXT_MAX_CHARS = 4096
 
 
 class ConfigError(Exception):
-    """A setting is unknown or makes no sense. The message names it and says what does."""
+    """A setting is unknown or invalid. The message names it and its valid values."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything `swapd serve` can be told. Bytes and seconds unless said otherwise."""
+    """All settings of `swapd serve`, in bytes and seconds unless noted otherwise."""
 
     device: Annotated[str, Meta(description="What to swap onto: host, or a GPU, as in cuda:0")] = (
         "host"
@@ -137,7 +137,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def chunk_bytes(self) -> int:
-        """The chunk as set, or what suits the device: a GPU's mappings cost by the piece."""
+        """The chunk as set, or the device's default: on a GPU each mapping costs time."""
         if isinstance(self.chunk, int):
             return int(self.chunk)
         if self.device == "host":
@@ -147,7 +147,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def folder(self) -> Path:
-        """Absolute: clients in other working directories are told it."""
+        """Absolute, because clients have other working directories."""
         folder = Path(self.runtime_dir) if self.runtime_dir else default_folder(self.device)
         return folder.absolute()
 
@@ -164,10 +164,10 @@ _KINDS = get_type_hints(Config, include_extras=True)
 def load(
     path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Read the settings; `flags` holds only those that were given.
+    """Read the settings; `flags` has only the flags that were given.
 
-    Variables that are no settings are ignored, with a warning in the log. Raises: ConfigError,
-    naming the setting and where it came from.
+    Ignores unknown variables, with a warning in the log. Raises: ConfigError, naming the setting
+    and its source.
     """
     environ = os.environ if environ is None else environ  # noqa: TID251
     if path is None and (named := _unless_service(environ.get(CONFIG_VARIABLE))):
@@ -181,17 +181,17 @@ def load(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A file as it is written. Raises: ConfigError, if it cannot be read or is no TOML."""
+    """The table of a TOML file. Raises: ConfigError if it is unreadable or not TOML."""
     try:
         return tomllib.loads(documents.read(path))
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror}") from exc
-    except (ValueError, RecursionError) as exc:  # no TOML, or no text
+    except (ValueError, RecursionError) as exc:  # not TOML, or not text
         raise ConfigError(f"{path}: {exc}") from exc
 
 
 def parsed(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The settings of a table, as a file has them. `source` goes before their names in errors.
+    """The settings of a file's table. Errors put `source` before their names.
 
     Raises: ConfigError.
     """
@@ -199,14 +199,14 @@ def parsed(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def default_folder(device: str) -> Path:
-    """The runtime folder of a device where none was named."""
+    """The runtime folder of a device by default."""
     base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
     root = Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
     return root / _folder_name(device)
 
 
 def logs_left_by(folder: Path) -> list[Path]:
-    """Where the swap log of a daemon that had this runtime folder may lie."""
+    """The swap logs that a daemon with this runtime folder may have left."""
     by_default = state_folder() / folder.name if folder == default_folder(folder.name) else folder
     return [path for at in (folder, by_default) if (path := at / SWAP_LOG).exists()]
 
@@ -218,7 +218,7 @@ def _log_folder(device: str, folder: Path, *, named: bool) -> Path:
 
 
 def state_folder() -> Path:
-    """Where what is to stay is kept for this user."""
+    """The folder for this user's files that outlive a daemon."""
     base = os.environ.get("XDG_STATE_HOME")  # noqa: TID251
     return (Path(base) if base else Path("~/.local/state").expanduser()).absolute() / "swapd"
 
@@ -228,17 +228,17 @@ def _folder_name(device: str) -> str:
 
 
 def endpoint_from_environment() -> str | None:
-    """Where `$SWAPD_ENDPOINT` says the daemon is."""
+    """The daemon's folder, as `$SWAPD_ENDPOINT` names it."""
     return _unless_service(os.environ.get(ENDPOINT_VARIABLE))  # noqa: TID251
 
 
 def stage_from_environment() -> str | None:
-    """The stage of `swapd run FILE` that this process belongs to, if it does to one."""
+    """The stage of `swapd run FILE` that this process belongs to, if any."""
     return os.environ.get(STAGE_VARIABLE) or None  # noqa: TID251
 
 
 def http_token_from_environment() -> str | None:
-    """The token of the page, where no file has it."""
+    """The token of the page, if no file has it."""
     return os.environ.get(HTTP_TOKEN_VARIABLE) or None  # noqa: TID251
 
 
@@ -248,25 +248,25 @@ def visible_gpus() -> str | None:
 
 
 def notify_socket() -> str | None:
-    """Where systemd wants to hear that the daemon is ready."""
+    """The socket on which systemd listens for the daemon's state."""
     return os.environ.get("NOTIFY_SOCKET") or None  # noqa: TID251
 
 
 def environment_of_a_daemon(notify: str, **defaults: str) -> dict[str, str]:
-    """That of a daemon which this process starts: it tells `notify` when it serves, and no watchdog
-    of this process. `defaults`: of settings that no variable sets."""
+    """The environment of a daemon that this process starts. The daemon notifies `notify` when it
+    serves, and not this process's watchdog. `defaults` are settings that no variable sets."""
     given = {f"SWAPD_{name.upper()}": value for name, value in defaults.items()}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WATCHDOG_")}  # noqa: TID251
     return {**given, **kept, "NOTIFY_SOCKET": notify}
 
 
 def environment_with(endpoint: str) -> dict[str, str]:
-    """That of a command whose daemon is there."""
+    """The environment of a command whose daemon is there."""
     return {**os.environ, ENDPOINT_VARIABLE: endpoint}  # noqa: TID251
 
 
 def watchdog_s() -> float | None:
-    """How long systemd waits for a sign of life of this process; None if it does not."""
+    """systemd's watchdog period for this process; None without a watchdog."""
     meant = os.environ.get("WATCHDOG_PID")  # noqa: TID251
     if meant and meant != str(os.getpid()):
         return None
@@ -301,7 +301,7 @@ def _ignored(variables: list[str]) -> str:
 
 
 def _unless_service(value: str | None) -> str | None:
-    """What a variable says of swapd, if it says anything."""
+    """The value of a variable, unless it is empty or a Kubernetes service."""
     return value if value and not _SERVICE.match(value) else None
 
 
@@ -340,7 +340,7 @@ def _span(text: str) -> float:
 
 
 def _problem_with(text: str) -> str | None:
-    """Why no setting can be this text, which is shown to people; None if one can."""
+    """The reason why no setting can have this text, for people; None if one can."""
     if len(text) > _TEXT_MAX_CHARS:
         return f"has {len(text)} characters; at most {_TEXT_MAX_CHARS}"
     return None if text.isprintable() else f"{text!r} has characters that cannot be printed"

@@ -1,7 +1,7 @@
-"""The daemons of this user that run on this machine, wherever their folders are.
+"""The running daemons of this user on this machine, with any runtime folder.
 
-Found by the lock that each holds on its runtime folder, as /proc shows it: no list is kept that
-could be out of date. Processes that end meanwhile, and those of other users, are passed over.
+Each daemon holds a lock on its runtime folder, and /proc shows the locks: there is no list that
+could be out of date. Skips processes that end meanwhile, and those of other users.
 """
 
 import os
@@ -14,19 +14,19 @@ from typing import NamedTuple
 from swapd.shared.runtime_dir import LIFELINE, LOCK
 
 _PROC = Path("/proc")
-#: In a line of /proc/locks, or of a descriptor's `fdinfo`: who holds the whole of a file.
+#: Matches a line of /proc/locks, or of a descriptor's `fdinfo`: the holder of a whole file's lock.
 _FLOCK = re.compile(r"^(?:lock:\s*)?\d+: FLOCK +ADVISORY +WRITE +(\d+) ", re.MULTILINE)
 _DELETED = " (deleted)"
-#: So many are named in a message.
+#: A message names at most so many.
 NAMED_MAX = 3
 
 
 class Found(NamedTuple):
-    """A daemon that runs. `folder` is its runtime folder as the daemon sees it."""
+    """A running daemon. `folder` is its runtime folder as the daemon sees it."""
 
     pid: int
     folder: Path
-    #: Why no process of this mount namespace reaches the folder; "" if one does.
+    #: The reason why no process of this mount namespace reaches the folder; "" if one does.
     unreachable: str = ""
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 def running() -> list[Found]:
-    """Those of this user, by their folders. Blocks for some milliseconds; raises nothing."""
+    """The daemons of this user, by their folders. Blocks for some milliseconds; raises nothing."""
     found = {}
     for pid in _lockers():
         for daemon in _served_by(pid):
@@ -44,13 +44,13 @@ def running() -> list[Found]:
 
 
 def named(found: list[Found]) -> str:
-    """A few of them, for a message."""
+    """The first few of them, for a message."""
     more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     return ", ".join(map(str, found[:NAMED_MAX])) + more
 
 
 def _lockers() -> Iterator[int]:
-    """Processes of this user that hold a lock; all of this user where the kernel lists no locks."""
+    """Processes of this user that hold a lock; all of them if the kernel lists no locks."""
     try:
         listed = (_PROC / "locks").read_text()
     except OSError:
@@ -66,12 +66,12 @@ def _lockers() -> Iterator[int]:
 
 
 def _served_by(pid: int) -> Iterator[Found]:
-    """The runtime folders that this process has locked, and listens in."""
+    """The runtime folders that this process has locked and listens in."""
     fds = _PROC / str(pid) / "fd"
     try:
         numbers = os.listdir(fds)
     except OSError:
-        return  # it has ended, or nobody may look
+        return  # it has ended, or this process may not look
     for number in numbers:
         with suppress(OSError):
             target = os.readlink(fds / number)
@@ -89,7 +89,7 @@ def _is_locked(pid: int, number: str) -> bool:
 
 
 def _seen(pid: int, fd: Path, lock: Path) -> Found | None:
-    """The daemon whose lock this is; None if it is the lock of something else."""
+    """The daemon of this lock; None if another program holds it."""
     root = _PROC / str(pid) / "root"
     listens = (root / lock.parent.relative_to("/") / LIFELINE).is_socket()
     if not (listens and _is_a_number(fd)):
@@ -105,6 +105,6 @@ def _seen(pid: int, fd: Path, lock: Path) -> Found | None:
 
 
 def _is_a_number(fd: Path) -> bool:
-    """Whether a lock has what a daemon writes into its own. Opened anew, so no offset moves."""
+    """Whether a lock has a process id in it, as a daemon's has. Opened anew: no offset moves."""
     with fd.open("rb") as file:
         return file.read(32).strip().isdigit()

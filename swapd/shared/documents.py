@@ -1,7 +1,7 @@
-"""Files for people and programs (YAML, JSON, TOML) that anybody may have written, read in bounds.
+"""Reads YAML, JSON and TOML files of untrusted authors, within bounds.
 
-A FIFO or a device hangs nobody, what is too large is not read, what nests or repeats itself
-without end is refused. May not live here: what the files mean.
+A FIFO or a device does not block it. It refuses files that are too large, nest too deep, or
+repeat themselves without end. May not live here: the meaning of the files.
 """
 
 import json
@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
 
-#: More than any file for people has; and any for programs, of which an index is the longest.
+#: Larger than any file for people; and than any for programs, of which an index is the longest.
 PEOPLE_MAX_BYTES = 256 << 10
 PROGRAMS_MAX_BYTES = 64 << 20
-#: How deep one is nested, and how many values it has, each counted wherever it is referred to.
+#: Most levels and values of a document; a value counts once for each reference to it.
 DEPTH_MAX = 64
 VALUES_MAX = 50_000
 #: Digits of a whole number, its sign and separators.
@@ -26,15 +26,15 @@ _DIGITS_MAX = 25
 
 
 class BadDocument(ValueError):
-    """The file cannot be what it is read as; the message says why, and not which file."""
+    """The file is not valid; the message says why, and does not name the file."""
 
 
 @contextmanager
 def regular(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open. Raises: OSError; BadDocument if it is something else."""
+    """An open regular file. Raises: OSError; BadDocument if it is something else."""
     try:
         opened = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-    except ValueError as exc:  # a zero in its name
+    except ValueError as exc:  # a NUL in its name
         raise BadDocument(str(exc)) from exc
     with opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
@@ -56,7 +56,7 @@ def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:
 
 
 def read_json(path: Path) -> object:
-    """What a JSON file holds. Raises: OSError, BadDocument."""
+    """The value of a JSON file. Raises: OSError, BadDocument."""
     found = parsed_json(read(path, PROGRAMS_MAX_BYTES))
     _check_depth(found)
     return found
@@ -73,7 +73,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_yaml(path: Path) -> object:
-    """What a YAML file holds. Needs PyYAML. Raises: OSError, BadDocument, ModuleNotFoundError."""
+    """The value of a YAML file. Needs PyYAML. Raises: OSError, BadDocument, ModuleNotFoundError."""
     import yaml
 
     loader = None
@@ -100,19 +100,19 @@ def _constructed(construct: Callable[[Any], object], node: object) -> object:
     try:
         return construct(node)
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as exc:
-        raise BadDocument(f"a value is not what its tag says ({exc})") from exc
+        raise BadDocument(f"a value does not match its tag ({exc})") from exc
 
 
 class _Weighing:
-    """How much a YAML document is once each alias is what it stands for."""
+    """Measures a YAML document with its aliases written out."""
 
     def __init__(self) -> None:
-        #: Values in, and levels below, each node, by its identity.
+        #: The values in each node and the levels below it, by the node's identity.
         self._known: dict[int, tuple[int, int]] = {}
         self._above: set[int] = set()
 
     def of(self, node: Any) -> tuple[int, int]:
-        """Values and levels. Raises: BadDocument if these are too many."""
+        """Values and levels. Raises: BadDocument if there are too many."""
         if id(node) in self._above:
             raise BadDocument("a value of it contains itself")
         if id(node) not in self._known:
@@ -138,7 +138,7 @@ class _Weighing:
 
 
 def _nodes(entry: Any) -> tuple[Any, ...]:
-    """An entry of a sequence is a node, one of a mapping is two."""
+    """The nodes of an entry: one in a sequence, two in a mapping."""
     return entry if isinstance(entry, tuple) else (entry,)
 
 

@@ -1,9 +1,9 @@
-"""What an extra of this package installs, and what to say when it is not there."""
+"""The optional dependencies (extras) of this package, and the error when one is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: By module, the extra that brings it.
+#: For each module, the extra that installs it.
 EXTRA_OF = {
     "torch": "torch",
     "tqdm": "torch",
@@ -24,12 +24,12 @@ EXTRA_OF = {
 
 
 class MissingExtra(ModuleNotFoundError):
-    """A module is not installed that an extra brings; the message says which."""
+    """A module of an extra is not installed; the message names the extra."""
 
 
 @contextmanager
 def needed(what: str) -> Iterator[None]:
-    """A `with` block that imports what an extra brings, for `what`. Raises: MissingExtra."""
+    """A `with` block that imports modules of an extra, for `what`. Raises: MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -42,5 +42,5 @@ def needed(what: str) -> Iterator[None]:
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra that brings what could not be imported; None if none does."""
+    """The extra that installs the missing module; None if there is none."""
     return EXTRA_OF.get((error.name or "").partition(".")[0])

@@ -1,4 +1,4 @@
-"""File descriptors: who owns one, and how it crosses a process border.
+"""File descriptors: their owners, and sending them to another process.
 
 No protocol knowledge: a packet is bytes plus descriptors.
 """
@@ -16,12 +16,12 @@ from types import TracebackType
 #: Most descriptors in one packet. Linux allows 253.
 FDS_MAX = 64
 
-#: Numbers that nobody keeps: the swap log, what is asked of /proc, files on their way to a worker.
+#: Numbers left free for short use: the swap log, reading /proc, files on their way to a worker.
 RESERVE = 24
-#: With fewer a daemon can serve nobody.
+#: Fewest descriptors with which a daemon can serve.
 LEAST = 96
 
-#: What a resource that ran out says, for now: whoever asked did nothing wrong.
+#: Errors of a resource that is exhausted for now: the caller made no mistake.
 EXHAUSTED = frozenset(
     (
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC),
@@ -33,9 +33,9 @@ _INT = struct.Struct("i")
 
 
 class OwnedFd:
-    """A descriptor that is closed exactly once: by `close`, or by whoever `take`s it.
+    """A descriptor that is closed exactly once: by `close`, or by the caller of `take`.
 
-    Dropped in a forked child it is not closed there: the number may be another file's by then.
+    A forked child does not close it: the number may be another file's by then.
     """
 
     def __init__(self, fd: int) -> None:
@@ -59,13 +59,13 @@ class OwnedFd:
             self.close()
 
     def fileno(self) -> int:
-        """The descriptor; still owned here."""
+        """The descriptor; this object still owns it."""
         if self._fd < 0:
             raise ValueError("descriptor is closed")
         return self._fd
 
     def take(self) -> int:
-        """Give the descriptor away: the caller closes it."""
+        """Give up the descriptor: the caller closes it."""
         fd, self._fd = self.fileno(), -1
         return fd
 
@@ -75,10 +75,9 @@ class OwnedFd:
 
 
 def allow(count: int) -> int:
-    """Let this process open `count` more descriptors than it has, as far as it may.
+    """Let this process open `count` more descriptors than it has, up to its hard limit.
 
-    Returns the limit that takes (`ulimit -n`), which is more than the process may have if that
-    was not enough.
+    Returns the limit that this needs (`ulimit -n`). It is over the hard limit if that is too low.
     """
     needed = len(os.listdir("/proc/self/fd")) + count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,48 +87,48 @@ def allow(count: int) -> int:
 
 
 def raise_limit() -> int:
-    """Let this process have as many descriptors as it may; return how many that is."""
+    """Raise the limit of descriptors to the hard limit; return that."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def limit() -> int:
-    """How many descriptors this process may have."""
+    """How many descriptors this process may open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def make_sure(count: int) -> None:
-    """Check that this process may open so many more just now. Raises: OSError."""
+    """Check that this process can open so many more just now. Raises: OSError."""
     with ExitStack() as opened:
         for _ in range(count):
             opened.enter_context(OwnedFd(os.eventfd(0, os.EFD_CLOEXEC)))
 
 
 def share(most: int, of_limit: int) -> int:
-    """`most`, or less where this process may have few descriptors: one `of_limit`-th of them."""
+    """`most`, or less where the limit is low: one `of_limit`-th of the limit."""
     return min(most, limit() // of_limit)
 
 
 def has_room(fd: int, spare: int = 0) -> bool:
-    """Whether a new descriptor that is to be kept leaves the RESERVE, and so many more, alone.
+    """Whether keeping a new descriptor leaves the RESERVE, and `spare` more, free.
 
-    The lowest number that is free is given out: while nobody keeps one of the last numbers, there
-    are always these for what is open for a moment only, in whatever thread.
+    The kernel gives out the lowest free number. While no owner keeps one of the last numbers,
+    these are always free for short use in any thread.
     """
     return fd < limit() - RESERVE - spare
 
 
 def exhausted() -> str:
-    """Why what needs a descriptor is refused, and what to do."""
+    """The message of a refusal for lack of descriptors."""
     return (
         f"the daemon may have {limit()} open files, and has none left for this: raise its "
-        "`ulimit -n` (LimitNOFILE in a unit), or close what is not needed"
+        "`ulimit -n` (LimitNOFILE in a unit), or close sessions"
     )
 
 
 def keep(fd: OwnedFd, spare: int = 0) -> OwnedFd:
-    """`fd`, if there is room to keep it; else it is closed. Raises: OSError (EMFILE)."""
+    """`fd`, if there is room to keep it; else close it. Raises: OSError (EMFILE)."""
     if has_room(fd.fileno(), spare):
         return fd
     fd.close()
@@ -142,9 +141,9 @@ def reopen_read_only(fd: int) -> OwnedFd:
 
 
 def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one packet on a SEQPACKET socket. The caller keeps its descriptors.
+    """Send one packet on a SEQPACKET socket. The caller keeps the descriptors.
 
-    Blocking: as the socket is set. Raises: OSError, BlockingIOError when it would block.
+    Blocking: as the socket is set. Raises: OSError; BlockingIOError if it would block.
     """
     socket.send_fds(sock, [data], list(fds))
 
@@ -153,9 +152,9 @@ def recv_packet(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[OwnedF
     """Receive one packet; empty data means the other side is gone.
 
     The caller owns the descriptors. Raises: OSError; ValueError if the packet or its
-    descriptors were cut short, in which case none are kept.
+    descriptors were cut short; then it closes them all.
     """
-    # not socket.recv_fds: it forgets its flags, and all that is executed would inherit these
+    # not socket.recv_fds: it drops its flags, so executed programs would inherit the descriptors
     data, ancillary, flags, _ = sock.recvmsg(
         max_bytes, socket.CMSG_LEN(FDS_MAX * _INT.size), socket.MSG_CMSG_CLOEXEC
     )
@@ -180,10 +179,10 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether the machine lacked something for a moment; nobody made a mistake then."""
+    """Whether the machine lacked a resource for a moment, without a mistake of the caller."""
     return isinstance(error, OSError) and error.errno in EXHAUSTED
 
 
 def why_none(error: OSError) -> str:
-    """Why what the system has none of is refused."""
+    """The message of a refusal for this shortage."""
     return exhausted() if error.errno == errno.EMFILE else f"{error.strerror}: try again later"

@@ -1,6 +1,6 @@
-"""What the system lets this process have, asked for at the start: open files, and threads.
+"""System limits of this process, checked when it starts: open files, and threads.
 
-A thread that is started later may not be had then, and whoever needed it has no other way on.
+All threads start at once, because a later start may fail, and its caller has no fallback.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class LimitError(Exception):
-    """The system grants this process too little to serve anybody. The message says what to set."""
+    """The system grants this process too little to serve. The message names the limit to raise."""
 
 
 def raise_open_files() -> None:
-    """Have as many descriptors as this process may. Raises: LimitError if these are too few."""
+    """Raise the limit of descriptors to its maximum. Raises: LimitError if that is too few."""
     most = fds.raise_limit()
     if most < fds.LEAST:
         raise LimitError(
@@ -31,7 +31,7 @@ def raise_open_files() -> None:
 
 
 class Pool(ThreadPoolExecutor):
-    """Threads that all run from the start, and can be waited for without blocking a loop."""
+    """Threads that all run from the start, and whose work a loop can await."""
 
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
@@ -39,7 +39,7 @@ class Pool(ThreadPoolExecutor):
         self._unfinished: set[Future[Any]] = set()
         meeting = threading.Barrier(threads)
         try:
-            # each holds one thread until all have come, so that each needs one of its own
+            # each task holds one thread until all tasks have come, so each needs its own thread
             wait([self.submit(meeting.wait) for _ in range(threads)])
         except (RuntimeError, MemoryError) as exc:
             meeting.abort()
@@ -53,7 +53,7 @@ class Pool(ThreadPoolExecutor):
         return future
 
     async def finish(self, *, drop: bool = True) -> None:
-        """Wait until it has nothing to do. `drop`: what has not begun never does."""
+        """Wait until it has nothing to do. `drop`: cancel work that has not begun."""
         unfinished = list(self._unfinished)
         if drop:
             unfinished = [future for future in unfinished if not future.cancel()]
@@ -61,7 +61,7 @@ class Pool(ThreadPoolExecutor):
 
 
 def start(thread: threading.Thread) -> None:
-    """Start it. Raises: LimitError."""
+    """Start `thread`. Raises: LimitError."""
     try:
         thread.start()
     except (RuntimeError, MemoryError) as exc:

@@ -1,12 +1,12 @@
-"""What daemon and client say to each other: messages, codes, encoding.
+"""The messages between daemon and client: structs, codes, encoding.
 
 Lives here: every struct that crosses a process border, and the one protocol version.
 May not live here: sockets, clocks, state. msgspec only.
 
 Two channels carry these. `rpc` (ZeroMQ) carries requests and exactly one reply to each.
-The `lifeline` (a Unix SEQPACKET socket) carries the handshake, file descriptors, and what
-the daemon says unasked. Unknown fields are ignored and missing ones take their default,
-so fields may be added; a meaning may never change. Tags are explicit for the same reason.
+The `lifeline` (a Unix SEQPACKET socket) carries the handshake, file descriptors, and the
+daemon's notices. Decoders ignore unknown fields and fill in defaults, so fields may be
+added; a meaning may never change. Tags are explicit for the same reason.
 """
 
 from typing import Annotated, Literal
@@ -17,35 +17,35 @@ from swapd.shared.text import TEXT_MAX_CHARS
 
 VERSION = 7
 
-#: Bytes of the session token. A rpc identity is the token followed by a channel number.
+#: Bytes of the session token. An rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
 
-#: Largest request. A longer one ends the connection it came by, so no client sends it.
+#: Largest request. A longer one closes its connection, so no client sends one.
 REQUEST_MAX_BYTES = 1 << 20
 
-#: Most requests of one session that wait for their reply. One more is refused.
+#: Most unanswered requests of one session. The daemon refuses one more.
 UNANSWERED_MAX = 16_384
 
-#: Largest lifeline packet, either direction.
+#: Largest lifeline packet, in either direction.
 LIFELINE_MAX_BYTES = 64 * 1024
 
 #: Longest component name, and most names in one acquire.
 NAME_MAX_CHARS = TEXT_MAX_CHARS
 NAMES_MAX = 1024
 
-#: Most segments of one component: a word of the board counts those that have arrived.
+#: Most segments of one component: a word of the board counts the segments that have arrived.
 SEGMENTS_MAX = 0xFFFE
 
-#: No number on the wire is larger, or less than its negative: sums and differences of a few stay
-#: within the 64 bits that an encoder takes.
+#: Bound of the absolute value of each number on the wire: sums and differences of a few stay within
+#: the 64 bits that an encoder takes.
 NUMBER_MAX = 1 << 62
 
 Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
-#: Names a request, a lease, a ticket.
+#: Identifies a request, a lease or a ticket.
 Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
-#: Bytes as people give them: what is no size is refused in words (`swapd.core.requests`).
+#: Bytes as people give them: `swapd.core.requests` refuses values that are not a size.
 Size = Number
-#: Uses of one lease that were not told: a client tells of them about once a second.
+#: Most uses of one lease that a client has not reported yet: it reports about once a second.
 USES_MAX = 1 << 32
 Uses = Annotated[int, msgspec.Meta(ge=0, le=USES_MAX)]
 
@@ -75,33 +75,33 @@ Code = Literal[
     "internal",
 ]
 
-#: What may be on the device: components, and workspaces, each for one lease.
+#: The kinds of residents: components, and workspaces, each of which has one lease.
 ComponentKind = Literal["component", "workspace", "scratch"]
 
-#: Memory that comes in as zeros, and what becomes of its contents when it leaves the device:
-#: nothing, or they are saved and restored. "": a component as any other.
+#: Memory that loading fills with zeros. Evicting drops its contents, or saves them, and loading
+#: restores them. "": an ordinary component.
 Scratch = Literal["", "dropped", "saved"]
 
-#: Parts of a component as (offset, bytes): none empty, ascending, apart from each other.
+#: Parts of a component as (offset, bytes): none is empty, ascending, with gaps between them.
 Ranges = tuple[tuple[int, int], ...]
 
-#: Most ranges that are told of one component.
+#: Most ranges that a message lists for one component.
 RANGES_MAX = 4096
 
-#: What one acquires that starts, in messages.
+#: The name in messages of the lease that a starting process acquires.
 THE_START = "the turn to start"
 
-#: Of a family, the part that is in no block: it is needed from first to last, so it is kept first.
+#: The part of a family that is in no block: all blocks need it, so swapd keeps it first.
 REST = "rest"
 
 
 def part_name(family: str, part: str) -> str:
-    """What a part of a family is called."""
+    """The name of a part of a family."""
     return f"{family}/{part}"
 
 
 def rest_of(family: str) -> str:
-    """What the part of a family is called that is in no block."""
+    """The name of a family's part that is in no block."""
     return part_name(family, REST)
 
 
@@ -115,8 +115,8 @@ class Placement(msgspec.Struct, frozen=True):
     name: str
     generation: int
     runs: Runs
-    transient: bool = False  # it leaves the device when nobody holds it
-    contents: int = 0  # of scratch: the generation that came in as zeros, and has them since
+    transient: bool = False  # it leaves the device with its last lease
+    contents: int = 0  # of scratch: the generation that last began as zeros; its contents remain
 
 
 # --- rpc, client to daemon ---------------------------------------------------------------
@@ -129,26 +129,26 @@ class Request(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
 
 
 class Register(Request, frozen=True, tag="register"):
-    """Reserve a name and have a host copy made; its descriptor comes by the lifeline."""
+    """Reserve a name and order a host copy; its descriptor comes by the lifeline."""
 
     name: str
     nbytes: Size
-    layout: str = ""  # hash of what lies where in the host copy, opaque to the daemon
+    layout: str = ""  # hash of the tensors' places in the host copy, opaque to the daemon
     policy: Policy = "lru"
     group: str | None = None
     mutable: bool = False
     segments: tuple[Size, ...] = ()  # where each ends, bytes, ascending; () is one segment
-    part_of: str = ""  # a name that stands for all its parts; no component has it
-    content: str = ""  # what its bytes are: equal contents and layouts share one host copy
+    part_of: str = ""  # the family's name: it stands for all parts; no component has this name
+    content: str = ""  # hash of its bytes: equal contents and layouts share one host copy
     transient: bool = False  # a part: it leaves when released, until a Resize keeps it
-    scratch: Scratch = ""  # mutable, as its worker writes to it
-    filled: bool = False  # scratch that is "saved": its host copy has its contents, as others' have
+    scratch: Scratch = ""  # always mutable, as its worker writes to it
+    filled: bool = False  # "saved" scratch: its host copy has contents, as that of a component has
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """The new host copy is filled and unmapped in the worker: from now on it may be acquired.
+    """The new host copy is complete and unmapped in the worker: from now on it may be acquired.
 
-    Updates of several components may be committed together: all of them in one step, or none.
+    One Commit may name updates of several components: the daemon commits all in one step, or none.
     """
 
     name: str
@@ -156,16 +156,16 @@ class Commit(Request, frozen=True, tag="commit"):
 
 
 class Update(Request, frozen=True, tag="update"):
-    """Have a new host copy made for a clean component, beside the one it has.
+    """Order a new host copy for a clean component, beside its current one.
 
-    Its descriptor comes by the lifeline. Commit puts it in the place of the old one, in one step.
+    The descriptor comes by the lifeline. Commit replaces the old host copy in one step.
     """
 
     name: str
 
 
 class GiveUp(Request, frozen=True, tag="give_up"):
-    """The Update of this id will not be committed: drop the new host copy."""
+    """The client will not commit the Update of this id: drop the new host copy."""
 
     name: str
     update: Id
@@ -176,24 +176,24 @@ class Unregister(Request, frozen=True, tag="unregister"):
 
 
 class Acquire(Request, frozen=True, tag="acquire"):
-    """All of `names`, or none. The request's id becomes the lease's id.
+    """Acquire all of `names`, or none. The request's id becomes the lease's id.
 
     A family's name stands for all its parts.
     """
 
     names: tuple[str, ...]
-    agent: Number = 0  # the thread or task that waits: what it holds is not released meanwhile
+    agent: Number = 0  # the waiting thread or task: it releases none of its leases meanwhile
     timeout_s: float | None = None
     priority: Number = 0
-    await_registration: bool = False  # wait for names that nobody has registered yet
-    early: bool = False  # granted when the copies are ordered; the board says what has arrived
+    await_registration: bool = False  # wait for names that are not registered yet
+    early: bool = False  # granted when the copies are ordered; the board shows the progress
     traced: bool = False  # the reply has an Account
 
 
 class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
-    """Device memory for the worker's own allocator: that much less is swapd's meanwhile.
+    """Reserve device memory for the worker's own allocator: the budget shrinks by it meanwhile.
 
-    Answered and given back as an acquire. The daemon rounds up to whole chunks.
+    The reply and the release are those of an acquire. The daemon rounds up to whole chunks.
     """
 
     nbytes: Size
@@ -204,9 +204,9 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
 
 
 class AcquireStart(Request, frozen=True, tag="acquire_start"):
-    """Be the only process that starts on this device: what is free is measured undisturbed.
+    """Be the only process that starts on this device: its measure of free memory holds.
 
-    Answered and given back as an acquire. One that holds any lease is refused.
+    The reply and the release are those of an acquire. The daemon refuses it to a lease holder.
     """
 
     timeout_s: float | None = None
@@ -214,48 +214,48 @@ class AcquireStart(Request, frozen=True, tag="acquire_start"):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """What of scratch that is "saved" is worth it, from now on: its owner says so."""
+    """The ranges of "saved" scratch that are worth saving from now on, as its owner reports."""
 
     name: Name
-    number: Id  # counts up: what was said earlier and comes later is ignored
+    number: Id  # counts up: the daemon ignores a report that is older than the last
     ranges: tuple[tuple[Size, Size], ...]
 
 
 class Release(Request, frozen=True, tag="release"):
-    """Give a lease back. Answered only if `ack`; releasing twice does nothing."""
+    """Release a lease. Answered only if `ack`; releasing twice does nothing."""
 
     lease: Id
     ack: bool = False
-    again: Uses = 0  # how often its worker took it again without a message
+    again: Uses = 0  # uses that its worker began without a message
     used: tuple[Used, ...] = ()
 
 
 class Cancel(Request, frozen=True, tag="cancel"):
-    """Forget an acquire, whether it still waits or was granted meanwhile. Not answered."""
+    """Forget an acquire, whether it still waits or is granted already. Not answered."""
 
     acquire: Id
 
 
 class Prefetch(Request, frozen=True, tag="prefetch"):
-    """Bring these in when there is room. Answered at once; takes no lease."""
+    """Load these if there is room. Answered at once; takes no lease."""
 
     names: tuple[str, ...]
-    #: What may be evicted for them, if it is idle: components, families. None: whatever is idle. If
-    #: it is given, names that are not registered are left out, here and in `names`.
+    #: The components and families that may be evicted for them, if idle. None: any. If it is given,
+    #: the daemon skips unregistered names, here and in `names`.
     over: tuple[Name, ...] | None = None
 
 
 class Forecast(Request, frozen=True, tag="forecast"):
-    """What would acquiring these do now? Answered at once; changes nothing."""
+    """Ask for the effect of acquiring these now. Answered at once; changes nothing."""
 
     names: tuple[str, ...]
 
 
 class Resize(Request, frozen=True, tag="resize"):
-    """Keep so many bytes of a family on the device, spread evenly; the rest passes through.
+    """Keep so many bytes of a family on the device, spread evenly; stream the rest.
 
-    At most as many as leave room for the largest part that passes through. None: as many as leave
-    room for two of them. Anybody may ask.
+    The daemon keeps at most as much as leaves room for the largest streamed part. None: as much as
+    leaves room for two of them. Any session may ask.
     """
 
     name: str
@@ -263,9 +263,9 @@ class Resize(Request, frozen=True, tag="resize"):
 
 
 class Pin(Request, frozen=True, tag="pin"):
-    """Have a component, or the parts of a family that are kept, stay once they are in; or no more.
+    """Pin a component, or the kept parts of a family: they stay once loaded. Or unpin them.
 
-    Until it is unregistered, or unpinned. Anybody may ask.
+    It holds until unpinned or unregistered. Any session may ask.
     """
 
     name: str
@@ -273,10 +273,10 @@ class Pin(Request, frozen=True, tag="pin"):
 
 
 class EvictNow(Request, frozen=True, tag="evict_now"):
-    """Have a component, or the parts of a family, leave at once, though nobody needs the room.
+    """Evict a component, or the parts of a family, at once, though no acquire needs the room.
 
-    Accepted when the eviction is ordered: what is to be saved is on its way then. Of a family what
-    never leaves stays. Anybody may ask.
+    Accepted when the eviction is ordered: copies back have begun then. Permanent parts of a family
+    stay. Any session may ask.
     """
 
     name: str
@@ -289,7 +289,7 @@ class Status(Request, frozen=True, tag="status"):
 #: Requests that are answered with a lease.
 AnyAcquire = Acquire | AcquireWorkspace | AcquireStart
 
-#: Requests that may change something.
+#: Requests that may change the state.
 AnyOrder = (
     Register
     | Commit
@@ -324,15 +324,15 @@ class Done(Reply, frozen=True, tag="done"):
 
 
 class Move(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One load, or one eviction. `_s`: the daemon's CLOCK_MONOTONIC."""
+    """One load or one eviction. `_s`: the daemon's CLOCK_MONOTONIC."""
 
     kind: Literal["load", "evict"]
     name: str
-    nbytes: int  # what is copied: of an eviction, what is written back
-    began_s: float  # when it was ordered
-    record: int  # of the swap log: its order
-    ended_s: float | None = None  # None: it had not, when the acquire was answered
-    why: str = ""  # of an eviction the reason; of a load how it failed
+    nbytes: int  # bytes to copy: of an eviction, bytes to write back
+    began_s: float  # the time of its order
+    record: int  # number of its order in the swap log
+    ended_s: float | None = None  # None: it had not ended when the acquire was answered
+    why: str = ""  # of an eviction, its reason; of a load, its failure
 
 
 #: Most moves in one account.
@@ -340,15 +340,15 @@ MOVES_MAX = 128
 
 
 class Account(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an acquire that is traced waited for.
+    """The moves that a traced acquire waited for.
 
-    Loads of what it named that ended since it came, or had not ended, whoever they began for; and
-    evictions that made room for it.
+    These are loads of its components that were under way or ended after it came, for any acquire;
+    and evictions that made room for it.
     """
 
     answered_s: float
-    record: int  # of the swap log: the answer
-    waits_for: str = ""  # as the swap log says it; "": it did not wait for others
+    record: int  # number of the answer in the swap log
+    waits_for: str = ""  # in the swap log's words; "": it did not wait for other leases
     moves: tuple[Move, ...] = ()
     left_out: int = 0  # moves beyond MOVES_MAX
 
@@ -358,19 +358,19 @@ class Granted(Reply, frozen=True, tag="granted", omit_defaults=True):
 
     placements: tuple[Placement, ...]
     waited_s: float = 0.0
-    loaded: bool = False  # a copy had to be made, or waited for
-    names: tuple[str, ...] = ()  # of all that was granted, if a name asked for has parts
-    account: Account | None = None  # of one that was traced
+    loaded: bool = False  # it waited for a copy
+    names: tuple[str, ...] = ()  # all granted components, if a name asked for has parts
+    account: Account | None = None  # if the acquire was traced
 
 
 class Refused(Reply, frozen=True, tag="refused", omit_defaults=True):
     code: Code
     message: str
-    account: Account | None = None  # of one that was traced
+    account: Account | None = None  # if the acquire was traced
 
 
 class Victim(msgspec.Struct, frozen=True):
-    """What would be evicted. `bytes_back` of it are written back first."""
+    """A component that would be evicted. The daemon writes `bytes_back` of it back first."""
 
     name: str
     nbytes: int
@@ -380,23 +380,23 @@ class Victim(msgspec.Struct, frozen=True):
 
 
 class InTheWay(msgspec.Struct, frozen=True):
-    """What would have to be waited for, and why, for people. Of a family its name."""
+    """A component or family that the acquire would wait for, and the reason, for people."""
 
     name: str
     why: str
 
 
 class ForecastReply(Reply, frozen=True, tag="forecast"):
-    """What acquiring `names` would do now. Bytes are bytes.
+    """The effect of acquiring `names` now, in bytes and seconds.
 
-    `victims` are evicted at once, unless somebody must be waited for: then it depends on when
-    they give way. `seconds` is what the copies alone would take, by what was measured; None if
-    nothing was.
+    The daemon would evict `victims` at once; if `waits_for` is not empty, the victims depend on the
+    time at which its holders give way. `seconds` is the time of the copies alone, by measured
+    rates; None if there are no measurements.
     """
 
     names: tuple[str, ...]
     bytes_in: int
-    bytes_coming: int  # on their way already
+    bytes_coming: int  # loading already
     bytes_back: int
     victims: tuple[Victim, ...]
     waits_for: tuple[InTheWay, ...]
@@ -405,7 +405,7 @@ class ForecastReply(Reply, frozen=True, tag="forecast"):
 
     @property
     def at_once(self) -> bool:
-        """Whether nobody has to be waited for."""
+        """Whether the acquire would wait for no holder."""
         return not self.waits_for
 
 
@@ -427,7 +427,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     part_of: str = ""
     copy_s: float | None = None  # of the last swap-in, without its wait for other copies
     kind: ComponentKind = "component"
-    pinned: bool = False  # somebody asked that it stays; its policy is "permanent" meanwhile
+    pinned: bool = False  # a session pinned it; its policy is "permanent" meanwhile
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
@@ -435,16 +435,16 @@ class SessionStatus(msgspec.Struct, frozen=True):
     label: str
     leases: int
     waiting: int
-    #: Whether messages are kept for it that it does not read, or that cannot be sent.
+    #: Whether the daemon keeps messages that the session does not read, or cannot receive.
     unread: bool = False
-    #: In chunks, as they are taken: what it registered to stay, and the most of all else that it
-    #: registered and one of its leases held at once.
+    #: In whole chunks: its permanent components; and the most of its others that one of its leases
+    #: held at once.
     stays_bytes: int = 0
     turn_bytes: int = 0
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """What a process holds of the device, in bytes; swapd itself included."""
+    """Device memory of a process, in bytes. swapd itself is one of the processes."""
 
     pid: int
     name: str
@@ -477,12 +477,12 @@ class StatusReply(Reply, frozen=True, tag="status"):
     device_bytes: int = 0
     device_free_bytes: int = 0
     processes: tuple[ProcessStatus, ...] = ()
-    notes: tuple[str, ...] = ()  # what people should know about the device
-    #: Host copies of what was unregistered, in which tensors of connected processes still lie.
+    notes: tuple[str, ...] = ()  # facts about the device for people
+    #: Host copies of unregistered components in which connected processes still have tensors.
     private_bytes: int = 0
-    #: The labels of those that start: the first does, the others wait for it.
+    #: The labels of starting processes: the first one starts, the others wait for it.
     starting: tuple[str, ...] = ()
-    #: Of host copies: what the device reads and writes by itself, and what was refused to be so.
+    #: Host copies that are page-locked for the device, and those whose page-locking failed.
     pinned_bytes: int = 0
     unpinned_bytes: int = 0
 
@@ -499,22 +499,22 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
-    """This generation is no longer mapped in the worker."""
+    """The worker has unmapped this generation."""
 
     name: Name
-    generation: Number  # one that there never was is ignored
+    generation: Number  # the daemon ignores an unknown one
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """The files of the Drop with this ticket are neither mapped nor imported any more."""
+    """The worker has unmapped and closed the files of the Drop with this ticket."""
 
     ticket: Id
 
 
 class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
-    """Instead of a hello: of the session with this token, which is over, nothing is mapped in this
-    process any more. The daemon closes the connection when it knows, and believes nobody but the
-    process whose session it was."""
+    """Sent instead of Hello: this process has unmapped everything of the ended session with this
+    token. The daemon closes the connection when it has noted that. It believes only the process
+    whose session it was."""
 
     token: bytes
 
@@ -540,8 +540,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 class Master(msgspec.Struct, frozen=True, tag="master"):
     """Comes with the host copy's descriptor. `slot` is the component's word on the board.
 
-    `request` is the Register or Update it was made for. If it is `filled`, it has the content
-    that was asked for already, is shared, and cannot be written.
+    `request` is the Register or Update that it answers. A `filled` host copy already has the
+    requested content: it is shared and read-only.
     """
 
     name: str
@@ -552,11 +552,11 @@ class Master(msgspec.Struct, frozen=True, tag="master"):
 
 
 class Files(msgspec.Struct, frozen=True, tag="files"):
-    """Comes with one descriptor for each number: where the session's chunks are.
+    """Comes with one descriptor for each number: the files of the session's chunks.
 
-    File i holds chunks i * chunks_per_file and on. Sent before the first grant that lies on
-    it; through one that is not `writable` nothing can be mapped for writing (on a GPU it is
-    the worker that maps for reading only).
+    File i holds the chunks from i * chunks_per_file. It is sent before the first grant that uses
+    the file. A descriptor that is not `writable` cannot be mapped for writing (on a GPU the
+    worker itself maps read-only).
     """
 
     numbers: tuple[int, ...]
@@ -564,14 +564,14 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Their memory goes to somebody else's allocator: let go of it, then say Dropped."""
+    """Another allocator gets the memory of these files: unmap and close them, then send Dropped."""
 
     numbers: tuple[int, ...]
     ticket: int
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
-    """A residency that was granted early will never be complete: the lease is void."""
+    """An early grant's residency will never be complete: the lease is void."""
 
     name: str
     generation: int
@@ -587,9 +587,9 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """A mutable component's bytes are in its host copy; its chunks may hold others' from now on.
+    """A mutable component's bytes are in its host copy; its chunks may be overwritten from now on.
 
-    `anew`: of scratch, they are nowhere: it begins anew as zeros, whatever its host copy has.
+    `anew`: its bytes are lost (scratch). It begins anew as zeros, and ignores its host copy.
     """
 
     name: str
@@ -598,21 +598,21 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
 
 
 class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
-    """Somebody waits (or no longer waits) for the memory of a component you hold."""
+    """An acquire waits (or no longer waits) for the memory of a component that you hold."""
 
     name: str
     wanted: bool
 
 
 class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
-    """Somebody waits (or no longer waits) for memory that leases hold: those that nobody in your
-    process uses, and that you keep for who may come back, you give back at once."""
+    """An acquire waits (or no longer waits) for leased memory. Release at once the leases that no
+    thread of your process uses, and that you keep for later uses."""
 
     waits: bool
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """Last words before the daemon closes the lifeline."""
+    """The last message before the daemon closes the lifeline."""
 
     code: Code
     message: str
@@ -620,12 +620,12 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 FromDaemon = Welcome | Master | Files | Drop | Broken | Revoke | Saved | Wanted | Hurry | Goodbye
 
-#: What the decoders raise for bytes that are no message: text that is no UTF-8 and nesting
-#: without end are not MsgspecErrors.
+#: Errors of the decoders for bytes that are no message: invalid UTF-8 and endless nesting do not
+#: raise MsgspecError.
 NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, RecursionError)
 
-#: What the encoder raises for what no message can hold: a number of more than 64 bits, text that
-#: is no UTF-8.
+#: Errors of the encoder for values that no message can hold: a number of more than 64 bits,
+#: invalid UTF-8.
 NOT_ENCODABLE = (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,9 +1,8 @@
-"""The runtime folder: how it is reached, its lock, and the names of what is in it.
+"""The runtime folder: opening it, its lock, and the names of the files in it.
 
-Shared by daemon and client, so that both spell the names alike, and trust the same. It is opened
-once, each part of its path checked (`trusted.py`); from then on everything in it is reached by
-that descriptor, so nobody can put another folder in its place, and no path is too long for a
-socket.
+Daemon and client share this module, so both use the same names and the same checks. They open the
+folder once, and check each part of its path (`trusted.py`). Then they reach all files in it by
+that descriptor, so no other user can replace the folder, and no path is too long for a socket.
 """
 
 import fcntl
@@ -17,20 +16,20 @@ from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
 SWAP_LOG = "swap-log.jsonl"
-#: Of a daemon that a client started: locked while it starts and lives; what it says to people.
+#: For a daemon that a client started: a lock while it starts and runs; its messages for people.
 STARTING, DAEMON_LOG = "starting", "daemon.log"
-#: All that a daemon puts there.
+#: All files of a daemon in the folder.
 NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG))
 
 #: Longer than the process id in a lock.
 _LOCK_MAX_BYTES = 32
 ELSEWHERE = "choose another --runtime-dir"
-#: In what a daemon says that finds the folder claimed.
+#: Part of the error of a daemon that finds the folder claimed.
 ANOTHER = "another swapd"
 
 
 class Problem(NamedTuple):
-    """What keeps a daemon from a folder, and what to do."""
+    """A reason why a daemon cannot use a folder, and advice."""
 
     what: str
     advice: str
@@ -40,11 +39,11 @@ class Problem(NamedTuple):
 
 
 class RuntimeDirError(Exception):
-    """The folder cannot be used. The message says why, and what to do."""
+    """The folder cannot be used. The message gives the reason and advice."""
 
 
 class Folder:
-    """A runtime folder that is open. `path` is what people call it, and is not used again."""
+    """An open runtime folder. `path` is its name for people, and is not used again."""
 
     def __init__(self, path: Path, fd: OwnedFd) -> None:
         self.path = path
@@ -58,31 +57,31 @@ class Folder:
 
     @property
     def inside(self) -> Path:
-        """The way to what is in it, for sockets: while it is open, and in this process."""
+        """A path to the files in it, for sockets: valid while it is open, in this process."""
         return Path(f"/proc/self/fd/{self._fd.fileno()}")
 
     def again(self) -> "Folder":
-        """The same folder, with a descriptor of its own. Raises: OSError."""
+        """The same folder, with its own descriptor. Raises: OSError."""
         return Folder(self.path, self.descriptor())
 
     def open(self, name: str, flags: int) -> OwnedFd:
-        """A file in it, for this user alone if it is made; no link. Raises: OSError."""
+        """Open a file in it, no link; a new file is for this user alone. Raises: OSError."""
         return trusted.open_in(self._fd, name, flags)
 
     def descriptor(self) -> OwnedFd:
-        """One of one's own, to open things in it. Raises: OSError."""
+        """A new descriptor of the folder, which the caller owns. Raises: OSError."""
         return OwnedFd(os.dup(self._fd.fileno()))
 
     def stat(self) -> os.stat_result:
         return os.fstat(self._fd.fileno())
 
     def names(self) -> set[str]:
-        """What is in it. Raises: OSError."""
+        """The names of the files in it. Raises: OSError."""
         with trusted.open_in(self._fd, ".", os.O_RDONLY | os.O_DIRECTORY) as listing:
             return set(os.listdir(listing.fileno()))
 
     def holder(self) -> int | None:
-        """The process that claimed it last, as it calls itself; None if nobody did."""
+        """The id of the last process that claimed it, as it wrote it; None if there is none."""
         try:
             with self.open(LOCK, os.O_RDONLY | os.O_NONBLOCK) as lock:
                 return int(os.read(lock.fileno(), _LOCK_MAX_BYTES))
@@ -101,7 +100,7 @@ class Folder:
 
 
 class Claim:
-    """A folder that this daemon alone serves, until it is closed."""
+    """A folder that only this daemon serves, until it is closed."""
 
     def __init__(self, folder: Folder, lock: OwnedFd) -> None:
         self.folder = folder
@@ -119,9 +118,9 @@ class Claim:
 
 
 def find(path: Path) -> Folder:
-    """The folder of a daemon, for who connects to it.
+    """Open the folder of a daemon, for a client.
 
-    Raises: trusted.Untrusted if another user could be behind it; OSError if it is not there.
+    Raises: trusted.Untrusted if another user could be behind it; OSError if it does not exist.
     """
     folder = Folder(path, trusted.open_folder(path))
     try:
@@ -133,10 +132,10 @@ def find(path: Path) -> Folder:
 
 
 def claim(path: Path) -> Claim:
-    """Make the folder, 0700, and lock it; remove sockets a dead daemon left.
+    """Make the folder, mode 0700, and lock it; remove sockets that a dead daemon left.
 
-    One that is there already is not changed. It is taken if it is this user's alone, and empty or
-    swapd's. Raises: RuntimeDirError.
+    An existing folder is not changed. It must be private to this user, and empty or swapd's.
+    Raises: RuntimeDirError.
     """
     try:
         folder = Folder(path, trusted.open_folder(path, make=True))
@@ -155,7 +154,7 @@ def claim(path: Path) -> Claim:
 
 
 def problem_with(folder: Folder) -> Problem | None:
-    """Why no daemon of this user may claim it; None if one may. Raises: OSError."""
+    """The reason why no daemon of this user may claim it; None if one may. Raises: OSError."""
     path, found = folder.path, folder.stat()
     if found.st_uid != os.getuid():
         return Problem(f"{path} belongs to user {found.st_uid}", ELSEWHERE)
@@ -175,14 +174,14 @@ def problem_with(folder: Folder) -> Problem | None:
 
 
 def refused(path: Path, exc: OSError) -> Problem:
-    """What `exc`, raised on the way to the folder, means for a daemon."""
+    """The problem for a daemon that `exc`, raised on the way to the folder, means."""
     if isinstance(exc, trusted.Untrusted):
         return Problem(str(exc) if exc.path == path else f"{path}: {exc}", ELSEWHERE)
     return Problem(f"{path}: {exc.strerror or exc}", ELSEWHERE)
 
 
 def _is_swapd_s(folder: Folder) -> bool:
-    """Whether a daemon of this user was here before: it has left a lock, with its number."""
+    """Whether a daemon of this user used it before: then it left a lock with its process id."""
     try:
         with folder.open(LOCK, os.O_RDONLY | os.O_NONBLOCK) as lock:
             return _is_ours(lock) and os.read(lock.fileno(), _LOCK_MAX_BYTES).strip().isdigit()
@@ -223,6 +222,6 @@ def _open_lock(folder: Folder) -> OwnedFd:
 
 
 def _is_ours(file: OwnedFd) -> bool:
-    """Whether it is a plain file of this user's, and known by one name only."""
+    """Whether it is a regular file of this user with only one name."""
     found = os.fstat(file.fileno())
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_nlink == 1

@@ -1,4 +1,4 @@
-"""What is asked of the system: when a process ends, when a time is over, systemd's ear."""
+"""Services of the operating system: ends of processes, timers, systemd's notifications."""
 
 import ctypes
 import logging
@@ -28,10 +28,10 @@ _set_timer = _libc.timerfd_settime
 
 
 class Alarm:
-    """Wakes the one thread that sleeps in `wait`; to set it wakes nobody.
+    """A timer that wakes the one thread in `wait`; setting it wakes no thread.
 
-    A timerfd: a condition would wake that thread each time it is told a new time. To set it is
-    a system call all the same, and in a virtual machine that has slept many a microsecond.
+    It is a timerfd: a condition would wake that thread for each new time. Setting it is still a
+    system call, which takes several microseconds in a virtual machine that has slept.
     """
 
     def __init__(self) -> None:
@@ -42,27 +42,27 @@ class Alarm:
         self._fd = OwnedFd(fd)
 
     def set(self, after_s: float) -> None:
-        """Go off so much later, at once if that is past; not when it was set to before."""
+        """Go off after `after_s` only, not at the time set before; at once if it is negative."""
         after = _Timespec(*divmod(max(int(after_s * 1e9), 1), 10**9))
         _set_timer(self._fd.fileno(), 0, ctypes.byref(_Itimerspec(value=after)), None)
 
     def ring(self) -> None:
-        """Go off now."""
+        """Go off at once."""
         self.set(0.0)
 
     def wait(self) -> None:
-        """Block until it goes off. Once is enough for any number of times."""
+        """Block until it goes off; several times before that count as one."""
         os.read(self._fd.fileno(), 8)
 
     def close(self) -> None:
-        """Only when nobody waits."""
+        """Call it only when no thread waits."""
         self._fd.close()
 
 
 def open_pidfd(pid: int) -> OwnedFd | None:
-    """A descriptor that becomes readable when the process has ended; None if it has.
+    """A descriptor that becomes readable when the process has ended; None if it has already.
 
-    Then all its threads have ended, and what it alone had open is closed. Raises: OSError if no
+    By then all its threads have ended, and its own files are closed. Raises: OSError if no
     descriptor is left.
     """
     try:
@@ -70,7 +70,7 @@ def open_pidfd(pid: int) -> OwnedFd | None:
     except OSError as exc:
         if is_shortage(exc):
             raise
-        return None  # gone, or in another pid namespace: then EOF is all there is
+        return None  # gone, or in another pid namespace, where EOF is the only sign
     poll = select.poll()
     poll.register(fd.fileno(), select.POLLIN)
     if poll.poll(0):
@@ -80,9 +80,9 @@ def open_pidfd(pid: int) -> OwnedFd | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, with all its threads. One that cannot be asked after has not.
+    """Whether a process has ended, with all its threads. False if the system does not say.
 
-    It says nothing that its first thread has no memory any more: others may go on for a while.
+    A first thread without memory proves nothing: other threads may run for a while.
     """
     try:
         watch = open_pidfd(pid)
@@ -95,19 +95,19 @@ def has_ended(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process does anything yet, for those who only ask it. One that cannot be asked
-    after does."""
+    """Whether a process still runs, for status only: it may be ending. True if the system does not
+    say."""
     return not has_ended(pid) and _has_memory(pid)
 
 
 def private_bytes(pid: int, name: str) -> int:
-    """How much of memfds of this name a process has mapped as memory of its own; 0 if it is gone,
-    or nobody may know."""
+    """Bytes of memfds of this name that a process has mapped privately; 0 if it is gone or not
+    readable."""
     total, memfd = 0, f"/memfd:{name}".encode()
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
             if memfd not in line:
-                continue  # as most of thousands, which Python would take long to look at
+                continue  # most of thousands of lines, which are slow to parse in Python
             span, access, _, _, _, *path = line.split(maxsplit=5)
             if path and access.endswith(b"p") and path[0].startswith(memfd):
                 start, end = span.split(b"-")
@@ -116,7 +116,7 @@ def private_bytes(pid: int, name: str) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process does nothing until somebody sends it SIGCONT."""
+    """Whether a process is stopped until a SIGCONT."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"tT"
     except OSError:
@@ -124,7 +124,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a terminal that controls it, and that is still there."""
+    """Whether this process has a controlling terminal that is still there."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -133,7 +133,7 @@ def has_terminal() -> bool:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd, if it wants to hear: "READY=1", "WATCHDOG=1", "STOPPING=1"."""
+    """Send systemd a state, if it listens: "READY=1", "WATCHDOG=1", "STOPPING=1"."""
     address = notify_socket()
     if address is None:
         return
@@ -147,14 +147,14 @@ def notify_systemd(state: str) -> None:
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether a process has memory as far as its first thread knows.
+    """Whether a process has memory, as its first thread shows it.
 
-    One that was killed gives up its memory first, then its sockets, and is a process for a
-    moment longer: who only asks it need not wait for that.
+    A killed process gives up its memory first, then its sockets, and exists a moment longer. A
+    status need not wait for that.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().split()[0] != b"0"
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError:
-        return True  # nobody can say; who is to wait for it does
+        return True  # unknown: `has_ended` decides

@@ -1,9 +1,9 @@
-"""Text that others wrote, harmless where people read it.
+"""Makes the text of other processes harmless for readers.
 
-What crosses the wire is bounded and printable, or refused (the core's `requests.py`). What comes
-from elsewhere (another process's name, a file's, the words of an exception) is escaped: no escape
-sequence, line break, control character or mark that turns text around reaches a terminal, a log or
-an exception.
+The daemon refuses text on the wire that is too long or not printable (the core's `requests.py`).
+These functions escape text from elsewhere: names of processes and files, texts of exceptions. So no
+escape sequence, line break, control character or mark for text direction reaches a terminal, a
+log or an exception.
 """
 
 #: Longest text of one field of a message: a name, a label, a hash.
@@ -11,7 +11,7 @@ TEXT_MAX_CHARS = 200
 
 
 def problem_with_text(what: str, text: str) -> str | None:
-    """Why `text` may not cross the wire as `what`, for its sender; None if it may."""
+    """The reason why `text` may not cross the wire as `what`, for its sender; None if it may."""
     if len(text) > TEXT_MAX_CHARS:
         return f"{what} has {len(text)} characters; at most {TEXT_MAX_CHARS}"
     if not text.isprintable():
@@ -20,25 +20,25 @@ def problem_with_text(what: str, text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    r"""`text` in one line that is safe to show; what is not printable is escaped, as in \x1b."""
+    r"""`text` in one line that is safe to show, with escapes like \x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def reason(error: Exception) -> str:
-    """Why something failed, which may quote it: in one line that is safe to show, and short."""
+    """The text of an error, in one line that is safe to show, and short."""
     said = plain(str(error))
     return said if len(said) <= 2 * TEXT_MAX_CHARS else f"{said[: 2 * TEXT_MAX_CHARS]}..."
 
 
 def plain_lines(text: str) -> str:
-    """The same for a text of several lines, which stay several."""
+    """Like `plain`, for a text of several lines, which stay separate."""
     return "\n".join(map(plain, text.split("\n")))
 
 
 def plain_json(text: str) -> str:
-    """JSON with the same meaning, whose strings are safe to show."""
+    """Equivalent JSON, whose strings are safe to show."""
     return "\n".join(
         line if line.isprintable() else "".join(map(_in_json, line)) for line in text.split("\n")
     )

@@ -1,11 +1,11 @@
-"""Paths that no other user can bend: opened part by part, and no link followed unseen.
+"""Opens paths that no other user can redirect: part by part, and following no link unchecked.
 
-A part of a path is trusted if only root, this user, or the owner of / can put another in its
-place: whoever may change / chooses every program that runs. Links of theirs are followed, by hand
-and by the same rules; links of others are refused, as are folders that others may write to. In a
-sticky one, as /tmp is, only what belongs to root or this user is trusted, and no link.
+A part of a path is trusted if only root, this user, or the owner of / can replace it. (The owner
+of / chooses every program that runs.) Links of these users are followed here, by the same rules.
+Links of others are refused, and so are folders that others may write to. In a sticky folder, such
+as /tmp, only files of root or this user are trusted, and no link.
 
-What was opened is what was checked, whatever is renamed meanwhile.
+The checks apply to the opened file itself, so a rename in between changes nothing.
 """
 
 import errno
@@ -16,14 +16,14 @@ from pathlib import Path, PurePath
 
 from swapd.shared.fds import OwnedFd
 
-#: Links in one path; the kernel follows as many.
+#: Most links in one path, as in the kernel.
 LINKS_MAX = 40
 
 _ROOT = 0
 
 
 class Untrusted(OSError):
-    """Another user could put something else in the place of `path`, or has."""
+    """Another user could replace `path`, or has."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, f"{path} {why}")
@@ -34,10 +34,10 @@ class Untrusted(OSError):
 
 
 def open_folder(path: Path, *, make: bool = False) -> OwnedFd:
-    """A folder, to be searched and to open things in (`O_PATH`). The caller checks who owns it.
+    """Open a folder to search and to open files in (`O_PATH`). The caller checks its owner.
 
-    `make`: what is missing is made, the folder itself for this user alone. Raises: Untrusted, and
-    OSError as opening it would.
+    `make`: make missing folders, the last one for this user alone. Raises: Untrusted, and OSError
+    as opening would.
     """
     with _Walk(make=make) as walk:
         walk.follow(_ahead(path.absolute()))
@@ -45,7 +45,7 @@ def open_folder(path: Path, *, make: bool = False) -> OwnedFd:
 
 
 def check_folder(folder: OwnedFd, path: Path) -> None:
-    """Raise Untrusted if another user can put things into this folder, or take them out."""
+    """Raise Untrusted if another user can add or remove files of this folder."""
     found = os.fstat(folder.fileno())
     _check_owner(found, path)
     if found.st_mode & _OTHERS_WRITE:
@@ -53,23 +53,23 @@ def check_folder(folder: OwnedFd, path: Path) -> None:
 
 
 def open_in(folder: OwnedFd, name: str, flags: int) -> OwnedFd:
-    """Open what is in a folder under this name; a link is refused. Raises: OSError."""
+    """Open the file of this name in a folder; refuse a link. Raises: OSError."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     return OwnedFd(os.open(name, flags, 0o600, dir_fd=folder.fileno()))
 
 
 def open_named(path: Path, flags: int) -> OwnedFd:
-    """Open a file by the path that a user gave for it, also where others can write.
+    """Open a file by the path that a user gave for it, even in folders that others can write to.
 
-    There what is on its way, and the file itself, must belong to root or this user, be no link,
-    and have no other name. Raises: Untrusted, and OSError as opening it would.
+    In such a folder, each part of the path and the file itself must belong to root or this user,
+    be no link, and a file must have only one name. Raises: Untrusted, and OSError as opening would.
     """
     with _Walk(lenient=True) as walk:
         return walk.open_file(_ahead(path.absolute()), flags)
 
 
 def folder_named(path: Path) -> OwnedFd:
-    """The folder of such a file. Raises as `open_named`."""
+    """The folder of such a file. Raises: as `open_named`."""
     with _Walk(lenient=True) as walk:
         walk.follow(_ahead(path.absolute().parent))
         return OwnedFd(walk.at.take())
@@ -79,9 +79,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _Walk:
-    """A walk down from /, in which `at` is the folder it has come to.
+    """A walk down from /; `at` is the current folder.
 
-    `ahead` is always what is left of a path, the last part first.
+    `ahead` is always the rest of a path, the last part first.
     """
 
     def __init__(self, *, make: bool = False, lenient: bool = False) -> None:
@@ -122,14 +122,14 @@ class _Walk:
             except FileNotFoundError:
                 if not flags & os.O_CREAT:
                     raise
-                with suppress(FileExistsError):  # somebody was quicker: look again
+                with suppress(FileExistsError):  # another process made it: look again
                     return open_in(self.at, name, flags | os.O_EXCL)
                 ahead = [name]
 
     def _checked(
         self, found: OwnedFd, part: str, shared: bool, *, is_file: bool = False
     ) -> list[str] | None:
-        """What is ahead instead if it is a link, which starts from here; else None."""
+        """The parts to walk instead, from here, if it is a link; else None."""
         path, what = self._path / part, os.fstat(found.fileno())
         if shared:
             _check_apart(what, path, is_file)
@@ -140,9 +140,9 @@ class _Walk:
         return None
 
     def _check_here(self) -> bool:
-        """Whether others may put things into this folder. Raises: Untrusted."""
+        """Whether others may write to this folder. Raises: Untrusted."""
         if self._path == Path("/"):
-            return False  # whoever may change it needs no tricks
+            return False  # its owner controls the system anyway
         found = os.fstat(self.at.fileno())
         _check_owner(found, self._path)
         sticky = found.st_mode & stat.S_ISVTX
@@ -157,7 +157,7 @@ class _Walk:
             if not self._make:
                 raise
         made = False
-        with suppress(FileExistsError):  # somebody was quicker: it is checked as what was there
+        with suppress(FileExistsError):  # another process made it: it gets the same checks
             os.mkdir(part, mode, dir_fd=self.at.fileno())
             made = True
         found = open_in(self.at, part, os.O_PATH)
@@ -166,7 +166,7 @@ class _Walk:
         return found
 
     def _target(self, link: OwnedFd, found: os.stat_result, path: Path) -> list[str]:
-        """What is ahead instead of this link."""
+        """The parts to walk instead of this link."""
         _check_owner(found, path)
         self._links += 1
         if self._links > LINKS_MAX:
@@ -199,7 +199,7 @@ def _check_owner(found: os.stat_result, path: Path) -> None:
 
 
 def _check_apart(found: os.stat_result, path: Path, is_file: bool) -> None:
-    """For what is in a folder that others may write to."""
+    """Check a file in a folder that others may write to."""
     if stat.S_ISLNK(found.st_mode):
         raise Untrusted(path, "is a link in a folder that other users can write to")
     if found.st_uid not in (_ROOT, os.getuid()):

@@ -1,4 +1,4 @@
-"""Bytes, rates and time spans as people write them: 40GiB, 512MB, 12GB/s, 10m."""
+"""Parses and prints bytes, rates and time spans: 40GiB, 512MB, 12GB/s, 10m."""
 
 import re
 from fractions import Fraction
@@ -16,7 +16,7 @@ _FACTORS = {
 }
 #: How the units are printed.
 _UNITS = {"k": "kB", "m": "MB", "g": "GB", "t": "TB"} | {f"{u}i": f"{u.upper()}iB" for u in "kmgt"}
-#: With the largest unit it is still a number that can be told.
+#: Most digits of a number: it can still be printed in full with the largest unit.
 _DIGITS_MAX = 25
 _SPANS = {
     "us": 1e-6,
@@ -33,10 +33,10 @@ _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNOREC
 
 
 class Size(int):
-    """Bytes, and how they were written: `size` prints them so again.
+    """Bytes, with their text as typed: `size` prints that text.
 
-    It is an `int` in all else; arithmetic gives plain numbers. msgspec encodes no subclass of
-    `int`: what goes into a message is `int(...)` first.
+    It is an `int` otherwise; arithmetic gives plain numbers. msgspec encodes no subclass of
+    `int`: convert it with `int(...)` for a message.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Size(int):
 
 
 def typed_size(text: str) -> Size:
-    """As `parse_size`; printed as it was written."""
+    """Like `parse_size`; prints as it was typed."""
     nbytes = parse_size(text)
     match = _PATTERN.fullmatch(text)
     assert match is not None
@@ -57,7 +57,7 @@ def typed_size(text: str) -> Size:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is itself."""
+    """Bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB, 512MiB or 12GB")
@@ -70,7 +70,7 @@ def parse_span(text: str) -> float:
     """Seconds in `text`: "50ms", "10m" (minutes), "1.5h", "7d"; a bare number is seconds."""
     match = _SPAN.fullmatch(text)
     if match is None or len(match[1]) > _DIGITS_MAX:
-        raise ValueError(f"{text[:80]!r} is no time span; write it like 50ms, 30s, 10m, 2h or 7d")
+        raise ValueError(f"{text[:80]!r} is not a time span; write it as 50ms, 30s, 10m, 2h or 7d")
     return float(match[1]) * _SPANS[match[2] or "s"]
 
 
@@ -81,12 +81,12 @@ def parse_rate(text: str) -> float:
         raise ValueError(f"{text!r} is not a rate; write it like 12GB/s")
     rate = parse_size(number) if len(number) <= 2 * _DIGITS_MAX else 0
     if not 0 < rate < 1 << 64:
-        raise ValueError(f"{text!r} is no rate at all; write it like 12GB/s")
+        raise ValueError(f"{text!r} is not a possible rate; write it like 12GB/s")
     return float(rate)
 
 
 def size(nbytes: float) -> str:
-    """`nbytes` for people, binary units: 1.5 GiB, 256 MiB; what was typed as it was typed."""
+    """`nbytes` for people, in binary units: 1.5 GiB, 256 MiB. A `Size` prints as typed."""
     if isinstance(nbytes, Size):
         return nbytes.text
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -118,5 +118,5 @@ def rate(bytes_per_s: float) -> str:
 
 
 def _digits(value: float, digits: int) -> str:
-    """`digits` significant ones, but never an exponent: 1234 days are 1234 days."""
+    """`digits` significant digits, but never an exponent: 1234 days are 1234 days."""
     return f"{value:.0f}" if value >= 10**digits - 0.5 else f"{value:.{digits}g}"

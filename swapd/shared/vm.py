@@ -3,11 +3,10 @@
 Daemon and client both use it. Addresses and lengths are multiples of the page size. All
 calls go to the kernel directly, block briefly, and raise OSError.
 
-Shelving is what makes a swap cheap. Unmapping 256 MiB of 4 KiB pages, or taking their
-access away by mprotect, costs 4 ms, and touching them anew up to 20 ms; moving their page
-tables aside with mremap costs 0.1 ms, and moving them back 0.04 ms, after which nothing
-faults. MREMAP_DONTUNMAP leaves the old range mapped, so no other thread's mmap can slip
-into it in between.
+Shelving makes a swap cheap: mremap moves the page tables of 256 MiB aside in 0.1 ms and back in
+0.04 ms, and no page faults afterwards. Unmapping these 4 KiB pages, or mprotect, would cost 4 ms,
+and touching them anew up to 20 ms. MREMAP_DONTUNMAP leaves the old range mapped, so no other
+thread's mmap can take it in between.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_DONTDUMP = 10, 14, 16
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
-#: Page tables move whole if both ranges are aligned to what one of them covers.
+#: The kernel moves whole page tables if both ranges are aligned to the span of one table.
 _ALIGN_BYTES = 2 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,9 +57,9 @@ def round_up(nbytes: int, unit: int = PAGE_BYTES) -> int:
 
 
 def reserve(nbytes: int) -> int:
-    """Reserve a range that nothing else will use and any access to which faults.
+    """Reserve a range of addresses that nothing else uses; any access faults.
 
-    Aligned for shelving. Not inherited by a forked child, in no core. Free it with `free`.
+    It is aligned for shelving. Forked children and core dumps do not have it. Free it with `free`.
     """
     start = _mmap(None, nbytes + _ALIGN_BYTES, PROT_NONE, _ANON, -1, 0)
     address = round_up(start, _ALIGN_BYTES)
@@ -74,13 +73,13 @@ def reserve(nbytes: int) -> int:
 
 
 def free(address: int, nbytes: int) -> None:
-    """Give the range back to the process."""
+    """Unmap the range."""
     _check(_libc.munmap(address, nbytes))
 
 
 def free_with(owner: object, address: int, nbytes: int) -> None:
-    """Give a range that no child inherits back when `owner` is no more, but not in a child: what is
-    there is another's. At the end of the process it stays, for the threads that are left."""
+    """Unmap a range when `owner` is gone, in this process only: a child has another mapping there.
+    When the process ends, it stays mapped for the remaining threads."""
     weakref.finalize(owner, _free_in, os.getpid(), address, nbytes).atexit = False
 
 
@@ -90,7 +89,7 @@ def _free_in(process: int, address: int, nbytes: int) -> None:
 
 
 def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | None = None) -> int:
-    """Map `nbytes` of `fd`; `at` replaces what is there. Not inherited by fork, in no core."""
+    """Map `nbytes` of `fd`; `at` replaces a mapping. Not in forked children or core dumps."""
     prot = PROT_READ | PROT_WRITE if writable else PROT_READ
     flags = _MAP_SHARED | (_MAP_FIXED if at is not None else 0)
     address = _mmap(at, nbytes, prot, flags, fd, offset)
@@ -99,43 +98,43 @@ def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | N
 
 
 def map_private(fd: int, nbytes: int, *, at: int) -> None:
-    """Replace what is mapped at `at` by a private, writable copy-on-write view of `fd`. In no
-    core."""
+    """Replace the mapping at `at` by a private, writable copy-on-write view of `fd`. It is not in
+    core dumps."""
     _mmap(at, nbytes, PROT_READ | PROT_WRITE, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
     leave_out_of_cores(at, nbytes)
 
 
 def map_anonymous(nbytes: int, *, at: int | None = None) -> int:
-    """Fresh private memory; `at` replaces what is mapped there."""
+    """Fresh private memory; `at` replaces a mapping."""
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | (_MAP_FIXED if at is not None else 0)
     return _mmap(at, nbytes, PROT_READ | PROT_WRITE, flags, -1, 0)
 
 
 def leave_out_of_cores(address: int, nbytes: int) -> None:
-    """What is mapped there, and where it is moved, is in no core: weights are large, and secret."""
+    """Keep a mapping out of core dumps, also after a move: weights are large, and secret."""
     _madvise(address, nbytes, _MADV_DONTDUMP)
 
 
 def revoke(address: int, nbytes: int) -> None:
-    """Replace what is mapped there by a reservation: any access faults."""
+    """Replace a mapping by a reservation: any access faults."""
     _mmap(address, nbytes, PROT_NONE, _ANON | _MAP_FIXED, -1, 0)
     _keep_here(address, nbytes)
 
 
 def protect_none(address: int, nbytes: int) -> None:
-    """Any access faults from now on; what is mapped stays mapped."""
+    """Make any access fault from now on; the range stays mapped."""
     _check(_libc.mprotect(address, nbytes, PROT_NONE))
 
 
 def make_executable(address: int, nbytes: int) -> None:
-    """What is there may be run, and not be written to any more."""
+    """Make the range executable and read-only."""
     _check(_libc.mprotect(address, nbytes, PROT_READ | _PROT_EXEC))
 
 
 def move_pages(source: int, target: int, nbytes: int) -> None:
-    """Move one mapping's pages to `target`, replacing it; `source` stays mapped, empty.
+    """Move one mapping's pages to `target`, replacing its mapping; `source` stays mapped, empty.
 
-    Raises OSError (EINVAL) where the kernel cannot do that for shared memory (before 5.13).
+    Raises: OSError (EINVAL) if the kernel cannot do that for shared memory (before 5.13).
     """
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
     if _libc.mremap(source, nbytes, nbytes, flags, target) == _FAILED:
@@ -143,7 +142,7 @@ def move_pages(source: int, target: int, nbytes: int) -> None:
 
 
 def prefer_huge_pages(address: int, nbytes: int) -> bool:
-    """Ask for huge pages; whether they come depends on `shmem_enabled` of the system."""
+    """Ask for huge pages; the system's `shmem_enabled` decides whether they come."""
     return bool(_libc.madvise(address, nbytes, _MADV_HUGEPAGE) == 0)
 
 
@@ -153,7 +152,7 @@ def populate(address: int, nbytes: int, *, writable: bool) -> None:
 
 
 def punch(fd: int, offset: int, nbytes: int) -> None:
-    """Give a range of a memfd back to the system; whoever touches it again finds zeros."""
+    """Give a range of a memfd back to the system; later accesses find zeros."""
     _check(_libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, offset, nbytes))
 
 
@@ -162,17 +161,17 @@ copy = ctypes.memmove
 
 
 def zero(address: int, nbytes: int) -> None:
-    """Without the GIL."""
+    """Fill with zeros, without the GIL."""
     ctypes.memset(address, 0, nbytes)
 
 
 def differ(one: int, other: int, nbytes: int) -> bool:
-    """Whether two pieces of memory have different bytes. Releases the GIL."""
+    """Whether two ranges of memory have different bytes. Releases the GIL."""
     return bool(_libc.memcmp(one, other, nbytes))
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """The bytes at `address` as a writable buffer. Keeps nothing mapped."""
+    """The bytes at `address` as a writable buffer. It does not keep them mapped."""
     array = (ctypes.c_ubyte * nbytes).from_address(address)
     return memoryview(array).cast("B")
 
@@ -189,7 +188,7 @@ def _mmap(at: int | None, nbytes: int, prot: int, flags: int, fd: int, offset: i
 
 
 def _keep_here(address: int, nbytes: int) -> None:
-    """Neither a forked child has it, nor a core."""
+    """Keep a range out of forked children and core dumps."""
     _madvise(address, nbytes, _MADV_DONTFORK)
     leave_out_of_cores(address, nbytes)
 

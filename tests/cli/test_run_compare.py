@@ -184,7 +184,7 @@ def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
         (("--compare", "--", "vllm", "serve", "m"), "a server does not end by itself"),
         (("--compare", "--until", "true", "--", "true"), "say --ready, a port"),
         (("--compare", "--until", "a", "--for", "1", "--", "true"), "say one of them"),
-        (("--compare", "--for", "soon", "--", "true"), "is no time span"),
+        (("--compare", "--for", "soon", "--", "true"), "is not a time span"),
         (("--compare", "--until", "'", "--", "true"), "No closing quotation"),
         (("--compare", "--ready", "99999", "--for", "1", "--", "true"), "--ready 99999: write a"),
         (("--against", "budget", "--", "true"), "--against budget: write NAME=VALUE"),

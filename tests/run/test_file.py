@@ -136,7 +136,7 @@ def test_there_may_be_a_daemon_for_each_gpu(tmp_path: Path) -> None:
             stage(retries="3"),
             "stages.a.retries is for a stage that is started again: say restart =",
         ),
-        (stage(restart='"always"', backoff='"3x"'), "stages.a.backoff: '3x' is no time span"),
+        (stage(restart='"always"', backoff='"3x"'), "stages.a.backoff: '3x' is not a time span"),
         (stage(restart='"always"', backoff="nan"), "stages.a.backoff: nan is no such time: write"),
         (stage(stop_timeout="-1"), "stages.a.stop_timeout: -1 is no such time: write 0 to 1d"),
         (
