@@ -26,6 +26,8 @@ PAGES = {
     "swapd/core/README.md": "core.md",
     "benchmarks/README.md": "performance.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
 }
 #: Folders whose README is a page are linked to by their own names, too.
 FOLDERS = {posixpath.dirname(path): page for path, page in PAGES.items() if path.endswith("ME.md")}

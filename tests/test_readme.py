@@ -30,7 +30,7 @@ def test_the_readme_is_one_page() -> None:
 
 def test_the_map_names_files_that_exist() -> None:
     page = (ROOT / "docs" / "map.md").read_text()
-    (tree,) = re.findall(r"## Map of the tree\n\n```\n(.*?)```", page, re.DOTALL)
+    (tree,) = re.findall(r"## Files\n\n```\n(.*?)```", page, re.DOTALL)
     tops = [ROOT / top for top in ("swapd", "client", "docs")]
     there = {path.name for top in tops for path in top.rglob("*.py")}
     assert set(re.findall(r"[a-z_]+\.py", tree)) <= there
