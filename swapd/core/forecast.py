@@ -1,7 +1,7 @@
-"""What an acquire would do if it came now. Changes nothing.
+"""Predicts the result of an acquire that came now. Changes nothing.
 
-What is said is `verdict.py`'s, asked by a waiter that is in no queue; so it is what admission and
-planner then do, unless something happens in between.
+The verdict is `verdict.py`'s, for a waiter that is in no queue. So admission and planner do the
+same afterwards, unless something happens in between.
 """
 
 from collections.abc import Iterable
@@ -14,17 +14,18 @@ from swapd.core.residency import Residency
 from swapd.shared.protocol import Forecast, ForecastReply, InTheWay, Refused, Victim
 from swapd.shared.units import seconds
 
-#: No thread or task has this number, so what it would hold is nothing.
+#: No thread or task has this number, so this agent holds nothing.
 _NOBODY = -1
-#: Later than all who came before.
+#: Later than all waiters so far.
 _LAST = 1 << 62
-_LET_GO = "pinned, which it is no longer once this is asked for: both would not fit"
-#: At most so many of those that are first in the queue are named.
+_LET_GO = "pinned: this request would unpin it, because both do not fit"
+#: Most waiters at the head of the queue that a forecast names.
 _NAMED = 3
 
 
 def forecast(core: Residency, asked: Forecast, session: int, now: float) -> ForecastReply | Refused:
-    """What `session` would see if it acquired these at `now`: the same refusal, or this."""
+    """The reply if `session` acquired these components at `now`, or the refusal that it would
+    get."""
     ledger = core.ledger
     if ledger.stopping:
         return Refused(asked.id, "stopping", explain.STOPPING)
@@ -52,7 +53,8 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
 def _room(
     core: Residency, w: Waiter, asked: list[Component], now: float
 ) -> tuple[list[Victim], list[InTheWay]]:
-    """What would be evicted at once, or else whom it would wait for."""
+    """The components that would be evicted at once, or else those that the acquire would wait
+    for."""
     ledger = core.ledger
     first = [o for o in core.admission.queue.queued if o.order < w.order]
     if first:
@@ -60,7 +62,7 @@ def _room(
     found = verdict.room(ledger, w, asked, lambda c: verdict.stays_until(ledger, c) <= now)
     if isinstance(found, verdict.Blocked):
         if found.leaving:
-            why = "leaving; it comes back when it has left"
+            why = "leaving; it can be loaded again when it has left"
             return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in found.leaving))
         return [], list(dict.fromkeys(_blocking(ledger, asked, found.by, now)))
     victims = [_victim(c, "alternating") for c in found.rivals]
@@ -77,14 +79,15 @@ def _known_as(c: Component) -> str:
 
 
 def _first(ledger: Ledger, w: Waiter) -> InTheWay:
-    why = f"{explain.who(ledger, w.session)} waits for it, and comes first"
+    why = f"{explain.who(ledger, w.session)} waits for it, and is ahead in the queue"
     return InTheWay(explain.asked_for(ledger, w), why)
 
 
 def _blocking(
     ledger: Ledger, asked: list[Component], going: list[Component], now: float
 ) -> Iterable[InTheWay]:
-    """Those that must go and cannot; and what is promised to others, which come first."""
+    """Components that must go and cannot now, and waiters with promised components, which come
+    first."""
     for c in going:
         if c.leases:
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
@@ -124,7 +127,8 @@ def _reply(
 
 
 def _bytes_in(c: Component) -> int:
-    """What is copied when it comes in next: of scratch that leaves first, what is saved of it."""
+    """Bytes of its next copy in: for scratch that has to leave first, the bytes that its save
+    copies."""
     return c.bytes_back if c.evicting and c.dirty else c.bytes_in
 
 
@@ -143,10 +147,10 @@ def _seconds(
     rate: float | None,
     now: float,
 ) -> float | None:
-    """Until all copies it would need have ended, if nobody had to be waited for.
+    """Seconds until all its copies have ended, if the acquire need not wait for a holder.
 
-    One copy runs at a time in each direction, so what was ordered before comes in first. What
-    is saved is saved while others come in.
+    One copy runs at a time in each direction, so earlier loads end first. Saves and loads run at
+    the same time.
     """
     coming = [m.component for m in ledger.moves.values() if m.component.state is State.LOADING]
     last = max((c.generation for c in coming if loads or c in asked), default=0)
@@ -167,8 +171,8 @@ def _seconds(
 
 
 def _copy_s(c: Component, rate: float | None) -> float | None:
-    """As its own last one took, else what the others' say: scratch may come in with more of it
-    each time, or less."""
+    """The time of its own last copy, else an estimate from the rate of others: scratch may come in
+    with more bytes each time, or fewer."""
     if c.copy_s is not None and c.scratch != "saved":
         return c.copy_s
     nbytes = _bytes_in(c)

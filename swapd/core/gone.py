@@ -1,6 +1,5 @@
-"""What is left of a session that is gone: its components, copies under way, and chunks to which its
-process may still write.
-"""
+"""Cleans up after a session that is gone: its components, its copies in flight, and chunks to which
+its process may still write."""
 
 from swapd.core import inheriting, leases, leaving, registry, workspaces
 from swapd.core.chunks import count
@@ -10,7 +9,7 @@ from swapd.shared.protocol import Runs
 
 
 def strand(ledger: Ledger, c: Component, *, alive: bool, ending: bool) -> None:
-    """The owner is gone: free what can be freed now, the rest when its copy ends."""
+    """The owner is gone: free now as much as possible, the rest when its copy ends."""
     leases.take_from_all(ledger, c)
     leaving.leave_room(ledger, c)
     if c.workspace:
@@ -24,11 +23,11 @@ def strand(ledger: Ledger, c: Component, *, alive: bool, ending: bool) -> None:
         ledger.leaving -= count(move.runs if move else c.runs)
     if move:
         inheriting.bar(ledger, move)
-    # what could not be saved is nowhere else: its process may go on with it where it is
+    # unsaved bytes are only on the device: the process may go on with them there
     unsaved = c.dirty and c.state is State.RESIDENT
     writer = c.session if alive and c.mutable and (c.mapped or unsaved) else None
     if writer is not None:
-        ledger.quarantined.setdefault(writer, [])  # perhaps to be added when a copy ends
+        ledger.quarantined.setdefault(writer, [])  # a copy in flight may add chunks when it ends
         if ending:
             ledger.dying.add(writer)
     if move:
@@ -44,7 +43,7 @@ def strand(ledger: Ledger, c: Component, *, alive: bool, ending: bool) -> None:
 
 
 def abandon(ledger: Ledger, move: Move) -> None:
-    """A copy ended that nobody wants any more."""
+    """A copy of a component that is gone has ended."""
     inheriting.hand_back(ledger, move)
     _free(ledger, move.runs, move.writer)
     registry.drop_master(ledger, move.uid)
@@ -52,7 +51,7 @@ def abandon(ledger: Ledger, move: Move) -> None:
 
 
 def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
-    """Nobody uses these chunks; `writer` may write to them until its process ends."""
+    """Free these chunks; if `writer` may still write to them, only when its process ends."""
     if writer in ledger.quarantined:
         ledger.quarantined[writer].append(runs)
         if writer in ledger.dying:
@@ -65,7 +64,7 @@ def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
 
 
 def end_quarantine(ledger: Ledger, session: int) -> None:
-    """Its process has ended: nobody can write to these chunks any more."""
+    """Its process has ended, or has unmapped them: free these chunks."""
     for runs in ledger.quarantined.pop(session, ()):
         if session in ledger.dying:
             ledger.leaving -= count(runs)

@@ -1,7 +1,7 @@
-"""Waiters whose agent holds something: they may be in the way of others, or of each other.
+"""Waiters whose agent holds a lease: they may be in the way of others, or of each other.
 
-Lives here: which of them can never be granted, and which must be let in before others can be. How
-that is found out is in `deadlock.py`; what is done about it in `admission.py` and `planner.py`.
+Lives here: which of them can never be granted, and which must run before others can. The algorithm
+is in `deadlock.py`; `admission.py` and `planner.py` act on the result.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class HoldAndWait:
         self._rank(w.owner)
 
     def drop(self, w: Waiter) -> None:
-        """It is queued no more, if it was."""
+        """Forget a waiter that is queued no more."""
         if self.waiters.pop(w.key, None) is None:
             return
         del self.by_agent[w.owner][w.key]
@@ -45,7 +45,8 @@ class HoldAndWait:
         self._rank(w.owner)
 
     def _rank(self, agent: Agent) -> None:
-        """By what it needs at most; what is in a group needs more than chunks."""
+        """Sort the agent in by its largest need; a group needs more than chunks, so it ranks
+        first."""
         waiters = self.by_agent.get(agent, {}).values()
         if not waiters:
             return self.needs.drop(agent)
@@ -54,7 +55,7 @@ class HoldAndWait:
         self.needs.put(agent, (-need, next(iter(waiters)).seq))
 
     def that_could_take_old(self, stuck: list[Waiter]) -> Waiter | None:
-        """The newest that could have old bytes, and is not to."""
+        """The newest waiter that may get old bytes instead, and does not yet."""
         ledger = self._ledger
         could = (
             w
@@ -72,7 +73,7 @@ class HoldAndWait:
         return self._waiters_of(stuck)
 
     def _in_doubt(self) -> list[Agent]:
-        """The agents that hold and wait, but for those that can run whatever the others do."""
+        """The agents that hold and wait, except those that can run regardless of the others."""
         ledger, holders = self._ledger, self._ledger.holders
         room = ledger.pool.total - ledger.fixed - holders.waiting.chunks
         large = takewhile(lambda r: -r[0][0] > room, self.needs.ranked())
@@ -82,7 +83,8 @@ class HoldAndWait:
         return [agent for agent in agents if agent in holders.by_agent]
 
     def overtakers(self, head: Waiter) -> list[Waiter]:
-        """Who must be let in before `head` can be: holders of what it needs, that wait."""
+        """The waiters that must be admitted before `head`: agents that hold components it needs,
+        and wait."""
         if not self.waiters or self._fits_beside_all(head):
             return []
         holders = self._ledger.holders
@@ -95,9 +97,9 @@ class HoldAndWait:
         return self._waiters_of(must_run_first(others, self._pool(beside, others), fits))
 
     def _fits_beside_all(self, head: Waiter) -> bool:
-        """Whether there is room for `head` though no other that holds and waits ever ran.
+        """Whether `head` has room even if no other agent that holds and waits ever runs.
 
-        At a glance: "no" may be wrong.
+        A quick check: False may be wrong.
         """
         ledger, holders = self._ledger, self._ledger.holders
         if head.grouped or ledger.superseded:
@@ -113,7 +115,7 @@ class HoldAndWait:
         return sorted((w for a in agents for w in self.by_agent[a].values()), key=_seq)
 
     def _pool(self, beside: Beside, agents: list[Agent]) -> "_Pool":
-        """What `agents` hold, and what is `beside` it."""
+        """The holdings of `agents`, on top of `beside`."""
         ledger = self._ledger
         held = {agent: ledger.holders.by_agent[agent] for agent in agents}
         for agent in agents:
@@ -122,7 +124,7 @@ class HoldAndWait:
         return _Pool(beside, ledger.pool.total - ledger.fixed, held, wishes)
 
     def _wishes(self, waiters: Iterable[Waiter]) -> list[Wish]:
-        """What they wait for, and whether it is to be loaded anew for them."""
+        """The components that they wait for, and whether each must be loaded anew for them."""
         ledger = self._ledger
         wishes: dict[str, Wish] = {}
         for w in waiters:
@@ -133,7 +135,7 @@ class HoldAndWait:
 
 
 class _Pool:
-    """What agents hold that wait: see `deadlock.Pool`."""
+    """Holdings of agents that wait: see `deadlock.Pool`."""
 
     def __init__(
         self,

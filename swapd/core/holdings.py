@@ -1,9 +1,8 @@
-"""What agents hold, in sums that are kept up to date, and what fits beside it. Pure.
+"""The holdings of agents, in sums that are kept up to date, and the room beside them. Pure.
 
-Most components that are leased are *plain*: one agent alone holds them, and nothing about them
-matters but how many chunks they have. Of those only the sum is kept for each agent. The others
-are kept by name: what several agents hold, members of a group, `permanent` ones, and those that
-were updated meanwhile.
+Most leased components are *plain*: one agent alone holds them, and only their number of chunks
+matters. For these, each agent has just a sum. The others are kept by name: components with several
+agents, members of a group, `permanent` ones, and those that were updated meanwhile.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,56 +12,56 @@ from dataclasses import dataclass, field
 from swapd.core.orders import EvictionOrder, Ranked
 from swapd.core.records import Agent, Component, Key, Lease, State
 
-#: A component that is waited for, and whether it has to be loaded anew: its new bytes cannot be
-#: in beside the old ones.
+#: A component that a request waits for, and whether it has to be loaded anew: its new bytes cannot
+#: be in beside the old ones.
 Wish = tuple[Component, bool]
 
 
 @dataclass(slots=True, eq=False)
 class Holdings:
-    """What one agent holds."""
+    """The leases and components of one agent."""
 
     leases: dict[Key, Lease] = field(default_factory=dict)
-    #: Chunks of those that are plain.
+    #: Chunks of its plain components.
     plain_chunks: int = 0
-    #: Those that are not.
+    #: Its other components.
     special: dict[str, Component] = field(default_factory=dict)
 
 
 def is_plain(c: Component) -> bool:
-    """Whether the number of its chunks is all that matters of a leased component."""
+    """Whether only the number of its chunks matters for a leased component."""
     return len(c.agents) == 1 and c.group is None and not c.fixed and not c.superseded
 
 
 class Beside:
-    """What some agents hold together, and what fits on the device beside it."""
+    """The holdings of some agents together, and the room beside them."""
 
     def __init__(self) -> None:
         self._plain: dict[Agent, int] = {}
         self._special: dict[str, int] = {}
-        #: How many special ones are held on each side of each group.
+        #: Number of special components on each side of each group.
         self._sides: dict[str, dict[str, int]] = {}
-        #: All they hold, but for what never comes free anyway.
+        #: Chunks of all their components, except those that never come free anyway.
         self.chunks = 0
 
     def __contains__(self, agent: Agent) -> bool:
         return agent in self._plain
 
     def add(self, agent: Agent, held: Holdings) -> None:
-        """`agent` is one of them, which it was not."""
+        """Add `agent`, which was not among them."""
         self._plain[agent] = 0
         self.add_plain(agent, held.plain_chunks)
         for c in held.special.values():
             self.add_special(c)
 
     def remove(self, agent: Agent, held: Holdings) -> None:
-        """`agent` is one of them no longer; `held` is as when it was added."""
+        """Remove `agent`; `held` is the same as when it was added."""
         self.chunks -= self._plain.pop(agent)
         for c in held.special.values():
             self.drop_special(c)
 
     def add_plain(self, agent: Agent, chunks: int) -> None:
-        """One of them holds so many plain chunks more, or less."""
+        """One of them holds so many more plain chunks, or fewer."""
         self._plain[agent] += chunks
         self.chunks += chunks
 
@@ -73,14 +72,14 @@ class Beside:
             self._count(c, 1)
 
     def drop_special(self, c: Component) -> None:
-        """One of them holds `c` no longer; it is as when it was added."""
+        """One of them no longer holds `c`, which is the same as when it was added."""
         self._special[c.name] -= 1
         if not self._special[c.name]:
             del self._special[c.name]
             self._count(c, -1)
 
     def content(self) -> tuple[object, ...]:
-        """All that it knows, for checks."""
+        """Its whole state, for checks."""
         return self._plain, self._special, {g: s for g, s in self._sides.items() if s}, self.chunks
 
     def copy(self) -> "Beside":
@@ -91,7 +90,7 @@ class Beside:
         return other
 
     def fits(self, wishes: Iterable[Wish], room: int) -> bool:
-        """Whether all of these can be in together, and beside all that is held.
+        """Whether all of these can be in together, beside all components that are held.
 
         `room`: all chunks but those that never come free.
         """
@@ -110,7 +109,7 @@ class Beside:
         return c.name in self._special or any(agent in self._plain for agent in c.agents)
 
     def _one_side(self, c: Component, sides: dict[str, str]) -> bool:
-        """Whether nothing that is held, and nothing in `sides`, excludes `c`."""
+        """Whether no held component, and none in `sides`, excludes `c`."""
         assert c.group is not None
         side = c.part_of or c.name
         held = self._sides.get(c.group, {})
@@ -128,21 +127,20 @@ class Beside:
 
 
 class Holders:
-    """Who holds which component, in every order in which that is asked for.
+    """The holders of each component, in several orders.
 
-    `idle` is told which families are in use.
+    It tells `idle` which families are in use.
     """
 
     def __init__(self, idle: EvictionOrder) -> None:
         self._idle = idle
         self._seq = 0
-        #: Components that somebody leases; and the names of those of them that may be asked to
-        #: give way, in the order in which they are asked.
+        #: Leased components; and the names of those that may be asked to give way, in that order.
         self.leased: dict[str, Component] = {}
         self._giving_way: Ranked[str] = Ranked()
-        #: What each agent holds that has a lease.
+        #: The holdings of each agent that has a lease.
         self.by_agent: dict[Agent, Holdings] = {}
-        #: What those hold together that wait meanwhile (`wait`, `wait_no_more`).
+        #: The holdings of those agents that wait meanwhile (`wait`, `wait_no_more`).
         self.waiting = Beside()
 
     def to_give_way(self) -> Iterator[Component]:
@@ -150,7 +148,7 @@ class Holders:
         return (self.leased[name] for name in self._giving_way)
 
     def wait(self, agent: Agent) -> None:
-        """It waits from now on, whatever it holds now and later."""
+        """The agent waits from now on, regardless of its holdings now and later."""
         if agent not in self.waiting:
             self.waiting.add(agent, self.by_agent.get(agent, Holdings()))
 
@@ -158,11 +156,11 @@ class Holders:
         self.waiting.remove(agent, self.by_agent.get(agent, Holdings()))
 
     def open(self, key: Key, lease: Lease) -> None:
-        """There is a lease, of what is taken up with it."""
+        """There is a lease; `take_up` adds its components."""
         self.by_agent.setdefault(lease.owner, Holdings()).leases[key] = lease
 
     def close(self, key: Key, lease: Lease) -> None:
-        """There is none any more: all was laid down."""
+        """The lease is gone, after `lay_down` of all its components."""
         leases = self.by_agent[lease.owner].leases
         del leases[key]
         if not leases:
@@ -181,7 +179,7 @@ class Holders:
         c.holders[key[0]] = c.holders.get(key[0], 0) + 1
         if agent in c.agents:
             c.agents[agent] += 1
-        elif len(c.agents) == 1:  # then what was one agent's alone is not any more
+        elif len(c.agents) == 1:  # then one agent alone no longer holds it
             with self.reclassified(c):
                 c.agents[agent] = 1
         else:
@@ -196,7 +194,7 @@ class Holders:
             del c.holders[key[0]]
         if c.agents[agent] > 1:
             c.agents[agent] -= 1
-        elif len(c.agents) == 2:  # then what several held is one agent's alone
+        elif len(c.agents) == 2:  # then one agent alone holds it again
             with self.reclassified(c):
                 del c.agents[agent]
         else:
@@ -209,7 +207,8 @@ class Holders:
                 self._idle.unuse(c.part_of)
 
     def rank(self, c: Component) -> None:
-        """Who is asked to give way before whom: what came in first; what loads, last of all."""
+        """Sort `c` in by when it gives way: in order of arrival on the device; loading ones
+        last."""
         if c.name in self.leased and c.policy != "permanent":
             rank = (c.state is State.LOADING, c.resident_since, c.leased_seq)
             self._giving_way.put(c.name, rank)
@@ -218,7 +217,7 @@ class Holders:
 
     @contextmanager
     def reclassified(self, c: Component) -> Iterator[None]:
-        """What is changed meanwhile may decide whether it is plain to those that hold it."""
+        """Change attributes of `c` that decide whether it is plain only inside this context."""
         for agent in c.agents:
             self._unnote(c, agent)
         yield

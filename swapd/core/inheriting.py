@@ -6,7 +6,7 @@ from swapd.core.records import Component, Move
 
 
 def take_chunks(ledger: Ledger, c: Component) -> Move:
-    """Free chunks; if they are too few, also those that are saved first."""
+    """Take free chunks; if they are too few, also inherit those that are saved first."""
     free = min(c.chunks, ledger.pool.free)
     load = Move(c, c.uid, ledger.pool.take(free, prefer=c.runs))
     short = c.chunks - free
@@ -23,9 +23,9 @@ def take_chunks(ledger: Ledger, c: Component) -> Move:
 
 
 def end_move(ledger: Ledger, generation: int) -> tuple[Move, list[Component]]:
-    """A copy has ended; return also the components whose chunks are all their own now.
+    """A copy has ended; return also the components whose chunks are now all their own.
 
-    What was inherited from a write-back that ended stays with the heirs.
+    Chunks inherited from a write-back that has ended stay with the heirs.
     """
     move = ledger.moves.pop(generation)
     bar(ledger, move)
@@ -43,9 +43,9 @@ def heirs_of(ledger: Ledger, generation: int, save: Move) -> list[Move]:
 
 
 def hand_back(ledger: Ledger, load: Move) -> None:
-    """A load came to nothing: what it inherited is to be saved first, as if it had not.
+    """A load failed: the write-back gets the inherited chunks back.
 
-    The save may be failing too. So nobody inherits from it again; else one after the
+    The write-back may be failing too, so no other load may inherit from it; otherwise one after the
     other would, and fail with it.
     """
     for generation, runs in load.inherited.items():

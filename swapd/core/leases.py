@@ -8,7 +8,7 @@ from swapd.shared.protocol import Placement
 
 
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
-    """Give `w` its lease; return where the components are that its session owns."""
+    """Give `w` its lease; return the placements of components that its session owns."""
     ledger.sessions[w.session].leases.add(w.request)
     if w.session not in ledger.hurried:
         ledger.unhurried[w.session] = None
@@ -32,7 +32,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
 
 
 def _note_turn(ledger: Ledger, w: Waiter) -> None:
-    """What one lease of a session's holds of its own it will need at once again."""
+    """Note the largest lease: the session will need all of it at once again."""
     known = ledger.components
     own = [c for c in map(known.__getitem__, w.names) if c.session == w.session and not c.workspace]
     session, chunks = ledger.sessions[w.session], sum(c.chunks for c in own)
@@ -55,9 +55,9 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
         if not c.leases:
             c.last_used = ledger.now
             if session is not None:
-                c.released_at = ledger.now  # it may come back
+                c.released_at = ledger.now  # a session that lives may acquire it again
             if c.name in ledger.wanted:
-                ledger.replan = True  # perhaps nobody is to give it back now: it may be promised
+                ledger.replan = True  # perhaps no holder can give it back now: it may be promised
             leaving.settle(ledger, c)
     ledger.holders.close(key, lease)
     if session is not None:
@@ -68,7 +68,7 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
 
 
 def break_all(ledger: Ledger, c: Component, why: str) -> None:
-    """Its load failed: tell the holders that were let in early."""
+    """Its load failed: tell the holders that were granted it early."""
     for session in sorted(c.holders):
         ledger.out.append(Broken(session, c.name, c.generation, why))
     if c.leases:
@@ -77,7 +77,7 @@ def break_all(ledger: Ledger, c: Component, why: str) -> None:
 
 
 def take_from_all(ledger: Ledger, c: Component) -> None:
-    """Those that hold it hold it no longer; what else they hold they keep."""
+    """End all holds on `c`; the leases keep their other components."""
     for key in list(c.leases):
         lease = ledger.leases[key]
         del lease.names[c.name]

@@ -1,6 +1,6 @@
-"""How a component leaves the device, and when it does so without being asked.
+"""How a component leaves the device, and when it does so on its own.
 
-What goes to make room for others is the planner's to say.
+The planner decides which components leave to make room for others.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from swapd.shared.protocol import Runs
 
 
 def settle(ledger: Ledger, c: Component) -> None:
-    """After a lease or a promise ended, or a load: idle if nobody needs it now, or gone."""
+    """After a lease, a promise or a load ended: idle if no request needs it now, or gone."""
     if c.state is not State.RESIDENT or c.leases or c.promised:
         return
     if c.workspace:
@@ -33,7 +33,7 @@ def go(ledger: Ledger, c: Component) -> bool:
 
 
 def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
-    """A part has its own policy from now on, or passes through the device."""
+    """A part gets its own policy, or becomes `sequential`."""
     before, c.policy = c.policy, c.own_policy if kept else "sequential"
     if c.policy == before:
         return
@@ -52,8 +52,8 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
 
 
 def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
-    """It stays once it is in; or is as it was registered. A part that is not kept passes through
-    all the same."""
+    """Pin or unpin. A pinned component stays once it is in. A part that its family does not keep is
+    still `sequential`."""
     if c.pinned == pinned:
         return
     kept = c.policy == c.own_policy
@@ -67,7 +67,7 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
 
 
 def unpin_for(ledger: Ledger, key: Key, going: Iterable[Component]) -> None:
-    """These are pinned no longer, for this request could never be granted beside them."""
+    """Unpin these, because this request could never be granted beside them."""
     for c in going:
         set_pinned(ledger, c, pinned=False)
         ledger.out.append(Unpinned(c.name, *key))
@@ -80,7 +80,7 @@ def make_idle(ledger: Ledger, c: Component) -> None:
 
 
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
-    """Decided: `c` leaves. It does so at once, or when its worker has let go of it."""
+    """`c` leaves now, or when its worker has let go of it."""
     ledger.idle.drop(c)
     telling.unwant(ledger, c.name)
     ledger.drop_superseded(c)
@@ -101,7 +101,7 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
 
 
 def take_out(ledger: Ledger, c: Component) -> None:
-    """The worker can no longer write: save what it wrote, or just drop it."""
+    """The worker can no longer write: save its writes, or just drop the component."""
     c.mapped = False
     if c.unsaved:
         _save(ledger, c)
@@ -111,7 +111,7 @@ def take_out(ledger: Ledger, c: Component) -> None:
 
 
 def _save(ledger: Ledger, c: Component) -> None:
-    """Of scratch nothing inherits: a save of it that fails fails alone."""
+    """No load inherits from a save of scratch: if the save fails, it fails alone."""
     c.state = State.WRITING_BACK
     save = ledger.moves[c.generation] = Move(c, c.uid, c.runs, heritable=not c.scratch)
     if save.heritable:
@@ -122,20 +122,20 @@ def _save(ledger: Ledger, c: Component) -> None:
 
 
 def saved(c: Component) -> None:
-    """What its worker wrote is in the master."""
+    """The writes of its worker are in the host copy."""
     c.dirty = False
     if c.scratch:
         c.kept = c.to_save
 
 
 def forget(c: Component) -> None:
-    """It leaves, and what its worker wrote is nowhere: of scratch that is as it should be."""
+    """It leaves without a save. For scratch that is intended."""
     if c.dirty and c.scratch:
         c.kept, c.dirty = (), False
 
 
 def vacate(ledger: Ledger, c: Component, runs: Runs, bytes_back: int) -> None:
-    """It has left, and `runs` are free: all it had, but what was inherited."""
+    """It has left, and `runs` are free: all its chunks except inherited ones."""
     ledger.leaving -= count(runs)
     ledger.pool.give(runs)
     c.state = State.ABSENT
@@ -150,7 +150,7 @@ def vacate(ledger: Ledger, c: Component, runs: Runs, bytes_back: int) -> None:
 
 
 def write_back_failed(ledger: Ledger, c: Component, move: Move) -> None:
-    """It stays, with what its worker wrote."""
+    """It stays, with the writes of its worker."""
     assert count(move.runs) == c.chunks, f"{c} has heirs that were not told before"
     ledger.leaving -= c.chunks
     c.state = State.RESIDENT
@@ -158,27 +158,27 @@ def write_back_failed(ledger: Ledger, c: Component, move: Move) -> None:
 
 
 def save_failed(ledger: Ledger, c: Component, move: Move, why: str) -> None:
-    """Scratch leaves all the same: it comes in as zeros again, and its holder is told so."""
+    """Scratch leaves anyway: it comes in as zeros again, and its holder is told so."""
     ledger.out.append(Lost(c.name, c.generation, why))
     forget(c)
     vacate(ledger, c, move.runs, bytes_back=0)
 
 
 def lose(ledger: Ledger, c: Component, move: Move, why: str) -> None:
-    """Its bytes are nowhere whole: part of them were overwritten, part not saved."""
+    """Its bytes are lost: part of them were overwritten, and part not saved."""
     ledger.leaving -= count(move.runs)
     ledger.pool.give(move.runs)
     c.state = State.ABSENT
     ledger.recount(c)
     leave_room(ledger, c)
-    c.dirty = bool(ledger.down)  # then the part that was not saved stays where it is
+    c.dirty = bool(ledger.down)  # then the unsaved part stays where it is
     c.damaged = why
     ledger.prefetches.pop(c.name, None)
     ledger.out.append(Lost(c.name, c.generation, why))
 
 
 def leave_room(ledger: Ledger, c: Component) -> None:
-    """It is evicted for nobody any more."""
+    """Its eviction serves no waiter any more."""
     if c.evicting_for is not None and (session := ledger.sessions.get(c.evicting_for[0])):
         session.makes_way.pop(c.generation, None)
     c.evicting_for = None

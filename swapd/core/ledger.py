@@ -1,18 +1,22 @@
-"""What is where, who holds it, and the sums and orders that are kept of it. Decides nothing.
+"""The state of the device and its components, with sums and orders of it. Decides nothing.
 
-Lives here: every fact about components, leases, copies in flight and chunks. The steps in which
-that changes, each with the actions that it orders, are functions of the modules beside it:
+Lives here: every fact about components, leases, copies in flight and chunks. These modules have the
+steps in which the state changes, each with the actions that it orders:
 
-    registry    registered, sealed, gone; masters          leases      granted, released
-    coming      copied in                                   leaving     evicted, saved
-    inheriting  chunks that are overwritten once saved      workspaces  lent, reclaimed
-    updates     a second master in the place of the first   telling     what holders are told
-    gone        what a session leaves behind
+- `registry`: registered, sealed, gone; host copies
+- `coming`: loaded
+- `leaving`: evicted, saved
+- `inheriting`: chunks that are overwritten once saved
+- `leases`: granted, released
+- `updates`: a second host copy replaces the first
+- `workspaces`: lent, reclaimed
+- `telling`: messages to holders
+- `gone`: cleaning up after a session
 
-May not live here, nor there: who waits and who is let in (`admission.py`), what is evicted for whom
+May not live here, nor there: queueing and admission (`admission.py`), choosing victims
 (`planner.py`), messages for people (`explain.py`).
 
-Free chunks are those counted here (`ChunkPool`), never asked of the device.
+`ChunkPool` counts the free chunks here; nothing ever asks the device.
 """
 
 from collections.abc import Collection, Iterable
@@ -40,12 +44,12 @@ from swapd.core.records import (
 from swapd.core.starts import Starts
 from swapd.shared.protocol import Code, Runs
 
-#: So far uses are counted that clients tell of: as many again, one by one, fit into 64 bits.
+#: Most uses that are counted of those that clients report: as many again still fit into 64 bits.
 HITS_MAX = (1 << 63) - 1
 
 
 class Ledger:
-    """All that is true of one device of `chunks` chunks."""
+    """The state of one device of `chunks` chunks."""
 
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules) -> None:
         self.rules = rules
@@ -54,52 +58,54 @@ class Ledger:
         self.sessions: dict[int, Session] = {}
         #: By name; the name is free again as soon as the component is gone.
         self.components: dict[str, Component] = {}
-        #: Those that are no workspaces, and families, in order.
+        #: Names of families and of components that are not workspaces, sorted.
         self.names: list[str] = []
         self.leases: dict[Key, Lease] = {}
-        #: Resident, leased by nobody, promised to nobody, not `permanent`: what may be evicted,
-        #: in this order. First what was brought in ahead and leaves after its use in any case,
-        #: then the least recently used.
+        #: Candidates for eviction, in order: resident, not leased, not promised, not `permanent`.
+        #: First components that were loaded ahead and leave after use anyway, then the least
+        #: recently used.
         self.idle = EvictionOrder()
-        #: Who holds what.
+        #: The holders of each component.
         self.holders = Holders(self.idle)
-        #: Copies in flight, and what is being lent or reclaimed, by generation.
+        #: Copies in flight, loans and reclaims, by generation.
         self.moves: dict[int, Move] = {}
-        #: Acknowledgements waited for, by generation, in order of time, with since when.
+        #: Missing acknowledgements by generation, in order of time, each with the time of the
+        #: request.
         self.acks: dict[int, tuple[float, Component]] = {}
-        #: What else sessions are waited for.
+        #: Other duties of sessions.
         self.debts = Debts()
-        #: Who starts, and who waits to.
+        #: Sessions that start, and that wait to start.
         self.starts = Starts()
-        #: Chunks of components being evicted, of workspaces given back and of processes that are
-        #: about to have ended: soon to be free.
+        #: Chunks that will soon be free: of components being evicted, of workspaces given back and
+        #: of processes that are about to end.
         self.leaving = 0
-        #: Those of them that are being saved: a load may follow; and the copies that save them.
+        #: Those of them that are being saved, so that a load may inherit them; and the write-backs.
         self.inheritable = 0
         self.saves: dict[int, Move] = {}
         #: Chunks of workspaces that are given back.
         self.reclaiming = 0
         #: Chunks that a process which may still be alive can write to, by session.
         self.quarantined: dict[int, list[Runs]] = {}
-        #: Of these sessions, those whose process is about to have ended.
+        #: Those of these sessions whose process is about to end.
         self.dying: set[int] = set()
-        #: Chunks that will not come free: quarantine, but for theirs, and those of `permanent`
-        #: components that are in.
+        #: Chunks that will not come free: of quarantines, except those in `dying`, and of
+        #: `permanent` components that are in.
         self.fixed = 0
         #: Chunks of all components that will not leave once they are in.
         self.staying = 0
-        #: Components that somebody asked to stay.
+        #: Pinned components.
         self.pinned: dict[str, Component] = {}
-        #: Whose master it is, by uid; kept until DropHostCopy is ordered.
+        #: The component of each host copy, by uid; kept until DropHostCopy is ordered.
         self.masters: dict[int, Component] = {}
         #: Those of them that are being made or sealed.
         self.making: set[int] = set()
-        #: Those that have their bytes in common; and the orders of those that wait for others'.
+        #: Host copies with equal bytes; and the orders of those that wait for another one's bytes.
         self.contents = Contents()
         self.unordered: dict[int, MakeHostCopy] = {}
-        #: The parts of each family, in order of registration: its name is no component's.
+        #: The parts of each family, in order of registration. No component has the name of a
+        #: family.
         self.families: dict[str, dict[str, Component]] = {}
-        #: Families that keep as much as there is room for beside what never leaves.
+        #: Families that keep as much as fits beside components that never leave.
         self.automatic: dict[str, None] = {}
         #: Components on the device that were updated meanwhile.
         self.superseded: dict[str, Component] = {}
@@ -107,37 +113,38 @@ class Ledger:
         self.groups: dict[str, dict[str, Component]] = {}
         #: The same, of those that are on the device.
         self.groups_in: dict[str, dict[str, Component]] = {}
-        #: Components kept for who waits, and the holders that were told so.
+        #: Components kept for waiters, each with the holders that were told so.
         self.wanted: dict[str, set[int]] = {}
-        #: Those of them that were leased since the holders were told.
+        #: Those of them that were leased after these messages.
         self.joined: dict[str, None] = {}
-        #: Sessions that were told that somebody waits for what may be held; and those that hold
-        #: something and were not.
+        #: Sessions that were told that an acquire waits for leases; and sessions with leases that
+        #: were not told.
         self.hurried: set[int] = set()
         self.unhurried: dict[int, None] = {}
-        #: Names to bring in when nobody waits for memory, and what may go for each; None: all.
+        #: Names to load when no acquire waits for memory, each with the names that may go for it;
+        #: None: all.
         self.prefetches: dict[str, tuple[str, ...] | None] = {}
-        #: The last that was brought in for a prefetch that said what may go; its generation.
+        #: Generation of the last load for a prefetch that names what may go.
         self.ahead = 0
-        #: The daemon ends: nothing is granted any more.
+        #: The daemon is stopping: no request is granted any more.
         self.stopping = False
-        #: Why the device does nothing any more; "" if it does. Then nothing is loaded, nor
-        #: evicted to make room, since it could not come back.
+        #: Why the device is down; "" if it works. While it is down, nothing is loaded, nor evicted
+        #: to make room, since it could not come back.
         self.down = ""
-        #: When the last copy in ended: they run one after the other.
+        #: When the last load ended: loads run one after the other.
         self.copied_at = 0.0
         #: Totals since the start, for status.
         self.loads = self.evictions = self.hits = self.bytes_in = self.bytes_out = 0
         self.peak_chunks = 0
 
-        #: The time of the event being handled, what it orders, and whether there is
-        #: something to decide anew.
+        #: The time of the current event, its actions so far, and whether there is anything to
+        #: decide anew.
         self.now = 0.0
         self.out: list[AnyAction] = []
         self.replan = False
-        #: What fitted beside all that never leaves may not fit any more.
+        #: Waiters may no longer fit beside the components that never leave.
         self.room_shrank = False
-        #: There is more or less room beside what never leaves than there was.
+        #: The room beside the components that never leave has changed.
         self.room_differs = False
 
         self._uid = self._generation = 0
@@ -167,15 +174,16 @@ class Ledger:
         return c.state is not State.FILLING and not c.unregistering and not c.ending
 
     def expand(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """`names`, each once, and instead of a family's name those of its parts."""
+        """`names` without repeats, with the parts of a family instead of its name."""
         families = self.families
         if not families or families.keys().isdisjoint(names):
             return tuple(dict.fromkeys(names))
         return tuple(dict.fromkeys(part for n in names for part in families.get(n, (n,))))
 
     def rivals(self, asked: list[Component]) -> list[Component]:
-        """The members of its alternating groups that are on the device and exclude it."""
-        rivals: dict[str, Component] = {}  # several of one family have the same ones
+        """The members of their alternating groups that are on the device and exclude one of
+        `asked`."""
+        rivals: dict[str, Component] = {}  # parts of one family have the same rivals
         for c in asked:
             if c.group is not None:
                 mates = self.groups_in.get(c.group, {}).values()
@@ -183,8 +191,8 @@ class Ledger:
         return list(rivals.values())
 
     def never_leaving(self, but: Collection[Component] = (), *, pins: bool = True) -> int:
-        """Chunks of all components that will not leave once they are in; of those that are only
-        pinned if `pins`."""
+        """Chunks of all components that will not leave once they are in; with `pins`, also of those
+        that stay only because they are pinned."""
         staying = self.staying - sum(c.chunks for c in but if c.policy == "permanent")
         if pins:
             return staying
@@ -193,11 +201,12 @@ class Ledger:
         )
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
-        """Chunks that will not come free: `permanent` components that are in, quarantine."""
+        """Chunks that will not come free: of `permanent` components that are in, and of
+        quarantines."""
         return self.fixed - sum(c.fixed for c in but)
 
     def recount(self, c: Component) -> None:
-        """It came to the device or left it, or its policy changed: keep sums and groups."""
+        """Update sums and groups after `c` came to the device, left it, or changed its policy."""
         there = c.on_device and self.is_current(c)
         fixed = c.chunks if there and c.policy == "permanent" and not c.unregistering else 0
         if fixed != c.fixed:
@@ -223,7 +232,7 @@ class Ledger:
 
 
 def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Component) -> None:
-    """`c` is no longer one of those that are known by `name`, if it was."""
+    """Remove `c` from the members of `name`, if it is one."""
     if name and (members := known.get(name)):
         members.pop(c.name, None)
         if not members:

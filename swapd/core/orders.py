@@ -1,8 +1,8 @@
-"""Orders that are kept, not made anew at each event. Pure; chooses nothing.
+"""Orders that are kept up to date, not computed at each event. Pure; chooses nothing.
 
-`Ranked` is any set of things in order of a rank; `Deadlines` are things in order of time.
-`EvictionOrder` are the idle components in the order in which they should go: what
-`policy.eviction_order` says of them all, kept as each comes and goes.
+`Ranked` is a set of things in order of a rank; `Deadlines` are things in order of time.
+`EvictionOrder` has the idle components in the order in which they should go: that of
+`policy.eviction_order`, updated as each comes and goes.
 """
 
 from bisect import bisect_left, insort
@@ -15,12 +15,13 @@ from swapd.core.records import Component
 
 Thing = TypeVar("Thing", str, int, tuple[int, int])
 
-#: Compared member by member; no two things of one order have the same.
+#: Ranks compare item by item; no two things of one order have the same rank.
 Rank = tuple[float, ...]
 
 
 class Ranked(Generic[Thing]):
-    """Things by rank. To look one up, put or drop it costs the logarithm of how many there are."""
+    """Things by rank. Looking up, putting or dropping one takes time logarithmic in their
+    number."""
 
     def __init__(self) -> None:
         self._ranks: dict[Thing, Rank] = {}
@@ -33,7 +34,7 @@ class Ranked(Generic[Thing]):
         return thing in self._ranks
 
     def __iter__(self) -> Iterator[Thing]:
-        """In order. Nothing may be put or dropped meanwhile."""
+        """In order. Put and drop nothing meanwhile."""
         return (thing for _, thing in self._sorted)
 
     def rank(self, thing: Thing) -> Rank:
@@ -44,7 +45,7 @@ class Ranked(Generic[Thing]):
         return iter(self._sorted)
 
     def put(self, thing: Thing, rank: Rank) -> None:
-        """Give it this rank, whatever it had before."""
+        """Give it this rank, instead of the one it had."""
         self.drop(thing)
         self._ranks[thing] = rank
         insort(self._sorted, (rank, thing))
@@ -57,50 +58,50 @@ class Ranked(Generic[Thing]):
 
 
 class Deadlines(Ranked[Thing]):
-    """Things by until when there is time for each. `next` and `over` are asked at every event."""
+    """Things by deadline. Every event asks for `next` and `over`."""
 
     def set(self, thing: Thing, until: float) -> None:
-        """It has so long, whatever it had before."""
+        """Set its deadline, instead of the one it had."""
         self.put(thing, (until,))
 
     def next(self) -> float | None:
-        """When the time of the first is over; None if there is none."""
+        """The first deadline; None if there is none."""
         return self._sorted[0][0][0] if self._sorted else None
 
     def over(self, now: float) -> list[Thing]:
-        """Those whose time is over, earliest first."""
+        """Things whose deadline has passed, earliest first."""
         if not self._sorted or self._sorted[0][0][0] > now:
             return []
         late = takewhile(lambda ranked: ranked[0][0] <= now, self._sorted)
         return [thing for _, thing in late]
 
 
-#: Which go first: what costs no copy, what nobody uses, families of which a part is used.
+#: The order of eviction: scratch that costs no copy, unused components, families in use.
 _FOR_NOTHING, _IDLE, _USED = range(3)
 
 
 class EvictionOrder:
     """Idle components in the order in which they should go.
 
-    First the `sequential` ones, which were brought in ahead and not used; then scratch for which
-    nothing is copied; then the others. Each that belongs to no family has a place of its own, and
-    the idle parts of a family have one together: that of the one that was used last, or behind all
-    that is not used as long as a part is.
+    First the `sequential` ones, which were loaded ahead and not used; then scratch that is dropped
+    without a copy; then the others. A component without a family has a place of its own. The idle
+    parts of a family share one place: that of the most recently used part, or behind all unused
+    components while a part is leased.
     """
 
     def __init__(self) -> None:
         self._stamp = 0
-        #: All of them, with when they came.
+        #: All of them, each with a number that counts arrivals.
         self._all: dict[str, tuple[int, Component]] = {}
-        #: The last that came goes first.
+        #: The last arrival goes first.
         self._in_vain: OrderedDict[str, Component] = OrderedDict()
         #: Components without a family, and families.
         self._places: Ranked[str] = Ranked()
-        #: The idle parts of each family, as they came.
+        #: The idle parts of each family, in order of arrival.
         self._parts: dict[str, OrderedDict[str, Component]] = {}
         #: How many parts of each family are leased.
         self._used: dict[str, int] = {}
-        #: Of all together.
+        #: Chunks of all idle components.
         self.chunks = 0
 
     def __len__(self) -> int:
@@ -110,13 +111,13 @@ class EvictionOrder:
         return name in self._all
 
     def __iter__(self) -> Iterator[Component]:
-        """In the order in which they should go. Nothing may come or go meanwhile."""
+        """In the order in which they should go. Change nothing meanwhile."""
         yield from reversed(self._in_vain.values())
         for name in self._places:
             yield from self._at(name)
 
     def among(self, names: Iterable[str]) -> Iterator[Component]:
-        """The same, of these components and families alone; `sequential` ones left out."""
+        """The same, only of these components and families; without `sequential` ones."""
         ranks = ((self._places.rank(name), name) for name in set(names) if name in self._places)
         for _, name in sorted(ranks):
             yield from self._at(name)
@@ -135,7 +136,7 @@ class EvictionOrder:
         return set(self._used)
 
     def add(self, c: Component) -> None:
-        """It is idle from now on."""
+        """The component is idle from now on."""
         self._stamp += 1
         self._all[c.name] = self._stamp, c
         self.chunks += c.chunks
@@ -148,7 +149,7 @@ class EvictionOrder:
             self._places.put(c.name, (_FOR_NOTHING if c.leaves_for_nothing else _IDLE, self._stamp))
 
     def drop(self, c: Component) -> None:
-        """It is not idle any more, if it was."""
+        """Remove the component, if it is idle."""
         if self._all.pop(c.name, None) is None:
             return
         self.chunks -= c.chunks
@@ -161,12 +162,12 @@ class EvictionOrder:
             self._places.drop(c.name)
 
     def use(self, family: str) -> None:
-        """One part more of it is leased."""
+        """One more part of the family is leased."""
         self._used[family] = self._used.get(family, 0) + 1
         self._place(family)
 
     def unuse(self, family: str) -> None:
-        """One part less of it is leased."""
+        """One part less of the family is leased."""
         self._used[family] -= 1
         if not self._used[family]:
             del self._used[family]

@@ -1,6 +1,6 @@
-"""What may be pinned, and what may be evicted because somebody asks for it. Pure.
+"""Which components may be pinned, and which evicted on request. Pure.
 
-Each function says why not, as the refusal that the sender reads, or None if it may.
+Each function returns the refusal for the sender, or None if the request is allowed.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,14 +15,15 @@ Refusal = tuple[Code, str]
 
 
 def members(ledger: Ledger, name: str) -> list[Component] | None:
-    """The component that is called so, or the parts of the family; None if there is none."""
+    """The component of this name, or the parts of the family; None if there is none."""
     if (family := ledger.families.get(name)) is not None:
         return list(family.values())
     return [ledger.components[name]] if ledger.may_be_acquired(name) else None
 
 
 def why_no_pin(ledger: Ledger, asked: list[Component], waiters: Iterable[Waiter]) -> Refusal | None:
-    """What stays takes its room from all others: each, and whoever waits, must still fit."""
+    """A pinned component takes its room from all others: each of these, and each waiter, must still
+    fit."""
     for c in asked:
         if c.damaged:
             return "device_failed", explain.damaged(c)
@@ -32,7 +33,7 @@ def why_no_pin(ledger: Ledger, asked: list[Component], waiters: Iterable[Waiter]
                 "none of them could come in. Register it in no group to pin it"
             )
         if c.evicting:
-            return "in_use", f"{c.name!r} is leaving the device; pin it when it is out"
+            return "in_use", f"{c.name!r} is leaving the device; pin it when it has left"
     stays = {c.name for c in asked if c.policy == c.own_policy}
     fixed = ledger.staying + sum(
         c.chunks for c in asked if c.name in stays and c.policy != "permanent"
@@ -65,10 +66,10 @@ def _no_room(ledger: Ledger, asked: list[Component], fixed: int, other: str) -> 
 
 
 def to_let_go(ledger: Ledger, asked: Collection[Component]) -> list[Component]:
-    """The pins beside which `asked` together could never come in; those made first go first.
+    """The pins beside which `asked` together could never come in, oldest first.
 
-    None, if they do not fit without pins, either. A pin is a wish of somebody who looks on: it
-    never has a request refused.
+    None if they do not fit without pins either. A pin is a wish of an onlooker: no request is
+    refused because of one.
     """
     short = sum(c.chunks for c in asked) + ledger.fixed_chunks(asked) - ledger.pool.total
     going = []
@@ -82,14 +83,14 @@ def to_let_go(ledger: Ledger, asked: Collection[Component]) -> list[Component]:
 
 
 def why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """What was registered to stay is not pinned."""
+    """Components registered as "permanent" are not pinned."""
     if any(c.pinned or c.own_policy != "permanent" for c in asked):
         return None
     return "conflict", _as_registered(ledger, asked)
 
 
 def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """What is in use, promised or on its way stays; so does what could not come back."""
+    """A component that is leased, promised or loading stays; with the device down, all stay."""
     if ledger.down:
         return "device_failed", explain.device_down(ledger.down)
     there = [c for c in asked if c.on_device and not c.evicting]
@@ -101,7 +102,7 @@ def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
         if c.waiting:
             first = next(iter(c.waiting))
             whose = explain.who(ledger, first[0])
-            return "in_use", f"{c.name!r} is what {whose} waits for, with others; try again later"
+            return "in_use", f"{c.name!r} is needed by {whose}, which waits; try again later"
     if not there or may_go:
         return None
     if any(c.pinned for c in there):
@@ -115,8 +116,8 @@ def _used(ledger: Ledger, c: Component) -> str:
         written = ", and being written to" if c.mutable else ""
         return f"{c.name!r} is leased by {names}{written}; it can go once it is released"
     if c.state is State.LOADING:
-        return f"{c.name!r} is coming in; try again when it is there"
-    return f"{c.name!r} is kept for who waits for it; try again when it was used"
+        return f"{c.name!r} is coming in; try again when it is loaded"
+    return f"{c.name!r} is kept for a waiter; try again after its use"
 
 
 def _as_registered(ledger: Ledger, asked: list[Component]) -> str:

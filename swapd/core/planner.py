@@ -1,12 +1,13 @@
-"""Eviction is decided here: `make_room` says what goes, `policy.py` which and when.
+"""Decides evictions: `make_room` says which components go; `policy.py` chooses among them, and says
+when each may.
 
-Lives here: whose turn it is, what must go to let it in, who is told to give way, what is
-brought in ahead. `plan` makes all these decisions, after any event that could change one.
-What goes though nobody needs its room is said by `policy.goes_now`, and goes when its last lease or
-promise ends (`leaving.settle`).
+Lives here: whose turn it is, which components must go for it, which holders must give way, and
+which components to load ahead. `plan` makes all these decisions, after any event that could
+change one. `policy.goes_now` decides about components that leave even though no request needs their
+room; they leave when their last lease or promise ends (`leaving.settle`).
 
 A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
-What would go is said by `verdict.py`, which changes nothing, so that `forecast.py` can ask it too.
+`verdict.py` finds the victims and changes nothing, so that `forecast.py` can ask it too.
 """
 
 from swapd.core import coming, leaving, policy, telling, verdict
@@ -22,11 +23,11 @@ class Planner:
         self._admission = admission
         self._planned_at = 0.0
         self._plan_again_at: float | None = None
-        #: Whether somebody waits, in vain unless leases end.
+        #: Whether a waiter gets nothing until leases end.
         self._held_up = False
 
     def next_deadline(self) -> float | None:
-        """When `plan` may decide otherwise though nothing happened; None if never."""
+        """When `plan` may decide differently without an event; None if never."""
         times = (self._plan_again_at, self._admission.queue.next_deadline(self._planned_at))
         return min((t for t in times if t is not None), default=None)
 
@@ -34,14 +35,15 @@ class Planner:
         """Decide all that can be decided now. Run again after every event that matters, and
         after itself until it changes nothing.
 
-        0. Who is past its deadline is refused, before anything is started for it; and who
-           needs the device to do something when it is down.
-        1. Whoever's turn it is gets room, if there is or can be any, and is admitted.
-        2. If it must wait, those overtake it that hold what it needs and wait themselves:
-           only when they have run will its memory come free. As few as will do.
-        3. Prefetches get what nobody waits for.
-        4. Holders are told that their memory is wanted, or no longer; and all of them, at once,
-           that somebody waits for leases to end.
+        0. Refuse waiters past their deadline first, so that nothing is started for them; with the
+           device down, also those that need it to do something.
+        1. The head of the queue gets room, if there is or can be any, and is admitted; then the
+           next.
+        2. If it must wait, agents that hold components it needs, and wait themselves, overtake it:
+           its memory comes free only after they have run. As few as will do.
+        3. Prefetches get memory that no acquire waits for.
+        4. Holders hear that their memory is wanted, or no longer; and all of them, at once,
+           that an acquire waits for leases to end.
         """
         ledger, admission = self._ledger, self._admission
         admission.refuse_late()  # 0
@@ -65,7 +67,7 @@ class Planner:
             ledger.room_shrank = False
             admission.refuse_what_no_longer_fits()
         if ledger.replan:
-            return  # something changed: decide again before anybody is told
+            return  # something changed: decide again before holders are told
         if not admission.queue.queued:  # 3
             self._prefetch_all()
         for w in list(admission.untold.values()):
@@ -77,10 +79,10 @@ class Planner:
             telling.take_time(ledger)
 
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
-        """Evict what `w` needs evicted; return whether its chunks may be taken now.
+        """Evict the victims for `w`; return whether its chunks may be taken now.
 
-        Otherwise adds to `wanted` what should be given back. `only` stands for the component of a
-        prefetch, which has no waiter.
+        Otherwise adds to `wanted` the components that holders should give back. `only` is the
+        component of a prefetch, which has no waiter.
         """
         ledger = self._ledger
         asked = ledger.named(w.names) if w else [only] if only else []
@@ -104,7 +106,7 @@ class Planner:
         return found.missing <= verdict.at_hand(ledger, asked)
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
-        """`w` waits: for what leaves already, or for others to give way."""
+        """`w` waits: for components that are leaving, or for holders to give way."""
         if not found.leaving:
             self._held_up = True
             wanted.update(c.name for c in found.by if self._is_quantum_over(c))
@@ -124,7 +126,7 @@ class Planner:
     def _is_quantum_over(self, c: Component) -> bool:
         """Whether its holders may be asked to give way; notes when to look again if not.
 
-        One that is still loading has yet to begin; the end of the copy is looked at anyway.
+        A load in flight has no quantum yet; its end is an event anyway.
         """
         if c.state is State.LOADING:
             return False
@@ -140,7 +142,7 @@ class Planner:
 
     @staticmethod
     def _may_be_asked_for(c: Component) -> bool:
-        """Whether the holders of an updated one are to give it back: not before it is in."""
+        """Whether the holders of an updated component should give it back: not before it is in."""
         return c.state is State.RESIDENT and bool(c.leases)
 
     def _look_again(self, at: float) -> None:
@@ -150,7 +152,7 @@ class Planner:
     # --- who gives way -------------------------------------------------------------------
 
     def _tell_wanted(self, wanted: set[str]) -> None:
-        """Tell holders what changed since they were last told."""
+        """Tell holders the changes since they were last told."""
         ledger = self._ledger
         for name in [n for n in ledger.wanted if n not in wanted]:
             telling.unwant(ledger, name)
@@ -161,9 +163,10 @@ class Planner:
             telling.want(ledger, name)
 
     def _close(self, c: Component, *, anew: bool) -> None:
-        """Have `c`, which is wanted, closed to more holders for a while; let in who waited so long.
+        """Close `c`, which is wanted, to more holders for a while; then admit those that waited so
+        long.
 
-        For twice as long each time: whatever is held ends within one of these whiles.
+        Each time for twice as long, so every lease ends within one of these periods.
         """
         now = self._ledger.now
         if anew or c.closed_until <= now:
@@ -176,9 +179,8 @@ class Planner:
     # --- prefetches ----------------------------------------------------------------------
 
     def _prefetch_all(self) -> None:
-        """Those that say what may go for them one at a time: who waits from now on waits no longer
-        than for that copy.
-        """
+        """Carry out prefetches. Those with `over` load one at a time, so a new acquire waits for
+        one copy at most."""
         ledger = self._ledger
         in_vain: dict[str, int] = {}
         for name, over in list(ledger.prefetches.items()):
@@ -186,16 +188,16 @@ class Planner:
                 continue
             c = ledger.components[name]
             if c.part_of and c.chunks >= in_vain.get(c.part_of, c.chunks + 1):
-                continue  # as much was not to be had for another part
+                continue  # another part found no room for as much
             if not self._try_prefetch(c):
                 if ledger.leaving:
-                    return  # the room that is coming is meant for this one
+                    return  # the coming room is for this one
                 if not (ledger.pool.free or ledger.idle.chunks):
                     return  # and there is none for those behind it
                 in_vain[c.part_of] = c.chunks
 
     def _try_prefetch(self, c: Component) -> bool:
-        """Bring `c` in if there is room or can be; whether the prefetch is settled."""
+        """Load `c` if there is room or can be; return whether the prefetch is done with."""
         ledger = self._ledger
         if c.unregistering or (c.on_device and not c.evicting and not c.superseded):
             del ledger.prefetches[c.name]

@@ -1,6 +1,6 @@
 """Which components to evict, and when one may be. Pure choices; no state.
 
-Eviction is decided here and in `verdict.room`, and nowhere else.
+Only this module and `verdict.room` decide evictions.
 """
 
 from collections.abc import Collection, Iterable, Sequence, Set
@@ -12,35 +12,36 @@ from swapd.core.records import Component
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What decisions go by: the user may set all but the last. Times in seconds."""
+    """Rules of all decisions: the user may set all but the last. Times in seconds."""
 
     strict: bool = False  # wait for the worker's acknowledgement before chunks are reused
     ack_timeout_s: float = 60.0
     residency_factor: float = 8.0  # minimum residency, in multiples of the swap-in time
-    residency_bound_s: float = 2.0  # and its upper bound, so that nobody starves
-    patience_s: float = 30.0  # who waited longer goes first, whatever its priority
-    unread_timeout_s: float = 60.0  # so long a session may take none of what it must hear
+    residency_bound_s: float = 2.0  # its upper bound, so that no waiter starves
+    patience_s: float = 30.0  # a waiter that waited longer goes first, at any priority
+    unread_timeout_s: float = 60.0  # longest time in which a session reads none of these messages
 
 
-#: A component whose owner comes back within this share of its swap-in time is busy:
-#: evicting it between two uses would cost more than it gives.
+#: A component whose owner comes back within this share of its swap-in time is busy: evicting it
+#: between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
 
-#: While a component is wanted, other agents of the sessions that hold it get no more leases of it
-#: for so long at first, and for twice as long each time after that: see `verdict.may_share`.
+#: While a component is wanted, other agents of the sessions that hold it get no new leases of it
+#: for this long at first, and twice as long each next time: see `verdict.may_share`.
 CLOSED_S = 0.25
 
-#: One that fills what others are to share may take so long, and as much longer as a slow disk does.
+#: A session that fills bytes that others share may take this long, plus the time that a slow disk
+#: takes for them.
 SHARE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 100e6
 
 
 def goes_now(c: Component, *, down: bool) -> Reason | None:
-    """Why a component that nobody holds leaves without being asked, or None if it stays.
+    """Why a component without holders leaves on its own, or None if it stays.
 
-    One that is unregistered, or was updated, in any case. One that passes through once it was used,
-    and one that is kept no more, unless somebody waits for it, or the device is `down`: then it
-    could not come back.
+    An unregistered or updated one always leaves. A `sequential` one leaves after use, and so does a
+    part that its family no longer keeps, unless a request waits for it or the device is `down`:
+    then it could not come back.
     """
     if c.unregistering:
         return "unregister"
@@ -54,9 +55,9 @@ def goes_now(c: Component, *, down: bool) -> Reason | None:
 
 
 def may_go_for(expected: Component, c: Component, over: Collection[str] | None) -> bool:
-    """Whether `c`, which is idle, may be evicted so that `expected` is in before it is asked for.
+    """Whether `c`, which is idle, may be evicted to load `expected` ahead of its acquire.
 
-    Only what `over` names, unless that is None. Not what is expected as well: the two would push
+    Only components in `over`, unless that is None. Never another expected one: the two would push
     each other out. Nor a part of the same family: it is needed too.
     """
     if c.expected or (c.part_of and c.part_of == expected.part_of):
@@ -72,9 +73,9 @@ def share_patience_s(nbytes: int) -> float:
 def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
     """Name the components to evict to free `need` chunks, or None if all are too few.
 
-    `idle` is (name, chunks), those that should go first first. Every one named is needed: oldest
-    first alone would take too much (need 10 with idle a=1, b=10 would give both), so the
-    warmest that turn out superfluous are spared.
+    `idle` is (name, chunks), in the order in which they should go. Every component named is
+    necessary: oldest first alone would take too many (need 10 with idle a=1, b=10 would name both),
+    so the most recent superfluous ones stay.
     """
     chosen: list[tuple[str, int]] = []
     short = need
@@ -98,10 +99,10 @@ def victims(need: int, idle: Iterable[tuple[str, int]]) -> list[str] | None:
 def eviction_order(idle: Sequence[tuple[str, str]], in_use: Set[str]) -> list[str]:
     """The names of `idle` components in the order in which they should go.
 
-    `idle` is (name, family or ""), least recently used first; `in_use` are families of which a
-    part is used now. A family was used when the last of its parts was. Its parts are used one
-    after the other, over and over: the one that was used last is needed last, and goes first.
-    Were it the least recently used, each that comes in would push out the one that is needed next.
+    `idle` is (name, family or ""), least recently used first; `in_use` are families with a part in
+    use. A family is as recent as its most recent part. Within it, the most recent part goes first:
+    passes are cyclic, so that part is needed last. Evicting the least recent part would push out
+    the one that is needed next.
     """
     position = {family: i for i, (_, family) in enumerate(idle) if family}
     position.update({family: position[family] + len(idle) for family in in_use & position.keys()})
@@ -115,11 +116,11 @@ def eviction_order(idle: Sequence[tuple[str, str]], in_use: Set[str]) -> list[st
 def spread(sizes: Sequence[int], room: int) -> set[int]:
     """Which of the parts of `sizes`, by number, to keep in `room`: as many as fit, evenly spread.
 
-    So between two that are kept there are as many to be copied as anywhere else, and the copies
-    have the time of those between them.
+    Then equally many parts are copied between any two kept ones, and their copies have the time in
+    between.
     """
     fit = left = 0
-    for size in sorted(sizes):  # no more than this many do, however they are chosen
+    for size in sorted(sizes):  # no choice has more parts than this
         left += size
         fit += left <= room
     for n in range(fit, 0, -1):
@@ -130,8 +131,8 @@ def spread(sizes: Sequence[int], room: int) -> set[int]:
 
 
 def room_to_keep(sizes: Sequence[int], room: int, beside: int) -> int:
-    """How much of `room` parts of `sizes` may keep: all of it if they all fit. Else so many of the
-    largest must have room `beside` them: one in use, and others on their way."""
+    """How much of `room` the parts of `sizes` may keep: all of it if they all fit. Else `beside` of
+    the largest parts need room as well: one in use, and others that load."""
     return room if sum(sizes) <= room else room - beside * max(sizes, default=0)
 
 
@@ -141,10 +142,10 @@ def quantum_s(swap_in_s: float, factor: float, bound_s: float) -> float:
 
 
 def is_busy(gap_s: float | None, swap_in_s: float) -> bool:
-    """Whether the owner keeps using it: its last return came at once.
+    """Whether the owner keeps using it: its last acquire came soon after the release.
 
-    `gap_s` is the time from a release to the next acquire, also when the component had
-    been evicted in between: so two decode loops that ping-pong are seen for what they are.
+    `gap_s` is the time from a release to the next acquire, also if the component was evicted in
+    between. So two decode loops that evict each other's components both count as busy.
     """
     return gap_s is not None and gap_s < BUSY_SHARE * swap_in_s
 
@@ -158,10 +159,10 @@ def protected_until(
     factor: float,
     bound_s: float,
 ) -> float:
-    """Until when an idle component may not be evicted; in the past if it may be now.
+    """Until when an idle component may not be evicted; a time in the past if it may be now.
 
-    The minimum-residency rule: a busy one stays for its quantum, unless its owner fails
-    to come back. `bound_s` bounds the quantum, so nobody starves.
+    The minimum-residency rule: a busy component stays for its quantum, unless its owner fails to
+    come back. `bound_s` bounds the quantum, so no waiter starves.
     """
     if not is_busy(gap_s, swap_in_s):
         return idle_since

@@ -1321,13 +1321,13 @@ BUGS = [
     Bug(
         "what two agents hold is counted twice",
         holdings,
-        "elif len(c.agents) == 1:  # then what was one agent's alone is not any more\n",
+        "elif len(c.agents) == 1:  # then one agent alone no longer holds it\n",
         "elif False:\n",
     ),
     Bug(
         "what one of two agents gives back is its own no more",
         holdings,
-        "elif len(c.agents) == 2:  # then what several held is one agent's alone\n",
+        "elif len(c.agents) == 2:  # then one agent alone holds it again\n",
         "elif False:\n",
     ),
     Bug(
