@@ -1,4 +1,4 @@
-"""Who waits, in which order, and until when. Pure; decides nothing about memory."""
+"""The waiters, their order and their deadlines. Pure; decides nothing about memory."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class WaitQueue:
     """Waiters by priority and arrival, their deadlines, and a bound on being overtaken."""
 
     def __init__(self, patience_s: float) -> None:
-        #: A waiter that has waited longer than this goes first, whatever its priority.
+        #: A waiter that has waited longer than this goes first, at any priority.
         self.patience_s = patience_s
         #: Every waiter that was not granted, parked and admitted ones included.
         self._all: dict[Key, Waiter] = {}
@@ -23,7 +23,7 @@ class WaitQueue:
         self._queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
-        #: Of all that have one.
+        #: Deadlines of all that have one.
         self._deadlines: Deadlines[Key] = Deadlines()
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class WaitQueue:
         return self._queued
 
     def add(self, waiter: Waiter) -> None:
-        """Know a waiter and its deadline; it is not queued yet."""
+        """Add a waiter and its deadline; it is not queued yet."""
         self._all[waiter.key] = waiter
         if waiter.deadline is not None:
             self._deadlines.set(waiter.key, waiter.deadline)
@@ -56,14 +56,14 @@ class WaitQueue:
         insort(self._arrivals, waiter, key=_seq)
 
     def unqueue(self, waiter: Waiter) -> None:
-        """It no longer waits for memory (admitted, parked or gone)."""
+        """The waiter no longer waits for memory (admitted, parked or gone)."""
         if waiter.queued:
             waiter.queued = False
             del self._queued[bisect_left(self._queued, waiter.order, key=_order)]
             del self._arrivals[bisect_left(self._arrivals, waiter.seq, key=_seq)]
 
     def forget(self, waiter: Waiter) -> None:
-        """Granted or refused: nothing is left of it."""
+        """Remove a waiter that was granted or refused."""
         self.unqueue(waiter)
         del self._all[waiter.key]
         self._deadlines.drop(waiter.key)

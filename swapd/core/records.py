@@ -1,4 +1,4 @@
-"""What the core remembers: components, waiters, leases, sessions. Data, no decisions."""
+"""The memory of the core: components, waiters, leases, sessions. Data, no decisions."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,39 +21,41 @@ def workspace_name(session: int, request: int) -> str:
 
 
 def is_workspace(name: str) -> bool:
-    """Whether a workspace is called so, and no component may be."""
+    """Whether this is the name of a workspace, which no component may have."""
     return name.startswith(WORKSPACE)
 
 
 class State(StrEnum):
-    FILLING = "filling"  # the worker writes the master; may not be acquired yet
+    FILLING = "filling"  # the worker fills the host copy; may not be acquired yet
     ABSENT = "absent"
     LOADING = "loading"
     RESIDENT = "resident"
     REVOKING = "revoking"  # waits for the worker's acknowledgement
     WRITING_BACK = "writing back"
-    RECLAIMING = "reclaiming"  # a workspace that nobody needs any more
+    RECLAIMING = "reclaiming"  # a workspace that no request needs any more
 
 
 @dataclass(slots=True, eq=False)
 class Renewal:
-    """A new master of a component, made beside the one it has."""
+    """A new host copy of a component, beside its current one."""
 
     uid: int
     #: The request that began it.
     begun_by: int
-    #: The update or commit to answer when the step it began ends; None while it is filled.
+    #: The update or commit to answer when its current step ends; None while the worker fills it.
     request: int | None
-    #: While it is being sealed: all that are to take place with it, and itself.
+    #: While it is being sealed: all components whose new host copies take effect together with it,
+    #: itself included.
     together: "tuple[Component, ...]" = ()
     sealed: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Component:
-    """What may be on the device. A workspace is one without a master, for one lease only."""
+    """A unit that swapd loads and evicts. A workspace is one without a host copy, for one lease
+    only."""
 
-    uid: int  # of its master: never reused, unlike the name; 0 for a workspace
+    uid: int  # of its host copy: never reused, unlike the name; 0 for a workspace
     name: str
     session: int
     nbytes: int
@@ -62,61 +64,64 @@ class Component:
     group: str | None
     mutable: bool
     workspace: bool = False
-    #: The family that it is a part of, or "".
+    #: The family of this part, or "".
     part_of: str = ""
-    #: The policy it was registered with. A part that is not kept is `sequential` instead.
+    #: The policy it was registered with. A part that its family does not keep is `sequential`
+    #: instead.
     own_policy: Policy = "lru"
-    #: While it is pinned its own policy is "permanent"; this is the one it has after that.
+    #: The policy to go back to when it is unpinned; while it is pinned, its own is "permanent".
     unpinned_policy: Policy | None = None
     scratch: Scratch = ""
 
     state: State = State.FILLING
-    #: Counts residencies over the life of the core; 0 before the first.
+    #: Number of its current or last residency, from a counter of the core; 0 before the first.
     generation: int = 0
-    #: Counts up with each first lease: of those that came in at once, which was leased first.
+    #: Number of its latest first lease, from a counter: orders components that came in at the same
+    #: time.
     leased_seq: int = 0
-    #: Its chunks if they are on the device and will not come free, else 0.
+    #: Its chunks if it is on the device and they will not come free, else 0.
     fixed: int = 0
-    #: Chunks it is on; kept after an eviction, to ask for the same ones again.
+    #: Its chunks; kept after an eviction, to ask for the same ones again.
     runs: Runs = ()
-    #: Leases that hold it; how many each session has of it; and how many each agent.
+    #: Leases that hold it; how many of them each session has, and how many each agent.
     leases: set[Key] = field(default_factory=set)
     holders: dict[int, int] = field(default_factory=dict)
     agents: dict[Agent, int] = field(default_factory=dict)
-    #: Waiters it was loaded or kept for, and that have not been granted yet, by arrival.
+    #: Admitted waiters that still wait for other copies, by arrival. It stays for
+    #: them.
     promised: dict[Key, None] = field(default_factory=dict)
     #: Queued waiters that name it, in order of arrival.
     waiting: dict[Key, None] = field(default_factory=dict)
-    #: The owner was told this generation's chunks; perhaps before they were filled.
+    #: The owner knows the chunks of this generation, perhaps since before they were filled.
     mapped: bool = False
     #: The owner may have written since the last write-back (mutable only).
     dirty: bool = False
-    #: What of it the master has, and what of it is to be saved; None: all. Of scratch it may be
-    #: less. And the number of what its owner said last of that.
+    #: The ranges that the host copy has, and the ranges to save; None: all. Only scratch may have
+    #: less. And the number of the owner's last `Used`.
     kept: Ranges | None = None
     to_save: Ranges | None = None
     used_number: int = 0
-    #: Of scratch: the generation that came in as zeros, and has its contents since.
+    #: For scratch: the generation that came in as zeros and began its current contents.
     contents: int = 0
-    #: Why it is being evicted, and for whom.
+    #: Why it is being evicted, and for which waiter.
     reason: Reason = "room"
     evicting_for: Key | None = None
-    #: The register, commit or unregister request to answer when the step it began ends.
+    #: The register, commit or unregister request to answer when its current step ends.
     answer: int | None = None
     unregistering: bool = False
-    #: Its next master, until that is committed or given up.
+    #: Its next host copy, until that is committed or given up.
     renewal: Renewal | None = None
-    #: The request that began the last update that took place.
+    #: The request that began the last update that took effect.
     updated_by: int | None = None
-    #: What is on the device, or coming in, is from a master that it has no more.
+    #: Its bytes on the device, or on their way there, are from a previous host copy.
     superseded: bool = False
-    #: Why its bytes are lost for good though it is registered; None if they are not.
+    #: Why its bytes are lost, although it is still registered; None if they are not.
     damaged: str | None = None
-    #: Its session is ending: nobody may acquire it any more.
+    #: Its session is ending: it may not be acquired any more.
     ending: bool = False
     #: Granted at least once in this residency.
     used: bool = False
-    #: A prefetch named it when nobody held it, and it was not granted since.
+    #: A prefetch named it while it had no holder, and it was not granted since.
     expected: bool = False
     #: A part that was idle when its family was made smaller.
     kept_no_more: bool = False
@@ -125,17 +130,18 @@ class Component:
     load_started: float = 0.0
     resident_since: float = 0.0
     idle_since: float = 0.0
-    #: While it is wanted: until when only the agents that hold it may take it again, and how long
-    #: that is in all.
+    #: While it is wanted, only the agents that hold it may take it again until then; and the length
+    #: of that period.
     closed_until: float = 0.0
     closed_s: float = 0.0
     #: Last release, until the next acquire; None before the first.
     released_at: float | None = None
-    #: Last release, whatever was asked since; None before the first.
+    #: Last release, even if an acquire came since; None before the first.
     last_used: float | None = None
-    #: Measured: the last copy in, order to completion; and release to next acquire.
+    #: Measured: the last load, order to completion; and the time from a release to the next
+    #: acquire.
     swap_in_s: float | None = None
-    #: The same less what it waited for copies that were ordered before.
+    #: The same without the time that it waited for earlier loads.
     copy_s: float | None = None
     gap_s: float | None = None
     loads: int = 0
@@ -146,25 +152,25 @@ class Component:
         return f"<{self.name} {self.state} gen={self.generation} leases={len(self.leases)}>"
 
     def excludes(self, other: "Component") -> bool:
-        """Whether the two are never on the device together: of one alternating group, but parts
-        of one family belong together."""
+        """Whether the two are never on the device together: members of one alternating group, but
+        not parts of the same family."""
         if other is self or self.group is None or self.group != other.group:
             return False
         return not self.part_of or self.part_of != other.part_of
 
     @property
     def pinned(self) -> bool:
-        """Whether somebody asked that it stays."""
+        """Whether it is pinned."""
         return self.unpinned_policy is not None
 
     @property
     def only_pinned(self) -> bool:
-        """Whether it stays for its pin alone."""
+        """Whether only its pin makes it stay."""
         return self.policy == "permanent" and self.unpinned_policy not in (None, "permanent")
 
     @property
     def stays(self) -> bool:
-        """Whether it does not leave once it is in, whoever wants its room."""
+        """Whether it stays once it is in, without being pinned."""
         return self.policy == "permanent" and not self.only_pinned
 
     @property
@@ -174,24 +180,24 @@ class Component:
 
     @property
     def bytes_in(self) -> int:
-        """What is copied when it comes in."""
+        """Bytes to copy when it comes in."""
         return self.nbytes if self.kept is None else sum(n for _, n in self.kept)
 
     @property
     def bytes_back(self) -> int:
-        """What is copied when it leaves."""
+        """Bytes to copy when it leaves."""
         if not self.dirty:
             return 0
         return self.nbytes if self.to_save is None else sum(n for _, n in self.to_save)
 
     @property
     def unsaved(self) -> bool:
-        """Whether it has something that is nowhere else, and is to be saved."""
+        """Whether it has bytes that are only on the device and must be saved."""
         return self.dirty and self.to_save != ()
 
     @property
     def leaves_for_nothing(self) -> bool:
-        """Of scratch: whether nothing is copied if it leaves now, nor when it comes in again."""
+        """For scratch: whether no bytes are copied if it leaves now, nor when it comes in again."""
         return bool(self.scratch) and (self.to_save if self.dirty else self.kept) == ()
 
     @property
@@ -201,24 +207,25 @@ class Component:
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A copy in flight, or memory that is being lent or reclaimed.
+    """A copy in flight, a loan or a reclaim.
 
     `component` may be gone by the time it ends; the chunks are not.
     """
 
     component: Component
-    #: The master it reads or writes; 0 of a workspace.
+    #: The host copy that it reads or writes; 0 for a workspace.
     uid: int
-    #: The chunks that are free when it ends and nobody needs the component: of a load, those
-    #: it did not inherit; of a write-back, those that nobody inherited, first saved first.
+    #: Chunks that are free when it ends, if the component is no longer needed: for a load, those
+    #: that it did not inherit; for a write-back, those that no load inherited, in the order of
+    #: saving.
     runs: Runs
-    #: Of a load: chunks that are saved before they are overwritten, by generation of the
+    #: For a load: chunks that must be saved before they are overwritten, by generation of the
     #: write-back, which is still in flight.
     inherited: dict[int, Runs] = field(default_factory=dict)
-    #: Of a write-back: a load may inherit what it saves; and those that have, by generation.
+    #: For a write-back: whether loads may inherit its chunks; and those that have, by generation.
     heritable: bool = False
     heirs: list[int] = field(default_factory=list)
-    #: The session that is gone and whose process may still write to the chunks.
+    #: The session that is gone while its process may still write to the chunks.
     writer: int | None = None
 
 
@@ -229,7 +236,7 @@ class Waiter:
     session: int
     request: int
     agent: int
-    #: What it asked for, and that with each family's name replaced by the names of its parts.
+    #: The requested names, and the same with each family replaced by its parts.
     asked: tuple[str, ...]
     names: tuple[str, ...]
     priority: int
@@ -237,16 +244,16 @@ class Waiter:
     await_registration: bool
     arrived: float
     seq: int
-    #: It does not wait for copies of what its own session registered.
+    #: It does not wait for loads of components that its own session registered.
     early: bool = False
-    #: It may have the old bytes of what was updated, where its session holds them: to wait for the
-    #: new ones would be a deadlock.
+    #: It may have the old bytes of updated components that its session holds: waiting for the new
+    #: ones would be a deadlock.
     takes_old: bool = False
-    #: Names still being copied in that it waits for; only once admitted.
+    #: Loads that it still waits for, by name; only once admitted.
     pending: set[str] = field(default_factory=set)
     queued: bool = False
     admitted: bool = False
-    #: Chunks of all its names, while it is queued; and whether one of them is of a group.
+    #: Chunks of all its names, while it is queued; and whether one of them is in a group.
     chunks: int = 0
     grouped: bool = False
     told: bool = False  # a Waiting record was made
@@ -270,7 +277,7 @@ class Waiter:
 class Lease:
     session: int
     agent: int
-    #: What it holds, in the order in which it was asked for.
+    #: Names that it holds, in the order of the request.
     names: dict[str, None]
 
     @property
@@ -281,16 +288,15 @@ class Lease:
 @dataclass(slots=True, eq=False)
 class Session:
     label: str
-    #: Names it registered.
+    #: Names that it registered.
     owns: dict[str, None] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     waiters: set[int] = field(default_factory=set)
-    #: What is being evicted for its waiters, by generation; and the names of what it was told
-    #: is wanted.
+    #: Components being evicted for its waiters, by generation; and names of which a `Want` told it.
     makes_way: dict[int, Component] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     fenced: bool = False  # a Fence was ordered; SessionGone will follow
-    #: Of what it registered, the most that one of its leases held, as far as it is still there; and
-    #: its chunks.
+    #: The largest lease that it had of its own components, without those that are gone; and the
+    #: chunks of it.
     turn: dict[str, None] = field(default_factory=dict)
     turn_chunks: int = 0

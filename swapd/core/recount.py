@@ -1,7 +1,7 @@
-"""Every index and every sum that the core keeps, made anew from what it is of. For `check.py`.
+"""Computes every index and sum of the core from scratch. For `check.py`.
 
-What is kept is what makes an event cheap however much there is; what is here costs as much as
-there is, and says what the kept ones must be.
+The indexes make events cheap however much there is. This module reads everything, and says what the
+indexes must be.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from swapd.core.records import Agent, Component, State
 
 
 def recount(ledger: Ledger, admission: Admission) -> None:
-    """Raise AssertionError if one of them is not what it would be if it were made now."""
+    """Raise AssertionError if an index or sum differs from one made now."""
     _recount_order(ledger)
     _recount_sums(ledger)
     _recount_turns(ledger)
@@ -51,7 +51,7 @@ def _recount_sums(ledger: Ledger) -> None:
     for c in components:
         assert c.fixed == (c.chunks if c in fixed else 0), f"{c}: fixed is wrong"
     pinned = {c.name: c for c in components if c.pinned}
-    assert ledger.pinned == pinned, "what is pinned is wrong"
+    assert ledger.pinned == pinned, "pinned is wrong"
     quarantined, dying = ledger.quarantined, ledger.dying
     lost = sum(count(runs) for s, held in quarantined.items() if s not in dying for runs in held)
     assert ledger.staying == sum(c.chunks for c in staying), "staying is wrong"
@@ -62,7 +62,7 @@ def _recount_turns(ledger: Ledger) -> None:
     for number, session in ledger.sessions.items():
         turn = ledger.named(session.turn)
         assert session.turn_chunks == sum(c.chunks for c in turn), "chunks of a turn are wrong"
-        assert all(c.session == number for c in turn), "what is in a turn is another's"
+        assert all(c.session == number for c in turn), "another session's component is in a turn"
 
 
 def _recount_groups(ledger: Ledger) -> None:
@@ -84,7 +84,7 @@ def _recount_copies(ledger: Ledger) -> None:
     assert ledger.reclaiming == sum(c.chunks for c in back), "reclaiming is wrong"
     for number, session in ledger.sessions.items():
         room = {c.generation: c for c in ledger.components.values() if _for(c) == number}
-        assert session.makes_way == room, f"what goes for session {number} is wrong"
+        assert session.makes_way == room, f"evictions for session {number} are wrong"
 
 
 def _for(c: Component) -> int | None:
@@ -99,7 +99,7 @@ def _recount_holders(ledger: Ledger) -> None:
     leased = ledger.holders.leased.values()
     may_go = [c for c in leased if c.policy != "permanent"]
     may_go.sort(key=lambda c: (c.state is State.LOADING, c.resident_since))
-    assert list(ledger.holders.to_give_way()) == may_go, "who is to give way is wrong"
+    assert list(ledger.holders.to_give_way()) == may_go, "the order of giving way is wrong"
 
 
 def _recount_agents(ledger: Ledger) -> None:
@@ -109,22 +109,22 @@ def _recount_agents(ledger: Ledger) -> None:
         held.leases[key] = lease
         for name in lease.names:
             held.special[name] = ledger.components[name]
-    assert ledger.holders.by_agent.keys() == holdings.keys(), "who holds anything is wrong"
+    assert ledger.holders.by_agent.keys() == holdings.keys(), "agents with leases are wrong"
     for agent, held in holdings.items():
         kept = ledger.holders.by_agent[agent]
         plain = [c for c in held.special.values() if is_plain(c)]
         special = {c.name: c for c in held.special.values() if not is_plain(c)}
         assert kept.leases == held.leases, f"{agent}: leases are wrong"
-        assert kept.special == special, f"{agent}: what is special is wrong"
+        assert kept.special == special, f"{agent}: special is wrong"
         assert kept.plain_chunks == sum(c.chunks for c in plain), f"{agent}: chunks are wrong"
 
 
 def _recount_told(ledger: Ledger) -> None:
     for number, session in ledger.sessions.items():
         told = {name for name, sessions in ledger.wanted.items() if number in sessions}
-        assert session.told == told, f"what session {number} was told is wrong"
+        assert session.told == told, f"messages to session {number} are wrong"
     holding = {number for number, session in ledger.sessions.items() if session.leases}
-    assert ledger.unhurried.keys() == holding - ledger.hurried, "who is in no hurry is wrong"
+    assert ledger.unhurried.keys() == holding - ledger.hurried, "unhurried is wrong"
     for name in ledger.wanted.keys() - ledger.joined.keys():
         holders = ledger.components[name].holders
         assert holders.keys() <= ledger.wanted[name], f"not all that hold {name} were told"
@@ -137,10 +137,10 @@ def _recount_waiting(ledger: Ledger, admission: Admission) -> None:
         assert w.chunks == sum(c.chunks for c in asked), f"{w}: its chunks are wrong"
         assert w.grouped == any(c.group is not None for c in asked), f"{w}: its groups are wrong"
     largest = sorted(queued.values(), key=lambda w: (-w.chunks, w.seq))
-    assert list(admission.largest) == [w.key for w in largest], "who needs most is wrong"
+    assert list(admission.largest) == [w.key for w in largest], "largest is wrong"
     for c in ledger.components.values():
         waiting = {key for key, w in queued.items() if c.name in w.names}
-        assert c.waiting.keys() == waiting, f"{c}: who waits for it is wrong"
+        assert c.waiting.keys() == waiting, f"{c}: waiting is wrong"
     parked: dict[str, set[tuple[int, int]]] = {}
     for key, w in admission.parked.items():
         for name in w.asked:
@@ -160,4 +160,4 @@ def _recount_those_that_hold(ledger: Ledger, admission: Admission) -> None:
     for agent in agents:
         beside.add(agent, ledger.holders.by_agent.get(agent, Holdings()))
         assert agent in ledger.holders.waiting, f"{agent} holds and waits"
-    assert ledger.holders.waiting.content() == beside.content(), "what is held by them is wrong"
+    assert ledger.holders.waiting.content() == beside.content(), "waiting holdings are wrong"

@@ -1,4 +1,4 @@
-"""A component from its registration to its end, and the masters that are made for it."""
+"""A component from its registration to its end, and its host copies."""
 
 from bisect import bisect_left, insort
 
@@ -49,7 +49,7 @@ def make_master(
     segments: tuple[int, ...] = (),
     content: str = "",
 ) -> None:
-    """Have a master made; at once, or when it is known whose bytes it may share."""
+    """Order a host copy, either at once or when another one has the bytes that this one shares."""
     ledger.masters[uid] = c
     replaces = c.uid if c.uid != uid else 0
     ledger.unordered[uid] = MakeHostCopy(
@@ -72,7 +72,7 @@ def make_master(
 
 
 def order(ledger: Ledger, due: Due) -> None:
-    """Order the master that waited for this."""
+    """Order the host copy that waited for this."""
     ledger.making.add(due.uid)
     action = ledger.unordered.pop(due.uid)
     ledger.out.append(msgspec.structs.replace(action, original=due.original))
@@ -84,7 +84,7 @@ def seal(ledger: Ledger, c: Component, uid: int) -> None:
 
 
 def commit(ledger: Ledger, c: Component) -> None:
-    """Its master is sealed: it may be acquired."""
+    """Its host copy is sealed: it may be acquired."""
     answer(ledger, c)
     c.state = State.ABSENT
     if c.group is not None:
@@ -99,7 +99,7 @@ def answer(ledger: Ledger, c: Component) -> None:
 
 
 def set_unregistering(ledger: Ledger, c: Component, going: bool) -> None:
-    """It goes as soon as it can; or stays after all."""
+    """The component goes as soon as it can, or stays after all."""
     c.unregistering = going
     ledger.recount(c)
 
@@ -111,7 +111,7 @@ def finish_unregister(ledger: Ledger, c: Component) -> None:
 
 
 def remove(ledger: Ledger, c: Component) -> None:
-    """The name is free again. Chunks and master are the caller's to settle."""
+    """Free the name. The caller settles the chunks and the host copy."""
     del ledger.components[c.name]
     if session := ledger.sessions.get(c.session):
         session.owns.pop(c.name, None)
@@ -142,7 +142,8 @@ def _forget_name(ledger: Ledger, name: str) -> None:
 
 
 def drop_master(ledger: Ledger, uid: int) -> None:
-    """Nobody wants it any more: it goes, or will when it is made or sealed."""
+    """No component uses this host copy any more: drop it, now or as soon as it is made or
+    sealed."""
     if uid not in ledger.making:
         c = ledger.masters.pop(uid)
         if ledger.unordered.pop(uid, None) is None:

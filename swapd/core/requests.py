@@ -1,7 +1,8 @@
-"""What a request says by itself: what is wrong with it, until when it waits, what it shares.
+"""Checks of a request by itself, its deadline, and the content that it shares.
 
-Lives here: every check that a type cannot say, and that needs no state. A request that fails one
-is refused at the border, and never becomes an event. May not live here: whether it may be granted.
+Lives here: every check that a type cannot express, and that needs no state. A request that fails
+one is refused at the border, and never becomes an event. May not live here: whether it may be
+granted.
 """
 
 from itertools import pairwise
@@ -10,15 +11,15 @@ from swapd.core.records import WORKSPACE, is_workspace
 from swapd.shared import protocol
 from swapd.shared.text import problem_with_text
 
-#: More than any machine has: a size above it is a mistake.
+#: More bytes than any machine has: a larger size is a mistake.
 _BYTES_MAX = 1 << 50
 
-#: Longer than any daemon runs: who waits so long, or for ever (inf), has no deadline.
+#: Longer than any daemon runs: a longer or infinite (inf) timeout means no deadline.
 _TIMEOUT_MAX_S = 1e9
 
 
 def problem_with(request: protocol.AnyRequest) -> str | None:
-    """What is wrong with a request that decodes, for its sender; None if nothing is."""
+    """The problem with a request that decodes, for its sender; None if there is none."""
     match request:
         case protocol.Acquire():
             return _names(request.names) or _timeout(request.timeout_s)
@@ -58,7 +59,7 @@ def _names(names: tuple[str, ...]) -> str | None:
 
 
 def _timeout(timeout_s: float | None) -> str | None:
-    return None if (timeout_s or 0.0) >= 0.0 else f"timeout_s={timeout_s} is no time"
+    return None if (timeout_s or 0.0) >= 0.0 else f"timeout_s={timeout_s} must be at least 0"
 
 
 def _workspace(nbytes: int) -> str | None:
@@ -72,9 +73,7 @@ def _named(request: protocol.Register) -> str | None:
     if is_workspace(name) or is_workspace(family):
         return f"names that begin with {WORKSPACE!r} are for workspaces; choose another name"
     if family == name:
-        return (
-            f"{name!r} cannot be a part of itself; give it another name than what it is a part of"
-        )
+        return f"{name!r} cannot be a part of itself; give it a name other than that of its family"
     return None
 
 
@@ -88,13 +87,13 @@ def _rest(request: protocol.Register) -> str | None:
     if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
     if request.scratch and not (request.mutable and request.content == ""):
-        return "scratch is written to by its worker alone: mutable=True, and no content"
+        return "only its worker writes to scratch: mutable=True, and no content"
     if request.filled and request.scratch != "saved":
-        return 'only scratch that is "saved" may be filled or not; all else is'
+        return 'filled=True is for scratch that is "saved"; leave it out'
     if request.scratch and request.segments:
         return "scratch comes in as a whole; give no segments"
     if request.transient and not request.part_of:
-        return 'only a part of a family passes through; give part_of, or policy="sequential"'
+        return 'only a part of a family can be transient; give part_of, or policy="sequential"'
     return None
 
 
@@ -129,10 +128,10 @@ def _used(used: protocol.Used) -> str | None:
 
 
 def deadline(timeout_s: float | None, now: float) -> float | None:
-    """Until when an acquire waits that came `now`; None: without end."""
+    """Deadline of an acquire that came at `now`; None: without end."""
     return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s
 
 
 def content(request: protocol.Register) -> str:
-    """What the bytes will be, and where in the master: those that share it are equal in both."""
+    """The content, and its layout in the host copy: sharers are equal in both."""
     return f"{request.content} {request.layout}" if request.content else ""

@@ -1,11 +1,11 @@
 """The residency of every component on one device: events in, actions out.
 
-`handle(event)` applies one event and returns what must now be done, in order; `README.md`
-beside this file has states, events, actions, rules, and a map of the files. Lives here: which
-handler an event has, and when decisions are made. May live in no file of the core: clocks, logging,
-sockets, memory, torch.
+`handle(event)` applies one event and returns the actions to carry out, in order; `README.md` beside
+this file has states, events, actions, rules, and a map of the files. Lives here: the handler of
+each event, and the points at which decisions are made. May live in no file of the core: clocks,
+logging, sockets, memory, torch.
 
-A decision is recorded in the state at the moment it is made.
+The state records a decision at the moment it is made.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.Unread: owing.on_unread,
 }
 
-#: The same for what is asked: `on_x(ledger, admission, session, request)`, at `ledger.now`.
+#: The same for requests: `on_x(ledger, admission, session, request)`, at `ledger.now`.
 _ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
     protocol.Acquire: leasing.on_acquire,
     protocol.AcquireWorkspace: leasing.on_acquire_workspace,
@@ -78,13 +78,13 @@ _ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
 
 
 class Residency:
-    """What is on one device of `chunks` chunks, and everything decided about it.
+    """The contents of one device of `chunks` chunks, and all decisions about them.
 
     Synchronous and single-threaded: one caller, one event at a time, in order of time.
     """
 
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules | None = None) -> None:
-        #: To be read: what is where, and who waits. Only `handle` may change them.
+        #: The state, and all waiters. Read-only: only `handle` may change them.
         self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
         self.admission = Admission(self.ledger)
         self._planner = Planner(self.ledger, self.admission)
@@ -102,14 +102,14 @@ class Residency:
 
     @property
     def rules(self) -> Rules:
-        """What decisions go by now."""
+        """The current rules of decisions."""
         return self.ledger.rules
 
-    #: What is wrong with a request whatever the state, or None: then it may be `Asked`.
+    #: The problem with a request in any state; None: then it may be `Asked`.
     problem_with = staticmethod(requests.problem_with)
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
-        """Apply one event; return what must now be done, in order."""
+        """Apply one event; return the actions to carry out, in order."""
         ledger = self.ledger
         ledger.now = event.now
         if type(event) is events.Asked:
@@ -140,14 +140,14 @@ class Residency:
 
     @property
     def quiet(self) -> bool:
-        """Whether no lease is held and nothing is being saved; workspaces may be on their way, and
-        loads that nobody waits for."""
+        """Whether no lease is held and no save runs. Workspaces, and loads for no waiter, may be in
+        flight."""
         moves = self.ledger.moves.values()
         ends = (State.RECLAIMING, State.LOADING)
         return not self.ledger.leases and all(m.component.state in ends for m in moves)
 
     def has_more(self, session: int, most: int) -> bool:
-        """Whether a session has more than that, so that its end takes several steps."""
+        """Whether a session has more than `most` things, so that its end takes several steps."""
         known = self.ledger.sessions.get(session)
         if known is None:
             return False

@@ -1,4 +1,4 @@
-"""What a status says of the state: of each component, and of each session."""
+"""The status of each component and each session."""
 
 from swapd.core.explain import holders
 from swapd.core.fences import LIFELINE, REPLIES

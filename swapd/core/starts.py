@@ -1,7 +1,8 @@
-"""Whose turn it is to start: one process at a time measures what the device has free.
+"""The turn to start: one process at a time measures the free memory of the device.
 
-An engine sizes its caches by what is free before it loads and after its first pass. While another
-loads, or has memory lent to load in, that says nothing. Pure; actions are `handlers/starting.py`'s.
+An engine sizes its caches by the memory that is free before it loads and after its first pass.
+While another one loads, or borrows memory to load in, that measurement means nothing. Pure;
+`handlers/starting.py` has the actions.
 """
 
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ from swapd.core.records import Key
 
 
 class Starts:
-    """All who start, in order of arrival: the first has the turn."""
+    """All sessions that start, in order of arrival: the first has the turn."""
 
     def __init__(self) -> None:
-        #: Since when each is here.
+        #: When each arrived.
         self._since: dict[Key, float] = {}
         self._until: Deadlines[Key] = Deadlines()
 
@@ -37,12 +38,12 @@ class Starts:
             self._until.set(key, until)
 
     def go(self, key: Key) -> None:
-        """It has started, or gives up."""
+        """The session has started, or gives up."""
         del self._since[key]
         self._until.drop(key)
 
     def has_turn(self, key: Key) -> float:
-        """It waits no more; since when it did."""
+        """The turn is its own: it waits no more. Returns when it arrived."""
         self._until.drop(key)
         return self._since[key]
 

@@ -1,6 +1,6 @@
-"""What holders are told of those who wait: that a component is wanted, that there is a hurry.
+"""Messages to holders about waiters: that a component is wanted, and that there is a hurry.
 
-Once each, and again when it is over.
+Each holder hears it once, and again when it is over.
 """
 
 from swapd.core.actions import Hurry, Want
@@ -8,7 +8,7 @@ from swapd.core.ledger import Ledger
 
 
 def want(ledger: Ledger, name: str) -> None:
-    """Somebody waits for `name`: tell the holders that were not told."""
+    """An acquire waits for `name`: tell the holders that were not told."""
     told = ledger.wanted.setdefault(name, set())
     ledger.joined.pop(name, None)
     for session in sorted(ledger.components[name].holders.keys() - told):
@@ -18,7 +18,7 @@ def want(ledger: Ledger, name: str) -> None:
 
 
 def unwant(ledger: Ledger, name: str) -> None:
-    """Nobody waits for `name` any more: tell the holders that were told."""
+    """No acquire waits for `name` any more: tell the holders that were told."""
     ledger.joined.pop(name, None)
     for session in sorted(ledger.wanted.pop(name, ())):
         ledger.out.append(Want(session, name, False))
@@ -26,7 +26,7 @@ def unwant(ledger: Ledger, name: str) -> None:
 
 
 def hurry(ledger: Ledger) -> None:
-    """Somebody waits for what may be held: tell all that hold something, once."""
+    """An acquire waits for leases to end: tell all sessions with leases, once."""
     for number in ledger.unhurried:
         ledger.hurried.add(number)
         ledger.out.append(Hurry(number, True))
@@ -34,7 +34,7 @@ def hurry(ledger: Ledger) -> None:
 
 
 def take_time(ledger: Ledger) -> None:
-    """Nobody waits for that any more: tell those that were told."""
+    """No acquire waits for leases any more: tell the sessions that were told."""
     for number in sorted(ledger.hurried):
         ledger.out.append(Hurry(number, False))
         if ledger.sessions[number].leases:

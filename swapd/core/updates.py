@@ -1,4 +1,4 @@
-"""New bytes for components: a second master beside the first, which takes its place."""
+"""New bytes for components: a second host copy beside the first, which takes its place."""
 
 from swapd.core import leaving, registry
 from swapd.core.ledger import Ledger
@@ -6,7 +6,7 @@ from swapd.core.records import Component, Move, Renewal, State
 
 
 def begin(ledger: Ledger, c: Component, request: int) -> None:
-    """Have a second master made. What is on the device, and in the first, stays."""
+    """Order a second host copy. The bytes on the device, and in the first one, stay."""
     c.renewal = Renewal(ledger.next_uid(), request, request)
     registry.make_master(ledger, c, c.renewal.uid, request)
 
@@ -23,14 +23,14 @@ def _give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
 
 
 def give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """Drop this new master, and those that were to take place with it."""
+    """Drop this new host copy, and those that were to take effect with it."""
     for one in renewal.together or (c,):
         assert one.renewal is not None
         _give_up(ledger, one, one.renewal)
 
 
 def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) -> None:
-    """Their new masters are filled: have them sealed, and answer when all are."""
+    """Their new host copies are filled: order their sealing, and answer when all are sealed."""
     for c in parts:
         assert c.renewal is not None
         c.renewal.request, c.renewal.together = request, parts
@@ -38,7 +38,7 @@ def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) ->
 
 
 def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """If all that take place together are sealed, they do, in this one step."""
+    """If all that take effect together are sealed, they do so in this one step."""
     renewal.sealed = True
     renewals = [one.renewal for one in renewal.together]
     if all(r is not None and r.sealed for r in renewals):
@@ -50,9 +50,10 @@ def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
 
 
 def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """The new master takes the place of the old one.
+    """The new host copy takes the place of the old one.
 
-    What is on the device, or on its way there, is superseded: it goes when nobody holds it.
+    The bytes on the device, or on their way there, are superseded: they go when the last holder
+    releases them.
     """
     old, c.uid, c.renewal = c.uid, renewal.uid, None
     c.updated_by = renewal.begun_by
@@ -64,11 +65,11 @@ def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
             c.superseded = True
         ledger.superseded[c.name] = c
         leaving.settle(ledger, c)
-        ledger.room_shrank = True  # who holds it is in the way of who waits for it
+        ledger.room_shrank = True  # its holders are in the way of its waiters
     ledger.replan = True
 
 
 def end_copy_of(ledger: Ledger, move: Move) -> None:
-    """Its master was kept for it if the component has another by now."""
+    """Drop the host copy that was kept for this copy, if the component has another by now."""
     if move.uid != move.component.uid:
         registry.drop_master(ledger, move.uid)

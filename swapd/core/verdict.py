@@ -1,11 +1,10 @@
-"""What becomes of a request now: refused, shared, given room, or blocked. Pure; changes nothing.
+"""The verdict on a request now: refused, shared, given room, or blocked. Pure; changes nothing.
 
-The one place where that is decided. `admission.py` and `planner.py` carry it out, `forecast.py`
-prints it, `explain.py` words it.
+Only this module decides that. `admission.py` and `planner.py` carry it out, `forecast.py` prints
+it, `explain.py` words it.
 
-`at_once(...)` says what needs no look at others: the request can never be granted, or needs no
-memory. `room(...)` says of any other what goes so that its components can come in, or what is in
-its way.
+`at_once(...)` finds requests that can never be granted, or need no memory. `room(...)` finds for
+any other which components go so that its own can come in, or which are in its way.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from swapd.shared.protocol import Code
 
 Why = Literal["damaged", "down", "conflict", "too_large"]
 
-#: What the client is told, by why a request is refused.
+#: The code of the refusal, by its reason.
 CODES: dict[Why, Code] = {
     "damaged": "device_failed",
     "down": "device_failed",
@@ -31,33 +30,34 @@ MayEvict = Callable[[Component], bool]
 
 
 class Refused(NamedTuple):
-    """It can never be granted. `of`: the components because of which."""
+    """It can never be granted. `of`: the components that are the cause."""
 
     why: Why
     of: list[Component]
 
 
 class Shared(NamedTuple):
-    """All it asks for is in, or coming in: it needs no memory."""
+    """All its components are in, or loading: it needs no memory."""
 
 
 class Room(NamedTuple):
-    """What goes so that it can come in: other members of alternating groups, and victims."""
+    """The components that go so that it can come in: members of its alternating groups, and
+    victims."""
 
     rivals: list[Component]
     victims: list[Component]
-    #: All rivals that are in, those that are leaving already among them.
+    #: All rivals that are in, also those that are leaving already.
     excluded: list[Component]
-    #: Chunks that it needs.
+    #: Number of chunks that it needs.
     missing: int
 
 
 class Blocked(NamedTuple):
-    """It has to wait: until what it asks for has left, or until something else goes."""
+    """It has to wait until its own components have left, or until others go."""
 
-    #: What it asks for itself, and has to leave before it comes in anew.
+    #: Its own components that have to leave before they come in anew.
     leaving: list[Component]
-    #: What must go and cannot now: idle ones, leased ones, rivals.
+    #: Components that must go and cannot now: idle ones, leased ones, rivals.
     by: list[Component]
 
 
@@ -68,28 +68,27 @@ Verdict = Refused | Shared | Room | Blocked
 
 
 def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refused | Shared | None:
-    """What can be said of a request whatever others do; None: it needs memory."""
+    """The verdict on a request regardless of others; None: it needs memory."""
     if problem := hopeless(ledger, w, asked):
         return problem
     return Shared() if may_share(ledger, w, asked) else never_fits(ledger, asked)
 
 
 def hopeless(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Refused | None:
-    """Refused if some of it can never be had, by a prefetch (`w` is None) either."""
+    """Refused if some of it can never be loaded, not even by a prefetch (`w` is None)."""
     if damaged := [c for c in asked if c.damaged]:
         return Refused("damaged", damaged)
     return cannot_come_in(ledger, asked, w) if ledger.down else None
 
 
 def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
-    """Whether `w` needs no memory, and delays nobody who was promised some.
+    """Whether `w` needs no memory, and delays no request with a promise.
 
-    A component that is wanted for somebody else takes no new holders, or overlapping leases
-    would keep it forever. An agent that holds it already may take it again, since it could not
-    release otherwise. Another agent of the same session may be waited for by one that holds it,
-    which nobody can see here, or may be one of many that overlap: so it waits, but not for ever.
-    Nor does one that was updated meanwhile: a request that comes now is to see the new bytes. A
-    late one joins no load.
+    A component that is wanted takes no new holders: overlapping leases would keep it for ever. An
+    agent that holds it already may take it again, since it could not release otherwise. Another
+    agent of the same session waits, but not for ever: a holder may wait for it, which the daemon
+    cannot see, or it may be one of many with overlapping leases. An updated component takes no new
+    holders either: a request that comes now must see the new bytes. A late request joins no load.
     """
     enough = (State.RESIDENT,) if is_late(ledger, w) else (State.RESIDENT, State.LOADING)
     for c in asked:
@@ -103,21 +102,21 @@ def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
 
 
 def _may_take_again(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    """Whether `w` may have `c` though it is wanted, since its holders may need it to go on."""
+    """Whether `w` may have `c`, which is wanted, because its holders may need that to go on."""
     if w.owner in c.agents:
         return True
     return w.session in c.holders and c.closed_until <= ledger.now
 
 
 def is_late(ledger: Ledger, w: Waiter) -> bool:
-    """Whether it may only have what is in: its deadline has passed, or it came to try."""
+    """Whether it may only have resident components: its deadline has passed, or it is a try."""
     return w.deadline is not None and w.deadline <= ledger.now
 
 
 def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None) -> Refused | None:
     """With the device down: refused unless these are on it.
 
-    What is being saved is: it will have to stay. What was updated is not.
+    A component being saved counts as on it: it will have to stay. An updated one does not.
     """
     absent = [
         c
@@ -149,14 +148,15 @@ def room(
     may_evict: MayEvict,
     over: tuple[str, ...] | None = None,
 ) -> Room | Blocked:
-    """What goes so that `asked` can come in; nothing goes unless all that is needed can.
+    """The components that go so that `asked` can come in. All of them can go, or none does.
 
-    1. What it asks for has finished leaving, if it was leaving or was updated meanwhile; 2. its
-    rivals (other members of an alternating group) are idle or leaving; 3. the free chunks, those
-    about to be free, its rivals' and the victims that `policy.victims` picks are enough together.
+    1. Those of `asked` that were leaving, or updated meanwhile, have left.
+    2. Their rivals (other members of an alternating group) are idle or leaving.
+    3. These are enough together: free chunks, those about to be free, those of rivals and of the
+       victims that `policy.victims` picks.
 
-    `w` is None for a prefetch, which nobody gives way to, and which nothing goes for if what it
-    brings in would leave after its use. `over`: nothing goes but what it names, unless it is None.
+    `w` is None for a prefetch: no holder gives way to one, and no component goes for one of a
+    `sequential` component, which would leave after use. `over`: only these go; None: any.
     """
     if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
         return Blocked(leaving, [])
@@ -180,7 +180,7 @@ def leaves_first(c: Component, w: Waiter | None) -> bool:
 
 
 def must_leave_first(c: Component, w: Waiter | None) -> bool:
-    """Whether `c` is on the device with bytes that are no longer its own, and not for `w`.
+    """Whether `c` has old bytes on the device that `w` may not have.
 
     An agent that holds it may take it again: it could not release otherwise.
     """
@@ -192,19 +192,20 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
 
 
 def missing_chunks(asked: Iterable[Component]) -> int:
-    """Chunks that are needed so that all of these are in."""
+    """Number of chunks to load for all of these to be in."""
     return sum(c.chunks for c in asked if c.state is State.ABSENT)
 
 
 def at_hand(ledger: Ledger, asked: list[Component]) -> int:
-    """Chunks that may be taken now. Those being saved are, but by a copy that follows."""
-    if asked and asked[0].workspace:  # then it is asked for alone
+    """Chunks that may be taken now; those being saved count, unless for a workspace."""
+    if asked and asked[0].workspace:  # a workspace is always requested alone
         return ledger.pool.free
     return ledger.pool.free + ledger.inheritable
 
 
 def stays_until(ledger: Ledger, c: Component) -> float:
-    """Until when the minimum-residency rule keeps `c` though it is idle; past if it does not."""
+    """Until when the minimum-residency rule keeps `c` though it is idle; a past time if it does
+    not."""
     rules = ledger.rules
     return policy.protected_until(
         resident_since=c.resident_since,
@@ -224,9 +225,10 @@ def _choose(
     idle: Iterable[Component],
     may_evict: MayEvict,
 ) -> Room | None:
-    """What goes so that `asked` can take `missing` chunks, or None if not all of it can go.
+    """The components that go so that `asked` can take `missing` chunks, or None if they cannot all
+    go.
 
-    `idle`: what may be a victim, those that should go first first.
+    `idle`: candidates for eviction, in the order in which they should go.
     """
     idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
     if len(idle_rivals) + sum(r.evicting for r in rivals) < len(rivals):  # 2
@@ -252,10 +254,11 @@ def _in_the_way(
     rivals: list[Component],
     owner: Agent,
 ) -> list[Component]:
-    """What must go to let `owner` have `asked`, and cannot now: idle ones, leased ones, rivals.
+    """Components that must go to let `owner` have `asked`, and cannot now: idle ones, leased ones,
+    rivals.
 
-    An idle one that is wanted is kept for who waits: were it lent again meanwhile, two that
-    take turns could keep out forever who needs both.
+    An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
+    two holders that take turns could keep out a waiter that needs both for ever.
     """
     spare = {c.name for c in asked} | {r.name for r in rivals}
     short = missing - ledger.pool.free - ledger.leaving

@@ -9,7 +9,7 @@ from swapd.shared.protocol import Runs
 
 
 def open_one(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
-    """Somebody waits for a workspace: return its name."""
+    """Add a workspace for a waiter; return its name."""
     session, name = key[0], workspace_name(*key)
     c = Component(0, name, session, nbytes, chunks, "sequential", None, False, workspace=True)
     c.state = State.ABSENT
@@ -19,7 +19,7 @@ def open_one(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
 
 
 def close(ledger: Ledger, c: Component) -> None:
-    """Nobody needs it any more: nothing is left of it, or it goes back first."""
+    """No request needs it any more: remove it, or reclaim it first."""
     if c.state is State.ABSENT:
         registry.remove(ledger, c)
     elif c.state in (State.LOADING, State.RESIDENT):
@@ -34,26 +34,27 @@ def close(ledger: Ledger, c: Component) -> None:
 
 
 def reclaim(ledger: Ledger, c: Component) -> None:
-    """Have its memory back. Not while it is being lent."""
+    """Take its memory back. Not while it is being lent."""
     ledger.moves[c.generation] = Move(c, c.uid, c.runs)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
 
 
 def came_back_in_part(ledger: Ledger, move: Move, runs: Runs) -> None:
-    """The arena has these chunks of a workspace again, which others may have; not the rest."""
+    """The arena has these chunks of a workspace again, and others may use them. The rest is still
+    out."""
     c = move.component
     ledger.pool.give(runs)
     c.runs = move.runs = without(move.runs, runs)
     chunks = count(runs)
     c.chunks -= chunks
-    c.nbytes = c.chunks * ledger.chunk_bytes  # what is still out
+    c.nbytes = c.chunks * ledger.chunk_bytes  # the part that is still out
     ledger.leaving -= chunks
     ledger.reclaiming -= chunks
     ledger.replan = True
 
 
 def came_back(ledger: Ledger, c: Component) -> None:
-    """The chunks of a workspace are the arena's: taken back, or never given away."""
+    """The arena has all chunks of the workspace: taken back, or never given away."""
     ledger.pool.give(c.runs)
     if c.state is State.RECLAIMING:
         ledger.leaving -= c.chunks

@@ -409,7 +409,7 @@ def test_an_odd_timeout_is_waited_for_or_refused(world: World) -> None:
                 continue
             refused = raw.answer()
             assert isinstance(refused, protocol.Refused)
-            assert "is no time" in refused.message
+            assert "must be at least 0" in refused.message
     assert_unharmed(daemon, other)
 
 

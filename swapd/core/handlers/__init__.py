@@ -1,1 +1,1 @@
-"""What each event means: one function for each, which `Residency.handle` calls."""
+"""Handlers of events: one function for each, which `Residency.handle` calls."""

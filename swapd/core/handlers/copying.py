@@ -1,4 +1,4 @@
-"""What it means that something slow has ended, a copy, a loan; or that the device is lost."""
+"""Handles the end of slow actions, a copy or a loan, and the loss of the device."""
 
 from swapd.core import (
     coming,
@@ -20,7 +20,7 @@ from swapd.core.records import Component, Move, State
 def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
     pending = ledger.acks.get(event.generation)
     if pending is None or pending[1].session != event.session:
-        return  # stale, or a lie: it changes nothing
+        return  # stale, or a breach of the protocol: change nothing
     del ledger.acks[event.generation]
     leaving.take_out(ledger, pending[1])
 
@@ -54,10 +54,10 @@ def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> Non
 
 
 def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> None:
-    """A load that failed leaves the component absent, a write-back leaves it resident.
+    """A load that failed leaves the component absent; a write-back that failed leaves it resident.
 
-    Nothing is lost either way, unless the write-back is `damaged`, or one of scratch, which leaves
-    all the same; who waited for the copy is refused, and who was let in before it ended is told.
+    Both lose no bytes, unless the write-back is `damaged`, or one of scratch, which leaves anyway.
+    The core refuses waiters for the copy, and tells holders that were granted it early.
     """
     move, _ = inheriting.end_move(ledger, event.generation)
     c = move.component
@@ -133,9 +133,10 @@ def on_reclaimed(ledger: Ledger, admission: Admission, event: Reclaimed) -> None
 
 
 def on_device_down(ledger: Ledger, admission: Admission, event: DeviceDown) -> None:
-    """Nobody hears of it but who waits for what is not on the device, now or later.
+    """Refuse waiters for components that are not on the device, now or later; no other session
+    notices.
 
-    Copies in flight still end, in events of their own. The first reason is kept.
+    Copies in flight still end, with events of their own. The first reason is kept.
     """
     ledger.down = ledger.down or event.why
     ledger.prefetches.clear()

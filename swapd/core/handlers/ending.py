@@ -40,7 +40,7 @@ def on_stopping(ledger: Ledger, admission: Admission, event: Stopping) -> None:
 
 
 def on_session_ends(ledger: Ledger, admission: Admission, event: SessionEnds) -> None:
-    """First who waits for it, so that it is granted nothing; then what it owns and holds."""
+    """End its waiters first, so that they are granted nothing; then its components and leases."""
     left = event.most
     session = ledger.sessions.get(event.session)
     if session is None:
@@ -58,7 +58,7 @@ def on_session_ends(ledger: Ledger, admission: Admission, event: SessionEnds) ->
 
 
 def _end(ledger: Ledger, admission: Admission, c: Component, event: SessionEnds, most: int) -> int:
-    """End a component, or the waits of so many that wait for it; return how many steps."""
+    """End a component, or at most `most` waiters for it; return the number of steps."""
     c.ending = True
     waiters = len(c.waiting) + len(c.promised)
     why = explain.owner_gone(c, ledger.sessions[c.session].label)

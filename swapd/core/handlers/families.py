@@ -1,4 +1,4 @@
-"""How much of a family is kept: what its owner asked for, or what there is room for."""
+"""How many parts of a family are kept: as the owner asked, or as many as there is room for."""
 
 from swapd.core import explain, leaving, policy
 from swapd.core.admission import Admission
@@ -21,7 +21,7 @@ def on_resize(ledger: Ledger, admission: Admission, session: int, asked: Resize)
 
 
 def _never_stays(ledger: Ledger, name: str) -> tuple[Code, str] | None:
-    """Why what is in no block of a family cannot stay for good, or None if it can, or need
+    """Why the part of a family that is in no block cannot stay for good, or None if it can, or need
     not: some other part must fit beside it."""
     family = ledger.families[name]
     rest = family.get(rest_of(name))
@@ -36,7 +36,8 @@ def _never_stays(ledger: Ledger, name: str) -> tuple[Code, str] | None:
 
 
 def spread(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
-    """Keep so much of a family; None: as much as there is room for beside what never leaves."""
+    """Keep so many bytes of a family; None: as many as there is room for beside components that
+    never leave."""
     family = ledger.families[name]
     first = [c for c in family.values() if c.name == rest_of(name)]
     others = [c for c in family.values() if c not in first]

@@ -1,4 +1,4 @@
-"""What acquires, releases and prefetches mean."""
+"""Handles acquires, releases and prefetches."""
 
 from swapd.core import explain, leases, verdict, workspaces
 from swapd.core.admission import Admission
@@ -27,14 +27,14 @@ def on_acquire_workspace(
     if problem := _unheard(ledger, key):
         return ledger.refuse(key, *problem)
     if workspace_name(*key) in ledger.components:
-        return ledger.refuse(key, "bad_request", explain.REPLAYED)  # it is on its way back
+        return ledger.refuse(key, "bad_request", explain.REPLAYED)  # its memory is on its way back
     name = workspaces.open_one(ledger, key, asked.nbytes, ledger.chunks_for(asked.nbytes))
     by_name = Acquire(asked.id, (name,), asked.agent, asked.timeout_s, asked.priority)
     admission.ask(admission.waiter(session, by_name), [])
 
 
 def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
-    """Why an acquire is refused whatever it asks for, or None."""
+    """Why an acquire with any names is refused, or None."""
     session = ledger.sessions.get(key[0])
     if session is None or key in ledger.starts:
         return "bad_request", explain.REPLAYED
@@ -50,7 +50,7 @@ def on_release(ledger: Ledger, admission: Admission, session: int, asked: Releas
 
 
 def _note_used(ledger: Ledger, session: int, used: Used) -> None:
-    """Of what is being saved it comes too late, and changes nothing: it is said under a lease."""
+    """Set the ranges to save. Too late for a save in flight, which it does not change."""
     c = ledger.components.get(used.name)
     if c is None or c.session != session or c.scratch != "saved" or not c.leases:
         return
@@ -67,7 +67,7 @@ def on_cancel(ledger: Ledger, admission: Admission, session: int, asked: Cancel)
 
 
 def _take_back(ledger: Ledger, admission: Admission, key: Key, again: int = 0) -> None:
-    # Released before, or its session is gone: nothing to do.
+    # The lease was released before, or its session is gone: no-op.
     if starting.end(ledger, key):
         return
     if leases.take_back(ledger, key, again):

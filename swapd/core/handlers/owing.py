@@ -1,4 +1,4 @@
-"""What sessions owe, and the end of those that take too long for it."""
+"""The debts of sessions, and the end of sessions that are late with them."""
 
 from swapd.core import fences
 from swapd.core.actions import Fence
@@ -19,7 +19,7 @@ def on_dropped(ledger: Ledger, admission: Admission, event: Dropped) -> None:
 
 
 def on_unread(ledger: Ledger, admission: Admission, event: Unread) -> None:
-    """It has as long again from each that it takes."""
+    """The session gets the whole time again after each message that it reads."""
     what = fences.LIFELINE if event.channel == "lifeline" else fences.REPLIES
     if not event.count:
         return ledger.debts.settle(event.session, what)
@@ -36,7 +36,7 @@ def _owe(ledger: Ledger, session: int, what: int, timeout_s: float, why: str) ->
 
 
 def fence_late(ledger: Ledger) -> None:
-    """Fence those that took too long for what they owe."""
+    """Fence sessions that are late with a debt."""
     while ledger.acks:
         since, c = next(iter(ledger.acks.values()))
         deadline = since + ledger.rules.ack_timeout_s

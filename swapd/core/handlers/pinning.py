@@ -1,4 +1,4 @@
-"""What people ask for who look on: that a component stays, or leaves at once."""
+"""Requests of onlookers: that a component stays, or leaves at once."""
 
 from swapd.core import explain, leaving, pins
 from swapd.core.admission import Admission
@@ -37,7 +37,7 @@ def on_evict_now(ledger: Ledger, admission: Admission, session: int, asked: Evic
 
 
 def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
-    """What `name` stands for; if it cannot be asked for, that was said."""
+    """The components of this name; None if the request was refused."""
     if ledger.stopping:
         ledger.refuse(key, "stopping", explain.STOPPING)
         return None

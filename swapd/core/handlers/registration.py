@@ -1,4 +1,4 @@
-"""What registrations, updates and the masters that are made for them mean."""
+"""Handles registrations, updates, and the host copies made for them."""
 
 from swapd.core import explain, leaving, registry, updates
 from swapd.core.admission import Admission
@@ -34,7 +34,7 @@ def _unregisterable(
 
 
 def _misnamed(ledger: Ledger, session: int, asked: Register) -> tuple[Code, str] | None:
-    """A name is one component's, or one family's, which belongs to one session."""
+    """A name belongs to one component or one family, and a family to one session."""
     if other := ledger.components.get(asked.name):
         return "duplicate_name", explain.duplicate(ledger, other)
     if parts := ledger.families.get(asked.name):
@@ -90,11 +90,11 @@ def on_host_copy_sealed(ledger: Ledger, admission: Admission, event: HostCopySea
 
 
 def on_host_copies_pinned(ledger: Ledger, admission: Admission, event: HostCopiesPinned) -> None:
-    """For the record: their copies are faster, and nothing else differs."""
+    """For the record: copies of pinned host copies are faster, and nothing else differs."""
 
 
 def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFailed) -> None:
-    """A component whose first master fails is gone; an update that fails changes nothing."""
+    """A component whose first host copy fails is gone; an update that fails changes nothing."""
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
@@ -111,7 +111,8 @@ def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFai
 
 
 def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
-    """A master was made or sealed, or failed; None if nobody wants it any more."""
+    """The owner of a host copy that was made or sealed, or failed; None if it is no longer
+    needed."""
     c = ledger.masters[uid]
     ledger.making.discard(uid)
     wanted = c.renewal.uid if c.renewal is not None else c.uid
@@ -160,13 +161,13 @@ def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unr
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "unregister"))
     if c.leases or c.answer is not None or c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
-    if c.damaged and c.dirty:  # its worker can put it together, and nobody else
+    if c.damaged and c.dirty:  # only its worker can put it together
         return ledger.refuse(key, "device_failed", explain.damaged(c))
     c.answer = asked.id
     registry.set_unregistering(ledger, c, True)
     admission.turn_away(c, explain.unregistered(ledger, c))
     if not ledger.is_current(c):
-        return  # the last promise on it fell, and with it the component
+        return  # that ended its last promise, and with it the component
     if c.state is State.RESIDENT:
         leaving.go(ledger, c)
     elif c.state in (State.ABSENT, State.FILLING):

@@ -1,4 +1,4 @@
-"""What decisions go by is changed while they are made."""
+"""Handles changes of the rules while decisions are made."""
 
 import msgspec
 
@@ -9,8 +9,8 @@ from swapd.core.ledger import Ledger
 
 
 def on_rules_changed(ledger: Ledger, admission: Admission, event: RulesChanged) -> None:
-    """Who has waited, or owed something, for longer than it now may is next in time: the next
-    deadline may be past."""
+    """The next deadline may be past: that of requests or debts that are older than the new limits
+    allow."""
     ledger.rules = msgspec.structs.replace(
         ledger.rules,
         ack_timeout_s=event.ack_timeout_s,

@@ -1,4 +1,4 @@
-"""What it means to start, and to have started: one process at a time."""
+"""Handles the turn to start: one process at a time."""
 
 from swapd.core import explain
 from swapd.core.actions import Grant, Waiting
@@ -12,7 +12,7 @@ from swapd.shared.protocol import THE_START, AcquireStart
 def on_acquire_start(
     ledger: Ledger, admission: Admission, session: int, asked: AcquireStart
 ) -> None:
-    """One that holds what others may wait for would wait for them with it: it is refused."""
+    """Refuse a session with leases: other sessions would wait for the turn and for its leases."""
     key, starts = (session, asked.id), ledger.starts
     known = ledger.sessions.get(session)
     if known is None or key in starts or {asked.id} & (known.waiters | known.leases):
@@ -32,7 +32,8 @@ def on_acquire_start(
 
 
 def end(ledger: Ledger, key: Key) -> bool:
-    """It has started, or gives up; whether it was here. The next one has the turn."""
+    """The session has started, or gives up; return whether it was here. The next one gets the
+    turn."""
     starts = ledger.starts
     if key not in starts:
         return False
@@ -45,19 +46,20 @@ def end(ledger: Ledger, key: Key) -> bool:
 
 
 def end_all(ledger: Ledger, session: int) -> None:
-    """A session ends."""
-    for key in reversed(ledger.starts.of(session)):  # its turn last: it is not handed to itself
+    """End all starts of a session."""
+    for key in reversed(ledger.starts.of(session)):  # its turn last: it must not get it again
         end(ledger, key)
 
 
 def refuse_late(ledger: Ledger) -> None:
-    """Refuse those that waited as long as they were willing to."""
+    """Refuse sessions whose deadline has passed."""
     for key in ledger.starts.late(ledger.now):
         _refuse_late(ledger, key)
 
 
 def refuse_waiting(ledger: Ledger) -> None:
-    """swapd stops. One that has the turn keeps it until it has started."""
+    """swapd stops: refuse all but the session with the turn, which keeps it until it has
+    started."""
     for key in list(ledger.starts)[1:]:
         end(ledger, key)
         ledger.refuse(key, "stopping", explain.STOPPING)
