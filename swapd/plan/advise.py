@@ -1,14 +1,14 @@
-"""Which components to keep on the device, which to stream, which to swap. Pure.
+"""Chooses which components to keep on the device, to stream and to swap. Pure.
 
-Every way of treating the components is weighed by what a request would wait for copies; the
-least wait wins, then the fewest bytes moved, then the simplest. The rules behind the weighing:
+It compares all treatments by a request's wait for copies; the least wait wins, then the fewest
+bytes moved, then the simplest treatment. The rules of the comparison:
 
-- What is kept costs nothing, and its bytes for good.
-- What alternates shares one place, as large as the largest of them, and is loaded once in a
+- A kept component costs no wait, and occupies its bytes permanently.
+- Alternating components share one place, as large as the largest of them. Each is loaded once in a
   request.
-- What is streamed needs two slots of its largest block while it runs, in that same place; what
-  room is left keeps blocks of it, first where a byte of room saves most waiting. What computing
-  hides saves none.
+- A streamed component needs two slots of its largest block in that place while it runs. The
+  remaining memory keeps blocks, first where a byte saves the most waiting. A block whose copy
+  computing hides saves none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,38 +24,38 @@ from swapd.shared.units import size
 How = Literal["keep", "alternate", "stream"]
 _WAYS: tuple[How, ...] = ("keep", "alternate", "stream")
 
-#: Blocks that are streamed through: one computes, the next is copied.
+#: Slots for streaming: one block computes, and the next is copied.
 SLOTS = 2
 
-#: On a GPU: of what whole numbers are mapped, unless the daemon is told otherwise.
+#: Chunk of a GPU by default: components take whole chunks.
 CHUNK_BYTES = GPU_CHUNK
 
-#: More than so many are not weighed against each other: the smaller ones are treated alike.
+#: Most components that are compared separately: smaller ones all get the same treatment.
 _WEIGHED = 8
 
 
 class PlanError(Exception):
-    """No plan can be made of this; the message says why, and what to do."""
+    """No plan is possible; the message gives the reason and advice."""
 
 
 class DoesNotFit(PlanError):
-    """No treatment makes these fit; the message spells the sum out."""
+    """No treatment makes the components fit; the message has the whole sum."""
 
 
 class Component(msgspec.Struct, frozen=True):
-    """What there is to place. Without blocks it cannot be streamed."""
+    """A component to place. Only a component with blocks can be streamed."""
 
     name: str
     nbytes: int
     blocks: int = 0
     block_bytes: int = 0  # of its largest block
-    rest_bytes: int = 0  # of what is in no block: stays in whenever the others are streamed
+    rest_bytes: int = 0  # in no block: they stay on the device while the blocks are streamed
     passes: int = 1  # over its weights, in a request
-    compute_s: float | None = None  # of one pass; None if nobody knows
+    compute_s: float | None = None  # of one pass; None if unknown
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """A device's memory, and what else has to fit there. Bytes."""
+    """A device's memory, and its other uses. Bytes."""
 
     total: int
     kv_cache: int = 0
@@ -64,7 +64,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> int:
-        """What is left for weights; negative if the rest alone is too much."""
+        """Memory for weights; negative if the other uses alone exceed the total."""
         return self.total - self.kv_cache - self.activations - self.overhead
 
     def __str__(self) -> str:
@@ -79,18 +79,18 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What to do with one component, and what it costs. Seconds are of waiting for copies."""
+    """The treatment of one component, and its cost. Seconds are waits for copies."""
 
     name: str
     how: How
     nbytes: int
     kept_bytes: int
-    swap_in_s: float  # to copy in all of what is not kept
+    swap_in_s: float  # to copy all that is not kept
     step_s: float  # of each pass, if it is streamed
     request_s: float
     moved_bytes: int  # in a request
     passes: int = 1
-    #: Whether computing was known; else nothing was taken to hide the copies.
+    #: Whether the compute time is known; else copies are assumed to overlap nothing.
     compute_known: bool = False
 
 
@@ -98,9 +98,9 @@ class Advice(msgspec.Struct, frozen=True):
     memory: Memory
     bytes_per_s: float
     placements: tuple[Placement, ...]
-    #: What the daemon should own: all that is kept, and the place of what is not.
+    #: The daemon's budget: all kept bytes, and the shared place of the others.
     budget_bytes: int
-    #: What a request would move by LRU alone; None if something is too large for that.
+    #: Bytes that LRU alone would move in a request; None if a component is too large for that.
     lru_bytes: int | None = None
 
     @property
@@ -121,7 +121,7 @@ def advise(
     bytes_per_s: float,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Advice:
-    """The best treatment of `components`, of which there is one, copied in at `bytes_per_s`.
+    """The best treatment of `components`, at least one, with copies at `bytes_per_s`.
 
     Raises: DoesNotFit.
     """
@@ -139,7 +139,7 @@ def advise(
 
 
 def grouped(c: Component, chunk_bytes: int = CHUNK_BYTES) -> Component:
-    """With blocks of at least a chunk: smaller ones are streamed in groups."""
+    """The component with blocks of at least a chunk: smaller ones are streamed in groups."""
     if c.blocks < 2 or c.block_bytes >= chunk_bytes:
         return c
     together = -(-chunk_bytes // c.block_bytes)
@@ -148,7 +148,7 @@ def grouped(c: Component, chunk_bytes: int = CHUNK_BYTES) -> Component:
 
 
 def in_chunks(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """What `nbytes` take of a device, in whole chunks."""
+    """Size of `nbytes` on a device, in whole chunks."""
     return -(-nbytes // chunk_bytes) * chunk_bytes
 
 
@@ -158,7 +158,7 @@ def _rank(advice: Advice) -> tuple[float, int, int]:
 
 
 def _ways(components: Sequence[Component], small: How) -> Iterable[tuple[How, ...]]:
-    """The ways to treat each; where they are many, the small ones as `small` says."""
+    """The treatments of each component; if there are many, small ones get `small` only."""
     weighed = sorted(components, key=lambda c: c.nbytes)[-_WEIGHED:]
     for c in components:
         if c not in weighed:
@@ -174,7 +174,7 @@ def _place(
     bytes_per_s: float,
     chunk_bytes: int,
 ) -> Advice | None:
-    """These ways, if there is room for them."""
+    """The advice for these treatments, if they fit."""
     treated = list(zip(components, ways, strict=True))
     streamed = [c for c, how in treated if how == "stream"]
     taken = sum(in_chunks(c.nbytes, chunk_bytes) for c, how in treated if how == "keep")
@@ -195,7 +195,7 @@ def _place(
 
 
 def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
-    """What it takes of the place that one uses after the other."""
+    """Its need of the place that the components share in turn."""
     if how == "keep":
         return 0
     if how == "alternate":
@@ -204,18 +204,18 @@ def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
 
 
 class _Alike(NamedTuple):
-    """Blocks of one component, of which each saves a request as much. Bytes."""
+    """Blocks of one component that each save the same in a request. Bytes."""
 
     name: str
     number: int
     taken: int
-    #: What is waited for no more, and what is copied no more, where each is kept.
+    #: Savings of keeping one: bytes not waited for, and bytes not copied.
     waited: float
     copied: int
 
 
 def _alike(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Alike]:
-    """What may be kept of `c`: until the rest of it hides behind computing, and beyond."""
+    """Groups of `c`'s blocks: first until computing hides the other copies, then beyond."""
     taken, copied = in_chunks(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
     most = c.blocks - SLOTS
     waited = max(0.0, c.nbytes - c.rest_bytes - (c.compute_s or 0.0) * bytes_per_s)
@@ -229,10 +229,10 @@ def _alike(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Alik
 def _blocks_kept(
     streamed: Sequence[Component], left: int, bytes_per_s: float, chunk_bytes: int
 ) -> list[int]:
-    """How many blocks of each `left` has room for.
+    """How many blocks of each component fit into `left`.
 
-    First what saves most waiting for the room it takes, then what saves most copying: so no
-    more room is ever worse.
+    First come the blocks that save the most waiting for their size, then those that save the most
+    copying: so more memory is never worse.
     """
     kept = dict.fromkeys((c.name for c in streamed), 0)
     found = [blocks for c in streamed for blocks in _alike(c, bytes_per_s, chunk_bytes)]
@@ -270,7 +270,7 @@ def _placement(c: Component, how: How, share: int, bytes_per_s: float) -> Placem
 
 
 def _too_much(components: Sequence[Component], memory: Memory, chunk_bytes: int) -> str:
-    """The sum that does not come out, and what could be done about it."""
+    """The sum that exceeds the device, and possible remedies."""
     if memory.room <= 0:
         return f"{memory}: give it less KV cache, or a larger device"
     least = {
@@ -287,6 +287,6 @@ def _too_much(components: Sequence[Component], memory: Memory, chunk_bytes: int)
             f"streaming {most.name} (--blocks {most.name}=N, if it has any), or another device"
         )
     rests = {c.name: c.rest_bytes for c in components if c.blocks > 1 and c.rest_bytes}
-    terms += [f"what is in no block of {name} ({size(n)})" for name, n in rests.items()]
+    terms += [f"the part of {name} in no block ({size(n)})" for name, n in rests.items()]
     total = least[most.name] + sum(in_chunks(n, chunk_bytes) for n in rests.values())
     return f"{memory}, and {' + '.join(terms)} = {size(total)} must fit there. It takes {instead}"

@@ -1,8 +1,8 @@
-"""In what chunks the daemon of a plan is to lend its memory. Pure.
+"""Chooses the chunk size for the daemons of a plan. Pure.
 
-In large chunks an eviction takes fewer calls of the driver. But each component, each group of
-layers and each block takes whole chunks, so less fits, and more is copied: which counts for more
-depends on how many of them there are, and is weighed by planning with both.
+With large chunks an eviction takes fewer driver calls. But each component, each group of layers
+and each block takes whole chunks, so less fits, and more is copied. The choice depends on their
+number, so it compares plans with both sizes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,25 +15,25 @@ from swapd.shared.units import seconds, size
 Plan = TypeVar("Plan")
 Isolation = Literal["relaxed", "strict"]
 
-#: Of unmapping one chunk in the worker that loses it: taking its access away, and unmapping.
-#: Published for an A100; 36 and 26 us.
+#: Time to revoke access to one chunk and unmap it, in the worker that loses it. Published for an
+#: A100: 36 and 26 us.
 CALLS_S = 62e-6
 
 
 class Cost(NamedTuple):
-    """What a plan comes to: each daemon's budget, and what is moved in a round of requests."""
+    """The cost of a plan: each daemon's budget, and the copies of a round of requests."""
 
     budgets: Sequence[int]
     moved_bytes: int
     copying_s: float
 
     def round_s(self, chunk: int) -> float:
-        """A round's wait for copies, and for unmapping as much as is copied in its place."""
+        """A round's wait for copies, and for unmapping the same number of bytes."""
         return self.copying_s + self.moved_bytes / chunk * CALLS_S
 
 
 class Choice(NamedTuple):
-    """What the chunks of a plan are, in bytes, and why."""
+    """The chunk size of a plan, in bytes, and the reason."""
 
     nbytes: int
     why: str
@@ -45,9 +45,9 @@ def chosen(
     said: int | Literal["auto"] | None,
     isolation: Isolation = "relaxed",
 ) -> tuple[Plan, Choice]:
-    """A plan for daemons on GPUs, and their chunks: as said, else as suits best.
+    """A plan for daemons on GPUs, and their chunks: `said` if given, else the better size.
 
-    `plan_with` plans with chunks of so many bytes. Raises: DoesNotFit, as it does with small ones.
+    `plan_with` plans with chunks of so many bytes. Raises: DoesNotFit, if small ones do.
     """
     if isinstance(said, int):
         return plan_with(said), Choice(said, "as given")

@@ -1,4 +1,4 @@
-"""What each stage of a deploy file wants of each GPU, by the file and the sizes of weights."""
+"""Computes the need of each stage of a deploy file on each GPU, from the file and the weights."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -15,20 +15,20 @@ from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 from swapd.shared.units import size
 from swapd_client.vllm.options import PART_CHUNKS
 
-#: Stages that checkpoints call otherwise.
+#: Stages with another name in checkpoints.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
-#: How a pipeline says that it comes and goes as one.
+#: The setting with which a pipeline loads and leaves as one.
 _WHOLE = "."
 
 
 class Needs(NamedTuple):
-    """What a process of a stage needs beside its weights. Bytes."""
+    """The need of a stage's process without its weights. Bytes."""
 
     workspace: int
-    #: The smallest KV cache that does; 0 of a stage without.
+    #: The smallest possible KV cache; 0 for a stage without one.
     least_cache: int = 0
     cache: kv.Cache | None = None
-    #: Layers of its decoder, which can leave one by one; 0 if that is not known.
+    #: Layers of its decoder, which can leave one by one; 0 if unknown.
     layers: int = 0
     said: bool = False
     notes: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ def of(
     config: Mapping[str, Any] | None = None,
     chunk: int = CHUNK_BYTES,
 ) -> tuple[dict[int, list[Claim]], list[str]]:
-    """The claims on each GPU, by its number, and notes about what was assumed.
+    """The claims on each GPU, by its number, and notes about the assumptions.
 
-    `components` are stages, parts of them (`thinker.visual`), or what a diffusion stage is made
-    of; `rooms` is what was said of KV cache and workspace together, by stage; `config` is the
-    model's config.json; `chunk` what the daemons lend memory in. Raises: PlanError.
+    `components` are stages, parts of them (`thinker.visual`), or the components of a diffusion
+    stage; `rooms` are given sizes of KV cache and workspace together, by stage; `config` is the
+    model's config.json; `chunk` is the daemons' chunk size. Raises: PlanError.
     """
     found = {c.name: c for c in components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
@@ -87,15 +87,15 @@ def _by_itself(
     rooms: Mapping[str, int],
     total: int,
 ) -> int:
-    """What a stage without swapd takes, weights included."""
+    """The memory of a stage without swapd, weights included."""
     if stage.name in rooms:
         return rooms[stage.name]
     if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
         return sum(p.nbytes for p in parts) + workspace.USUAL_BYTES["diffusion"]
     if stage.utilization is None:
         raise PlanError(
-            f"{deploy.path}: stage {stage.id} ({stage.name}) has not swapd's worker, and does not "
-            f"say what it takes: give it a gpu_memory_utilization, or say --room {stage.name}=SIZE"
+            f"{deploy.path}: stage {stage.id} ({stage.name}) has neither swapd's worker nor a "
+            f"size: give it a gpu_memory_utilization, or give --room {stage.name}=SIZE"
         )
     return round(stage.utilization * total)
 
@@ -109,9 +109,9 @@ def needs_of(
     config: Mapping[str, Any] | None,
     chunk: int = CHUNK_BYTES,
 ) -> Needs:
-    """What a process of `stage` needs beside its weights, by what is known of its model.
+    """The need of a process of `stage` without its weights, as far as its model is known.
 
-    `room` is what was said of KV cache and workspace together, in bytes. Raises: PlanError.
+    `room` is a given size of KV cache and workspace together, in bytes. Raises: PlanError.
     """
     if stage.kind != "ar":
         return _without_cache(stage, room)
@@ -128,7 +128,7 @@ def needs_of(
             raise
         layout, own = None, workspace.USUAL_BYTES["ar"]
     cache = _cache(stage, layout) if layout else None
-    # what is said of a cache that can be counted is what a plan said before, as its utilisation is
+    # a plan wrote the size of a countable cache, as it wrote the utilisation: compute both again
     said = stage.kv_cache_bytes if cache is None else None
     if room is not None:
         said = _left_of(stage, room, own, chunk)
@@ -158,7 +158,7 @@ def _left_of(stage: Stage, room: int, own: int, chunk: int) -> int:
     if room < own + chunk:
         raise PlanError(
             f"--room {stage.name}={size(room)} leaves nothing for a KV cache: the workspace of "
-            f"{stage.name} alone takes {size(own)}. Say more, or set a smaller "
+            f"{stage.name} alone takes {size(own)}. Give more, or set a smaller "
             f"max_num_batched_tokens"
         )
     return (room - own) // chunk * chunk
@@ -168,8 +168,7 @@ def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
     length = stage.max_model_len or layout.longest
     if length is None:
         raise kv.UncountedCache(
-            f"{stage.name}: neither it nor its model says how long a request may be; say "
-            f"max_model_len"
+            f"{stage.name}: neither it nor its model has a longest request; set max_model_len"
         )
     return kv.cache_of(
         layout,
@@ -198,16 +197,16 @@ def _notes(
     if cache is None and said is None:
         notes.append(
             f"{name}: taken to have a KV cache of {size(USUAL_CACHE)}, since its model's "
-            f"config.json is not known: name its folder, or say --config FILE"
+            f"config.json is unknown: name its folder, or give --config FILE"
         )
     if windows:
         notes.append(
-            f"{name}: its model has layers with a sliding window, which are counted as if they "
-            f"had none: vLLM may hold longer requests"
+            f"{name}: its model has layers with a sliding window, which are counted as layers "
+            f"without: vLLM may hold longer requests"
         )
     if stage.drafts:
         notes.append(
-            f"{name}: what its draft model remembers is not counted; say more by --room {name}=SIZE"
+            f"{name}: the cache of its draft model is not counted; add it by --room {name}=SIZE"
         )
     return notes
 
@@ -216,7 +215,7 @@ def _notes(
 
 
 def check(name: str, deploy: Deploy) -> None:
-    """That a size given by hand is of something in the file. Raises: PlanError."""
+    """Check that a given size is that of a stage in the file. Raises: PlanError."""
     stages = {n for s in deploy.stages for n in (s.name, str(s.id), _ALSO.get(s.name))}
     pipeline = any(s.kind == "diffusion" for s in deploy.stages) and name in COMPONENTS
     if name.partition(".")[0] in stages or pipeline:
@@ -228,7 +227,7 @@ def check(name: str, deploy: Deploy) -> None:
 
 
 def _weights(stage: Stage, deploy: Deploy, found: Mapping[str, Component]) -> list[Component]:
-    """The whole of a stage's weights: one component, or what a diffusion stage is made of."""
+    """The whole weights of a stage: one component, or the components of a diffusion stage."""
     for name in (stage.name, str(stage.id), _ALSO.get(stage.name, "")):
         if name in found:
             return [found[name]]
@@ -242,7 +241,7 @@ def _weights(stage: Stage, deploy: Deploy, found: Mapping[str, Component]) -> li
     if not stage.ours:
         return []
     raise PlanError(
-        f"{deploy.path}: how large are the weights of stage {stage.id} ({stage.name})? Say "
+        f"{deploy.path}: the size of stage {stage.id}'s weights ({stage.name}) is unknown. Give "
         f"{stage.name}=SIZE, as in {stage.name}=17GiB, or name the folder of the model. "
         f"Known so far: {', '.join(found) or 'nothing'}"
     )
@@ -256,7 +255,7 @@ def _parts(
     layers: int,
     chunk: int,
 ) -> tuple[Part, ...]:
-    """What of a stage comes and goes by itself, on one of its GPUs."""
+    """The parts of a stage that load and leave by themselves, on one of its GPUs."""
     if stage.kind == "diffusion":
         return tuple(_of_pipeline(stage, c, chunk) for c in weights)
     if not weights:
@@ -269,8 +268,8 @@ def _parts(
     for name, component in inner.items():
         if component is None:
             notes.append(
-                f"{stage.name}.{name}: its size is not known, so it is taken to stay like the "
-                f"rest; say {stage.name}.{name}=SIZE"
+                f"{stage.name}.{name}: its size is unknown, so it is taken to stay like the "
+                f"rest; give {stage.name}.{name}=SIZE"
             )
     parts = [
         _part(f"{stage.name}.{n}", c.nbytes // stage.shards, chunk)
@@ -285,17 +284,17 @@ def _parts(
 
 
 def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> Part:
-    """One that is whole whenever it is used."""
+    """A part that is needed as a whole."""
     return Part(name, nbytes, nbytes, stays, chunk=chunk)
 
 
 def _by_layer(
     stage: Stage, c: Component, nbytes: int, layers: int, chunk: int, *, stays: bool
 ) -> Part:
-    """A stage's own weights, `nbytes` of them, which leave by decoder layers where these are known:
-    as many at a time as the plugin has in one part.
+    """A stage's own weights, of `nbytes`. They leave by decoder layers if these are known, in
+    groups of the size that the plugin uses.
 
-    Of a component with blocks the largest are its decoder's layers.
+    In a component with blocks, the largest blocks are the decoder's layers.
     """
     whole = _part(stage.name, nbytes, chunk, stays=stays)
     if not layers or nbytes < layers:
@@ -308,15 +307,15 @@ def _by_layer(
 
 
 def _as_whole(stage: Stage) -> bool:
-    """Whether a step needs all of the stage: any stage but a pipeline that is used by parts."""
+    """Whether a step needs all of the stage. Only a diffusion pipeline may be used by parts."""
     if stage.kind != "diffusion":
         return True
-    # on several GPUs it comes and goes as one, however it is divided among them
+    # a stage on several GPUs loads and leaves as one, however they divide it
     return len(stage.gpus) > 1 or stage.offload.cpu_offload_components == (_WHOLE,)
 
 
 def _of_pipeline(stage: Stage, c: Component, chunk: int) -> Part:
-    """A component of a diffusion stage: those in use come in one after the other."""
+    """A component of a diffusion stage: the used ones load one after the other."""
     nbytes, stays = c.nbytes // stage.shards, stage.stays
     if _as_whole(stage):
         return _part(c.name, nbytes, chunk, stays=stays)
@@ -329,7 +328,7 @@ def _of_pipeline(stage: Stage, c: Component, chunk: int) -> Part:
 
 
 def _streamed(stage: Stage, c: Component, stays: bool, chunk: int) -> Part:
-    """One that comes in by blocks: some of them are kept, and two pass through."""
+    """A component that loads by blocks: some blocks are kept, and two slots serve the others."""
     block, rest = in_chunks(c.block_bytes, chunk), in_chunks(c.rest_bytes, chunk)
     kept = 0
     if stage.offload.mode == "partial":

@@ -1,7 +1,7 @@
-"""A deploy file of vLLM-Omni, as far as memory goes: which stages, on which GPUs, with what.
+"""Reads the memory settings of vLLM-Omni's deploy files: stages, their GPUs, their sizes.
 
-Read as vLLM-Omni reads it: `base_config` first, stages merged by `stage_id`, then what is said
-for CUDA. Neither vLLM nor vLLM-Omni is imported; an installed one is looked into for base files.
+It follows vLLM-Omni's rules: `base_config` first, stages merged by `stage_id`, then the settings
+for CUDA. It imports neither vLLM nor vLLM-Omni, but looks for base files in an installed one.
 """
 
 from collections.abc import Mapping
@@ -20,59 +20,59 @@ from swapd_client.errors import InvalidSettings
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.vllm.options import options_of
 
-#: swapd's classes in a deploy file, by what kind of stage they are for.
+#: swapd's classes in a deploy file, by the kind of their stage.
 WORKERS: dict[Kind, str] = {
     "ar": "swapd_client.vllm.omni.ARWorker",
     "generation": "swapd_client.vllm.omni.GenerationWorker",
     "diffusion": "swapd_client.vllm.diffusion.DiffusionExtension",
 }
 _OURS = "swapd_client.vllm."
-#: More than any file has.
+#: No file has more stages.
 _STAGES_MAX = 10_000
 _BASES_MAX = 16
 _PROCESSES_MAX = 1024
 _BYTES_MAX = 1 << 50
 _TOKENS_MAX = 1 << 30
-#: vLLM's own, where a stage says nothing.
+#: vLLM's own default.
 DEFAULT_UTILIZATION = 0.92
 
-#: Dictionaries of a stage: what they say goes before what the stage says.
+#: Dictionaries of a stage that override its own keys.
 _INNER = ("engine_extras", "engine_args", "runtime")
-#: Dictionaries of a stage that an overlay adds to; all others it replaces.
+#: Dictionaries of a stage that an overlay extends; it replaces all others.
 _MERGED = ("default_sampling_params", "default_pooling_params", "engine_extras", "engine_args")
 
 
 class BadDeploy(PlanError):
-    """A deploy file cannot be read, or makes no sense; the message names it and the key."""
+    """A deploy file is unreadable or invalid; the message names it and the key."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: where its processes run, and what it says of memory."""
+    """One stage: the GPUs of its processes, and its settings for memory."""
 
     id: int
     name: str
     kind: Kind
     #: The GPU of each of its processes.
     gpus: tuple[int, ...]
-    #: Among so many of them its weights are divided.
+    #: Number of processes that divide its weights.
     shards: int
-    #: Whether swapd's worker is what it runs.
+    #: Whether it runs swapd's worker.
     ours: bool
-    #: What it says of offloading; `stays` if it was said that nothing is to be offloaded.
+    #: Its settings for offloading; `stays` if they switch offloading off.
     offload: OffloadSettings
     stays: bool
     utilization: float | None
     kv_cache_bytes: int | None
-    #: Tokens of its longest request, of a block of its KV cache, and of a step, if it says them.
+    #: Tokens of its longest request, of a block of its KV cache, and of a step, if set.
     max_model_len: int | None = None
     block_tokens: int | None = None
     step_tokens: int | None = None
-    #: What numbers are in it, and in its KV cache, if it says so.
+    #: Types of the numbers in it, and in its KV cache, if set.
     dtype: str | None = None
     kv_cache_dtype: str | None = None
     #: Whether another model drafts tokens for it.
     drafts: bool = False
-    #: What becomes of its KV cache between two turns; and its `additional_config`, where that is.
+    #: Treatment of its KV cache between two turns; and its `additional_config`, which sets that.
     kv: str = "private"
     additional: Mapping[str, Any] = {}
     #: Whether it captures CUDA graphs.
@@ -84,7 +84,7 @@ class Deploy(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     #: Whether the stages work on one request at the same time.
     async_chunk: bool
-    #: The file's own level, with the full path of the one it is based on; and with that one.
+    #: The file's own keys, with its base file's full path; and its keys merged with the base's.
     own: dict[str, Any]
     whole: dict[str, Any]
 
@@ -92,8 +92,8 @@ class Deploy(msgspec.Struct, frozen=True):
 def read(path: Path, own: dict[str, Any] | None = None, package: Path | None = None) -> Deploy:
     """The stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError.
 
-    `own`: what the file would say that is not there yet. `package`: the vLLM-Omni that has base
-    files and pipelines, if it is not this Python's.
+    `own`: the keys of a file that does not exist yet. `package`: the vLLM-Omni with base files and
+    pipelines, if it is not that of this Python.
     """
     own = _loaded(path) if own is None else own
     if "base_config" in own:
@@ -103,7 +103,7 @@ def read(path: Path, own: dict[str, Any] | None = None, package: Path | None = N
     merged = _for_cuda(whole)
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
-        old = "; stage_args is what older versions read" if "stage_args" in merged else ""
+        old = "; only older versions read stage_args" if "stage_args" in merged else ""
         raise BadDeploy(f"{path} lists no stages, under stages{old}")
     known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in files], package)
     stages = tuple(_stage(path, entry, merged, known.get(entry["stage_id"])) for entry in listed)
@@ -118,10 +118,10 @@ def read(path: Path, own: dict[str, Any] | None = None, package: Path | None = N
 
 
 def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:
-    """The file once more, as text, with `changes` to its stages; bases by their full path.
+    """The text of the file with `changes` to its stages, and its base file by full path.
 
-    A change is made wherever what it replaces is said: in a stage's own dictionaries and for CUDA
-    too, which go before the rest.
+    A change is also made in a stage's own dictionaries and for CUDA, if these set the key: they
+    override the rest.
     """
     import yaml
 
@@ -159,7 +159,7 @@ def _changed(
 
 
 def _cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is said of stages for CUDA alone."""
+    """The settings of stages for CUDA alone."""
     return list(((of.get("platforms") or {}).get("cuda") or {}).get("stages") or ())
 
 
@@ -184,10 +184,10 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _check_shape(where: str, found: dict[Any, Any]) -> None:
-    """That there are maps and lists where they belong: values are looked at where they are used."""
+    """Check that maps and lists are where they belong; their values are checked at their use."""
     for key in ("base_config", "pipeline"):
         if not isinstance(found.get(key), str | None):
-            raise BadDeploy(f"{where}: {key} is no text: {found[key]!r}")
+            raise BadDeploy(f"{where}: {key} is not text: {found[key]!r}")
     _check_stages(where, _keyed(where, found).get("stages"))
     platforms = _dictionary(where, "platforms", found.get("platforms"))
     cuda = _dictionary(where, "platforms: cuda", platforms.get("cuda"))
@@ -196,7 +196,7 @@ def _check_shape(where: str, found: dict[Any, Any]) -> None:
 
 def _check_stages(where: str, listed: object) -> None:
     if not isinstance(listed, list | None):
-        raise BadDeploy(f"{where}: stages is no list: {listed!r}")
+        raise BadDeploy(f"{where}: stages is not a list: {listed!r}")
     for stage in listed or ():
         number = stage.get("stage_id") if isinstance(stage, dict) else None
         if type(number) is not int or not 0 <= number < _STAGES_MAX:
@@ -205,15 +205,15 @@ def _check_stages(where: str, listed: object) -> None:
 
 
 def _keyed(where: str, found: dict[Any, Any]) -> dict[str, Any]:
-    """What is text, key by key."""
+    """`found`, if all its keys are text."""
     for key in found:
         if not isinstance(key, str):
-            raise BadDeploy(f"{where}: {key!r} is no key: it is no text")
+            raise BadDeploy(f"{where}: {key!r} is not a key: it is not text")
     return found
 
 
 def _base(path: Path, named: object, package: Path | None) -> Path:
-    """The file that `path` is based on: beside it, else in an installed vLLM-Omni."""
+    """The base file of `path`: beside it, else in an installed vLLM-Omni."""
     beside = path.parent / str(named)
     if beside.is_file():
         return beside.resolve()
@@ -228,7 +228,7 @@ def _base(path: Path, named: object, package: Path | None) -> Path:
 def _with_bases(
     path: Path, own: dict[str, Any], package: Path | None
 ) -> dict[Path, dict[str, Any]]:
-    """What the file says, what the one says that it is based on, and so on."""
+    """The keys of the file, of its base file, and so on."""
     files, seen = {path: own}, {path.resolve()}
     while "base_config" in own:
         if len(files) > _BASES_MAX:
@@ -243,7 +243,7 @@ def _with_bases(
 
 
 def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A file and the one it is based on, as one."""
+    """A file merged with its base file."""
     merged = {**base, **{k: v for k, v in own.items() if k != "base_config"}}
     merged["stages"] = _merged(base.get("stages"), own.get("stages"))
     merged["platforms"] = {**(base.get("platforms") or {}), **(own.get("platforms") or {})}
@@ -286,7 +286,7 @@ def _stage(
     deploy: Mapping[str, Any],
     known: tuple[str, Kind] | None,
 ) -> Stage:
-    """`known`: its name and kind in its pipeline, if that is known."""
+    """`known`: its name and kind in its pipeline, if known."""
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
     flat = {**deploy, **entry}
@@ -328,16 +328,16 @@ def _stage(
 
 
 def _kind(worker: str, extension: str) -> Kind:
-    """What a stage is, by the class it names."""
+    """The kind of a stage, from the class it names."""
     if extension.startswith(_OURS):
         return "diffusion"
     return "generation" if "Generation" in worker else "ar"
 
 
 def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tuple[int, ...], int]:
-    """The GPU of each process, replicas' too; and among how many the weights are divided.
+    """The GPU of each process, with replicas; and the number of processes that divide the weights.
 
-    What is not to be taken `strictly` may be parallel in other ways as well.
+    A stage that is not placed `strictly` may also use other kinds of parallelism.
     """
     shards = _number(where, flat, "tensor_parallel_size", int, _PROCESSES_MAX) or 1
     for key in ("pipeline_parallel_size", "data_parallel_size"):
@@ -355,7 +355,7 @@ def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tup
         )
     if not strictly or len(listed) == shards * replicas:
         return tuple(listed), shards
-    if len(listed) == shards:  # one replica's, the others are on the GPUs that follow
+    if len(listed) == shards:  # one replica's; the others are on the following GPUs
         return tuple(r * shards + gpu for r in range(replicas) for gpu in listed), shards
     raise BadDeploy(
         f"{where}: it has {len(listed)} devices for {shards * replicas} processes "
@@ -390,7 +390,7 @@ def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
 
 
 def _tokens(where: str, flat: Mapping[str, Any], key: str) -> int | None:
-    """So many tokens, if they are said; -1 leaves it to vLLM."""
+    """A number of tokens, if set; -1 leaves it to vLLM."""
     said = None if flat.get(key) == -1 else _number(where, flat, key, int, _TOKENS_MAX)
     return said
 
@@ -398,12 +398,12 @@ def _tokens(where: str, flat: Mapping[str, Any], key: str) -> int | None:
 def _text(where: str, flat: Mapping[str, Any], key: str) -> str | None:
     value = flat.get(key)
     if not isinstance(value, str | None):
-        raise BadDeploy(f"{where}: {key} is no text: {value!r}")
+        raise BadDeploy(f"{where}: {key} is not text: {value!r}")
     return value
 
 
 def _number(where: str, flat: Mapping[str, Any], key: str, kind: type, most: float) -> Any | None:
-    """A number above 0 and at most `most`, if it is said."""
+    """A number above 0 and at most `most`, if set."""
     value = flat.get(key)
     if value is None:
         return None

@@ -1,13 +1,13 @@
-"""How large a stage's KV cache is, by the configuration of its model. Pure: no library is imported.
+"""Computes the size of a stage's KV cache from its model's configuration. Pure: imports no library.
 
-A cache is divided into blocks of some tokens; a block has what all layers of one process remember
-of these tokens. vLLM keeps one block for itself (its null block), and starts only if the others
-hold one request of `max_model_len` tokens.
+A cache has blocks of some tokens. A block has the state of all layers of one process for these
+tokens. vLLM keeps one block for itself (its null block), and starts only if the others hold one
+request of `max_model_len` tokens.
 
-Counted are decoders whose layers attend to all tokens: with a key and a value for each KV head, or
-one latent for all heads (MLA). Layers with a sliding window are counted as if they had none, which
-is never less than vLLM allocates. Whatever else remembers (state-space layers, cross-attention,
-...) is refused by its name.
+It knows decoders whose layers attend to all tokens: with a key and a value for each KV head, or
+one latent for all heads (MLA). It counts a layer with a sliding window as one without, which is
+never less than vLLM allocates. It refuses any other state (state-space layers, cross-attention,
+...) by name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,18 +19,18 @@ import msgspec
 from swapd.plan.advise import PlanError
 from swapd.shared.text import plain
 
-#: Tokens of a block where nobody says, as vLLM has it on GPUs.
+#: Tokens of a block by default, as in vLLM on GPUs.
 BLOCK_TOKENS = 16
 
-#: Tokens of the largest block of a layer with a window: kernels may want larger ones than others.
+#: Tokens of the largest block of a layer with a window: some kernels need larger blocks.
 _WINDOW_BLOCK_TOKENS = 128
 
-#: Nothing in a configuration is larger.
+#: No number in a configuration is larger.
 _COUNT_MAX = 1 << 30
-#: Of names that are quoted, how many, and how much of each.
+#: Most names that a message quotes, and most characters of each.
 _NAMES_MAX = 5
 _NAME_MAX = 80
-#: Under which keys a model keeps the configuration of its decoder.
+#: Keys of a decoder's configuration in that of its model.
 _DECODERS = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
@@ -38,11 +38,11 @@ _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
-#: Kinds of rotary embeddings whose `factor` is in the length already.
+#: Kinds of rotary embeddings for which the length already includes `factor`.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-#: Models that have a latent (`kv_lora_rank`) in their cache; others write keys and values there.
+#: Models with a latent (`kv_lora_rank`) in their cache; others keep keys and values there.
 _LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
-#: Where one of these is said, there are layers that remember in another way.
+#: Keys of layers with another kind of state.
 _UNCOUNTED = {
     **dict.fromkeys(
         (
@@ -70,25 +70,25 @@ _ITEM_BYTES = {
 
 
 class UncountedCache(PlanError):
-    """The size of a KV cache cannot be said; the message says why, and what can be given."""
+    """The size of a KV cache is unknown; the message gives the reason and the setting to give."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """What the decoder of a model remembers of a token, whatever it is served with."""
+    """The state of a model's decoder for one token, independent of its serving options."""
 
     #: Layers of the decoder.
     layers: int
-    #: Layers that a cache has room for: more, where vLLM fills up groups of layers of two kinds.
+    #: Layers that a cache has room for: more, if vLLM pads groups of layers of two kinds.
     allocated: int
     #: KV heads of the whole model, which tensor parallelism divides; 1 with `latent`.
     heads: int
-    #: Numbers that one head keeps: a key and a value; or those of a latent.
+    #: Numbers of one head: a key and a value; or those of a latent.
     values: int
-    #: Whether each process has the whole of it (MLA).
+    #: Whether each process has all of it (MLA).
     latent: bool = False
-    #: Whether layers have a sliding window, which is not counted.
+    #: Whether layers have a sliding window, which the size ignores.
     windows: bool = False
-    #: Tokens of the longest request that the model is made for; None if it does not say.
+    #: Tokens of the longest request that the model supports; None if unknown.
     longest: int | None = None
 
 
@@ -97,18 +97,18 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Tokens of the longest request.
     max_model_len: int
-    #: Tokens of a block, and bytes of one, all layers together.
+    #: Tokens of a block, and its bytes, with all layers.
     block_tokens: int
     block_bytes: int
-    #: Blocks more that a request may need for a sliding window, which can begin within one.
+    #: Extra blocks of a request for a sliding window that begins within a block.
     partial: int = 0
 
 
 def layout_of(config: Mapping[str, Any], stage: str) -> Layout:
-    """What the decoder of `stage` remembers of each token.
+    """The state of the decoder of `stage` for each token.
 
-    `config` is a model's config.json, `stage` what the stage is called in it: where there is a
-    `thinker_config` the stage thinker has that one. Raises: UncountedCache.
+    `config` is a model's config.json, and `stage` the stage's name in it: the stage thinker has
+    `thinker_config`, if that exists. Raises: UncountedCache.
     """
     decoder = decoder_of(config, stage)
     _refuse_others(decoder, stage)
@@ -134,10 +134,10 @@ def layout_of(config: Mapping[str, Any], stage: str) -> Layout:
 def cache_of(
     layout: Layout, *, max_model_len: int, block_tokens: int, item_bytes: int, shards: int
 ) -> Cache:
-    """The cache of one of `shards` processes among which the heads are divided.
+    """The cache of one of `shards` processes, which divide the heads.
 
     `max_model_len` and `block_tokens` are tokens, `item_bytes` bytes of one number. With fewer
-    heads than processes each process has one, as vLLM does it.
+    heads than processes each process has one head, as in vLLM.
     """
     heads = 1 if layout.latent else max(1, layout.heads // shards)
     return Cache(
@@ -149,12 +149,12 @@ def cache_of(
 
 
 def token_bytes(cache: Cache) -> int:
-    """Bytes that one token takes of a process."""
+    """Bytes of one token in a process."""
     return cache.block_bytes // cache.block_tokens
 
 
 def request_bytes(cache: Cache, tokens: int | None = None) -> int:
-    """Bytes that one request takes of a process, in whole blocks; None: of `max_model_len`."""
+    """Bytes of one request in a process, in whole blocks; None: of `max_model_len` tokens."""
     length = cache.max_model_len if tokens is None else tokens
     return (-(-length // cache.block_tokens) + cache.partial) * cache.block_bytes
 
@@ -171,17 +171,16 @@ def tokens_in(cache: Cache, nbytes: int) -> int:
 
 
 def item_bytes(dtype: str | None, kv_cache_dtype: str | None) -> int:
-    """Bytes of one number in a cache, by what a stage says of its types (None: nothing).
+    """Bytes of one number in a cache, by the types in a stage's settings (None: no setting).
 
-    Without a word it is the model's type, and vLLM runs what was saved with 32 bits with 16.
-    Raises: UncountedCache.
+    By default it is the model's type; vLLM runs 32-bit models with 16 bits. Raises: UncountedCache.
     """
     said = kv_cache_dtype if kv_cache_dtype not in (None, "auto") else dtype
     if said in (None, "auto"):
         return 2
     if said not in _ITEM_BYTES:
         raise UncountedCache(
-            f"how large a KV cache of {_listed([said])} is, is not known; say kv_cache_memory_bytes"
+            f"the size of a KV cache of {_listed([said])} is unknown; set kv_cache_memory_bytes"
         )
     return _ITEM_BYTES[said]
 
@@ -198,15 +197,15 @@ def decoder_of(config: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
     if found is config and not any(key in config for key in _LAYERS):
         of = _listed(k for k, v in config.items() if isinstance(v, dict)) or "nothing"
         raise UncountedCache(
-            f"the model's config.json has no {stage}_config, and says nothing of layers itself; "
-            f"it has {of}. Call the stage as the model does (component), or say "
+            f"the model's config.json has no {stage}_config, and no layers of its own; "
+            f"it has {of}. Give the stage its name in the model (component), or set "
             f"kv_cache_memory_bytes"
         )
     return found
 
 
 def kv_heads(decoder: Mapping[str, Any], stage: str) -> int:
-    """KV heads of a decoder: as many as heads where it does not say. Raises: UncountedCache."""
+    """KV heads of a decoder; by default all its heads. Raises: UncountedCache."""
     if any(decoder.get(key) for key in _KV_HEADS):
         return _count(decoder, stage, *_KV_HEADS)
     return heads(decoder, stage)
@@ -233,12 +232,12 @@ def head_size(decoder: Mapping[str, Any], stage: str) -> int:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """A few of them, in one line: a configuration may hold anything."""
+    """A few of them, in one line: a configuration may hold any text."""
     return ", ".join(plain(name[:_NAME_MAX]) for name in islice(names, _NAMES_MAX))
 
 
 def _count(decoder: Mapping[str, Any], stage: str, *names: str) -> int:
-    """The first of these numbers that is said."""
+    """The first of these numbers that the configuration has."""
     for name in names:
         value = decoder.get(name)
         if value is None:
@@ -247,12 +246,12 @@ def _count(decoder: Mapping[str, Any], stage: str, *names: str) -> int:
             raise UncountedCache(f"{stage}: {name} is {value!r} in the model's config.json")
         return value
     raise UncountedCache(
-        f"{stage}: the model's config.json says nothing of {names[0]}; say kv_cache_memory_bytes"
+        f"{stage}: the model's config.json has no {names[0]}; set kv_cache_memory_bytes"
     )
 
 
 def _refuse_others(decoder: Mapping[str, Any], stage: str) -> None:
-    """Raises: UncountedCache, for layers that remember otherwise."""
+    """Raises: UncountedCache, for layers with another kind of state."""
     types = decoder.get("layer_types")
     listed = {str(one) for one in types} if isinstance(types, list) else set()
     why = _listed(sorted(listed - {_FULL, _SLIDING}))
@@ -262,13 +261,13 @@ def _refuse_others(decoder: Mapping[str, Any], stage: str) -> None:
         why = next((f"{what} ({key})" for key, what in _UNCOUNTED.items() if decoder.get(key)), "")
     if why:
         raise UncountedCache(
-            f"{stage}: its model has {why}, whose memory the plan does not count; say "
-            f"kv_cache_memory_bytes of the stage, as vLLM's log has it"
+            f"{stage}: its model has {why}, whose memory the plan does not count; set "
+            f"kv_cache_memory_bytes of the stage to the value in vLLM's log"
         )
 
 
 def _kinds(decoder: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """How many layers attend to all tokens, and how many to a window."""
+    """Numbers of layers: those that attend to all tokens, and those that attend to a window."""
     types = decoder.get("layer_types")
     if isinstance(types, list):
         sliding = sum(one == _SLIDING for one in types)
@@ -282,9 +281,9 @@ def _kinds(decoder: Mapping[str, Any], layers: int) -> tuple[int, int]:
 
 
 def _filled_up(full: int, sliding: int) -> int:
-    """Layers in vLLM's groups, which are all as large as the smaller kind, or as the larger.
+    """Layers with the padding of vLLM's groups. A group has as many layers as the smaller kind.
 
-    As the larger, where that is less than half as large again.
+    It has as many as the larger kind, if that is less than half as large again.
     """
     if not (full and sliding):
         return full + sliding

@@ -1,8 +1,8 @@
-"""Which deploy file vLLM-Omni would take for a model by itself, read from its source.
+"""Finds the deploy file that vLLM-Omni would choose for a model, by reading its source.
 
-It is found as vLLM-Omni finds it: by the `model_type` of the model's config.json among the keys of
-its registry of pipelines, else by the architectures, by the class in model_index.json, or by the
-folder's name. Nothing of vLLM-Omni is imported, which would take half a minute.
+It follows vLLM-Omni's rules: it looks up the `model_type` of the model's config.json in the
+registry of pipelines, else the architectures, the class in model_index.json, or the folder's name.
+It does not import vLLM-Omni, which would take half a minute.
 """
 
 import ast
@@ -17,42 +17,42 @@ from swapd.plan.pipelines import calls, constant, parsed
 
 _REGISTRY = "config/pipeline_registry.py"
 _NAMED = "OMNI_PIPELINES"
-#: The tests that pipelines make of a config, where two have one architecture.
+#: A pipeline's test of a config, if two pipelines have the same architecture.
 _TEST = re.compile(r"str\(getattr\((\w+), '(\w+)', ''\)\) == '([^']*)'")
 
 
 class NoDeployFile(PlanError):
-    """None is found, or which one is meant cannot be told; the message says how to name one."""
+    """No deploy file is found, or several match; the message says how to name one."""
 
 
 class Found(NamedTuple):
-    """A deploy file, and what about the model decided for it, for people."""
+    """A deploy file, and the reason for the choice, for people."""
 
     path: Path
     why: str
 
 
 class Pipeline(NamedTuple):
-    """A pipeline, as far as it says for which models it is."""
+    """A pipeline, and the models for which it is."""
 
     name: str
     deploy: str | None
     architectures: tuple[str, ...]
     classes: tuple[str, ...]
-    #: What it asks of a config, as it is written; None if it asks nothing.
+    #: Its test of a config, as source; None if it has none.
     test: str | None
 
 
 class Registered(NamedTuple):
-    """What the registry has under a key: a pipeline, or several among which a function chooses."""
+    """The pipelines under a key of the registry: one, or several for a function to choose from."""
 
     pipelines: tuple[Pipeline, ...]
-    #: The fields of a config that this function reads.
+    #: The fields of a config that the function reads.
     decided_by: tuple[str, ...]
 
 
 def deploy_file(package: Path, model: Path) -> Found:
-    """The file for the model in a folder, by the vLLM-Omni at `package`. Raises: PlanError."""
+    """The file for the model in a folder, from the vLLM-Omni at `package`. Raises: PlanError."""
     registry = registered(package)
     if not registry:
         raise _none(package, "this version of it has no registry of pipelines that swapd can read")
@@ -68,8 +68,8 @@ def deploy_file(package: Path, model: Path) -> Found:
 
 def _none(package: Path, why: str) -> NoDeployFile:
     return NoDeployFile(
-        f"no deploy file is found for this model: {why}. Say which: --deploy-config FILE, one of "
-        f"{package / 'deploy'} or of your own"
+        f"no deploy file is found for this model: {why}. Name one: --deploy-config FILE, one of "
+        f"{package / 'deploy'} or your own"
     )
 
 
@@ -96,7 +96,7 @@ def _chosen(
 def _without_type(
     registry: Mapping[str, Registered], model: Path, package: Path
 ) -> tuple[Pipeline, str]:
-    """By the class in model_index.json, else by the longest key that is in the folder's name."""
+    """The pipeline of the class in model_index.json, else of the longest key in its name."""
     if (index := model / "model_index.json").exists():
         cls = sizes.config_of(index).get("_class_name")
         for pipeline in _all(registry):
@@ -105,12 +105,12 @@ def _without_type(
     name = _bare(model.name)
     keys = sorted((key for key in registry if _bare(key) in name), key=len)
     if not keys:
-        raise _none(package, f"{model} says no model_type, and no pipeline is called as it is")
+        raise _none(package, f"{model} has no model_type, and no pipeline has its name")
     return _decided(registry[keys[-1]], keys[-1], {}), f"{keys[-1]} in its name"
 
 
 def _decided(entry: Registered, key: str, config: Mapping[str, Any]) -> Pipeline:
-    """The pipeline under a key; where a function chooses, that of the same name."""
+    """The pipeline under a key; if a function chooses, the pipeline with the key's name."""
     if len(entry.pipelines) == 1:
         return entry.pipelines[0]
     denied = [f"{field}: {config[field]}" for field in entry.decided_by if _denied(config, field)]
@@ -119,7 +119,7 @@ def _decided(entry: Registered, key: str, config: Mapping[str, Any]) -> Pipeline
         several = ", ".join(f"{p.deploy or 'none'} of {p.name}" for p in entry.pipelines)
         by = ", ".join(denied) or f"{', '.join(entry.decided_by)} in its config"
         raise NoDeployFile(
-            f"several deploy files match {key}: {several}; vllm-omni decides by {by}. Say which: "
+            f"several deploy files match {key}: {several}; vllm-omni decides by {by}. Name one: "
             "--deploy-config FILE"
         )
     return usual[0]
@@ -134,7 +134,7 @@ def _passes(pipeline: Pipeline, config: Mapping[str, Any]) -> bool:
     if match is None:
         raise NoDeployFile(
             f"{pipeline.deploy} of {pipeline.name} may match, if {pipeline.test}, which swapd "
-            "cannot tell. Say which: --deploy-config FILE"
+            "cannot evaluate. Name one: --deploy-config FILE"
         )
     return str(config.get(match[2], "")) == match[3]
 
@@ -152,7 +152,7 @@ def _bare(name: str) -> str:
 
 
 def registered(package: Path) -> dict[str, Registered]:
-    """What is registered, by model type; nothing if this version has it in another way."""
+    """The registry's entries, by model type; empty if this version has another form of it."""
     tree = parsed(package / _REGISTRY)
     from_where = {
         alias.asname or alias.name: (_file(package, node.module), alias.name)
@@ -190,7 +190,7 @@ def _file(package: Path, module: str) -> Path:
 
 
 class _Module:
-    """A module of pipelines: what is called how in it."""
+    """A module of pipelines, by the names in it."""
 
     def __init__(self, path: Path) -> None:
         tree = parsed(path)
@@ -242,7 +242,7 @@ class _Module:
         )
 
     def _texts(self, node: ast.AST | None) -> tuple[str, ...]:
-        """A tuple of texts, also by the name that it has in this module."""
+        """A tuple of texts, or of a name for one in this module."""
         if isinstance(node, ast.Name):
             node = self._values.get(node.id)
         listed = node.elts if isinstance(node, ast.Tuple | ast.List) else ()

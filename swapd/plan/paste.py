@@ -1,4 +1,4 @@
-"""Advice as settings to paste: a stage file, lines of Python, and the daemon's command line."""
+"""Prints advice as settings to paste: a stage file, lines of Python, the daemon's command line."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _SIMPLE = re.compile(r"[A-Za-z_][\w./-]*")
 def stage_file(advice: Advice) -> str:
     """The stages in the form of vLLM-Omni's RFC.
 
-    Components that are stages of their own are so here; all others are of one stage.
+    Components that are stages become stages; all others are in one stage.
     """
     stages = [[p] for p in advice.placements if p.name in STAGES]
     stages += [rest] if (rest := [p for p in advice.placements if p.name not in STAGES]) else []
@@ -32,7 +32,7 @@ def stage_file(advice: Advice) -> str:
 
 
 def _settings(placements: list[Placement]) -> list[str]:
-    """One stage's. It has one switch: where that is too few, that of what is streamed."""
+    """The settings of one stage. A stage has one option: streaming, if components differ."""
     streamed = [p for p in placements if p.how == "stream"]
     alternating = [p for p in placements if p.how == "alternate"]
     moved = [p for p in placements if p.how != "keep"]
@@ -47,9 +47,7 @@ def _settings(placements: list[Placement]) -> list[str]:
     if len(moved) < len(placements) or len(placements) > 1:
         lines.append(_names(moved))
     if streamed and len(moved) > 1:
-        lines.append(
-            "# a stage has one switch: the lines of Python below say more exactly what to do"
-        )
+        lines.append("# a stage has one option only: the Python lines below are more exact")
     return lines
 
 
@@ -63,7 +61,7 @@ def _in_yaml(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as Python and YAML both read it, whoever gave it."""
+    """A name, quoted for both Python and YAML."""
     return json.dumps(name)
 
 
@@ -72,19 +70,19 @@ def _names(placements: Iterable[Placement]) -> str:
 
 
 def _gb(p: Placement) -> float:
-    """GiB of it that stay on the host, a little more rather than less."""
+    """Its GiB on the host, rounded up."""
     return ceil((p.nbytes - p.kept_bytes) / _GIB * 10) / 10
 
 
 def python(advice: Advice) -> str:
-    """Lines for a worker that has `client` and `model`."""
+    """Lines for a worker with a `client` and a `model`."""
     lines = []
     if kept := advice.treated("keep"):
         lines.append(f'client.attach(model, {_listed(kept)}, policy="permanent")')
     if alternating := advice.treated("alternate"):
         how = "cpu_offload_enabled=True"
         if any(p.kept_bytes for p in advice.treated("stream")):
-            # what stays in for long is older than what was in its place last: that must go first
+            # kept blocks are less recently used than the last component: that one must leave first
             how += ', cpu_offload_strategy="sequential"'
         lines.append(f"client.attach(model, {_listed(alternating)}, {how})")
     lines += [
@@ -99,14 +97,14 @@ def _listed(placements: Iterable[Placement]) -> str:
 
 
 def serve(device: str, budget: int, chunk: int, isolation: Isolation = "relaxed") -> str:
-    """The daemon's command line; its budget is in whole chunks already.
+    """The daemon's command line; `budget` is in whole chunks already.
 
-    It names the chunk, whatever the default: another one would not hold what was counted.
+    It always names the chunk, because the plan counts in that unit.
     """
     line = f"swapd serve --device {device} --budget {amount(budget)} --chunk {amount(chunk)}"
     return line if isolation == "relaxed" else f"{line} --isolation {isolation}"
 
 
 def amount(nbytes: int) -> str:
-    """`nbytes` as `--budget` and `resident=` read it, never more than they are."""
+    """`nbytes` as `--budget` and `resident=` read it, rounded down."""
     return f"{nbytes // _GIB}GiB" if nbytes % _GIB == 0 else f"{nbytes // _MIB}MiB"

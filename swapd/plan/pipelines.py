@@ -1,7 +1,7 @@
-"""What vLLM-Omni's pipelines call their stages, read from its source: it is not imported.
+"""The names of vLLM-Omni's stages, read from its source without importing it.
 
-A deploy file names neither its stages nor their kinds: both are fixed in the pipeline, which the
-file names, or which names the file.
+A deploy file has neither names nor kinds of its stages: the pipeline has both. Either the file
+names the pipeline, or the pipeline names the file.
 """
 
 import ast
@@ -21,7 +21,7 @@ _KINDS: dict[str, Kind] = {
 
 
 def folder() -> Path | None:
-    """Where vLLM-Omni is installed; None if it is not."""
+    """The folder of vLLM-Omni's package; None if it is not installed."""
     spec = find_spec(_PACKAGE)
     for found in (spec.submodule_search_locations or ()) if spec else ():
         return Path(found)
@@ -31,10 +31,10 @@ def folder() -> Path | None:
 def stages_of(
     pipeline: str | None, deploy_names: list[str], package: Path | None = None
 ) -> dict[int, tuple[str, Kind]]:
-    """Name and kind of each stage, by its id; of none if the pipeline is not found.
+    """Name and kind of each stage, by its id; empty if the pipeline is not found.
 
-    It is called `pipeline`, or is the one that has one of these deploy files for its own.
-    `package`: where vLLM-Omni is, if it is not this Python's that is meant.
+    The pipeline has the name `pipeline`, else one of `deploy_names` as its default deploy file.
+    `package`: the folder of vLLM-Omni, if it is not that of this Python.
     """
     package = package or folder()
     models = sorted(package.glob("model_executor/models/*/pipeline.py")) if package else []
@@ -59,7 +59,7 @@ def _stages(pipeline: ast.Call) -> Iterator[tuple[int, tuple[str, Kind]]]:
 
 
 def parsed(path: Path) -> ast.Module:
-    """The source of a file; of one that cannot be read, nothing."""
+    """The source of a file, parsed; empty if it is unreadable."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -74,5 +74,5 @@ def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
 
 
 def constant(node: ast.AST | None) -> object:
-    """The value of a literal; None of what is none."""
+    """The value of a literal; None for any other node."""
     return node.value if isinstance(node, ast.Constant) else None

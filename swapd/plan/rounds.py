@@ -1,7 +1,7 @@
-"""What a round of turns moves: each stage is used once, one after the other. Pure.
+"""The bytes that a round of turns moves: each stage has one turn, in a fixed order. Pure.
 
-A turn needs all weights of its stage, and its KV cache. A cache comes in empty and goes without
-being copied, so only weights are moved.
+A turn needs all weights of its stage, and its KV cache. A cache is never copied, so only weights
+move.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from swapd.plan.advise import CHUNK_BYTES
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What one stage needs at once, beside what stays. Bytes."""
+    """The memory of one stage's turn, without permanent components. Bytes."""
 
-    #: Weights: what they take of an arena, and what is copied when all of them come in.
+    #: Weights: their size in an arena, and the bytes that loading all of them copies.
     taken: int
     copied: int
-    #: What its KV cache takes of an arena.
+    #: Size of its KV cache in an arena.
     cache: int = 0
-    #: Decoder layers, what one of them takes, and what is copied. A stage without is one layer.
+    #: Decoder layers, one layer's size in an arena, and its copied bytes. Default: one layer.
     layers: int = 1
     layer_taken: int = 0
     layer_bytes: int = 0
 
 
 def whole_bytes(turns: Sequence[Turn], room: int) -> int:
-    """Bytes of a round in which stages come and go as wholes, the least recently used first."""
+    """Bytes of a round in which whole stages come and go, the least recently used first."""
     if not turns:
         return 0
     sizes = [turn.taken + turn.cache for turn in turns]
@@ -35,10 +35,10 @@ def whole_bytes(turns: Sequence[Turn], room: int) -> int:
 
 
 def by_layer_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> int:
-    """Bytes of a round in which the same layers leave each time, and no more than have to.
+    """Bytes of a round in which the same layers leave each time, and no more than necessary.
 
-    `room` is at least as much as each turn needs. Of stages that do not fit by so much, it is at
-    most twice that, and a layer of each stage; and never more than `whole_bytes`.
+    `room` is at least the need of each turn. If the stages exceed it by some bytes, the result is
+    at most twice that, and a layer of each stage; and never more than `whole_bytes`.
     """
     kept = kept_bytes(turns, room, chunk)
     moved = sum(_leaving(turn, n) for turn, n in zip(turns, kept, strict=True))
@@ -46,7 +46,7 @@ def by_layer_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -
 
 
 def _leaving(turn: Turn, kept: int) -> int:
-    """Bytes to copy again when so much stays: of whole layers, and of the rest last."""
+    """Bytes to copy again if `kept` stay: whole layers, and the remainder last."""
     layers = -(-(turn.taken - kept) // (turn.layer_taken or turn.taken or 1))
     if layers > turn.layers or not turn.layer_bytes:
         return turn.copied if layers else 0
@@ -54,10 +54,10 @@ def _leaving(turn: Turn, kept: int) -> int:
 
 
 def kept_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> list[int]:
-    """What of each stage is never taken away, as much in all as can be.
+    """Bytes of each stage that are never evicted, with the largest possible total.
 
-    What the others keep is beside each turn: all of them together keep at most what a turn leaves
-    of `room`, and what its own stage keeps. In whole chunks of `chunk` bytes.
+    In each turn the kept bytes of the other stages share `room` with the whole turn: so the total
+    is at most the rest of `room`, plus the turn's own kept bytes. In whole chunks of `chunk` bytes.
     """
     spare = [room - turn.taken - turn.cache for turn in turns]
     most = [turn.taken for turn in turns]

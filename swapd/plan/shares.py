@@ -1,12 +1,11 @@
-"""How the memory of one GPU is divided among stages of vLLM-Omni and a daemon. Pure.
+"""Divides the memory of one GPU among stages of vLLM-Omni and a daemon. Pure.
 
-The daemon's arena is counted once, for the weights and the KV caches of all stages that use swapd.
-It gets all of them if they fit, else what the rest leaves, which must be as much as the largest
-turn: what one stage needs at once, its weights by layer and its KV cache, beside what stays.
-A KV cache takes turns even where weights stay: it is lent with them, and leaves for others.
-What each stage has for itself (activations, buffers: its workspace) is its room, for torch keeps it
-from turn to turn. Beside that each process has a CUDA context, and graphs are captured in nobody's
-share.
+The daemon's arena counts once, for the weights and KV caches of all stages with swapd. It holds
+all of them if they fit. Else it gets the rest of the GPU, which must hold the largest turn: the
+permanent components, and one stage's weights by layer with its KV cache. A KV cache takes turns
+even if weights stay: the stage leases both together, and the cache leaves for other stages. The
+workspace of each stage (activations, buffers) is its room: torch keeps it from turn to turn.
+Besides, each process has a CUDA context, and its CUDA graphs are in no stage's share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,33 +22,33 @@ from swapd.shared.units import size
 
 _GIB = 1 << 30
 
-#: A KV cache, where nobody says: of stages that fit together, and of stages that take turns, as far
-#: as a turn has room for it.
+#: Default KV cache: of stages that fit together; and of stages that take turns, as far as a turn
+#: has room for it.
 USUAL_CACHE = 2 * _GIB
 TURNS_CACHE = 8 * _GIB
-#: What a process has on a GPU before it allocates anything.
+#: Memory of a process on a GPU before its first allocation.
 CONTEXT_BYTES = 512 << 20
-#: What vLLM-Omni itself sets aside for the graphs of a stage, and for all that nobody counts.
+#: Reserves of vLLM-Omni itself for the graphs of a stage, and for all uncounted memory.
 GRAPHS_BYTES = 2 * _GIB
 RESERVE_BYTES = 2 * _GIB
-#: Utilisations are rounded down to so many parts of the whole.
+#: Utilisations are rounded down to such fractions.
 _STEPS = 1000
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Weights that come and go as one, or block by block. Bytes."""
+    """Weights that load and leave as one, or block by block. Bytes."""
 
     name: str
     nbytes: int
-    #: What of them must be there while they are used.
+    #: The bytes that must be on the device during use.
     least: int
     stays: bool = False
-    #: What they take of an arena, where that is not their whole chunks: each block has its own.
+    #: Their size in an arena if they load by block: each block has its own chunks. Else 0.
     by_block: int = 0
-    #: Groups of decoder layers that leave one by one, each with chunks of its own; bytes of one.
+    #: Groups of decoder layers that leave one by one, each with its own chunks; bytes of one.
     layers: int = 0
     layer_bytes: int = 0
-    #: What its daemon lends memory in.
+    #: The daemon's chunk size.
     chunk: int = CHUNK_BYTES
 
     @property
@@ -63,12 +62,12 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def at_least(self) -> int:
-        """What they take while they are used."""
+        """Their size in an arena during use."""
         return self.taken if self.layers else in_chunks(self.least, self.chunk)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process of a stage wants of its GPU. Bytes."""
+    """The need of one process of a stage on its GPU. Bytes."""
 
     name: str
     stage_id: int
@@ -77,13 +76,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     #: Whether a step needs all parts; else it needs one after the other.
     at_once: bool = True
-    #: What it has beside the arena; of a stage without swapd all that it takes.
+    #: Memory outside the arena; without swapd, all its memory.
     room: int
-    #: Whether it has a KV cache, how large that has to be, and what is known of it.
+    #: Whether it has a KV cache, that cache's least size, and its layout if known.
     caches: bool = False
     least_cache: int = 0
     cache: kv.Cache | None = None
-    #: Whether its size was said, so that more is not given.
+    #: Whether a setting fixes the cache's size, so that it gets no more.
     said: bool = False
     graphs: bool = False
 
@@ -93,25 +92,25 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chunk(self) -> int:
-        """What its daemon lends memory in."""
+        """The daemon's chunk size."""
         return self.parts[0].chunk if self.parts else CHUNK_BYTES
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one process of a stage gets."""
+    """The share of one process of a stage."""
 
     name: str
     stage_id: int
     ours: bool
     weights_bytes: int
-    #: What it has for itself: activations and buffers; without swapd all that it takes.
+    #: Memory of its own: activations and buffers; without swapd, all its memory.
     room_bytes: int
-    #: Its KV cache, and the longest request that it holds; 0 if it has none, or none is known.
+    #: Its KV cache, and that cache's longest request; 0 if there is no cache, or it is unknown.
     cache_bytes: int
     cache_tokens: int
     max_model_len: int
-    #: Whether something of it may be out when a request comes, what that takes of an arena, and how
-    #: long its weights take to come in.
+    #: Whether a request may find part of it absent; its size in the arena then; and the time
+    #: to load its weights.
     takes_turns: bool
     turning_bytes: int
     swap_in_s: float
@@ -134,24 +133,24 @@ class GpuPlan(msgspec.Struct, frozen=True):
     total_bytes: int
     budget_bytes: int
     shares: tuple[Share, ...]
-    #: Everything that is neither arena nor room.
+    #: All memory that is neither arena nor room.
     beside: tuple[Taken, ...]
     left_bytes: int
-    #: All that stays: what is beside the arena, and what never leaves it.
+    #: All permanent memory: that outside the arena, and permanent components.
     stays_bytes: int
-    #: Which stage needs most of the arena at once, how much, and what of that is KV cache.
+    #: The stage with the largest turn, that turn's size, and the KV cache in it.
     largest: str
     turn_bytes: int
     turn_cache_bytes: int
-    #: Of a round that uses each stage once, which leave by layers; of what comes in by block, one
-    #: step. And of one in which stages leave as wholes.
+    #: A round that uses each stage once, with stages that leave by layers. A streamed
+    #: component counts for one step. Then the same round with stages that leave as a whole.
     moved_bytes: int
     request_s: float
     moved_whole_bytes: int
     whole_s: float
-    #: What its daemon lends memory in: all that is in the arena was counted in whole ones.
+    #: The daemon's chunk size: all sizes in the arena are whole chunks.
     chunk_bytes: int
-    #: What comes in by block, again at each step.
+    #: Components that load by block, again at each step.
     by_block: tuple[str, ...] = ()
 
     @property
@@ -160,7 +159,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
 
     @property
     def stay_beside(self) -> list[str]:
-        """The smallest that take turns, as many as fit beside the largest turn."""
+        """The smallest stages that take turns, as many as fit beside the largest turn."""
         outside = sum(t.nbytes for t in self.beside)
         outside += sum(s.room_bytes for s in self.shares if s.ours)
         room, found = self.budget_bytes - (self.stays_bytes - outside) - self.turn_bytes, []
@@ -180,9 +179,9 @@ def divide(
     bytes_per_s: float,
     overhead: int | None = None,
 ) -> GpuPlan:
-    """Divide a GPU of `total` bytes; `overhead` replaces what is assumed for contexts and graphs.
+    """Divide a GPU of `total` bytes; `overhead` replaces the estimate for contexts and graphs.
 
-    One that no stage uses with swapd is as its stages say. Raises: DoesNotFit, with the sum.
+    On a GPU without swapd the stages keep their settings. Raises: DoesNotFit, with the sum.
     """
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
@@ -205,7 +204,7 @@ def divide(
         budget_bytes=budget,
         shares=tuple(_share(c, caches.get(c.name, 0), fits, bytes_per_s) for c in claims),
         beside=tuple(beside),
-        left_bytes=max(0, free - budget),  # less than nothing where swapd has no say
+        left_bytes=max(0, free - budget),  # negative if stages without swapd exceed the GPU
         stays_bytes=sum(t.nbytes for t in beside) + room + stays,
         largest=largest.name if largest else "",
         turn_bytes=turning[largest.name] if largest else 0,
@@ -225,7 +224,7 @@ def divide_all(
     bytes_per_s: float,
     overhead: int | None = None,
 ) -> list[GpuPlan]:
-    """Divide each GPU, by its number; a stage on several has one size of KV cache on all of them.
+    """Divide each GPU, by its number; a stage on several has the same KV cache size on all.
 
     Raises: DoesNotFit, with the sum.
     """
@@ -242,7 +241,7 @@ def divide_all(
 
 
 def utilization(room: int, total: int) -> float:
-    """`gpu_memory_utilization` for so much room: never more than it."""
+    """`gpu_memory_utilization` for so many bytes, rounded down."""
     return floor(room * _STEPS / total) / _STEPS
 
 
@@ -262,19 +261,19 @@ def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Taken]:
 
 
 def _staying(claim: Claim) -> int:
-    """What of it never leaves the arena."""
+    """Bytes of it that never leave the arena."""
     return sum(p.taken for p in claim.parts if p.stays)
 
 
 def _turning(claim: Claim, cache: int) -> int:
-    """What a step needs beside what stays."""
+    """Bytes of a step without the permanent components."""
     needs = [p.at_least for p in claim.parts if not p.stays]
     weights = sum(needs) if claim.at_once else max(needs, default=0)
     return weights + cache
 
 
 def _needed(ours: Sequence[Claim], caches: Mapping[str, int]) -> int:
-    """What stays, and the largest turn."""
+    """The permanent components, and the largest turn."""
     stays = sum(_staying(c) for c in ours)
     return stays + max((_turning(c, caches[c.name]) for c in ours), default=0)
 
@@ -287,7 +286,7 @@ def _least_caches(ours: Sequence[Claim]) -> dict[str, int]:
 
 
 def _caches(ours: Sequence[Claim], free: int) -> dict[str, int]:
-    """The KV cache of each: all that is left over if all fits, else what its own turn leaves."""
+    """The KV cache of each: a share of the rest if all fits, else the rest of its own turn."""
     least = _least_caches(ours)
     grow = [c for c in ours if c.caches and not c.said]
     usual = least | {c.name: max(least[c.name], USUAL_CACHE) for c in grow}
@@ -305,7 +304,7 @@ def _caches(ours: Sequence[Claim], free: int) -> dict[str, int]:
 
 
 def _own(ours: Sequence[Claim], claim: Claim, caches: Mapping[str, int]) -> int:
-    """What stays, and the turn of `claim`."""
+    """The permanent components, and the turn of `claim`."""
     stays = sum(_staying(c) for c in ours)
     return stays + _turning(claim, caches[claim.name])
 
@@ -314,8 +313,8 @@ def _own(ours: Sequence[Claim], claim: Claim, caches: Mapping[str, int]) -> int:
 
 
 def _turns(ours: Sequence[Claim], caches: Mapping[str, int]) -> list[Turn]:
-    """Who takes turns: each stage; of one whose parts are in turn, each of them; of one that stays,
-    its KV cache."""
+    """The turns: one for each stage; for a stage whose parts take turns, one for each part; for a
+    permanent stage, its KV cache."""
     found: list[Turn] = []
     for claim in ours:
         parts, cache = [p for p in claim.parts if not p.stays], caches[claim.name]
@@ -337,7 +336,7 @@ def _turn(parts: Sequence[Part], cache: int) -> Turn:
 
 
 def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
-    """Bytes of a round by layers, and by wholes; what has no room as a whole comes by block."""
+    """Bytes of a round by layers, and as a whole; a part larger than `room` is streamed."""
     streamed = sum(turn.copied for turn in turns if turn.taken > room)
     others = [turn for turn in turns if turn.taken <= room]
     by_layer = rounds.by_layer_bytes(others, room, chunk)
@@ -406,7 +405,7 @@ def _turn_in_words(claim: Claim) -> str:
 
 
 def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
-    """What would help; `short` is what there is, less what is needed: less than nothing."""
+    """Possible remedies; `short` is the free memory less the need, a negative number."""
     ways = []
     if largest.cache and not largest.said:
         least = in_chunks(largest.least_cache, largest.chunk)
@@ -416,7 +415,7 @@ def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
     elif largest.said and largest.caches:
         ways.append(f"a smaller KV cache (--room {largest.name}=SIZE)")
     if largest.caches and not largest.cache:
-        ways.append("the model's config.json (--config FILE), by which caches are counted")
+        ways.append("the model's config.json (--config FILE), from which caches are counted")
     ways.append(f"less workspace (a smaller max_num_batched_tokens for {largest.name})")
     if graphs := [c.name for c in claims if c.graphs]:
         ways.append(f"no graphs (enforce_eager: true for {graphs[-1]})")
@@ -424,6 +423,6 @@ def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
         f"swapd's worker for {c.name}, or less gpu_memory_utilization" for c in claims if not c.ours
     ]
     if any(_staying(c) for c in claims if c.ours):
-        ways.append("turns for what stays (cpu_offload_enabled, without cpu_offload_components)")
+        ways.append("turns for permanent stages (cpu_offload_enabled, no cpu_offload_components)")
     ways += ["quantised weights", f"{largest.name} over several GPUs (tensor_parallel_size)"]
     return f"It takes {', '.join(ways)}, or a larger GPU"

@@ -1,6 +1,6 @@
-"""How large the components of a model are, by its files or by a running daemon.
+"""Finds the sizes of a model's components, from its files or from a running daemon.
 
-No weights are read: a safetensors file says at its beginning how large its tensors are.
+It reads no weights: the header of a safetensors file has the sizes of its tensors.
 """
 
 import logging
@@ -18,9 +18,9 @@ from swapd.shared.protocol import ComponentStatus, rest_of
 from swapd.shared.text import problem_with_text
 from swapd.shared.units import typed_size
 
-#: What a part of a model is called that runs as a component of its own.
+#: Names of the parts of a model that run as stages.
 STAGES = ("thinker", "talker", "code2wav", "token2wav")
-#: What denoises, in a pipeline.
+#: Names of a pipeline's denoisers.
 DITS = ("transformer", "transformer_2", "dit", "unet")
 COMPONENTS = (
     *STAGES,
@@ -28,7 +28,7 @@ COMPONENTS = (
     *("text_encoder", "text_encoder_2", "text_encoder_3", "visual", "audio_tower"),
 )
 
-#: How often one request goes through the weights, where nobody says: denoising steps, tokens.
+#: Default passes of one request over the weights: denoising steps, tokens.
 TYPICAL_PASSES = {
     **dict.fromkeys(DITS, 20),
     **dict.fromkeys(("thinker", "talker", "language_model"), 100),
@@ -36,7 +36,7 @@ TYPICAL_PASSES = {
 
 _HEADER_MAX = 100 << 20
 _FILE_MAX = 1 << 62
-#: Layers, experts and the like of a config: one of more would take hours to build.
+#: Most layers, experts and the like of a config: building a model with more would take hours.
 _COUNT_MAX = 10_000
 _COUNTS = re.compile("layer|block|depth|expert|stage")
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
@@ -46,11 +46,11 @@ _BITS = re.compile(r"\d+")
 
 
 class NoSizes(PlanError):
-    """Nothing can be said of the size of this; the message says what can be given instead."""
+    """The size is unknown; the message has the alternatives."""
 
 
 def named(text: str) -> Component | None:
-    """The component that `dit=40GiB` says, or None if it is none. Raises: NoSizes."""
+    """The component of a text like `dit=40GiB`; None if it is a path. Raises: NoSizes."""
     name, equals, nbytes = text.partition("=")
     if not equals or not name or Path(text).exists():
         return None
@@ -84,12 +84,12 @@ def of_path(path: Path) -> list[Component]:
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
-    """A model's config.json, as it is written. Raises: NoSizes."""
+    """A model's config.json as it is. Raises: NoSizes."""
     return _json(path / "config.json" if path.is_dir() else path)
 
 
 def within(path: Path, names: Iterable[str]) -> list[Component]:
-    """Of the parts of a model's stages, as in `thinker.visual`, those that its files have."""
+    """The components of these names, such as `thinker.visual`, as far as the files have them."""
     wanted = list(names)
     if not wanted or path.suffix == ".json":
         return []
@@ -99,7 +99,7 @@ def within(path: Path, names: Iterable[str]) -> list[Component]:
 
 
 def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
-    """The components that a running daemon has; parts of a family as the blocks of one."""
+    """The components of a running daemon; the parts of a family become its blocks."""
     families: dict[str, dict[str, int]] = {}
     for c in status:
         if c.kind != "workspace":
@@ -117,7 +117,7 @@ def _family(name: str, parts: Mapping[str, int]) -> Component:
 
 
 def check_names(found: Iterable[Component]) -> None:
-    """That components can be told apart, and be named in settings. Raises: PlanError."""
+    """Check that names are unique, and possible in settings. Raises: PlanError."""
     names = [c.name for c in found]
     if twice := {name for name in names if names.count(name) > 1}:
         raise PlanError(f"several components are called {', '.join(sorted(twice))}")
@@ -140,7 +140,7 @@ def _of_folder(folder: Path) -> list[Component]:
 
 
 def _of_pipeline(folder: Path) -> list[Component]:
-    """A diffusers pipeline: each of its folders with weights is a component."""
+    """The components of a diffusers pipeline: one for each of its folders with weights."""
     index = _json(folder / "model_index.json")
     found = []
     for name, entry in index.items():
@@ -166,10 +166,10 @@ def _tensors_in(folder: Path) -> dict[str, int]:
 
 
 def _checkpoints_in(folder: Path) -> dict[str, dict[str, int]]:
-    """The tensors of each model in `folder`, by its name; of each in one variant alone.
+    """The tensors of each model in `folder`, by its name; one variant of each.
 
-    Files that have no tensor in common are one model. Where some have, each is a model of its own;
-    shards (`model-00001-of-00002`) are always one.
+    Files without a common tensor are one model. Otherwise each file is a model of its own;
+    shards (`model-00001-of-00002`) are always one model.
     """
     indices = _by_stem(folder, _INDEX)
     if indices:
@@ -184,9 +184,9 @@ def _checkpoints_in(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def _by_stem(folder: Path, suffix: str) -> dict[str, list[Path]]:
-    """Files of this suffix by what their models are called; variants of one are left out.
+    """Files of this suffix by the names of their models; variants are left out.
 
-    model.fp16.safetensors beside model.safetensors is the same once more.
+    model.fp16.safetensors beside model.safetensors is a variant of it.
     """
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.glob(f"*{suffix}"), key=lambda p: (len(p.name), p.name)):
@@ -199,7 +199,7 @@ def _together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _of_index(path: Path) -> dict[str, int]:
-    """The tensors that an index lists, by the headers of the files it names."""
+    """The tensors that an index lists, from the headers of its files."""
     listed = _json(path).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise NoSizes(f"{path} lists no tensors")
@@ -213,10 +213,10 @@ def _of_index(path: Path) -> dict[str, int]:
 
 
 def _check_beside(path: Path, name: object) -> None:
-    """That what a file names is beside it, and nowhere else."""
+    """Check that a name in the file `path` is that of a file beside it. Raises: NoSizes."""
     plain_name = isinstance(name, str) and name.isprintable() and PurePath(name).name == name
     if not plain_name or name in ("", ".."):
-        raise NoSizes(f"{path} names {name!r}, which is nothing beside it")
+        raise NoSizes(f"{path} names {name!r}, which is not a file beside it")
 
 
 def _called(folder: Path) -> str:
@@ -264,7 +264,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _of_tensors(tensors: Mapping[str, int], name: str) -> list[Component]:
-    """The components of one model: its stages and the like if it has them, else itself."""
+    """The components of one model: its stages and the like if it has them, else the model."""
     parts: dict[str, dict[str, int]] = {}
     for tensor, nbytes in tensors.items():
         top = tensor.partition(".")[0]
@@ -273,7 +273,7 @@ def _of_tensors(tensors: Mapping[str, int], name: str) -> list[Component]:
 
 
 def _component(name: str, tensors: Mapping[str, int]) -> Component:
-    """With its blocks: what the outermost numbers in the names of its tensors count."""
+    """A component with its blocks, which the first number in its tensors' names counts."""
     blocks: dict[tuple[str, str], int] = {}
     for tensor, nbytes in tensors.items():
         if numbered := _NUMBERED.match(tensor):
@@ -295,7 +295,8 @@ def _component(name: str, tensors: Mapping[str, int]) -> Component:
 
 
 def _of_config(path: Path) -> list[Component]:
-    """A Hugging Face config: the model is built without memory, and weighed. Needs transformers."""
+    """The components of a Hugging Face config, from a model on the meta device. Needs
+    transformers."""
     config = _json(path)
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not [a for a in architectures if a]:
@@ -320,7 +321,7 @@ def _of_config(path: Path) -> list[Component]:
             model = kind(kind.config_class.from_json_file(path))
     except NoSizes:
         raise
-    except Exception as exc:  # whatever a config can be wrong about
+    except Exception as exc:  # a config may raise any error
         raise NoSizes(f"{path}: {architectures[0]} cannot be built from it: {exc}") from exc
     item = _item_bytes(config)
     tensors = {name: t.numel() * item for name, t in model.named_parameters()}
@@ -329,9 +330,9 @@ def _of_config(path: Path) -> list[Component]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What libraries log of a config, or of this machine, is no part of a plan.
+    """Silence logs and warnings of libraries about a config, or about this machine.
 
-    What they cannot do they raise.
+    Their errors still raise.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -344,7 +345,7 @@ def _unheard() -> Iterator[None]:
 
 
 def _item_bytes(config: Mapping[str, Any]) -> int:
-    """Bytes of one number, by the dtype that the config or one in it names; else 16 bits."""
+    """Bytes of one number, by the first dtype in the config or a config within it; else 2."""
     for key, value in config.items():
         if key in ("dtype", "torch_dtype") and isinstance(value, str):
             bits = _BITS.search(value[:20])
@@ -354,7 +355,7 @@ def _item_bytes(config: Mapping[str, Any]) -> int:
 
 
 def _too_many(config: Mapping[str, Any]) -> str:
-    """The first count in a config, or one in it, that would take for ever to build; else ""."""
+    """The first count in a config, or one within it, that would take hours to build; else ""."""
     for key, value in config.items():
         if isinstance(value, dict) and (inner := _too_many(value)):
             return inner

@@ -1,6 +1,6 @@
-"""How long weights that are not all on the device make a model wait. Closed forms, pure.
+"""Waiting times of a model whose weights are not all on the device. Closed forms, pure.
 
-A component is used once in a request, in `passes` passes over its weights (denoising steps,
+A request uses a component once, in `passes` passes over its weights (denoising steps,
 tokens). Its transfer takes `transfer_s`; one pass computes for `compute_s`. One copy at a time.
 """
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from swapd.core.policy import victims
 
-#: Requests after which what is in no longer depends on how it began, and those that are counted.
+#: Requests that are skipped, until the start state no longer matters; and requests that count.
 _WARM_UP = 3
 _COUNTED = 12
 
 
 def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = None) -> int | None:
-    """Loaded as wholes, least recently used out, request after request: the bytes of one.
+    """Bytes of one request if whole components are loaded and the least recently used one leaves.
 
-    What swapd does if nothing is planned. None if one of them is larger than `room`. `copied` is
-    what loading each takes, where that is not its size.
+    That is swapd without a plan. None if a component is larger than `room`. `copied`: the bytes of
+    loading each, if not its size.
     """
     if max(sizes) > room:
         return None
@@ -36,19 +36,19 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
 
 
 def loaded_s(transfer_s: float) -> float:
-    """Loaded as a whole when its turn comes: the wait of one request."""
+    """The wait of one request for a component that is loaded as a whole."""
     return transfer_s
 
 
 def step_s(transfer_s: float, share: float, compute_s: float) -> float:
-    """Streamed, with `share` of it kept: the wait of one pass.
+    """The wait of one pass for a streamed component, of which `share` is kept.
 
-    The copies of a pass run beside its computing, so only what outlasts it is waited for.
-    Neglects the first block, whose copy has nothing to hide behind.
+    The copies overlap the computing of a pass, so only the rest of their time is a wait.
+    Neglects the first block, whose copy overlaps nothing.
     """
     return max(0.0, (1.0 - share) * transfer_s - compute_s)
 
 
 def streamed_s(transfer_s: float, share: float, compute_s: float, passes: int) -> float:
-    """Streamed, with `share` of it kept: the wait of one request."""
+    """The wait of one request for a streamed component, of which `share` is kept."""
     return passes * step_s(transfer_s, share, compute_s)

@@ -1,7 +1,7 @@
-"""What a stage needs for itself while it computes: assumed, where nobody says. Pure.
+"""Estimates a stage's working memory, where no setting has it. Pure.
 
-vLLM measures it when a stage starts, and nothing else can know it. A step's activations grow with
-the tokens of a step; buffers, kernels and encoders do not.
+vLLM measures it when a stage starts; before that it is unknown. Activations grow with the tokens
+of a step; buffers, kernels and encoders do not.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from swapd.plan.pipelines import Kind
 
 _GIB = 1 << 30
 
-#: Where the model is not known.
+#: Estimates for an unknown model.
 USUAL_BYTES: dict[Kind, int] = {"ar": 2 * _GIB, "generation": 2 * _GIB, "diffusion": 4 * _GIB}
-#: What of it no step's tokens change: buffers, the sampler, kernels, encoders.
+#: The part that does not depend on a step's tokens: buffers, the sampler, kernels, encoders.
 _BASE_BYTES = 1 * _GIB
-#: Tokens of a step, where nobody says: as vLLM-Omni has it.
+#: Tokens of a step by default, as in vLLM-Omni.
 STEP_TOKENS = 32768
 _ITEM_BYTES = 2
 
@@ -24,9 +24,10 @@ _ITEM_BYTES = 2
 def of_decoder(config: Mapping[str, Any], stage: str, step_tokens: int) -> int:
     """Bytes that steps of so many tokens (`max_num_batched_tokens`) need in one process.
 
-    `config` is the model's config.json. Counted are what is between two layers, and the widest
-    layer: queries, keys, values, what attention gives, and the MLP, of experts all that a token
-    goes to. Not divided among processes: what is between layers is not. Raises: kv.UncountedCache.
+    `config` is the model's config.json. The sum has the values between two layers, and those of
+    the widest layer: queries, keys, values, the output of attention, and the MLP with all experts
+    of a token. Tensor parallelism does not divide it, as it does not divide the values between
+    layers. Raises: kv.UncountedCache.
     """
     decoder = kv.decoder_of(config, stage)
     hidden = kv.hidden_size(decoder, stage)
@@ -36,8 +37,8 @@ def of_decoder(config: Mapping[str, Any], stage: str, step_tokens: int) -> int:
 
 
 def _mlp(decoder: Mapping[str, Any], hidden: int) -> int:
-    """Numbers of a token in an MLP: gate and up, and their product; of each expert also what
-    comes out, which has the place of gate and up.
+    """Numbers of a token in an MLP: gate, up, and their product. For each expert also its output,
+    in the place of gate and up.
     """
     experts, expert = (_said(decoder, k) for k in ("num_experts_per_tok", "moe_intermediate_size"))
     if experts and expert:

@@ -112,7 +112,7 @@ BOMBS = {
     "a key that is a list": ("? [a]\n: 1", "unhashable"),
     "nothing": ("", "no keys"),
     "a list": ("- 1", "no keys"),
-    "a key that is no text": ("1: 2", "is no key"),
+    "a key that is no text": ("1: 2", "is not a key"),
 }
 
 
@@ -281,7 +281,7 @@ def test_an_index_names_files_beside_it_only(tmp_path: Path, file: object) -> No
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "m.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"layers.0.weight": file}}))
-    assert "which is nothing beside it" in run(path, *CARD, fine=False)
+    assert "which is not a file beside it" in run(path, *CARD, fine=False)
 
 
 @pytest.mark.parametrize("name", ["..", "../out", "/", "", "a\nb", "\x00"])
@@ -290,7 +290,7 @@ def test_a_pipeline_names_folders_beside_it_only(tmp_path: Path, name: str) -> N
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "model_index.json"
     path.write_text(json.dumps({"_class_name": "P", name: ["diffusers", "T"]}))
-    assert "which is nothing beside it" in run(path, *CARD, fine=False)
+    assert "which is not a file beside it" in run(path, *CARD, fine=False)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model_index.json", "m.safetensors.index.json"])

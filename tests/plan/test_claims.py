@@ -246,7 +246,7 @@ def test_sliding_windows_are_named(tmp_path: Path) -> None:
 def test_what_a_draft_model_remembers_is_said_not_to_be_counted(tmp_path: Path) -> None:
     drafts = stage(0, "thinker", speculative_config={"method": "eagle"}, **AR)
     _, notes = claimed(tmp_path, drafts, config=QWEN3, thinker=60)
-    assert any("draft model remembers is not counted" in note for note in notes)
+    assert any("the cache of its draft model is not counted" in note for note in notes)
 
 
 def test_what_has_not_swapds_worker_takes_what_it_says(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Pa
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ({}, "how large are the weights of stage 0 (thinker)? Say thinker=SIZE"),
+        ({}, "the size of stage 0's weights (thinker) is unknown. Give thinker=SIZE"),
         ({"talker": 1}, "Known so far: talker"),
         ({"thinker": 1, "thinker__visual": 2, "talker": 1}, "smaller than its parts"),
     ],

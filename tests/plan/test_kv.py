@@ -123,7 +123,7 @@ def test_numbers_are_as_large_as_the_stage_says(
 
 
 def test_a_type_of_unknown_size_is_refused() -> None:
-    with pytest.raises(UncountedCache, match="nvfp4 is, is not known; say kv_cache_memory_bytes"):
+    with pytest.raises(UncountedCache, match="nvfp4 is unknown; set kv_cache_memory_bytes"):
         kv.item_bytes(None, "nvfp4")
 
 
@@ -137,10 +137,10 @@ def test_a_type_of_unknown_size_is_refused() -> None:
         ({"is_encoder_decoder": True}, "cross-attention"),
         ({"index_topk": 2048}, "the index of sparse attention"),
         ({"attention_chunk_size": 8192}, "chunked local attention"),
-        ({"num_hidden_layers": None}, "says nothing of num_hidden_layers"),
+        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"num_key_value_heads": "many"}, "num_key_value_heads is 'many'"),
-        ({"kv_lora_rank": 512, "model_type": "kimi_k2"}, "says nothing of qk_rope_head_dim"),
+        ({"kv_lora_rank": 512, "model_type": "kimi_k2"}, "has no qk_rope_head_dim"),
         ({"kv_lora_rank": 256, "model_type": "minicpm3"}, "a latent (kv_lora_rank) that not all"),
     ],
 )
@@ -151,5 +151,5 @@ def test_what_is_not_counted_is_refused_by_its_name(said: dict[str, Any], why: s
 
 
 def test_a_configuration_without_the_stage_is_refused_with_what_it_has() -> None:
-    with pytest.raises(UncountedCache, match="no singer_config, and says nothing of layers"):
+    with pytest.raises(UncountedCache, match="no singer_config, and no layers of its own"):
         kv.layout_of(QWEN3, "singer")

@@ -77,7 +77,7 @@ def test_several_that_are_streamed_are_streamed_by_layers(tmp_path: Path) -> Non
 def test_where_one_switch_is_too_few_the_file_says_so(tmp_path: Path) -> None:
     advice = advised(9, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
     text = paste.stage_file(advice)
-    assert "# a stage has one switch" in text
+    assert "# a stage has one option" in text
     assert from_yaml(written(tmp_path, advice)).mode == "layerwise"
 
 
