@@ -92,10 +92,10 @@ __all__ = [
     "explain_faults",
 ]
 
-if not TYPE_CHECKING:  # else every name would be one that there is
+if not TYPE_CHECKING:  # else mypy would accept every name
 
     def __getattr__(name: str) -> Any:
-        """`Attachment` needs torch, so it is imported when somebody asks for it."""
+        """Import `Attachment` on first use, because it needs torch."""
         if name == "Attachment":
             from swapd_client.offload.attachment import Attachment
 

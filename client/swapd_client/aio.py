@@ -90,7 +90,7 @@ class AsyncClient:
         self._loop = asyncio.get_running_loop()
         self._dropped = weakref.finalize(self, session.leave_behind, session.close)
         self._dropped.atexit = False
-        #: For what runs in threads: of the same session. None before the first.
+        #: Client of the same session, for calls that run in threads. None before the first.
         self._inner: Client | None = None
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class AsyncClient:
         dtype: "torch.dtype | None" = None,
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> Component:
-        """As `Client.load`; all that reads runs in a thread."""
+        """As `Client.load`; the reading runs in a thread."""
         with needed("load"):
             from swapd_client.weights import load
 
@@ -229,7 +229,7 @@ class AsyncClient:
         dtype: "torch.dtype | None" = None,
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> list[Component]:
-        """As `Client.load_family`; all that reads runs in a thread."""
+        """As `Client.load_family`; the reading runs in a thread."""
         with needed("load_family"):
             from swapd_client.weights import load
 
@@ -348,13 +348,13 @@ class AsyncClient:
     ) -> "Attachment":
         """As `Client.attach`; it runs in a thread.
 
-        A call of the model waits in the thread that makes it for what it needs, as it computes
-        there. So call it in a thread, too: `await asyncio.to_thread(model, x)`.
+        A call of the model computes, and waits for its components, in the calling thread. So call
+        it in a thread, too: `await asyncio.to_thread(model, x)`.
         """
         with needed("attach"):
             import torch
         if trainable is None and not torch.is_grad_enabled():
-            trainable = False  # as it is here: in the thread it may be another way
+            trainable = False  # the mode of this thread: another thread's may differ
         attach = partial(
             self._have_inner().attach,
             settings=settings,
@@ -386,7 +386,7 @@ class AsyncClient:
                 await asyncio.to_thread(inner._keep_no_more)
             await asyncio.to_thread(session.leases.drain)
             if keep:
-                with suppress(SessionEnded):  # then their last bytes are where they were
+                with suppress(SessionEnded):  # then the last bytes are already private
                     await self._take(moving.take_back_mutable(session, self._release))
         await self._channel.close()
         await asyncio.to_thread(session.close, keep=keep)
@@ -410,7 +410,7 @@ class AsyncClient:
         is_workspace: bool = False,
         early: bool = False,
     ) -> AsyncLease:
-        """As `Client._acquire`; what blocks is done in a thread."""
+        """As `Client._acquire`; the blocking parts run in a thread."""
         asked = partial(
             self._acquire_now, ask, names, timeout, is_workspace=is_workspace, early=early
         )
@@ -467,10 +467,10 @@ class AsyncClient:
             self._channel.send(session.leases.release_of(record, session.next_id()))
 
     def _give_back_later(self, record: Record) -> None:
-        """In a thread of the session's; what the loop sends comes in order."""
+        """Called in a thread of the session; requests that the loop sends arrive in order."""
         if self.session.leases.give_back(record):
             release = self.session.leases.release_of(record, self.session.next_id())
-            with suppress(RuntimeError):  # the loop is closed, and the session will be
+            with suppress(RuntimeError):  # the loop is closed, and the session soon will be
                 self._loop.call_soon_threadsafe(self._channel.send, release)
 
     async def _take(self, steps: moving.Steps[T]) -> T:
@@ -479,7 +479,9 @@ class AsyncClient:
     async def _question(
         self, request: protocol.AnyRequest, timeout_s: float | None
     ) -> protocol.AnyReply:
-        """As `_call`, of what the daemon answers at once. Raises: NotAnswering if it does not."""
+        """As `_call`, for requests answered at once. Raises: NotAnswering if there is no answer in
+        time.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._call(request)

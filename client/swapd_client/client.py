@@ -1,4 +1,4 @@
-"""The synchronous client: what a stage calls."""
+"""The synchronous client, called by stages."""
 
 import os
 import threading
@@ -62,22 +62,21 @@ def connect(
 ) -> "Client":
     """Connect to the daemon of a device.
 
-    `endpoint` is its runtime folder; without it `$SWAPD_ENDPOINT`, else the default folder
-    of `device` ("host" if not given). `label` names this process in the swap log.
-    `faults="explain"`: as `explain_faults()`. Blocks for one round trip, in which the daemon may
-    let wait for `timeout` seconds at most. Raises: NotRunning, NotAnswering, VersionMismatch,
-    DaemonGone.
+    `endpoint` is its runtime folder. Default: `$SWAPD_ENDPOINT`, else the default folder of
+    `device` ("host" if not given). `label` names this process in the swap log. `faults="explain"`
+    calls `explain_faults()`. Blocks for one round trip, `timeout` seconds at most. Raises:
+    NotRunning, NotAnswering, VersionMismatch, DaemonGone.
 
-    `start=True`: if no daemon is there, one is started as this user, with `budget` ("40GiB"; else
-    $SWAPD_BUDGET, or the daemon's default), and waited for. It is no part of this process: it
-    outlives it while others have sessions, and ends 10 seconds after its last session
-    ($SWAPD_LINGER). Processes that start one at once share one. A daemon that is there is used as
-    it is, whatever its budget. Raises: StartFailed, with what the daemon said.
+    `start=True`: if no daemon runs there, start one as this user, with `budget` ("40GiB"; else
+    $SWAPD_BUDGET, or the daemon's default), and wait for it. The daemon is not tied to this
+    process: it stays while any process has a session, and ends 10 seconds after its last session
+    ($SWAPD_LINGER). Processes that start one at the same time share it. A daemon that already runs
+    is used as it is, with its own budget. Raises: StartFailed, with the daemon's own message.
 
-    `tracing`: whether an acquire that asks the daemon has an OpenTelemetry span, and in it those of
-    the loads and evictions made for it. None: if a span is current and sampled; True: always, by
-    the provider of this process; False: never. Raises: MissingExtra, if that is True and the API is
-    not installed (the extra `otel`).
+    `tracing`: whether each acquire that asks the daemon gets an OpenTelemetry span, which contains
+    the spans of the loads and evictions made for it. None: if a span is current and sampled; True:
+    always, with the provider of this process; False: never. Raises: MissingExtra, if `tracing` is
+    True and the OpenTelemetry API is not installed (the extra `otel`).
     """
     explain_if(faults)
     check_installed(tracing)
@@ -94,21 +93,21 @@ def open_session(
     start: bool,
     budget: int | str | None,
 ) -> Session:
-    """That of `connect`, for both clients. Blocks, and raises, as it does."""
+    """Open the session of `connect`, for both clients. Blocks and raises as `connect` does."""
     folder = resolve(endpoint, device)
     opened = partial(Session, folder, label_of(label), timeout)
     if start:
         return connected(folder.absolute(), device, budget, opened)
     if budget is not None:
-        raise InvalidSettings("budget= is that of a daemon to be started: say start=True, too")
+        raise InvalidSettings("budget= is for a daemon that connect starts: add start=True")
     return opened()
 
 
 class Client:
     """A session with one daemon. May be used from any thread; not across a fork.
 
-    Made by `connect`. `close` it, or use it in a `with` block: its components then become
-    ordinary private memory, with the weights in them.
+    Made by `connect`. Call `close`, or use it in a `with` block: its components then become private
+    memory, which keeps their weights.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Client:
         *,
         tracing: "bool | Tracing | None" = None,
     ) -> None:
-        """`factory`, and a `Tracing`: those of an async client of the same session."""
+        """`factory` and a `Tracing` come from an async client of the same session."""
         self.session = session
         self._tracing = tracing_of(session, tracing)
         self._factory = factory or ChannelFactory(session)
@@ -129,7 +128,7 @@ class Client:
         self._dropped = weakref.finalize(self, session.leave_behind, close)
         self._dropped.atexit = False
         self._local = threading.local()
-        #: By id. Their models keep them: see `offload/dropped.py`.
+        #: By id. The attached models keep them alive: see `offload/dropped.py`.
         self._attachments: weakref.WeakValueDictionary[int, Attachment] = (
             weakref.WeakValueDictionary()
         )
@@ -156,35 +155,37 @@ class Client:
         segments: Segments = (),
         part_of: str = "",
     ) -> Component:
-        """Move a component's weights into swapd, and leave the tensors where they are used.
+        """Move a component's weights into swapd; its tensors stay usable in place.
 
-        `source` is a module (its parameters; buffers stay private), or a dict of tensors or
-        of buffers. Every byte is copied once, into the host copy; then each tensor's storage
-        is the component's address range, for good, and the old memory is free. From here on
-        the bytes may be touched under a lease only, and only read unless `mutable`.
+        `source` is a module (its parameters; buffers stay private), or a dict of tensors or of
+        buffers. Every byte is copied once, into the host copy. Each tensor's storage then becomes
+        the component's address range, for as long as the tensor exists, and the old memory is
+        freed. From then on, access the bytes under a lease only, and write to them only if
+        `mutable`.
 
-        `policy`: "lru", "permanent" (never evicted once in), "sequential" (dropped when
-        released), or "alternating" with a `group` whose members exclude each other.
+        `policy`: "lru", "permanent" (never evicted once loaded), "sequential" (evicted when
+        released), or "alternating" with a `group`: at most one member of the group is on the
+        device.
 
-        `segments`: lists of names, or of what they are part of ("layers.0"), in the order in
-        which they are needed: `lease.wait(i)` waits for the first i + 1. What no list names is
-        in the first.
+        `segments`: lists of names, or of modules with them ("layers.0"), in the order of use:
+        `lease.wait(i)` waits for the first i + 1 segments. Tensors that no list names are in the
+        first.
 
-        `part_of` names a family, which then stands for all its parts: they may be on the device
-        together though they are of one alternating group.
+        `part_of` names a family, a name that stands for all its parts. Parts of one family may be
+        on the device together even if they are in one alternating group.
 
-        On a GPU the tensors may be there or on the CPU, and are there afterwards; a module's
-        buffers go there too, and stay private. The memory they had is the driver's again.
+        On a GPU the tensors may start on the GPU or on the CPU, and end on the GPU. A module's
+        buffers move to the GPU too, and stay private. The driver gets the tensors' old memory back.
 
-        What was registered with a daemon that is gone, and is private memory since `close`, keeps
-        its addresses when it is registered with the next, as the same component. So do tensors
-        that share its memory: they are to be touched under a lease again, too.
+        Tensors of a lost daemon, once its client is closed, keep their addresses when you register
+        them with the next daemon as the same component. This includes tensors that share their
+        memory, which then need a lease again, too.
 
-        What is in a component already, of any client of this process, is refused by that one's name
-        (InvalidSource).
+        A tensor that is already in a component of any client of this process is refused
+        (InvalidSource); the error names that component.
 
-        Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted,
-        InvalidSource, DeviceUnavailable, SessionEnded; after any of them the source is as it was.
+        Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted, InvalidSource,
+        DeviceUnavailable, SessionEnded; after any of them the source is unchanged.
         """
         steps = moving.register(
             self.session,
@@ -209,15 +210,15 @@ class Client:
         mutable: bool = False,
         resident: int | str | None = None,
     ) -> list[Component]:
-        """Register a component in parts, which come and go one by one: `<name>/<key of parts>`.
+        """Register a component in parts that load and leave one by one: `<name>/<key of parts>`.
 
-        Give them in the order in which they are needed. `name` stands for all of them in
-        `acquire`, `prefetch` and `unregister`. `policy` and `group` are those of the parts that
-        are kept: `resident` bytes of them, as with `resize`; the others leave the device
-        when they are released. One that is called "rest" is kept before all others.
+        Give the parts in the order of use. `name` stands for all of them in `acquire`, `prefetch`
+        and `unregister`. `policy` and `group` apply to the parts that are kept: `resident` bytes of
+        them, as with `resize`. The other parts leave the device when they are released. A part
+        named "rest" is kept before all others.
 
-        Tensors that parts share must be in one of them only. Blocks, and raises, as `register`;
-        after an error all sources are as they were.
+        Tensors that several parts share must be in one of them only. Blocks and raises as
+        `register`; after an error all sources are unchanged.
         """
         steps = moving.register_family(
             self.session,
@@ -241,20 +242,20 @@ class Client:
         mutable: bool = False,
         part_of: str = "",
     ) -> Component:
-        """Register `size` bytes ("4GiB") of memory that is filled with nothing: a KV cache, say.
+        """Register `size` bytes ("4GiB") of memory without initial contents, such as a KV cache.
 
-        `component.tensor` is all of it, at an address that stays; it may be read and written under
-        a lease only. It comes in as zeros, and is dropped when it is evicted: nothing is copied,
-        and there is no host copy. `lease.fresh(name)` says whether it has been since. With
-        `mutable` its contents are saved and restored, or what `component.used` says of them, and
-        the host has as much memory for it. Weights and scratch are leased together as any
-        components are, all or none.
+        `component.tensor` is all of it, at a fixed address; read and write it under a lease only.
+        Loading fills it with zeros, and evicting drops its contents: nothing is copied, and there
+        is no host copy. `lease.fresh(name)` tells whether the contents were dropped. With
+        `mutable`, eviction saves the contents and loading restores them (or the part that
+        `component.used` gives), and the host needs as much memory for them. A lease can hold
+        weights and scratch together, all or none.
 
-        Instead of a size, the tensor of scratch that lost its daemon: it stays where it is; with
-        `mutable` its contents go with it, else they begin anew.
+        `size` may also be the tensor of scratch whose daemon was lost: it keeps its address. With
+        `mutable` it keeps its contents, else they start as zeros.
 
-        `policy`, `group`, `part_of`, errors: as of `register`. After `unregister` or `close` its
-        memory is private: what was saved last, or zeros.
+        `policy`, `group`, `part_of` and errors: as of `register`. After `unregister` or `close` the
+        memory is private: it holds the contents last saved, or zeros.
         """
         what = nbytes_of(size)
         steps = moving.register_scratch(
@@ -274,10 +275,10 @@ class Client:
         sources: Mapping[str, tuple[Source, protocol.Policy]],
         part_of: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Register what lost its daemon with this one, by name, each where it lies.
+        """Register components whose daemon was lost with this one, by name, at their old addresses.
 
-        `part_of`: by name, the family of those that are parts of one. All of them or none. Blocks,
-        and raises, as `register`; InvalidSource if one would move.
+        `part_of`: the family, by name, of each component that is part of one. All of them or none.
+        Blocks and raises as `register`; InvalidSource if a component would move.
         """
         self._take(moving.register_again(self.session, self._call, sources, part_of))
 
@@ -296,24 +297,25 @@ class Client:
         dtype: "torch.dtype | None" = None,
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> Component:
-        """Register what safetensors files have, read straight into swapd: never held twice.
+        """Register tensors of safetensors files, read directly into swapd without a second copy.
 
-        `files`: a file, several, a folder, or an index (`model.safetensors.index.json`). Of their
-        tensors those are taken that begin with `prefix`, without it, and called as `rename` says
-        (None: left out). `dtype` is what floating-point numbers are cast to, from 16 bits up.
+        `files`: a file, several, a folder, or an index (`model.safetensors.index.json`). Takes the
+        tensors whose names begin with `prefix`, and drops that prefix. `rename` maps each name to
+        its new one (None: leave the tensor out). Floating-point numbers of 16 bits and more are
+        cast to `dtype`.
 
-        With a `module`, on the meta device or not, its parameters become these tensors: ties are
-        kept, and what the files lack is an error that names it. Buffers are loaded too, and stay
-        private. Without one, `component.tensors` has them by name. `policy`, `group`, `mutable`
-        and `segments` are those of `register`.
+        With a `module`, on the meta device or not, its parameters become these tensors. Ties are
+        kept, and a parameter missing in the files is an error that names it. Buffers are loaded
+        too, and stay private. Without a module, `component.tensors` has the tensors by name.
+        `policy`, `group`, `mutable` and `segments` are those of `register`.
 
-        Another process that loads the same from the same files shares the bytes, unless `mutable`.
-        It compares each of them with the files first, and shares nothing if one is another.
-        `progress`: True for a bar (tqdm), or a callable that is told `(done, total)` in bytes;
-        without it there is a bar if somebody looks at stderr.
+        Another process that loads the same tensors from the same files shares the bytes, unless
+        `mutable`. It first compares all bytes with the files, and shares nothing if one byte
+        differs. `progress`: True for a bar (tqdm), or a callable that gets `(done, total)` in
+        bytes. By default there is a bar if stderr is a terminal.
 
-        Blocks until all is read. Raises what `register` raises, InvalidSource also for files that
-        are damaged or do not fit the module; the module is then as it was.
+        Blocks until all is read. Raises as `register`, and InvalidSource also for files that are
+        damaged or do not fit the module; the module is then unchanged.
         """
         with needed("load"):
             from swapd_client.weights import load
@@ -350,8 +352,8 @@ class Client:
     ) -> list[Component]:
         """As `load`, in parts as of `register_family`.
 
-        `parts` has for each the names of its tensors, or of what they are in ("blocks.0"); what
-        none of them names is in the one that is called "rest".
+        `parts` maps each part to the names of its tensors, or of modules with them ("blocks.0").
+        Tensors that no part names are in the part named "rest".
         """
         with needed("load_family"):
             from swapd_client.weights import load
@@ -373,42 +375,44 @@ class Client:
             )
 
     def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
-        """Keep `size` bytes ("5.6GiB") of a family on the device; the rest of it passes through.
+        """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.
 
-        What is in no block is kept first, then as many blocks as fit, evenly spread; but so many
-        that another has room to pass through. None: as much as leaves room for two. Takes effect at
-        once, but for what is held. Does not block. Raises: UnknownComponent if `name` was not
-        registered in parts; TooLarge if what is in no block is "permanent", and cannot be;
-        NotAnswering if the daemon is silent for `timeout` seconds.
+        Tensors outside all blocks are kept first, then as many blocks as fit, evenly spread, so
+        that one more block has room to pass through. None: as much as leaves room for two. Takes
+        effect at once, except for leased parts. Does not block. Raises: UnknownComponent if `name`
+        was not registered in parts; TooLarge if the tensors outside all blocks are "permanent" and
+        do not fit; NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        self._flush_kept()  # nobody uses it
+        self._flush_kept()  # idle leases that threads keep would count as use
         self._question(protocol.Resize(self.session.next_id(), name, nbytes_of(size)), timeout)
 
     def pin(self, name: str, *, timeout: float | None = None) -> None:
-        """Keep a component, or what is kept of a family, on the device once it is in.
+        """Keep a component, or the kept parts of a family, on the device once it is loaded.
 
-        Until `unpin`, until it is unregistered, or until somebody asks for what would never fit
-        beside it; also if this session ends. Brings nothing in: see `prefetch`. Does not block.
+        The pin lasts until `unpin`, until the component is unregistered, or until another request
+        would never fit beside it. It outlasts this session. Loads nothing: see `prefetch`. Does not
+        block.
 
-        Raises: UnknownComponent; TooLarge if another component, or whoever waits, would not fit
-        beside it; Conflict for a member of an alternating group; ComponentInUse while it is
-        leaving; NotAnswering as `resize`.
+        Raises: UnknownComponent; TooLarge if another component, or a waiting request, would not fit
+        beside it; Conflict for a member of an alternating group; ComponentInUse while it is being
+        evicted; NotAnswering as `resize`.
         """
         self._question(protocol.Pin(self.session.next_id(), name), timeout)
 
     def unpin(self, name: str, *, timeout: float | None = None) -> None:
-        """It may be evicted again. Raises: Conflict if it was registered as "permanent"."""
+        """Allow eviction again. Raises: Conflict if the component was registered as "permanent"."""
         self._question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
 
     def evict(self, name: str, *, timeout: float | None = None) -> None:
-        """Have an idle component, or the parts of a family, leave the device at once.
+        """Evict an idle component, or the parts of a family, at once.
 
-        Returns when that is decided; what is to be saved is saved then. Nothing happens if it is
-        out. What another process keeps for its next step (half a second at most) is leased, too.
-        Does not block. Raises: UnknownComponent; ComponentInUse if it is leased, coming in, or
-        waited for; Conflict if it is pinned or "permanent"; NotAnswering as `resize`.
+        Returns when the daemon has decided; mutable contents are saved afterwards. No-op for an
+        absent component. A component that another process keeps for its next step (half a second at
+        most) counts as leased. Does not block. Raises: UnknownComponent; ComponentInUse if it is
+        leased or loading, or an acquire waits for it; Conflict if it is pinned or "permanent";
+        NotAnswering as `resize`.
         """
-        self._flush_kept()  # nobody uses it
+        self._flush_kept()  # idle leases that threads keep would count as use
         self._question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
     def acquire(
@@ -421,13 +425,13 @@ class Client:
     ) -> Lease:
         """Wait until all of `names` are on the device, and hold them there.
 
-        All or none. `timeout` in seconds; higher `priority` goes first; `await_registration` also
-        waits for names that nobody has registered yet. With `early` it returns as soon as all
-        copies are ordered: touch nothing of this process's components before `lease.wait(segment)`
-        says that it is there. May be nested, and called from any thread.
+        All or none. `timeout` in seconds; a higher `priority` goes first; `await_registration` also
+        waits for names that are not registered yet. With `early` it returns as soon as all copies
+        are queued: access this process's components only after `lease.wait(segment)`. May be
+        nested, and called from any thread.
 
-        Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout,
-        ComponentGone, DeviceFailed, SessionEnded; then nothing is held.
+        Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
+        DeviceFailed, SessionEnded; then nothing is held.
         """
         session, key = self.session, (threading.get_ident(), names)
         if not session.life.usable:  # first: after a fork the keeper's lock may be held for good
@@ -436,7 +440,7 @@ class Client:
         if kept is not None:
             if not kept.outdated:
                 return Lease(self, session, kept, key)
-            self._end(kept, ack=False)  # its bytes are others by now
+            self._end(kept, ack=False)  # an update has replaced its bytes
 
         def ask(request: int, agent: int) -> protocol.Acquire:
             at_once = early or session.processor.works_late
@@ -451,13 +455,13 @@ class Client:
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Lease:
-        """Have `size` bytes ("6GiB") of device memory given to this process's own allocator.
+        """Reserve `size` bytes ("6GiB") of device memory for this process's own allocator.
 
-        For loading a model, capturing graphs, a VAE decode. Idle components make room. On release
-        torch's cache is emptied, and the memory is swapd's again as soon as the driver has it
-        back: so drop your tensors before. Rounded up to whole chunks.
+        For loading a model, capturing graphs, a VAE decode. The daemon evicts idle components to
+        make room. The release empties torch's cache, and swapd gets the memory back as soon as the
+        driver has it, so drop your tensors before. The size is rounded up to whole chunks.
 
-        Blocks as `acquire`, and raises what it raises.
+        Blocks and raises as `acquire`.
         """
         nbytes = nbytes_of(size)
 
@@ -469,14 +473,16 @@ class Client:
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def acquire_start(self, *, timeout: float | None = None) -> Lease:
-        """Wait until no other process starts on this device, and have it so until the release.
+        """Wait until no other process starts on this device, and keep others from it until the
+        release.
 
-        For an engine that sizes its caches by what the device has free: hold it from before that
-        is looked at until all is allocated, and each that does so measures itself alone. It holds
-        no memory; what is acquired meanwhile is granted as ever. A process that ends has started.
+        For an engine that sizes its caches by the free device memory: hold this lease from before
+        it reads that size until all is allocated. Each engine that does so then measures itself
+        alone. The lease holds no memory, and other acquires are granted as usual. It ends with its
+        process.
 
-        Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or
-        starts already; AcquireTimeout, which says who starts; SessionEnded.
+        Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or is
+        already starting; AcquireTimeout, which names the starting process; SessionEnded.
         """
         self._flush_kept()
 
@@ -488,32 +494,35 @@ class Client:
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
-        """Ask for components to be brought in when there is room nobody waits for.
+        """Load components if there is memory for them and no acquire is waiting.
 
-        Does not wait for the copy, takes no lease, promises nothing. Room is made of what is idle;
-        with `over`, of these components and families alone, once they are idle, and names that are
-        not registered are left out.
+        Does not wait for the copy, takes no lease, and promises nothing. The daemon evicts idle
+        components for it; with `over`, only these components and families, once they are idle.
+        Ignores unknown names in `over`.
         """
         self._call(prefetch_of(self.session.next_id(), names, over))
 
     def unregister(self, name: str) -> None:
-        """Take a component back: its tensors become private memory, addresses and values kept.
+        """End a registration: the tensors become private memory, with the same addresses and
+        values.
 
-        On the host that memory is its host copy, and is freed with the last of its tensors and
-        views; who has an address alone has nothing. `status().private_bytes` counts what is left.
+        On the host that memory is the component's host copy. It is freed with the last of its
+        tensors and views; a bare address does not keep it. `status().private_bytes` counts the
+        remaining bytes.
 
-        A family is taken back part by part: after an error, what was taken back by then stays so.
+        A family is unregistered part by part: after an error, the parts already done stay
+        unregistered.
 
-        On a GPU that is memory beside swapd's; it blocks for the copy. Raises: ComponentInUse if
-        anybody leases it, DeviceMemoryExhausted if the GPU has no room for it (then it stays
-        registered), UnknownComponent, SessionEnded.
+        On a GPU the private memory is outside the budget, and this blocks for the copy. Raises:
+        ComponentInUse if the component is leased, DeviceMemoryExhausted if the GPU has no room
+        (then it stays registered), UnknownComponent, SessionEnded.
         """
         for part in self.session.registry.family(name) or [name]:
             self._flush_kept()
             self._take(moving.unregister(self.session, part))
 
     def _refuse_in_use(self, names: Collection[str]) -> None:
-        """Raise ComponentInUse if anybody leases one of these: it cannot be unregistered now."""
+        """Raise ComponentInUse if one of these is leased: `unregister` would fail."""
         if not names:
             return
         self._flush_kept()
@@ -542,40 +551,43 @@ class Client:
         trainable: bool | str | Sequence[str] | None = None,
         **flags: Any,
     ) -> "Attachment":
-        """Register a model's components, and bring each in around whatever runs it.
+        """Register a model's components, and acquire each around the calls that use it.
 
         `model`: a module, a pipeline that has `components` or a `model`, or a dict of names and
         modules.
-        `components`: paths ("thinker", "thinker.visual": the outer one has what is not in the
-        inner), patterns ("visual.*": the outermost that match), or "." for the whole model; a usual
-        name ("visual") is found wherever it is. Without it, what takes turns in the model, by its
-        names, configs and sizes (`offload/automatic.py`); if they do not say, the whole model.
-        `prefix` goes before their names in the daemon: "flux" makes "flux.vae".
 
-        How they share the device: `policy` (as in `register`; "alternating": these exclude each
-        other), or `settings`, or the settings themselves (`cpu_offload_strategy="sequential"`, see
-        `offload/settings.py`). `resident` streams a component block by block and keeps so many
-        bytes of it in ("5.6GiB"); `blocks`: the paths of its blocks, or of lists of them. Both are
-        for the DiT, or what else is worth it, or by component; see also `resize`.
+        `components`: paths ("thinker", "thinker.visual": the outer one has the weights that are not
+        in the inner one), patterns ("visual.*": the outermost matches), or "." for the whole model;
+        a usual name ("visual") is found at any depth. Default: the modules that take turns in the
+        model, by their names, configs and sizes (`offload/automatic.py`); if these do not tell, the
+        whole model. `prefix` goes before the names in the daemon: "flux" makes "flux.vae".
 
-        `wrap_methods`: methods that use a component's weights, beside the public ones of its own
+        How they share the device: `policy` (as in `register`; "alternating": at most one of these
+        components is on the device), or `settings`, or single settings
+        (`cpu_offload_strategy="sequential"`, see `offload/settings.py`). `resident` streams a
+        component block by block and keeps that many bytes of it on the device ("5.6GiB"); `blocks`:
+        the paths of its blocks, or of lists of them. Both apply to the DiT, or to other components
+        worth streaming, or are given by component; see also `resize`.
+
+        `wrap_methods`: methods that use a component's weights, besides the public ones of its own
         class; by component, or for all that have them. `extra_tensors`: names or patterns of
-        tensors that are neither parameters nor buffers, and never change. `kinds`: which are a
-        "dit", an "encoder", a "vae", where that is not their name. `stay`: components that are
-        never evicted once in, whatever is said of the others.
+        tensors that are neither parameters nor buffers, and never change. `kinds`: the kind of a
+        component ("dit", "encoder", "vae") whose name does not tell it. `stay`: components that are
+        never evicted once loaded, under any strategy for the others.
 
-        `trainable`: parameters that stay in private memory, for weights in swapd are read-only:
-        names or patterns ("*.lora_*"), True for all that require gradients, False for none. Without
-        it, in grad mode, those that require gradients of a component most of which does not.
+        `trainable`: parameters that stay in private memory, because weights in swapd are read-only:
+        names or patterns ("*.lora_*"), True for all that require gradients, False for none.
+        Default, in grad mode: those that require gradients, of components in which most parameters
+        do not.
 
-        What was attached by a client whose daemon is gone keeps its addresses when the next client
-        attaches it with the same arguments; close the first one before.
+        A model whose daemon was lost keeps its addresses if the next client attaches it with the
+        same arguments; close the first client before.
 
-        It is attached until `detach` or `close`, or until the model is garbage; the attachment need
-        not be kept, and keeps the model if it is.
+        The model is attached until `detach` or `close`, or until it is garbage. You need not keep
+        the attachment; if you do, it keeps the model alive.
 
-        Blocks for the copies. All of it is attached, or nothing. Raises: InvalidSource, which names
-        what cannot be attached, InvalidSettings, and as `register`.
+        Blocks for the copies. All of the model is attached, or nothing. Raises: InvalidSource,
+        which names the weights that cannot be attached, InvalidSettings, and as `register`.
         """
         with needed("attach"):
             from swapd_client.offload.attaching import Arguments, attach, chosen
@@ -584,7 +596,7 @@ class Client:
         settings = chosen(settings, flags)
         if settings is not None and policy != "lru":
             raise InvalidSource(
-                f"policy={policy!r} and settings: each says how components share the device; give "
+                f"policy={policy!r} and settings both set how components share the device; give "
                 "one of them"
             )
         if components is None and settings is not None:
@@ -607,14 +619,15 @@ class Client:
         return attachment
 
     def _forget(self, attachment: "Attachment") -> None:
-        """It is detached."""
+        """Drop a detached attachment."""
         self._attachments.pop(id(attachment), None)
 
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
-        """What `acquire(*names)` would do now: bytes, victims, whom it waits for, seconds.
+        """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
+        seconds.
 
-        Changes nothing, and promises nothing either: others may come first. Raises what the
-        acquire would raise at once; NotAnswering if the daemon is silent for `timeout` seconds.
+        Changes nothing, and promises nothing: other requests may come first. Raises the errors that
+        the acquire would raise at once; NotAnswering if the daemon is silent for `timeout` seconds.
         """
         reply = self._question(protocol.Forecast(self.session.next_id(), names), timeout)
         assert isinstance(reply, protocol.ForecastReply)
@@ -623,22 +636,22 @@ class Client:
     def update(self, name: str, values: Mapping[str, Any]) -> None:
         """Give a clean component, or parts of a family, new values: a state dict, or part of one.
 
-        `values` are tensors (or buffers, where buffers were registered) by the names of those that
-        were registered, of their shapes and dtypes; what is not named stays as it is. They are
-        written to a new host copy beside the old one, which takes its place in one step. Who holds
-        the component goes on with the old bytes until it releases; every acquire that comes after
-        this waits for the new ones, of all parts of a family, however leases of other threads and
-        processes overlap. Only a thread that holds it already takes the old bytes again, until it
-        has released all of them; and so do threads of one process that would wait for each other
-        for ever. So do not wait, under a lease, for another thread to acquire the same component.
-        What `attach` streams changes between two calls: this waits for those under way.
+        `values` are tensors (or buffers, if buffers were registered) by registered name, with the
+        same shapes and dtypes; tensors not named keep their values. The new values are written to a
+        second host copy, which replaces the old one in one step. Current holders of the component
+        keep the old bytes until they release. Every later acquire waits for the new bytes, of all
+        parts of a family, however the leases of other threads and processes overlap. There are two
+        exceptions: a thread that already holds the component takes the old bytes again until it has
+        released all of them, and so do threads of one process that would otherwise wait for each
+        other for ever. So do not wait, under a lease, for another thread to acquire the same
+        component. Components that `attach` streams change between two calls: this waits for running
+        calls.
 
-        Values that are in a component themselves are read under its lease. Blocks for the copies,
-        and needs host memory for a second host copy meanwhile. Raises: InvalidSource, naming the
-        first value that does not fit, or that no lease holds; BadRequest for a mutable
-        component, which is written to under a lease; HostMemoryExhausted, ComponentInUse if
-        another thread updates it; UnknownComponent, SessionEnded. After any of them nothing
-        changed.
+        Values that are themselves in a component are read under its lease. Blocks for the copies,
+        and needs host memory for the second host copy meanwhile. Raises: InvalidSource, which names
+        the first value that does not fit, or that is not leased; BadRequest for a mutable component
+        (write to it under a lease instead); HostMemoryExhausted; ComponentInUse if another thread
+        updates it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
         with ExitStack() as stack:
             for attachment in list(self._attachments.values()):
@@ -648,7 +661,7 @@ class Client:
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """As `update`, of several components or families: all of them change in one step.
 
-        Who acquires them together has the new values of all, or the old ones. A pass that holds a
+        A lease of several of them has the new values of all, or the old ones. A pass that holds a
         family part by part may have both.
         """
         from swapd_client.weights import update
@@ -662,7 +675,7 @@ class Client:
         self._keeper.flush_all()
 
     def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
-        """What is on the device, who holds it, and how much was moved.
+        """Report the resident components, their holders, and the bytes moved.
 
         Raises: NotAnswering if the daemon is silent for `timeout` seconds.
         """
@@ -673,17 +686,17 @@ class Client:
     def close(self, *, keep: bool = True) -> None:
         """End the session. Registered tensors become private memory; leases are over.
 
-        Without `keep` nothing is copied, and these tensors must not be touched any more. On a GPU
-        it waits for the work under leases that were released. When it returns the daemon knows that
-        this process can write to nothing of its memory any more. If the GPU has no room for private
-        copies, it warns of the components whose tensors are nowhere any more.
+        Without `keep` nothing is copied; do not access these tensors any more. On a GPU it waits
+        for the work under released leases. When it returns, the daemon knows that this process can
+        no longer write to its memory. If the GPU has no room for private copies, a warning names
+        the components whose tensors are lost.
         """
         session = self.session
-        if not session.forked:  # else all of it is the parent's, locks that somebody held too
+        if not session.forked:  # else the parent owns all of it, and locks may be held for good
             self._keep_no_more()
             session.leases.drain()
             if keep:
-                with suppress(SessionEnded):  # then their last bytes are where they were
+                with suppress(SessionEnded):  # then the last bytes are already private
                     self._take(moving.take_back_mutable(session, self._end))
         session.close(keep=keep)
         self._let_go()
@@ -692,12 +705,12 @@ class Client:
             self._tracing.close()
 
     def _keep_no_more(self) -> None:
-        """It is being closed: leases that loops keep are given back."""
+        """Before closing: end the leases that threads keep for their next step."""
         self._dropped.detach()
         self._keeper.close()
 
     def _let_go(self) -> None:
-        """It is closed: models that were attached are as they were."""
+        """After closing: restore the attached models."""
         self._dropped.detach()
         for attachment in list(self._attachments.values()):
             attachment._let_go()
@@ -720,7 +733,9 @@ class Client:
         return self.session.unwrap(self._channel().call(request, timeout_s))
 
     def _question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
-        """As `_call`, of what the daemon answers at once. Raises: NotAnswering if it does not."""
+        """As `_call`, for requests answered at once. Raises: NotAnswering if there is no answer in
+        time.
+        """
         if timeout_s is None:
             return self._call(request)
         self.session.check()
@@ -744,12 +759,12 @@ class Client:
         early: bool = False,
         in_place_of: int | None = None,
     ) -> Record:
-        """Have `ask(id, agent)` granted, and what was granted mapped and, unless `early`, there."""
+        """Have `ask(id, agent)` granted and mapped, and wait for the copies unless `early`."""
         self.session.check()
         if self.session.processor.works_late:
             for end in self._keeper.returned():
                 end(self._give_back_here)
-        self._end_kept()  # first: whoever still holds something is the same agent
+        self._end_kept()  # first: a lease still held belongs to the same agent
         asked = partial(
             self._acquire_now,
             ask,
@@ -796,7 +811,7 @@ class Client:
         *,
         is_workspace: bool = False,
     ) -> Record:
-        """What was granted to `agent`, held."""
+        """Record the granted lease for `agent`."""
         granted = self.session.unwrap(reply)
         assert isinstance(granted, protocol.Granted)
         record = self.session.leases.record(granted, names, agent, is_workspace=is_workspace)
@@ -805,7 +820,7 @@ class Client:
         return record
 
     def _show(self, record: Record, timeout: float | None = None, *, early: bool) -> None:
-        """Have what was granted mapped, and, unless it is `early`, wait until it is there."""
+        """Have a granted lease mapped, and wait for its copies unless `early`."""
         with self._or_ended(record):
             if early:
                 self.session.leases.show(record)
@@ -814,7 +829,7 @@ class Client:
 
     @contextmanager
     def _or_ended(self, record: Record) -> Iterator[None]:
-        """If that fails, the lease ends."""
+        """End the lease if the body fails."""
         try:
             yield
         except BaseException:
@@ -823,20 +838,21 @@ class Client:
             raise
 
     def _ask(self, *names: str) -> int:
-        """Ask for components ahead, and go on; to be collected or abandoned in this thread.
+        """Ask for components ahead without waiting; collect or abandon the request in this thread.
 
-        Nobody waits for them, and what this thread holds it may release meanwhile. So they are
-        asked for by an agent of their own: no deadlock is seen where there is none.
+        No thread waits for them, and this thread may release other leases meanwhile. So the request
+        has an agent of its own: deadlock detection would else report a deadlock that does not
+        exist.
         """
         request = self.session.next_id()
         self._channel().ask(protocol.Acquire(request, names, _agent_ahead(request), early=True))
         return request
 
     def _collect(self, request: int, *names: str, within_s: float) -> Lease | None:
-        """The lease that was asked for, granted early; None if it is not granted within that.
+        """Return the early lease that was asked for ahead; None if it is not granted in that time.
 
-        Raises what `acquire` raises. Who is going to wait must not go on asking for it: but
-        abandon it, or acquire in its place.
+        Raises as `acquire`. Before a thread blocks for it, it must end the request: with `abandon`,
+        or with `_acquire_in_place_of`.
         """
         reply = self._channel().collect(request, within_s)
         if reply is None:
@@ -847,10 +863,10 @@ class Client:
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def _acquire_in_place_of(self, request: int, *names: str) -> Lease:
-        """As `acquire`, early, of what was asked ahead and was not collected.
+        """As an early `acquire`, of components that were asked for ahead and not collected.
 
-        The daemon hears first that this thread waits for it, then that nothing is asked ahead any
-        more: so what it has brought in meanwhile stays, where it would leave when nobody wants it.
+        The daemon first receives this acquire, and then the end of the request ahead. So components
+        loaded for that request stay on the device; without a request they would leave.
         """
 
         def ask(number: int, agent: int) -> protocol.Acquire:
@@ -861,7 +877,7 @@ class Client:
         return Lease(self, self.session, record, (threading.get_ident(), names))
 
     def _hint(self, *names: str, over: Collection[str] | None = None) -> None:
-        """As `prefetch`, and nobody hears what becomes of it. Blocks as `Channel.send`."""
+        """As `prefetch`, without an answer. Blocks as `Channel.send`."""
         self._channel().send(prefetch_of(self.session.next_id(), names, over))
 
     def _release(self, record: Record, key: Key) -> None:
@@ -869,15 +885,15 @@ class Client:
         keeps = same and record.may_be_kept and self.session.life.usable
         if keeps and self._keeper.keep(key, record):
             return
-        self._end(record, ack=not same)  # sent on another channel it may come late, so then wait
+        self._end(record, ack=not same)  # on another channel it may arrive late, so wait for it
 
     def _flush_kept(self) -> None:
-        """End what any thread kept. Raises what `Session.check` does."""
+        """End the leases that all threads keep. Raises as `Session.check`."""
         self.session.check()  # first: after a fork the keeper's lock may be held for good
         self._keeper.flush_all()
 
     def _end_kept(self) -> None:
-        """End what this thread kept; the daemon hears of it before what is sent next."""
+        """End the leases that this thread keeps, before it sends its next request."""
         for record in self._keeper.pop(threading.get_ident()):
             self._end(record, ack=False)
 
@@ -888,7 +904,7 @@ class Client:
             self._give_back(record, ack)
 
     def _give_back_here(self, record: Record) -> None:
-        """In the thread whose lease it was: the daemon hears of it before what that sends next."""
+        """End a lease in its own thread, before that thread sends its next request."""
         self._give_back(record, ack=False)
 
     def _give_back(self, record: Record, ack: bool = True) -> None:
@@ -896,7 +912,7 @@ class Client:
         if not session.leases.give_back(record):
             return
         release = session.leases.release_of(record, session.next_id(), ack=ack)
-        # it may be waited for under a lock: a daemon that is stopped must not hold us up for ever
+        # callers may wait for this under a lock, so a stopped daemon must not block it for ever
         with suppress(SessionEnded, AcquireTimeout):
             if ack:
                 self._channel().call(release, 0.0)
@@ -907,7 +923,7 @@ class Client:
 def _close_late(
     keeper: Keeper, session: Session, factory: ChannelFactory, tracing: Tracing
 ) -> None:
-    """Close a client that was dropped when its session had ended."""
+    """Close a client that was garbage collected after its session had ended."""
     keeper.close()
     session.close()
     factory.close()
@@ -921,7 +937,7 @@ def prefetch_of(
 
 
 def nbytes_of(size: object) -> Any:
-    """Bytes, as a number or in words ("6GiB"); what is no text is given back."""
+    """Bytes, from a number or a text ("6GiB"); other values are returned as they are."""
     return parse_size(size) if isinstance(size, str) else size
 
 
@@ -929,10 +945,10 @@ _Names = TypeVar("_Names")
 
 
 def _listed(names: _Names) -> _Names:
-    """One name is meant as a list of it, not as its letters."""
+    """A single name is a list of one name, not of its letters."""
     return cast("_Names", [names]) if isinstance(names, str) else names
 
 
 def _agent_ahead(request: int) -> int:
-    """The agent that asks ahead: no thread has its number."""
+    """Number of the agent for a request ahead; no thread has it."""
     return -request

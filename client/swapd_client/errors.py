@@ -1,6 +1,6 @@
-"""One exception for each way a request can be refused, and for losing the daemon.
+"""One exception for each reason to refuse a request, and for the loss of the daemon.
 
-Every message says what is wrong and what to do. `SwapdError` catches them all.
+Every message tells the problem and the remedy. `SwapdError` catches them all.
 """
 
 from swapd.shared.protocol import Code, Goodbye, Refused
@@ -8,9 +8,9 @@ from swapd.shared.text import plain
 
 
 class SwapdError(Exception):
-    """Base of everything swapd raises. Its text is one line, and safe to show.
+    """Base of all errors that swapd raises. Its text is one line, and safe to show.
 
-    Names and reasons in it may be those of other processes, or of files.
+    The text may contain names and reasons from other processes, or from files.
     """
 
     def __str__(self) -> str:
@@ -26,20 +26,21 @@ class StartFailed(NotRunning):
 
 
 class SessionEnded(SwapdError):
-    """The session is over, and nothing can be asked under it any more: `DaemonGone` and
-    `SessionFenced` say why. `Client.close`, then connect again.
+    """The session is over and takes no requests. `DaemonGone` and `SessionFenced` tell why.
+
+    Call `Client.close`, then connect again.
     """
 
 
 class DaemonGone(SessionEnded):
-    """The daemon ended. What is mapped stays mapped, so whoever holds a lease can go on.
+    """The daemon ended. Mapped memory stays mapped, so holders of leases can go on.
 
     `Client.close` then turns the registered tensors into private memory, weights intact.
     """
 
 
 class NotAnswering(DaemonGone, TimeoutError):
-    """The daemon is there, and does not answer in time: it is stopped, or busy."""
+    """The daemon exists, but does not answer in time: it is stopped, or busy."""
 
 
 class ClientClosed(SwapdError):
@@ -55,15 +56,17 @@ class InvalidSource(SwapdError, ValueError):
 
 
 class InvalidSettings(SwapdError, ValueError):
-    """A setting is unknown or makes no sense; the message names it, and where it stands."""
+    """A setting is unknown or invalid; the message names it, and where it was set."""
 
 
 class NotWhileAttached(SwapdError, RuntimeError):
-    """A module whose weights are in swapd cannot be used so; the message says what to do first."""
+    """This use of a module with weights in swapd is impossible; the message names the remedy."""
 
 
 class BadRequest(SwapdError):
-    """The daemon does not understand this request, it contradicts itself, or it is too much."""
+    """The daemon does not understand the request, or the request contradicts itself or is too
+    large.
+    """
 
 
 class VersionMismatch(SwapdError):
@@ -71,7 +74,7 @@ class VersionMismatch(SwapdError):
 
 
 class UnknownComponent(SwapdError):
-    """Nobody has registered a component of this name."""
+    """No component of this name is registered."""
 
 
 class DuplicateName(SwapdError):
@@ -83,11 +86,11 @@ class NotOwner(SwapdError):
 
 
 class ComponentInUse(SwapdError):
-    """The component is leased, so it cannot be unregistered."""
+    """The component is leased, so swapd cannot unregister, evict or pin it now."""
 
 
 class TooLarge(SwapdError):
-    """It can never fit into the budget."""
+    """The component can never fit into the budget."""
 
 
 class Conflict(SwapdError):
@@ -103,11 +106,11 @@ class DeviceUnavailable(SwapdError):
 
 
 class DeviceMemoryExhausted(SwapdError):
-    """The GPU has no room for a private copy; the component is still registered, and well."""
+    """The GPU has no room for a private copy; the component stays registered and intact."""
 
 
 class WouldDeadlock(SwapdError):
-    """Who waits holds what the others wait for: nobody could ever go on."""
+    """This wait would close a cycle of waiting sessions, which could never go on."""
 
 
 class AcquireTimeout(SwapdError, TimeoutError):
@@ -119,7 +122,7 @@ class ComponentGone(SwapdError):
 
 
 class DeviceFailed(SwapdError):
-    """A copy failed, or a call of this process's GPU. The bytes are safe where they were."""
+    """A copy failed, or a call of this process's GPU. The host copy is intact."""
 
 
 class DaemonStopping(DaemonGone):
@@ -127,22 +130,26 @@ class DaemonStopping(DaemonGone):
 
 
 class SessionFenced(SessionEnded):
-    """The daemon ended this session alone, as the process did not answer in time. It goes on, and
-    others may have had the memory for a moment: discard what was computed under a lease since.
+    """The daemon ended this session alone, because the process did not answer in time.
+
+    The daemon goes on, and other processes may have used the memory for a moment. Discard the
+    results computed under a lease since.
     """
 
 
 class SessionForgotten(SessionFenced):
-    """The daemon knows the session no longer: it ended it, and a request found that out first."""
+    """The daemon has already ended the session; a request found that out first."""
 
 
 class LimitReached(SwapdError):
-    """This process, or the daemon, may have no more of something: open files, sessions,
-    connections. The message says of what, and what to set."""
+    """A limit is reached: of open files, sessions or connections, here or in the daemon.
+
+    The message names the limit and the setting for it.
+    """
 
 
 class InternalError(SwapdError):
-    """The daemon made a mistake of its own in answering; it serves on, and its log says more."""
+    """The daemon failed internally while it answered; it serves on, and its log has details."""
 
 
 BY_CODE: dict[Code, type[SwapdError]] = {

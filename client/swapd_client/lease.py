@@ -1,4 +1,4 @@
-"""Leases, as their holders see them; and what gives them, as models that are attached see it."""
+"""Leases, as their holders use them; and the client's interface for attached models."""
 
 import asyncio
 import warnings
@@ -22,22 +22,22 @@ from swapd_client.session.session import Session
 class BaseLease:
     """The right to use components, until it is released.
 
-    On a GPU the release takes effect when the work is done that was on the current stream by
-    then, and on the streams named to `uses` or waited with; nobody waits for that.
+    On a GPU the release takes effect after the work already queued on the current stream, on the
+    streams given to `uses`, and on the streams that waited. The caller does not wait for that.
     """
 
-    #: Whether a stream was told to wait: then nobody has seen how that ended.
+    #: Whether a stream was told to wait: then no host thread has checked the outcome.
     _streams_wait = False
-    #: Should it become garbage, somebody gives it back, and nobody need be told.
+    #: Whether another object releases it if it becomes garbage, without a warning.
     _is_answered_for = False
-    #: What was said of scratch, by name.
+    #: Answers of `fresh`, by name.
     _fresh: Mapping[str, bool] = {}
 
     # each kind of lease sets these
     names: tuple[str, ...]
     _session: Session
     _record: Record
-    #: As it was granted to this holder: a lease that was kept was waited for by another.
+    #: The grant to this holder. A kept lease is reused, so `_record.granted` may be another's.
     _granted: Granted
     _held: bool
 
@@ -50,7 +50,7 @@ class BaseLease:
             return
         if self._session.error is None and not self._session.forked:
             warnings.warn(
-                f"{self!r} was never released, so nobody else gets that memory while this session "
+                f"{self!r} was never released, so its memory cannot be reused while this session "
                 "lasts: use it in a `with` block, or call release()",
                 ResourceWarning,
                 stacklevel=2,
@@ -68,63 +68,65 @@ class BaseLease:
 
     @property
     def number(self) -> int:
-        """What the daemon calls it; no other lease of this client is called so."""
+        """The daemon's id of the lease, unique in this client."""
         return self._granted.id
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
-        """Where the components are that this process registered."""
+        """Addresses of the components that this process registered."""
         return self._granted.placements
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits for this memory, and its quantum is over: give way soon.
+        """Whether another session waits for this memory and its minimum residency is over.
 
-        Costs no message. A busy holder keeps its lease over many steps and looks here at
-        the end of each.
+        Costs no message. A busy holder keeps its lease over many steps and reads this at the end of
+        each.
         """
         wanted = self._session.told.wanted
         return bool(wanted) and not wanted.isdisjoint(self._granted.names or self.names)
 
     def fresh(self, name: str) -> bool:
-        """Whether the contents of scratch are new: zeros, and nothing of what was there before.
+        """Whether the contents of scratch are new: zeros, without anything written before.
 
-        True for the first lease that is asked, each time that they have begun anew; and each time
-        that this one is asked again. Ask before you use what was there. `name` may be a family's;
-        of what is no scratch the contents are never new. Costs no message. Raises: UnknownComponent
-        if it is not in this lease, or is another process's.
+        True for the first lease that asks after each time the contents were dropped, and again each
+        time that this same lease asks. Ask before you use old contents. `name` may be a family;
+        contents of components that are not scratch are never new. Costs no message. Raises:
+        UnknownComponent if the component is not in this lease, or belongs to another process.
         """
         if name not in self._fresh:
             known = self._session.registry.family(name) or [name]
             if not any(self._record.holds(part) for part in known):
                 raise UnknownComponent(
-                    f"{name!r} is not in this lease, which is of {', '.join(self.names)}, or it is "
-                    "another process's: only that can ask whether it is new"
+                    f"{name!r} is not in this lease (of {', '.join(self.names)}), or belongs to "
+                    "another process: only its own process can ask whether it is new"
                 )
             self._fresh = {**self._fresh, name: self._session.leases.is_fresh(self._record, name)}
         return self._fresh[name]
 
     def uses(self, stream: Any) -> None:
-        """The release is also to wait for the work on `stream`, another than the current one.
+        """Make the release also wait for the work on `stream`, besides the current stream.
 
-        A `torch.cuda.Stream`, anything that has `cuda_stream`, or the driver's handle; it must not
-        be destroyed before the release, or `rests`. Nothing on the host device.
+        `stream` is a `torch.cuda.Stream`, any object that has `cuda_stream`, or the driver's
+        handle. It must not be destroyed before the release, or `rests`. No-op on the host device.
         """
         self._record.streams[handle_of(stream)] = None
 
     def rests(self) -> None:
-        """A step under it is over: the release waits for what the current stream has been given by
-        now, and the streams named to `uses`, whatever becomes of these. Costs no message."""
+        """Mark the end of a step: the release waits for work queued until now, not for later work.
+
+        This covers the current stream and the streams given to `uses`, which may then be destroyed.
+        Costs no message.
+        """
         if self._session.processor.works_late:
             self._session.leases.mark(self._record)
 
     def check(self) -> None:
-        """Raise if what was computed under this lease is known to be void. Costs no message.
+        """Raise if results computed under this lease are known to be invalid. Costs no message.
 
-        DeviceFailed: a component never came in, so streams that waited for it went on without.
-        SessionEnded: the session ended before it came in. SessionFenced: others may
-        have had the memory for a moment. For a verdict on work that still runs, let the GPU
-        finish first.
+        DeviceFailed: a component was never loaded, so streams that waited for it went on without
+        it. SessionEnded: the session ended before it was loaded. SessionFenced: other processes may
+        have used the memory for a moment. To check work that still runs, wait for the GPU first.
         """
         if problem := self._session.leases.problem_with(self._record):
             raise problem
@@ -137,7 +139,7 @@ class BaseLease:
         self._streams_wait = True
 
     def _end(self) -> SwapdError | None:
-        """It is being released: what is to be raised when that is done."""
+        """Mark the lease released; return the error to raise once the daemon knows."""
         self._held = False
         record, leases = self._record, self._session.leases
         if record.is_workspace:
@@ -150,7 +152,7 @@ class BaseLease:
 
 
 class Lender(Protocol):
-    """A client, as what is attached to it needs it; what begins with _ is for `offload` alone.
+    """The part of a client that attached models need; names with _ are for `offload` alone.
 
     Blocking and errors are those of `Client`.
     """
@@ -168,7 +170,7 @@ class Lender(Protocol):
         segments: Segments = (),
         part_of: str = "",
     ) -> Component:
-        """A component, from now on."""
+        """Register a component."""
 
     def register_family(
         self,
@@ -180,10 +182,10 @@ class Lender(Protocol):
         mutable: bool = False,
         resident: int | str | None = None,
     ) -> list[Component]:
-        """A component in parts."""
+        """Register a component in parts."""
 
     def unregister(self, name: str) -> None:
-        """A component, or a family, no more."""
+        """End the registration of a component or a family."""
 
     def acquire(
         self,
@@ -193,48 +195,48 @@ class Lender(Protocol):
         await_registration: bool = False,
         early: bool = False,
     ) -> "Lease":
-        """All of `names`, held."""
+        """Hold all of `names`."""
 
     def forecast(self, *names: str, timeout: float | None = None) -> ForecastReply:
-        """What `acquire` would do."""
+        """Forecast an `acquire`."""
 
     def _release(self, record: Record, key: Key) -> None:
-        """A lease ends, or is kept for a moment."""
+        """End a lease, or keep it for the next step."""
 
     def _channel(self) -> Channel:
-        """What this thread asks on: nothing that it asked is lost while somebody has it."""
+        """Return this thread's channel. While a caller keeps it, answers on it are not lost."""
 
     def _ask(self, *names: str) -> int:
-        """Ask for components ahead, and go on."""
+        """Ask for components ahead, without waiting."""
 
     def _collect(self, request: int, *names: str, within_s: float) -> "Lease | None":
-        """The lease that was asked for ahead; None if it is not granted within that."""
+        """Return the lease asked for ahead; None if it is not granted in that time."""
 
     def _acquire_in_place_of(self, request: int, *names: str) -> "Lease":
-        """What was asked for ahead and not collected, by waiting for it."""
+        """Wait for components that were asked for ahead and not collected."""
 
     def _hint(self, *names: str, over: Collection[str] | None = None) -> None:
-        """As a prefetch, and nobody hears what becomes of it."""
+        """As `prefetch`, without an answer."""
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """New values for several components, in one step."""
+        """Give several components new values in one step."""
 
     def _refuse_in_use(self, names: Collection[str]) -> None:
-        """Raise ComponentInUse if anybody leases one of these."""
+        """Raise ComponentInUse if one of these is leased."""
 
     def _forget(self, attachment: Any) -> None:
-        """It is detached."""
+        """Drop a detached attachment."""
 
 
 class Lease(BaseLease):
     """The right to use components; while it is held their bytes neither move nor change.
 
-    Ends with `release` or with the `with` block, exceptions included. Released twice is
-    released once. A lease belongs to the thread that took it: while that thread waits for
-    another acquire, the daemon assumes that it releases nothing.
+    Ends with `release` or with the `with` block, also after an exception. A second release is a
+    no-op. A lease belongs to the thread that took it: while that thread waits for another acquire,
+    deadlock detection assumes that it releases nothing.
     """
 
-    # made at every step of a decode loop, so all of it here
+    # a decode loop makes one at every step, so this sets all attributes itself
     def __init__(self, lender: "Lender", session: Session, record: Record, key: Key) -> None:
         self._lender = lender
         self._session = session
@@ -258,15 +260,15 @@ class Lease(BaseLease):
     ) -> None:
         """Wait until a segment, and those before it, are on the device; None: all of them.
 
-        Returns at once unless the lease was acquired `early`. `name` says of which component,
-        if the lease has several. Raises: DeviceFailed if it will never come (release the lease,
-        then acquire anew); SessionEnded if the session ended meanwhile.
+        Returns at once unless the lease was acquired `early`. `name` selects the component, if the
+        lease has several. Raises: DeviceFailed if the segment will never come (release the lease,
+        then acquire again); SessionEnded if the session ended meanwhile.
 
-        With `stream` (as for `uses`) it is that stream that waits, and this returns at once:
-        work that is put on it afterwards starts when the segment is there. If it will never
-        come, or the daemon dies, the stream goes on all the same; the next `wait`, `check` or
-        the `release` then says so, and what was computed is void. On the host device, and on
-        GPUs whose streams cannot wait for flags, the caller waits instead.
+        With `stream` (as for `uses`), that stream waits and this returns at once: work queued on it
+        later starts when the segment is there. If the segment never comes, or the daemon dies, the
+        stream goes on all the same; then the next `wait`, `check` or the `release` raises, and the
+        results are invalid. On the host device, and on GPUs whose streams cannot wait for flags,
+        the caller waits instead.
         """
         if stream is None:
             self._session.leases.wait(self._record, name or self.names[0], segment)
@@ -274,20 +276,23 @@ class Lease(BaseLease):
             self._wait_on_stream(stream, name or self.names[0], segment)
 
     def release(self) -> None:
-        """Give the components back. Does not block, from the thread that acquired; but once in some
-        hundred messages until the daemon has heard them, for some seconds if it is stopped.
+        """Give the components back.
 
-        On a GPU it takes effect when the work is done that was put on the current stream by
-        now, and on the streams named to `uses` and `wait`; a thread of the client waits for it.
+        Does not block in the thread that acquired, with one exception: once in some hundred
+        messages it waits until the daemon has received them, for some seconds if the daemon is
+        stopped.
 
-        Does nothing if the daemon is gone. Raises: ForkedClient; SessionFenced if the daemon
-        ended the session while this was held (see its log): then discard what was computed
-        since, for others may have had the memory for a moment. If streams were told to wait,
-        also what `check` raises.
+        On a GPU it takes effect after the work already queued on the current stream, and on the
+        streams given to `uses` and `wait`; a thread of the client waits for that.
+
+        No-op if the daemon is gone. Raises: ForkedClient; SessionFenced if the daemon ended the
+        session while this was held (see its log): then discard the results computed since, because
+        other processes may have used the memory for a moment. If streams were told to wait, also
+        raises as `check`.
         """
         if not self._held:
             return
-        if self._record.ends_at_once:  # as most of a loop's
+        if self._record.ends_at_once:  # as for most leases of a loop
             self._held = False
             self._lender._release(self._record, self._key)
             return
@@ -306,7 +311,7 @@ class AsyncLease(BaseLease):
         record: Record,
         give_back: Callable[[Record], None],
     ) -> None:
-        """`give_back(record)` ends it, when the work under it is done."""
+        """`give_back(record)` ends the lease after the work under it."""
         self._session = session
         self._record = record
         self._granted = record.granted
@@ -322,12 +327,12 @@ class AsyncLease(BaseLease):
             name = name or self.names[0]
             await asyncio.to_thread(self._session.leases.wait, self._record, name, segment)
         else:
-            # in a thread too: where a stream cannot wait, whoever calls does
+            # in a thread too: if the stream cannot wait, the calling thread does
             name = name or self.names[0]
             await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
 
     def release(self) -> None:
-        """Give the components back. Raises what `Lease.release` raises."""
+        """Give the components back. Raises as `Lease.release`."""
         if self._held:
             problem = self._end()
             self._give_back(self._record)

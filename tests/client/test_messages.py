@@ -15,7 +15,7 @@ CLIENT = Path(swapd_client.__file__).parent
 
 #: Messages that name nothing, for there is one thing they can be about; or that nobody is shown.
 OF_ONE_THING = {
-    "budget= is that of a daemon to be started: say start=True, too",
+    "budget= is for a daemon that connect starts: add start=True",
     "faults are not explained: there is no handler for this machine",
     "cpu_offload_components names nothing; leave it out to offload all that is found",
     "this client is closed; connect again",
