@@ -1,8 +1,8 @@
-"""How components get into swapd and out of it: what is asked of the daemon, and done meanwhile.
+"""How components are registered and unregistered: the requests, and the work between them.
 
-Both clients do this alike, so each function is a generator of steps: it yields a request, and is
-sent the reply, or what blocks, and is sent what that returns; what goes wrong is thrown into it.
-`take` takes the steps in the caller's thread; `take_awaited` awaits each of them.
+Both clients share this code, so each function is a generator of steps. A step is a request, whose
+reply is sent into the generator, or a blocking call, whose result is sent in. Errors are thrown
+into it. `take` runs the steps in the caller's thread; `take_awaited` awaits each of them.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ T = TypeVar("T")
 
 #: Steps that end with a result of this kind.
 Steps = Generator[protocol.AnyRequest | Callable[[], Any], Any, T]
-#: Sends a request, and need not wait for the reply. Never by way of the loop.
+#: Sends a request without waiting for the reply. Never by way of the loop.
 Tell = Callable[[protocol.AnyRequest], object]
 
 
 def take(steps: Steps[T], call: Call) -> T:
-    """Take all steps in this thread."""
+    """Run all steps in this thread."""
     try:
         step = next(steps)
         while True:
             try:
                 done = call(step) if isinstance(step, msgspec.Struct) else step()
-            except BaseException as exc:  # noqa: BLE001 - it is the steps' to say what follows
+            except BaseException as exc:  # noqa: BLE001 - the steps decide how to go on
                 step = steps.throw(exc)
             else:
                 step = steps.send(done)
@@ -59,7 +59,7 @@ def take(steps: Steps[T], call: Call) -> T:
 async def take_awaited(
     steps: Steps[T], call: Callable[[protocol.AnyRequest], Awaitable[protocol.AnyReply]]
 ) -> T:
-    """Take all steps without blocking the loop: what blocks is done in threads."""
+    """Run all steps without blocking the loop: blocking ones run in threads."""
     try:
         step = next(steps)
         while True:
@@ -82,14 +82,16 @@ async def take_awaited(
 async def in_thread(
     call: Callable[..., T], *arguments: Any, give_up: Callable[[], None] = lambda: None
 ) -> T:
-    """Call in a thread; it has ended when this does, also when this is cancelled: then `give_up`
-    is to have it end soon."""
+    """Call in a thread, and return after it has ended, even when cancelled.
+
+    On cancellation `give_up` makes the call end soon.
+    """
     calling = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
     try:
         return await asyncio.shield(calling)
     except asyncio.CancelledError:
         give_up()
-        while not calling.done():  # cancelled once more it is still at work
+        while not calling.done():  # a second cancellation must not leave it running
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([calling])
         raise
@@ -110,7 +112,7 @@ def register(
     segments: Segments,
     part_of: str,
 ) -> Steps[Part]:
-    """One component."""
+    """Register one component."""
 
     prepare = partial(
         session.registry.prepare,
@@ -134,7 +136,7 @@ def register_scratch(
     mutable: bool,
     part_of: str,
 ) -> Steps[Part]:
-    """Memory that comes in as zeros: so many bytes, or where the tensor of former scratch is."""
+    """Register memory that loads as zeros: a number of bytes, or the tensor of former scratch."""
     tensor = None if isinstance(what, int) else what
     nbytes = what if isinstance(what, int) else what.nbytes
     if nbytes <= 0:
@@ -173,7 +175,7 @@ def register_family(
     mutable: bool,
     resident_bytes: int | None,
 ) -> Steps[list[Part]]:
-    """A component in parts, of which so many bytes are kept on the device."""
+    """Register a component in parts; `resident_bytes` of them are kept on the device."""
     prepare = partial(session.registry.prepare_family, name, sources, mutable=mutable)
     parts = yield from _prepared(session, prepare)
     keeping = partial(protocol.Resize, name=name, resident_bytes=resident_bytes)
@@ -187,7 +189,7 @@ def register_again(
     sources: Mapping[str, tuple[object, protocol.Policy]],
     part_of: Mapping[str, str],
 ) -> Steps[None]:
-    """What lost its daemon, by name, each where it lies: all of them or none."""
+    """Register components of a lost daemon, by name, at their addresses: all of them or none."""
 
     def prepare() -> list[Part]:
         prepared: list[Part] = []
@@ -209,7 +211,7 @@ def register_again(
 
 
 def _prepared(session: Session, prepare: Callable[[], list[Part]]) -> Steps[list[Part]]:
-    """What `prepare()` makes. It is not lost, if nobody waits for it any more."""
+    """Return the parts that `prepare()` makes; discard them if the caller is interrupted."""
     made: list[Part] = []
     try:
         yield lambda: made.extend(prepare())
@@ -226,10 +228,10 @@ def _move_in(
     group: str | None,
     keeping: Callable[[int], protocol.Resize] | None = None,
 ) -> Steps[None]:
-    """Have masters made and filled, and rebind the tensors when all of it went well.
+    """Have host copies made and filled, and rebind the tensors when all of that succeeded.
 
-    `keeping` makes the request that says which parts of a family are kept: until it is granted
-    they pass through.
+    `keeping` makes the request that sets the kept parts of a family; until it is granted, all parts
+    leave the device when they are released.
     """
     registered: list[Part] = []
     try:
@@ -242,7 +244,7 @@ def _move_in(
                 registered.clear()
                 session.registry.start_over(parts, lie)
     except BaseException:
-        # no steps in here: whoever took them may be gone
+        # no steps in here: the caller that runs the steps may be gone
         _take_out(session, tell, registered)
         _discard(session, parts)
         raise
@@ -257,7 +259,7 @@ def _fill(
     keeping: Callable[[int], protocol.Resize] | None,
     registered: list[Part],
 ) -> Steps[None]:
-    """Until the daemon has all of it; `registered` grows by what it knows."""
+    """Register, fill and commit all parts. `registered` collects parts that the daemon knows."""
     registry = session.registry
     for part, policy in parts.items():
         number = session.next_id()
@@ -273,7 +275,7 @@ def _fill(
 
 def _take_out(session: Session, tell: Tell, registered: Sequence[Part]) -> None:
     for part in registered if session.error is None else ():
-        with suppress(SwapdError):  # what went wrong first is what to say
+        with suppress(SwapdError):  # report the first error
             tell(protocol.Unregister(session.next_id(), part.name))
 
 
@@ -286,7 +288,7 @@ def _discard(session: Session, parts: Iterable[Part]) -> None:
 
 
 def unregister(session: Session, name: str) -> Steps[None]:
-    """Take a component back, when the work under leases that were released is done."""
+    """Unregister a component, after the work under released leases is done."""
     registry = session.registry
     part = registry.own(name)
     session.check()
@@ -301,7 +303,7 @@ def unregister(session: Session, name: str) -> Steps[None]:
 
 
 def take_back_mutable(session: Session, release: Callable[[Record], None]) -> Steps[None]:
-    """A client closes: what was written to is taken back while there is a daemon to save it.
+    """Before a client closes: unregister mutable components while the daemon can still save them.
 
     `release` ends a lease.
     """
@@ -314,6 +316,6 @@ def take_back_mutable(session: Session, release: Callable[[Record], None]) -> St
             release(record)
     yield session.leases.drain
     for part in mutable:
-        # in use by another session, no room, or not to be saved: its bytes stay where they are
+        # in use by another session, no room, or not savable: its bytes stay where they are
         with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
             yield from unregister(session, part.name)

@@ -1,11 +1,11 @@
-"""OpenTelemetry spans of what an acquire waited for: the loads and evictions made for it.
+"""OpenTelemetry spans of an acquire's wait: the loads and evictions made for it.
 
-They are made in a thread of their own, after the acquire has returned and with the times that it
-had: a provider that is slow, or raises, costs spans and nothing else. What the daemon did it says
-in its reply (`protocol.Account`), to an acquire that is `traced`; so it needs no OpenTelemetry.
+A thread of its own makes the spans, after the acquire has returned and with its times: a provider
+that is slow, or raises, costs spans and nothing else. The daemon reports its part in the reply to a
+`traced` acquire (`protocol.Account`), so it needs no OpenTelemetry.
 
-Lives here: when there are spans, and what they say. May not live here: requests. The API is not
-imported unless a program asks for spans: a span that is current has imported it already.
+Lives here: whether there are spans, and their contents. May not live here: requests. This module
+imports the API only if a program asks for spans: a current span has already imported it.
 """
 
 import logging
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("swapd_client")
 
 API = "opentelemetry.trace"
-#: Under which a context has the other requests that its acquires are made for.
+#: Key in a context: the other requests that its acquires are made for.
 LINKS = "swapd-links"
 
-#: Most acquires whose spans are not made yet; those of more are left out.
+#: Bound on acquires whose spans are not made yet; further ones get none.
 UNMADE_MAX = 1024
-#: How long `close` waits for the spans that are not made yet.
+#: Seconds that `close` waits for spans that are not made yet.
 CLOSE_S = 2.0
 
 _CODES: dict[type[BaseException], str] = {kind: code for code, kind in BY_CODE.items()}
 
 
 class Trace:
-    """Of one acquire, in a `with` block: its spans are made when that is left."""
+    """One acquire, as a `with` block: its spans are made when the block ends."""
 
     __slots__ = (
         "_tracing",
@@ -65,9 +65,9 @@ class Trace:
         self.context = context
         self.account: protocol.Account | None = None
         self.granted: protocol.Granted | None = None
-        #: Of what it raised: its code or kind, and what it said. An exception keeps frames alive.
+        #: Code or kind of the error raised, and its text. An exception would keep frames alive.
         self.error: tuple[str, str] | None = None
-        #: Whether it asked for no more than what could be had at once.
+        #: Whether the acquire had a timeout of 0.
         self.tried = False
         self.sent = self.ended = 0.0
 
@@ -85,7 +85,7 @@ class Trace:
         self._tracing.hand_over(self)
 
     def marked(self, request: protocol.AnyAcquire) -> protocol.AnyAcquire:
-        """The same request, to be answered with an account."""
+        """The same request, marked to be answered with an account."""
         self.tried = request.timeout_s == 0
         return msgspec.structs.replace(request, traced=True)
 
@@ -97,7 +97,9 @@ class Trace:
 
 
 class Tracing:
-    """Of one client: whether there are spans, and the thread that makes them. Thread-safe."""
+    """The tracing of one client: whether there are spans, and the thread that makes them.
+    Thread-safe.
+    """
 
     def __init__(self, wanted: bool | None, attributes: Mapping[str, Any]) -> None:
         """`wanted`: as `connect(tracing=)`. `attributes`: of all spans."""
@@ -110,7 +112,7 @@ class Tracing:
         self._warned = False
 
     def begin(self, names: tuple[str, ...]) -> Trace | None:
-        """For an acquire that asks the daemon; None if it is to have no spans."""
+        """Start a trace for an acquire that asks the daemon; None if it gets no spans."""
         if self._wanted is False or (trace := sys.modules.get(API)) is None:
             return None
         try:
@@ -118,7 +120,7 @@ class Tracing:
             if current is trace.INVALID_SPAN and not self._wanted:
                 return None
             return self._begun(names, current.get_span_context())
-        except Exception as exc:  # noqa: BLE001 - of others' making, and half imported perhaps
+        except Exception as exc:  # noqa: BLE001 - foreign code, perhaps half imported
             self._warn(exc)
             return None
 
@@ -132,7 +134,7 @@ class Tracing:
         return Trace(self, names, context.get_current())
 
     def hand_over(self, trace: Trace) -> None:
-        """Have its spans made, soon. Does not block, and raises nothing."""
+        """Have the spans of `trace` made soon. Does not block, and raises nothing."""
         try:
             if self._thread is None:
                 self._start()
@@ -155,18 +157,18 @@ class Tracing:
                 self._warn(exc)
 
     def _warn(self, exc: Exception) -> None:
-        """Once: what fails for one acquire fails for the next."""
+        """Warn once: if spans fail for one acquire, they fail for the next."""
         if not self._warned:
             self._warned = True
             why = "the provider is too slow for them" if isinstance(exc, queue.Full) else repr(exc)
             log.warning(
-                "spans of acquires are left out, from now on unsaid: %s. Nothing else is: mend the "
+                "acquires have no spans, and later ones go unreported: %s. They work on: fix the "
                 "OpenTelemetry provider of this process, or connect with tracing=False",
                 why,
             )
 
     def close(self) -> None:
-        """Make what is not made yet, for CLOSE_S at most."""
+        """Make the remaining spans, for CLOSE_S at most."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -178,14 +180,14 @@ class Tracing:
 
 
 def check_installed(wanted: bool | None) -> None:
-    """Raises: MissingExtra, if spans are wanted and their API is not there."""
+    """Raises: MissingExtra, if `wanted`, and the API is not installed."""
     if wanted:
         with needed("tracing=True"):
             import opentelemetry.trace  # noqa: F401
 
 
 def tracing_of(session: Session, given: bool | Tracing | None) -> Tracing:
-    """That of a client of this session."""
+    """The tracing of a client of this session."""
     if isinstance(given, Tracing):
         return given
     about = {"swapd.device": session.welcome.device, "swapd.session": session.welcome.session}
@@ -194,10 +196,13 @@ def tracing_of(session: Session, given: bool | Tracing | None) -> Tracing:
 
 @contextmanager
 def in_traces_of(headers: Callable[[], Sequence[Mapping[str, str]]]) -> Iterator[None]:
-    """Acquires in this `with` block belong to the trace of the first of these `traceparent`
-    headers, as W3C has them, and are linked with the others. With none it changes nothing."""
+    """Acquires in this `with` block join the trace of the first of these `traceparent` headers.
+
+    The headers are W3C's. The acquires are linked with the other headers' traces. Without headers
+    this changes nothing.
+    """
     token = None
-    with suppress(Exception):  # they are what somebody sent, and an engine keeps
+    with suppress(Exception):  # headers come from requests
         token = _attach(headers())
     try:
         yield
@@ -209,7 +214,7 @@ def in_traces_of(headers: Callable[[], Sequence[Mapping[str, str]]]) -> Iterator
 
 
 def _attach(headers: Sequence[Mapping[str, str]]) -> Any:
-    """The token of the context that is current from now on; None if it is the one there was."""
+    """Make another context current and return its token; None if the context does not change."""
     if not headers or API not in sys.modules:
         return None
     from opentelemetry import context, trace
@@ -221,14 +226,14 @@ def _attach(headers: Sequence[Mapping[str, str]]) -> Any:
     valid = [i for i, span in enumerate(spans) if span.is_valid]
     if not valid:
         return None
-    # one that is not sampled says so to its acquires, and comes after those that are
+    # prefer sampled traces: a trace that is not sampled leaves its acquires without spans
     valid.sort(key=lambda i: not spans[i].trace_flags.sampled)
     links = [spans[i] for i in valid[1:] if spans[i].trace_flags.sampled]
     return context.attach(context.set_value(LINKS, links, found[valid[0]]))
 
 
 def are_provided() -> bool:
-    """Whether this process has a provider of spans."""
+    """Whether this process has a span provider."""
     trace = sys.modules.get(API)
     if trace is None:
         return False
@@ -239,7 +244,7 @@ def are_provided() -> bool:
 
 
 def _make(trace: Trace, attributes: Mapping[str, Any]) -> None:
-    """The span of an acquire, and in it one for each load and eviction."""
+    """Make the span of an acquire, and in it one for each load and eviction."""
     from opentelemetry import context
     from opentelemetry import trace as api
 
@@ -291,7 +296,7 @@ def _make_move(
 
 
 def _is_skipped(trace: Trace) -> bool:
-    """It only tried, and nothing is wrong."""
+    """Whether an acquire with a timeout of 0 just found no room, which is no error."""
     return trace.tried and trace.error is not None and trace.error[0] == "timeout"
 
 
@@ -324,11 +329,11 @@ def _said_of(trace: Trace) -> dict[str, Any]:
 
 
 class _Clock:
-    """Times of one acquire, as spans have them: nanoseconds since 1970."""
+    """Converts times of one acquire for spans: nanoseconds since 1970."""
 
     def __init__(self, trace: Trace) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
-        #: Of a container with a clock of its own: its answer came when it was sent.
+        #: Correction for a container with a clock of its own: the reply arrived when it was sent.
         self._shift_s = 0.0
         answered = trace.account.answered_s if trace.account else trace.ended
         if not trace.sent <= answered <= trace.ended:

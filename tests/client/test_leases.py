@@ -152,7 +152,7 @@ def test_who_holds_another_lease_waits_for_what_is_ending(world: World) -> None:
     world.release(world.take("b", busy=True))
     assert world.leases.must_wait(ME)
     assert not world.leases.must_wait(ME + 1)
-    with pytest.raises(AcquireTimeout, match="does not end"):
+    with pytest.raises(AcquireTimeout, match="did not end"):
         world.leases.enter(ME, 0.0)
     entered: list[Agent] = []
     waiting = threading.Thread(target=lambda: entered.append(world.leases.enter(ME)))

@@ -102,7 +102,7 @@ def test_a_copy_that_fails_leaves_nothing_mapped_and_the_next_one_comes_in(
     worker = world.worker(daemon)
     expected = worker.register("a", 8 * MIB, seed=1)
     world.fake.faults(f"{COPY_IN} 2 after=2 times=1 pid={daemon.pid}")
-    with pytest.raises(WorkerError, match="did not come in") as caught:
+    with pytest.raises(WorkerError, match="was not loaded") as caught:
         worker.acquire("a")
     assert caught.value.kind == "DeviceFailed"
     calls.until(worker.pid, "cuMemUnmap", 4)

@@ -152,7 +152,7 @@ def test_who_holds_another_lease_waits_for_what_is_ending_and_then_asks(world: W
     worker.acquire("a")
     worker.work("a")
     worker.release("a")
-    with pytest.raises(WorkerError, match="does not end"):
+    with pytest.raises(WorkerError, match="did not end"):
         worker.acquire("b", timeout=0.0)
     going_on = worker.start("acquire", "b")
     world.go_on()

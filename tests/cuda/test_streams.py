@@ -118,7 +118,7 @@ def test_a_load_that_fails_lets_the_stream_go_on_and_is_said(world: World) -> No
     world.fake.faults(refusal)
     worker.result()  # whatever it is: the stream went on, and has not faulted
     for use in ("check", "wait_for", "release"):
-        with pytest.raises(WorkerError, match="did not come in") as said:
+        with pytest.raises(WorkerError, match="was not loaded") as said:
             worker.start(use, "a").result()
         assert said.value.kind == "DeviceFailed"
     world.go_on()

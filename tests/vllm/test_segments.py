@@ -150,7 +150,7 @@ def test_a_load_that_fails_inside_a_step_ends_it_and_nothing_wrong_is_said(
     daemon, late, other = two_of_them(place)
     order(daemon.folder, "fail", to_come(daemon))
     late.begin("generate", REQUESTS[1], TOKENS)
-    with pytest.raises(EngineFailed, match=r"did not come in: .*the bus has failed"):
+    with pytest.raises(EngineFailed, match=r"was not loaded: .*the bus has failed"):
         late.result()
     await_leases_back(daemon)
     assert other.generate(REQUESTS[1], TOKENS) == said[OTHER][1]

@@ -1,1 +1,1 @@
-"""What each lease is, and when it is given back."""
+"""State of each lease, and the time of its return."""

@@ -1,8 +1,8 @@
-"""What each lease is, and what becomes of it with everything that happens.
+"""State of each lease, and its changes.
 
-A lease is held; it may be kept when it is given back, and be held again (`keeping.py`); then it
-ends, or waits for the work under it first; then it is over. Pure: no clock, no thread, no socket,
-no memory. Not thread-safe.
+A lease is held. After its release it may be kept, and held again (`keeping.py`); or it ends,
+perhaps after the GPU work under it. Then it is over. Pure: no clock, thread, socket or memory. Not
+thread-safe.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +12,12 @@ from swapd.shared.protocol import Granted
 from swapd_client.leases.agents import Agent, Agents
 from swapd_client.session.processor import Work
 
-#: Of a board: slot, and what its word reaches when what is waited for is there.
+#: A slot of the board, and the value that its word reaches on arrival.
 Word = tuple[int, int]
 
 
 class Record:
-    """One lease, from its grant on: all that is known of it. Its parts are named once each."""
+    """One lease, from its grant on. Each of its parts occurs once."""
 
     __slots__ = (
         "again",
@@ -48,43 +48,43 @@ class Record:
         is_workspace: bool = False,
         ends_at_once: bool = False,
     ) -> None:
-        """`ends_at_once`: a release has nothing to wait for, and nothing else to do."""
+        """`ends_at_once`: a release waits for nothing, and has nothing else to do."""
         self.granted = granted
-        #: What was asked for.
+        #: The names requested.
         self.names = names
         self.agent = agent
-        #: It is memory for the process's own allocator.
+        #: Whether it is memory for the process's own allocator.
         self.is_workspace = is_workspace
         self.ends_at_once = ends_at_once
-        #: Whether it may stay held for a moment after its release, unseen by the daemon.
+        #: Whether it may stay held for a moment after its release, unknown to the daemon.
         self.may_be_kept = False
-        #: Whether its thread may itself see to it that the daemon hears when the work is done.
+        #: Whether its own thread may tell the daemon when the GPU work is done.
         self.lingers = False
-        #: Whether some of it leaves the device with it.
+        #: Whether a part of it leaves the device at the release.
         self.transient = any(place.transient for place in granted.placements)
-        #: "ending": it was released, and waits for the work under it. "released": for nothing.
+        #: "ending": released, and waiting for the GPU work under it. "released": waiting for
+        #: nothing.
         self.state: Literal["granted", "held", "ending", "released", "over"] = "granted"
-        #: It is on bytes from before an update.
+        #: Whether it holds the bytes from before an update.
         self.outdated = False
-        #: Nobody waits any more for what is coming in under it.
+        #: Whether the acquire was cancelled while its components were loading.
         self.given_up = False
-        #: What streams were told to wait for.
+        #: The words that streams were told to wait for.
         self.awaited: list[Word] = []
-        #: Streams went on without what they waited for, as the session ended.
+        #: Whether streams went on without the words they waited for, because the session ended.
         self.cut = False
-        #: Beside the current ones, those whose work under it is to be waited for, and has not been
-        #: marked.
+        #: Streams, besides the current ones, whose work under the lease is not marked yet.
         self.streams: dict[int, None] = {}
-        #: What was marked, and not done then: by the latest step, and by those before.
+        #: Marked GPU work that was not done at the mark, of the latest step and of those before.
         self.work: Work | None = None
-        #: How often it was handed out again without a message; and since when the daemon has not
-        #: heard of it.
+        #: How often it was handed out again without a message; and since when the daemon was not
+        #: told.
         self.again = 0
         self.untold_since: float | None = None
 
     @property
     def id(self) -> int:
-        """What the daemon calls it; no other lease of the session is called so."""
+        """The daemon's id of the lease, unique in the session."""
         return self.granted.id
 
     def holds(self, name: str) -> bool:
@@ -93,12 +93,13 @@ class Record:
 
 
 class Book:
-    """The leases of one session, but for those that are over."""
+    """The leases of one session that are not over."""
 
     def __init__(self) -> None:
         self._records: dict[int, Record] = {}
         self.agents = Agents()
-        #: Those that were released, and wait for the work under them, or have not been told of.
+        #: Leases that were released, and wait for GPU work, or that the daemon still counts as
+        #: held.
         self._ending: set[int] = set()
 
     def __len__(self) -> int:
@@ -108,44 +109,48 @@ class Book:
         return iter(list(self._records.values()))
 
     def granted(self, record: Record, renewed: Iterable[int]) -> None:
-        """It is held. `renewed`: of its parts, up to which request the daemon may have granted what
-        was there before an update."""
+        """A lease is held.
+
+        `renewed`: for each of its parts, the last request to which the daemon may have granted the
+        bytes from before an update.
+        """
         self._records[record.id] = record
         record.state = "held"
         self.agents.took(record.agent)
-        # on its way when the update was committed
+        # the daemon sent the grant before it committed the update
         record.outdated = any(record.id <= last for last in renewed)
 
     def renewed(self, name: str) -> None:
-        """An update took place: leases are on the old bytes."""
+        """After an update, leases of the component hold the old bytes."""
         for record in self._records.values():
             record.outdated |= record.holds(name)
 
     def released(self, record: Record, *, late: bool) -> None:
-        """Its holder has done with it; it ends now, or when the work under it is done."""
+        """The holder released it; it ends now, or after the GPU work under it."""
         self.agents.released(record.agent, late=late)
         record.state = "ending" if late else "released"
         if late:
             self._ending.add(record.id)
 
     def ended(self, record: Record) -> None:
-        """What it waited for after its release is done."""
+        """The GPU work after its release is done."""
         self.agents.ended(record.agent)
         self._ending.discard(record.id)
         self.over(record)
 
     def over(self, record: Record) -> bool:
-        """The daemon is told of its end, or is no more; whether it was held until then."""
+        """The lease is over, for the daemon too or without one; return whether it was held until
+        then.
+        """
         record.awaited.clear()
         record.state = "over"
         return self._records.pop(record.id, None) is not None
 
     def is_ending(self, lease: int) -> bool:
-        """Whether a lease that was released waits for the work under it, or the daemon has not
-        heard of its end."""
+        """Whether a released lease waits for GPU work, or the daemon still counts it as held."""
         return lease in self._ending
 
     def cut(self, is_there: Callable[[Word], bool]) -> None:
-        """The session ends: whatever streams wait for, they go on."""
+        """The session ends: streams go on, even if the awaited words have not come."""
         for record in self._records.values():
             record.cut |= not all(map(is_there, record.awaited))

@@ -1,13 +1,14 @@
-"""The leases of one client that its loops keep, and the thread that gives them back in the end.
+"""The kept leases of one client's loops, and the thread that gives them back.
 
-See `keeping.py` for which they are, and why. A lease that is kept is given back within 2 SWEEP_S;
-within LINGER_S if somebody waits for memory, or if what it holds then leaves; at once if somebody
-waits for just that, or if its agent asks the daemon for anything else.
+`keeping.py` has the rules. A kept lease is given back within 2 SWEEP_S. It is given back within
+LINGER_S if an acquire waits for memory, or if a component of the lease leaves the device then. It
+is given back at once if an acquire waits for one of its components, or if its agent sends any other
+request.
 
-A loop that goes on never wakes this thread, which would take the GIL from it: it sets the alarm
-later once in SWEEP_S. Nor does one that uses several components in turn wake the threads that wait
-for a GPU: what it gave back before the work was done it looks after itself, and if it stops a
-thread waits for that within 2 BACK_S.
+A running loop never wakes this thread, because that would take the GIL from the loop: the loop
+moves the alarm once in SWEEP_S. Nor does a loop that uses several components in turn wake the
+threads that wait for a GPU. It ends by itself the leases that it released before their GPU work was
+done. If it stops, a thread waits for that work within 2 BACK_S.
 """
 
 import threading
@@ -26,7 +27,7 @@ from swapd_client.session.processor import Work
 
 
 class Keeper:
-    """Thread-safe. The thread starts with the first lease that is kept."""
+    """Thread-safe. The thread starts with the first kept lease."""
 
     def __init__(
         self,
@@ -34,40 +35,43 @@ class Keeper:
         give_back: Callable[[Record], None],
         after: Callable[[Work, End], None],
     ) -> None:
-        """`told` may change at any time; `hurry` is called after that. `give_back(record)` ends a
-        lease, from any thread; when it returns the daemon knows, or will be told when the GPU's
-        work is done. `after(work, end)` has a thread wait for work, and call `end()`.
+        """Make the keeper of one client.
+
+        `told` may change at any time; `hurry` is called after that. `give_back(record)` ends a
+        lease, from any thread; when it returns, the daemon knows, or will know after the GPU work.
+        `after(work, end)` makes a thread wait for work, and call `end()`.
         """
         self._give_back = give_back
         self._after = after
         self._loops = LoopKeeping(told)
         self._work = WorkKeeping(told)
-        self._lock = threading.RLock()  # for signal handlers that ask in the middle of it
+        self._lock = threading.RLock()  # re-entrant: a signal handler may acquire
         self._alarm = Alarm()
-        #: When the alarm goes off: whoever sets it does so rarely, for it costs a loop most.
+        #: Time at which the alarm goes off. Setting it is the loop's highest cost, so it is set
+        #: rarely.
         self._goes_off = inf
-        #: It was rung; setting it since then must not silence it.
+        #: Whether the alarm was rung; setting it since then must not silence it.
         self._rung = False
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def __bool__(self) -> bool:
-        """Whether anything is kept."""
+        """Whether any lease is kept."""
         return bool(self._loops)
 
     def take(self, key: Key) -> Record | None:
-        """The lease that `key` gave back a moment ago, held again; None if there is none."""
+        """Hold again the lease that `key` just gave back; None if there is none."""
         with self._lock:
             record = self._loops.take(key, time.monotonic())
         if record is None:
             return None
         granted = record.granted
-        if granted.waited_s or granted.loaded:  # so it was the first time
+        if granted.waited_s or granted.loaded:  # these are of the first grant
             record.granted = msgspec.structs.replace(granted, waited_s=0.0, loaded=False)
         return record
 
     def keep(self, key: Key, record: Record) -> bool:
-        """Keep a lease that is given back; False if the daemon is to be told now."""
+        """Keep a lease that is given back; False if the daemon must be told now."""
         now = time.monotonic()
         with self._lock:
             if self._closed or not self._loops.keep(key, record, now):
@@ -76,7 +80,7 @@ class Keeper:
         return True
 
     def linger(self, work: Work, end: End) -> None:
-        """This thread gave back a lease before its work was done: `end` it then."""
+        """After this thread gave back a lease before its GPU work was done: `end` it when it is."""
         now = time.monotonic()
         with self._lock:
             if not self._closed and self._work.keep(threading.get_ident(), work, end, now):
@@ -85,18 +89,20 @@ class Keeper:
         self._after(work, end)
 
     def returned(self) -> list[End]:
-        """This thread acquires: what it is to end first, for the work is done."""
+        """Before this thread acquires: the ends of its leases whose GPU work is done."""
         with self._lock:
             return self._work.returned(threading.get_ident(), time.monotonic())
 
     def hand_over(self) -> None:
-        """This thread asks for something else: what it looks after a thread waits for."""
+        """Before another request of this thread: let a thread wait for this thread's GPU work."""
         if self._work:
             with self._lock:
                 self._wait_for(self._work.of(threading.get_ident()))
 
     def _arm(self, now: float) -> None:
-        """Have the alarm go off when it must, if it does not; without a thread nothing is kept."""
+        """Set the alarm for the next wake-up, unless it is set so already. Without a thread that
+        could wake up, give everything back.
+        """
         wakes = min(self._loops.wakes, self._work.wakes)
         if wakes == self._goes_off:
             return
@@ -119,8 +125,8 @@ class Keeper:
         return True
 
     def pop(self, thread: int) -> list[Record]:
-        """What a thread kept, for itself to end: it is about to ask for something else."""
-        with self._lock:  # what another thread just ends has ended when this returns
+        """The leases that a thread keeps, for it to end before its next request."""
+        with self._lock:  # when this returns, another thread's running end is done
             return self._loops.of(thread)
 
     def flush_all(self) -> None:
@@ -129,18 +135,18 @@ class Keeper:
             self._wait_for(self._work.all())
 
     def hurry(self) -> None:
-        """Somebody waits for what may be kept here. Does not block."""
+        """An acquire waits for components that may be kept here. Does not block."""
         if self._loops or self._work:
             self._rung = True
-            with suppress(ValueError):  # closed this moment: all is given back
+            with suppress(ValueError):  # closed meanwhile: all leases were given back
                 self._alarm.ring()
 
     def forget(self, error: SwapdError) -> None:
-        """The session has ended, and all leases with it: nobody is told of any."""
+        """After the session ended, with all leases: end leases without a message."""
         self._give_back = _tell_nobody
 
     def close(self) -> None:
-        """Give everything back, and keep nothing any more. More than once is once."""
+        """Give everything back, and keep nothing any more. A second call is a no-op."""
         with self._lock:
             if self._closed:
                 return
@@ -163,9 +169,9 @@ class Keeper:
                     self._arm(now)
 
     def _end(self, leases: Iterable[Record]) -> None:
-        # under the lock, so that whoever asks next asks after it
+        # under the lock, so that a later request of another thread comes after it
         for record in leases:
-            with suppress(SwapdError):  # the session has ended, and it with that: not released late
+            with suppress(SwapdError):  # the session has ended, and its leases with it
                 self._give_back(record)
 
     def _wait_for(self, late: Iterable[tuple[Work, End]]) -> None:
@@ -174,4 +180,4 @@ class Keeper:
 
 
 def _tell_nobody(record: Record) -> None:
-    """There is nobody any more."""
+    """No-op: there is no daemon."""

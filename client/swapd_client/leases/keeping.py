@@ -1,15 +1,14 @@
-"""Whether a lease is kept when its holder has done with it for now: every rule of giving way.
+"""Whether a lease is kept after its holder has given it back: all rules of giving way.
 
 A loop gives back and asks again at once; a request is several calls; a stage makes steps for
-requests that are in flight. Each keeps what it will need again, and none keeps it for long from
-those that wait. Pure: no clock, no thread, no socket; times are seconds on the caller's clock. Not
-thread-safe.
+requests in flight. Each keeps the leases that it will need again, but not for long if others wait.
+Pure: no clock, thread or socket; times are seconds on the caller's clock. Not thread-safe.
 
-What a loop keeps, the daemon has not heard the release of. It costs others little: while anybody
-waits for memory a lease is kept for LINGER_S at most (on a GPU, from when the work under it is
-done: until then nobody else could have had it), and not at all if what it holds is wanted. While
-nobody waits it is nobody's loss, and it is given back SWEEP_S later, or twice that: a timer set at
-each release is more than all the rest of it costs.
+The daemon does not know that a kept lease was released. This costs others little. While any acquire
+waits for memory, a lease is kept for LINGER_S at most, counted on a GPU from the end of the work
+under it; if an acquire waits for its components, it is not kept at all. Otherwise it costs nothing,
+and is given back after one or two SWEEP_S: setting a timer at each release would cost more than all
+the rest of the release.
 """
 
 from collections import deque
@@ -20,66 +19,67 @@ from typing import Protocol
 from swapd_client.leases.book import Record
 from swapd_client.session.processor import Work
 
-#: Longer than what lies between two steps of a loop, shorter than any copy worth waiting for.
+#: Longer than the time between two steps of a loop, shorter than any copy worth waiting for.
 LINGER_S = 0.002
-#: How often the time at which what is kept ends may be set, while nobody waits.
+#: Least time between two settings of the alarm, while no acquire waits.
 SWEEP_S = 0.25
-#: Who gives back while the GPU is still at it, and comes back within this, comes back at once.
+#: A thread that gave back before its GPU work was done returns at once if it returns within this.
 WORK_S = 0.1
-#: A thread that asks again within this finds out itself if the GPU has done its work of before.
-#: Longer than most steps are: to look in vain whether a thread is late costs that thread most.
+#: A thread that asks again within this checks its own GPU work. Longer than most steps: checking in
+#: vain whether a thread is late costs that thread most.
 BACK_S = 0.005
-#: A loop asks the daemon so often all the same: it may be stopping, or have better to do.
+#: Even a loop asks the daemon this often: the daemon may be stopping, or have a better plan.
 UNTOLD_S = 1.0
 
-#: The thread that took the lease, and what it asked for.
+#: The thread that took the lease, and the names it asked for.
 Key = tuple[int, tuple[str, ...]]
 
 
 class Told(Protocol):
-    """What the daemon has told this process. It may change at any time."""
+    """The daemon's messages to this process. They may change at any time."""
 
-    #: Names that others wait for, and are to have now.
+    #: Names that others wait for, and may have now.
     wanted: set[str]
-    #: Whether anybody waits for what leases may hold.
+    #: Whether any acquire waits for memory that leases may hold.
     hurried: bool
 
 
 class _Loop:
-    """What one thread gives back and asks for again."""
+    """The components that one thread gives back and asks for again."""
 
     __slots__ = ("kept", "names", "returns", "since", "until")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        #: What the daemon still counts as held, and since when it is kept.
+        #: The lease that the daemon still counts as held, and the time since which it is kept.
         self.kept: Record | None = None
         self.since = 0.0
-        #: Until when a return is one at once; past if its thread asked the daemon for anything.
+        #: Latest time of a return at once; in the past if its thread sent any other request.
         self.until = -inf
-        #: Whether it came back at once the last time.
+        #: Whether its last return was at once.
         self.returns = False
 
     def has_any(self, names: Collection[str]) -> bool:
-        """Whether what is kept is one of these."""
+        """Whether the kept lease has one of these."""
         kept = self.kept
         return kept is not None and not set(kept.granted.names or self.names).isdisjoint(names)
 
 
 class LoopKeeping:
-    """What the loops of one client keep. Who came back at once is trusted to do so again.
+    """The kept leases of one client's loops. A loop that returned at once is expected to do so
+    again.
 
-    `take` and `keep` are what a step of a loop costs: they look up as little as they can.
+    `take` and `keep` are the cost of a loop's step, so they look up as little as they can.
     """
 
     def __init__(self, told: Told) -> None:
         self._told = told
         self._loops: dict[int, dict[tuple[str, ...], _Loop]] = {}
-        #: Those of which a lease is kept.
+        #: Loops with a kept lease.
         self._kept: set[_Loop] = set()
-        #: When `woken` is to be called, at the latest; inf if nothing is kept.
+        #: Latest time to call `woken`; inf if nothing is kept.
         self.wakes = inf
-        #: Whether that is for just then, and is not set later.
+        #: Whether that time is exact, and must not be moved later.
         self._exact = False
 
     def __bool__(self) -> bool:
@@ -102,7 +102,7 @@ class LoopKeeping:
         return kept
 
     def keep(self, key: Key, record: Record, now: float) -> bool:
-        """`key` gives back: whether its lease is kept. If not, the daemon is to be told now."""
+        """`key` gives back: whether its lease is kept. If not, the daemon must be told now."""
         wanted = self._told.wanted
         if wanted and not wanted.isdisjoint(record.granted.names or key[1]):
             return False
@@ -121,19 +121,19 @@ class LoopKeeping:
             return False
         loop.kept, loop.since = record, now
         self._kept.add(loop)
-        # now that it is kept, whoever is told of those that wait sees it: so not before
+        # after the lease is kept: a message about waiters that comes from now on will see it
         if record.transient or self._told.hurried or self._told.wanted:
             if now + LINGER_S < self.wakes:
                 self.wakes, self._exact = now + LINGER_S, True
         elif self.wakes is inf:
             self.wakes, self._exact = now + 2 * SWEEP_S, False
         elif self.wakes < now + SWEEP_S and not self._exact:
-            # later only for this loop's own, not for what another has left
+            # only for this loop's own lease, not for one that another loop has left
             self.wakes = max(self.wakes, self._oldest() + 2 * SWEEP_S)
         return True
 
     def of(self, thread: int) -> list[Record]:
-        """What a thread kept: to be given back before it asks for anything else."""
+        """The leases that a thread keeps, to be given back before its next request."""
         loops = self._loops.pop(thread, None)
         if loops is None:
             return []
@@ -141,23 +141,24 @@ class LoopKeeping:
         for loop in loops.values():
             loop.until = -inf
         trusted = {names: loop for names, loop in loops.items() if loop.returns}
-        if trusted:  # and held now, or asked for first of all the next time
+        if trusted:  # held now, or first in its thread's next round
             self._loops[thread] = trusted
         return ended
 
     def all(self) -> list[Record]:
-        """All that is kept is to be given back."""
+        """All kept leases, to be given back."""
         return self._pop(list(self._kept))
 
     def woken(self, now: float) -> list[Record]:
-        """What is to be given back now: what others want, and what was kept long enough in vain."""
+        """The leases to give back now: those that others want, and those kept long enough in
+        vain."""
         ended = self._pop([loop for loop in self._kept if loop.has_any(self._told.wanted)])
         ended += self._end(self._late(now))
         self.wakes, self._exact = (self._oldest() + LINGER_S, True) if self._kept else (inf, False)
         return ended
 
     def _late(self, now: float) -> list[_Loop]:
-        """Since the GPU was done with it, if it was at it."""
+        """Loops kept for LINGER_S, counted from the end of their GPU work."""
         late = []
         for loop in [loop for loop in self._kept if now - loop.since >= LINGER_S]:
             assert loop.kept is not None
@@ -168,11 +169,11 @@ class LoopKeeping:
         return late
 
     def _oldest(self) -> float:
-        """Since when the first of those that are kept is; there must be one."""
+        """Time of the oldest kept lease; there must be one."""
         return min(loop.since for loop in self._kept)
 
     def _end(self, loops: Collection[_Loop]) -> list[Record]:
-        """They did not come back."""
+        """These loops did not return."""
         for loop in loops:
             loop.returns = False
         return self._pop(loops)
@@ -186,40 +187,45 @@ class LoopKeeping:
 
 
 class End(Protocol):
-    """Ends a lease whose work is done. `here(record)` tells the daemon, if the caller would."""
+    """Ends a lease whose GPU work is done. `here(record)` tells the daemon from the caller's
+    thread.
+    """
 
     def __call__(self, here: Callable[[Record], None] | None = None) -> None: ...
 
 
 class WorkKeeping:
-    """Which leases, given back while the GPU is still at it, their own threads look after.
+    """Which leases, given back before their GPU work is done, their own threads end.
 
-    A thread that asks again at once finds the work of before done, or finds it so the next time:
-    then nobody has to wake up to wait for it. It is waited for, by another thread, if that one does
-    not come back, did not the last time, or if anybody waits for memory.
+    A thread that asks again at once finds its earlier work done, or finds so the next time: then no
+    other thread has to wake up and wait. Another thread waits for the work if this thread does not
+    return, did not return the last time, or if any acquire waits for memory.
     """
 
     def __init__(self, told: Told) -> None:
         self._told = told
-        #: By thread, since when.
+        #: By thread: time, work and end of each lease.
         self._kept: dict[int, deque[tuple[float, Work, End]]] = {}
-        #: Until when a return is one at once; and whose last one was.
+        #: Latest time of a return at once, by thread; and the threads whose last return was at
+        #: once.
         self._until: dict[int, float] = {}
         self._returning: set[int] = set()
-        #: When `woken` is to be called, at the latest; inf if nothing is kept.
+        #: Latest time to call `woken`; inf if nothing is kept.
         self.wakes = inf
 
     def __bool__(self) -> bool:
         return bool(self._kept)
 
     def keep(self, thread: int, work: Work, end: End, now: float) -> bool:
-        """A thread gives back: whether it looks after that. If not, it is to be waited for now."""
+        """A thread gives back: whether it ends the lease itself. If not, a thread must wait for it
+        now.
+        """
         self._until[thread] = now + BACK_S
         if thread not in self._returning:
             return False
         kept, one = self._kept.setdefault(thread, deque()), (now, work, end)
         kept.append(one)
-        # now that it is kept, whoever is told of those that wait sees it: so not before
+        # after the lease is kept: a message about waiters that comes from now on will see it
         if self._told.hurried or self._told.wanted:
             kept.remove(one)
             self._forget_if_empty(thread)
@@ -231,11 +237,11 @@ class WorkKeeping:
         return True
 
     def returned(self, thread: int, now: float) -> list[End]:
-        """A thread asks again: what of its own is done, for itself to end first."""
+        """A thread asks again: the ends of its own leases whose work is done."""
         until = self._until.pop(thread, inf)
         if until < now:
             self._returning.discard(thread)
-        elif until is not inf:  # else nothing was to be waited for the last time
+        elif until is not inf:  # else it had nothing to wait for the last time
             self._returning.add(thread)
         kept, done = self._kept.get(thread), []
         while kept and kept[0][1].is_over():
@@ -244,11 +250,11 @@ class WorkKeeping:
         return done
 
     def of(self, thread: int) -> list[tuple[Work, End]]:
-        """It asks for something else: all of its own is to be waited for."""
+        """A thread sends another request: all its work, for another thread to wait for."""
         return [(work, end) for _, work, end in self._kept.pop(thread, ())]
 
     def woken(self, now: float) -> list[tuple[Work, End]]:
-        """What is to be waited for now: what was kept in vain, or all if anybody waits."""
+        """Work to wait for now: of leases kept in vain, or all if any acquire waits."""
         waits = self._told.hurried or self._told.wanted
         late = []
         for thread, kept in list(self._kept.items()):
@@ -260,7 +266,7 @@ class WorkKeeping:
         return late
 
     def all(self) -> list[tuple[Work, End]]:
-        """All of it is to be waited for."""
+        """All work, for another thread to wait for."""
         return [one for thread in list(self._kept) for one in self.of(thread)]
 
     def _forget_if_empty(self, thread: int) -> None:
@@ -268,21 +274,21 @@ class WorkKeeping:
             del self._kept[thread]
 
     def _oldest(self) -> float:
-        """Since when the first is kept; there must be one."""
+        """Time of the oldest kept lease; there must be one."""
         return min(kept[0][0] for kept in self._kept.values())
 
 
 class RequestKeeping:
-    """Whether a request keeps, from call to call, what one of its calls has brought in."""
+    """Whether a request keeps the components that one of its calls loaded, for its next call."""
 
     def __init__(self, within_s: float) -> None:
-        """`within_s`: how long what others want is still kept."""
+        """`within_s`: how long components that others want are still kept."""
         self._within_s = within_s
-        #: When what is wanted is given back; None: nothing is.
+        #: Time at which wanted components are given back; None: none are wanted.
         self._until: float | None = None
 
     def keeps(self, now: float, *, wanted: bool) -> bool:
-        """Whether what a call held is kept when it ends. `wanted`: somebody waits for it."""
+        """Whether a call's components are kept at its end. `wanted`: an acquire waits for them."""
         if not wanted:
             return True
         if self._until is None:
@@ -293,40 +299,41 @@ class RequestKeeping:
         return False
 
     def over(self) -> None:
-        """All of it was given back."""
+        """All components were given back."""
         self._until = None
 
 
 class StageKeeping:
     """Whether a stage keeps its lease from step to step.
 
-    While nobody wants it, as long as requests are in flight. One whose lease is wanted (the daemon
-    says so when the stage has had its quantum) finishes what is in flight by then, within a bound,
-    and no request that came later; or, with a time slice, whatever is in flight until its turn has
-    lasted so long. A step that had nothing to compute gives way at once. So does one that has made
-    enough for those that wait, if these go on with what it makes.
+    While no acquire waits for it: as long as requests are in flight. Once the lease is wanted (the
+    daemon reports that after the minimum residency), the stage finishes the requests in flight at
+    that time, within a bound, and no later ones. With a time slice, it instead serves any requests
+    until its turn has lasted that long. It gives way at once after a step without anything to
+    compute, and after it has made enough output for a waiting stage that consumes that output.
     """
 
     def __init__(self, finish_within_s: float, slice_s: float | None = None) -> None:
-        """`finish_within_s`: how long what is in flight may take when somebody waits. `slice_s`:
-        how long a turn lasts then, instead."""
+        """`finish_within_s`: bound on finishing the requests in flight while others wait.
+        `slice_s`: length of a turn while others wait, instead.
+        """
         self._finish_within_s = finish_within_s
         self._slice_s = slice_s
-        #: When the turn began.
+        #: Time at which the turn began.
         self._since = 0.0
         #: Requests that were scheduled and have not finished.
         self.in_flight: set[str] = set()
-        #: How many finished since the stage gave way last.
+        #: Number of requests finished since the stage last gave way.
         self.finished = 0
         #: Whether it never gives way while any request is in flight, however long others wait.
         self.whole = False
-        #: Whether it keeps its lease between requests, too, until somebody wants it.
+        #: Whether it also keeps its lease between requests, until it is wanted.
         self.stays = False
-        #: What is to finish before the stage gives way, and by when. None: nobody waits.
+        #: Requests to finish before the stage gives way, and by when. None: no stage waits.
         self._asked: tuple[frozenset[str], float] | None = None
 
     def note(self, came: Iterable[str], went: Iterable[str]) -> None:
-        """Requests that are scheduled for the first time, and those that ended."""
+        """Note requests scheduled for the first time, and requests that ended."""
         for one in went:
             if one in self.in_flight:
                 self.in_flight.remove(one)
@@ -348,9 +355,10 @@ class StageKeeping:
     ) -> bool:
         """Whether the lease is kept, asked between two steps.
 
-        `wanted`: somebody waits for it, and is to have it. `computed`: the last step did something.
-        `enough`: who waits goes on with what was made in this turn, and that is enough for a while.
-        `beside`: who waits has room beside this stage, once others give way; in a bounded time.
+        `wanted`: an acquire waits for it and may have it. `computed`: the last step computed
+        something. `enough`: the waiting stage consumes this turn's output, and has enough for a
+        while. `beside`: the waiting stage fits beside this one once others give way, in a bounded
+        time.
         """
         if not wanted or self.whole:
             self._asked = None
@@ -369,7 +377,7 @@ class StageKeeping:
         return within and not to_finish.isdisjoint(self.in_flight)
 
     def over(self) -> int:
-        """It gave way: how many requests finished before."""
+        """The stage gave way; return the number of requests finished in the turn."""
         self._asked = None
         finished, self.finished = self.finished, 0
         return finished

@@ -1,8 +1,8 @@
-"""The leases of one session: what `book.py` says of them, done.
+"""The leases of one session: carries out the decisions of `book.py`.
 
-Lives here: chunks that come behind ranges and leave them as leases come and go, waits for arrival,
-ends that wait for a GPU, in threads. May not live here: messages to the daemon, which each client
-sends in its own way.
+Lives here: mapping and unmapping chunks as leases come and go, waits for arrival, and ends that
+wait for a GPU, in threads. May not live here: messages to the daemon, which each client sends in
+its own way.
 """
 
 import logging
@@ -33,7 +33,7 @@ from swapd_client.session.processor import Processor, Work
 
 log = logging.getLogger("swapd_client")
 
-#: How long a client that closes waits for GPU work under leases that were released.
+#: Seconds that a closing client waits for GPU work under released leases.
 DRAIN_S = 60.0
 
 
@@ -49,8 +49,9 @@ class Leases:
         *,
         strict: bool,
     ) -> None:
-        """`parts`: what the process has registered, by name. `strict`: what nobody holds may not
-        be touched."""
+        """`parts`: the components registered by the process, by name. `strict`: components without
+        a lease are unmapped.
+        """
         self._life = life
         self._lock = life.lock
         self._processor = processor
@@ -58,26 +59,26 @@ class Leases:
         self._parts = parts
         self._strict = strict
         self._book = Book()
-        #: Told when a lease ends that waited for the GPU.
+        #: Notified when a lease that waited for the GPU ends.
         self._ended = threading.Condition(self._lock)
-        #: Why a residency that was granted early will never be complete.
+        #: Reason for which a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
 
     def __len__(self) -> int:
         return len(self._book)
 
     def __iter__(self) -> Iterator[Record]:
-        """What the daemon granted, and was not told the end of."""
+        """The leases that the daemon counts as held."""
         with self._lock:
             return iter(self._book)
 
     # --- from the grant on ---------------------------------------------------------------
 
     def enter(self, who: int, timeout_s: float | None = None) -> Agent:
-        """Who the thread or task `who` is in its next acquire.
+        """The agent of the thread or task `who` in its next acquire.
 
-        Who holds a lease stays who it was; and as it then would seem to hold what it has
-        released as well, this blocks until that has ended. Raises: AcquireTimeout.
+        A holder of a lease keeps its agent. That agent would seem to hold its released leases as
+        well, so this blocks until they have ended. Raises: AcquireTimeout.
         """
         with self._ended:
             agent = self._book.agents.of(who)
@@ -85,9 +86,9 @@ class Leases:
                 late = [r for r in self._book if r.agent is agent and r.state == "ending"]
                 ending = {name for record in late for name in record.names}
                 raise AcquireTimeout(
-                    f"GPU work under a lease that was released (of {_listed(ending)}) does not end "
-                    f"within {timeout_s:g} s; until it has, who holds another lease cannot acquire "
-                    "more. Give timeout= longer, or see what that work waits for"
+                    f"GPU work under a released lease (of {_listed(ending)}) did not end "
+                    f"within {timeout_s:g} s; until it has, a holder of others cannot acquire "
+                    "more. Give a longer timeout=, or find out why the work does not end"
                 )
             return agent
 
@@ -97,7 +98,7 @@ class Leases:
             return self._book.agents.of(who).ending > 0
 
     def must_show(self, record: Record) -> bool:
-        """Whether `show` would make calls of a GPU's driver, or `bring_in` would block."""
+        """Whether `show` would call a GPU's driver, or `bring_in` would block."""
         return self._processor.works_late and not all(
             self._parts[place.name].where.is_shown(place.generation) and self.is_complete(place)
             for place in record.granted.placements
@@ -106,15 +107,15 @@ class Leases:
     def record(
         self, granted: Granted, names: tuple[str, ...], agent: Agent, *, is_workspace: bool = False
     ) -> Record:
-        """What there is to know of a lease that was granted; `names`: what was asked for."""
+        """The record of a granted lease; `names`: the names requested."""
         at_once = not (is_workspace or self._processor.works_late)
         return Record(granted, names, agent, is_workspace=is_workspace, ends_at_once=at_once)
 
     def add(self, record: Record) -> None:
-        """It is held. Raises what ended the session."""
+        """The lease is held. Raises the error that ended the session."""
         with self._lock:
             if self._life.error is not None:
-                # whether all of it had come in by then was not looked at
+                # whether all of it had arrived by then is not checked
                 raise self._life.error.with_traceback(None)
             places = record.granted.placements
             self._book.granted(record, [self._parts[place.name].renewed for place in places])
@@ -124,22 +125,22 @@ class Leases:
                 part.holders += 1
 
     def show(self, record: Record) -> None:
-        """Put the chunks of what was granted behind its ranges.
+        """Map the chunks of a granted lease into its ranges.
 
-        Raises: SessionEnded, DeviceFailed; then the lease is still to be given back.
+        Raises: SessionEnded, DeviceFailed; the caller must still give the lease back.
         """
         try:
             for place in record.granted.placements:
                 self._parts[place.name].where.show(place.generation, place.runs)
         except SessionEnded:
-            self._life.check()  # why the session ended, rather than what did not come by it
+            self._life.check()  # raise the reason for the session's end instead
             raise
 
     def bring_in(self, record: Record, timeout_s: float | None = None) -> None:
-        """As `show`, of what was granted while it is copied: blocks until all bytes are there, and
-        nothing of it can be touched before.
+        """As `show`, for a lease granted while its components load.
 
-        `timeout_s`: of the whole acquire. Raises also: AcquireTimeout, or if `give_up` was called.
+        Blocks until all bytes are there; nothing of it is accessible before. `timeout_s`: of the
+        whole acquire. Raises also: AcquireTimeout, or if `give_up` was called.
         """
         granted = record.granted
         placed = [(self._parts[place.name], place) for place in granted.placements]
@@ -154,17 +155,17 @@ class Leases:
             record.granted = msgspec.structs.replace(granted, waited_s=waited_s)
 
     def give_up(self, record: Record) -> None:
-        """Have `bring_in` end, in another thread."""
+        """Make a `bring_in` in another thread end."""
         record.given_up = True
         for place in record.granted.placements:
             self._board.wake(self._parts[place.name].slot)
 
     def may_be_kept(self, record: Record) -> bool:
-        """Whether a lease may stay held for a moment after its release, unseen by the daemon.
+        """Whether a lease may stay held for a moment after its release, unknown to the daemon.
 
-        Asked when it is granted. Not under strict isolation, where nothing may be touched from
-        its release on; not if something it was granted early still comes in; and not of what
-        other sessions own, which may be gone or another when it is taken again.
+        Asked at its grant. False under strict isolation, which unmaps components at the release;
+        while a component granted early is loading; and for components of other sessions, which may
+        be gone or replaced by the next acquire.
         """
         places = record.granted.placements
         if len(places) != len(set(record.granted.names or record.names)):
@@ -175,7 +176,7 @@ class Leases:
         return all(self.is_complete(place) for place in places)
 
     def is_fresh(self, record: Record, name: str) -> bool:
-        """Whether the contents of scratch in it began anew since this was asked last."""
+        """Whether the contents of its scratch were dropped since the last call."""
         with self._lock:
             parts = [(self._parts.get(place.name), place) for place in record.granted.placements]
             of_it = [(part, place) for part, place in parts if part and part.is_of(name)]
@@ -191,14 +192,14 @@ class Leases:
     ) -> None:
         """Block until a segment of a granted component, or all of it, is on the device.
 
-        With `stream` it is the stream that waits, if the GPU can. Raises: DeviceFailed if it
-        never will be; what ended the session.
+        With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if it will
+        never come; the error that ended the session.
         """
         for place in record.granted.placements:
             part = self._parts.get(place.name)
             if part is None:
                 self._life.check()
-                continue  # it is private memory again
+                continue  # unregistered: private memory now
             if not part.is_of(name):
                 continue
             arrived = part.segments if segment is None else segment + 1
@@ -208,18 +209,18 @@ class Leases:
                     self._board.wait(*awaited)
             except ArrivalFailed:
                 raise self.not_arrived(part.name, place.generation) from None
-        # whatever is not this session's was complete when it was granted
+        # components of other sessions were complete at the grant
 
     def _wait_on(self, stream: int, record: Record, awaited: Word) -> bool:
-        """Have the stream wait, unless there is nothing to wait for; False if it cannot."""
+        """Make the stream wait, unless the word has come; False if it cannot."""
         if not self._processor.works_late:
             return False
-        with self._lock:  # before the word is looked at: who ends the session sees it
+        with self._lock:  # before the word is read, so that the end of the session sees it
             record.awaited.append(awaited)
         return self._board.has(*awaited) or self._processor.wait_on(stream, *awaited)
 
     def is_complete(self, place: Placement) -> bool:
-        """Whether all of it has come in there."""
+        """Whether all of the component has arrived."""
         part = self._parts[place.name]
         return self._is_there((part.slot, word(place.generation, part.segments)))
 
@@ -229,20 +230,20 @@ class Leases:
         return False
 
     def broken(self, name: str, generation: int, why: str) -> None:
-        """It will never come in. Said before the word on the board ends the waits."""
+        """The component will never arrive. Called before the word on the board ends the waits."""
         self._broken[name, generation] = why
 
     def not_arrived(self, name: str, generation: int) -> SwapdError:
-        """Why it did not."""
+        """The reason for a component's failure to arrive."""
         if self._life.error is not None:
             return self._life.error
         why = self._broken.get((name, generation), "this lease is over")
         return DeviceFailed(
-            f"{name!r} did not come in: {why}. Release the lease, then acquire it anew"
+            f"{name!r} was not loaded: {why}. Release the lease, then acquire it again"
         )
 
     def problem_with(self, record: Record) -> SwapdError | None:
-        """Why what was computed under a lease is not to be used; None if nothing is known."""
+        """Reason not to use results computed under a lease; None if none is known."""
         for place in record.granted.placements:
             if (place.name, place.generation) in self._broken:
                 return self.not_arrived(place.name, place.generation)
@@ -256,11 +257,11 @@ class Leases:
         return self._processor.current_streams()
 
     def mark(self, record: Record) -> None:
-        """Note what the GPU was asked to do under a lease by now, on the current stream and on
-        those that it names. Does not block.
+        """Mark the GPU work queued under a lease, on the current stream and its named streams.
 
-        From now on no stream is asked, for it may be destroyed: events tell. So none is named any
-        more, and a lease that is kept and taken again waits for the work of all its steps.
+        Does not block. After this only events are used, because a stream may be destroyed. So the
+        names of streams are dropped. A lease that is kept and taken again waits for the work of all
+        its steps.
         """
         streams = dict.fromkeys((*record.streams, *self.current_streams()))
         record.streams.clear()
@@ -274,12 +275,12 @@ class Leases:
         give_back: Callable[[Record], None],
         linger: Callable[[Work, End], None] | None = None,
     ) -> bool:
-        """Have a lease given back once the work under it is done; False if that is now, or is over.
+        """Have a lease given back after the work under it; False if that is now, or it is over.
 
-        `give_back(record)` is called in a thread of the session's, and returns when the daemon
-        knows it before anything this process asks later. `linger(work, end)` sees to it in another
-        way that `end` is called then, if the lease lingers and whoever had it holds nothing else:
-        or it would wait for that before it asks for more. Does not block.
+        `give_back(record)` is called in a thread of the session. When it returns, the daemon will
+        handle the release before any later request of this process. `linger(work, end)` is another
+        way to have `end` called then, for a lease that lingers and whose agent holds nothing else;
+        otherwise that agent would wait for it before it asks for more. Does not block.
         """
         if self._life.left_to_parent:
             return False
@@ -296,17 +297,16 @@ class Leases:
             try:
                 if problem := self.problem_with(record):
                     log.warning(
-                        "a lease of %s ended, and what was computed under it is void, discard it: "
-                        "%s",
+                        "a lease of %s ended, but its results are invalid, discard them: %s",
                         _listed(record.names),
                         problem,
                     )
                 (here or give_back)(record)
             except SwapdError as exc:
-                log.warning("the end of a lease of %s: %s", _listed(record.names), exc)
-            except Exception:  # its thread must live: others' leases end there too
+                log.warning("cannot end a lease of %s: %s", _listed(record.names), exc)
+            except Exception:  # the thread must live on: other leases end there too
                 log.exception(
-                    "a lease of %s could not be given back, and nobody else gets that memory until "
+                    "cannot give back a lease of %s, so its memory stays in use until "
                     "this client is closed",
                     _listed(record.names),
                 )
@@ -322,10 +322,10 @@ class Leases:
         return True
 
     def give_back(self, record: Record) -> bool:
-        """A lease ends here; whether there is a daemon to be told.
+        """End a lease; return whether there is a daemon to tell.
 
-        Raises: SessionFenced if it ended before, because the daemon had ended the session:
-        for a moment others may have had the memory. ForkedClient.
+        Raises: SessionFenced if the daemon had ended the session before: other processes may have
+        used the memory for a moment. ForkedClient.
         """
         if isinstance(self._life.error, SessionFenced):
             raise self._life.error.with_traceback(None)
@@ -344,7 +344,7 @@ class Leases:
         return True
 
     def release_of(self, record: Record, number: int, *, ack: bool = False) -> Release:
-        """What tells the daemon that a lease ends, and what of its scratch is worth saving."""
+        """The message that ends a lease, with the part of its scratch to save."""
         used = []
         for place in record.granted.placements:
             part = self._parts.get(place.name)
@@ -354,12 +354,12 @@ class Leases:
         return Release(number, record.id, ack, record.again, tuple(used))
 
     def is_ending(self, lease: int) -> bool:
-        """Whether a lease that was released waits for its GPU work."""
+        """Whether a released lease waits for its GPU work."""
         with self._lock:
             return self._book.is_ending(lease)
 
     def await_end(self, lease: int) -> None:
-        """Block until the GPU work of a lease that was released is done."""
+        """Block until the GPU work of a released lease is done."""
         with self._ended:
             self._ended.wait_for(lambda: not self._book.is_ending(lease))
 
@@ -367,8 +367,8 @@ class Leases:
         """Wait until the GPU work of released leases is done, but not for ever."""
         if not self._processor.drain(DRAIN_S):
             log.warning(
-                "GPU work under leases that were released (of %s) does not end within %g s: the "
-                "client closes all the same, and what it computes is void. %s",
+                "GPU work under released leases (of %s) did not end within %g s: the "
+                "client closes all the same, and the work's results are invalid. %s",
                 _listed({name for record in self for name in record.names}),
                 DRAIN_S,
                 self._processor,
@@ -377,7 +377,7 @@ class Leases:
     # --- what happens to all of them -----------------------------------------------------
 
     def renewed(self, name: str) -> None:
-        """An update took place: leases are on the old bytes. Under the lock."""
+        """After an update, leases of the component hold the old bytes. Under the lock."""
         self._book.renewed(name)
 
     def cut(self) -> None:
@@ -386,13 +386,13 @@ class Leases:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """A few of them, for people."""
+    """Text with the first three names, and the number of the others."""
     said = [repr(name) for name in sorted(names)]
     return ", ".join(said[:3] + [f"{len(said) - 3} more"] * (len(said) > 3)) or "nothing"
 
 
 class _Arrival:
-    """What the board says of one lease, to one thread. See `processor.Arrival`."""
+    """The board's words for one lease, as one thread awaits them. See `processor.Arrival`."""
 
     def __init__(
         self, leases: Leases, board: Board, record: Record, timeout_s: float | None
@@ -421,8 +421,8 @@ class _Arrival:
         self.waited_s = time.monotonic() - self._began
         if not came:
             raise AcquireTimeout(
-                f"{part.name!r} ({size(part.nbytes)}) is being copied in, and not all of it has "
-                "come by the end of the timeout: give it longer, or acquire(early=True)"
+                f"{part.name!r} ({size(part.nbytes)}) is loading, and was not complete "
+                "at the end of the timeout: give a longer one, or acquire(early=True)"
             )
 
     def _is_given_up(self) -> bool:
