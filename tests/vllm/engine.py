@@ -160,6 +160,10 @@ class Engine(Program):
             done.append([self.finish(), running, last])
         return done
 
+    def forget_prefixes(self) -> bool:
+        """Have the next requests find no prefixes in the cache, as those of a new engine."""
+        return bool(self._llm.reset_prefix_cache())
+
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What each worker's method returns."""
         return list(self._llm.collective_rpc(method, args=arguments))

@@ -41,6 +41,9 @@ NOTHING: Mapping[str, object] = {}
 REQUESTS = [[[5 + number, 6, 7, 8], [9, 10 + number]] for number in range(6)]
 TOKENS = 16
 
+#: Rounds of requests, at most, until a test has seen what it is about.
+ROUNDS = 12
+
 #: Room for one engine, and for its loading; quanta as users have them.
 TURNS: dict[str, object] = {
     "budget": "64MiB",
@@ -249,6 +252,22 @@ def on_swapd(
     """
     swapd = {"component": model.name, "endpoint": str(endpoint), **settings}
     return plain(model, **{"worker_cls": WORKER, "additional_config": {"swapd": swapd}, **more})
+
+
+def rounds_until(seen: Callable[[], bool], what: str) -> Iterator[int]:
+    """Serve in the body of the loop, once or more often, until `seen()`.
+
+    Whose turn ends when, and where, depends on how fast the machine runs each engine: one of two
+    may be done before the other begins. The body compares the answers of every round.
+    Yields 1, 2 and so on. A body that serves as often in a row makes each round longer than the one
+    before, and so longer than any quantum.
+    Raises: AssertionError, if `ROUNDS` rounds did not show `what`.
+    """
+    for number in range(1, ROUNDS + 1):
+        yield number
+        if seen():
+            return
+    raise AssertionError(f"{ROUNDS} rounds of requests, and never was it seen that {what}")
 
 
 def await_leases_back(daemon: harness.Daemon) -> None:
