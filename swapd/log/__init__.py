@@ -1,1 +1,1 @@
-"""The swap log: what is written, what is read from it, and the core run again over it."""
+"""The swap log: writing records, reading them, and running the core again over them."""

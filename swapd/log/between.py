@@ -1,7 +1,7 @@
-"""Records of the last run by their numbers, without reading all that is before them.
+"""Finds records of the last run by their numbers, without reading all records before them.
 
-A reader that missed some comes back for them while more arrive, so this must not take longer the
-larger the log is: the place is found by bisection, for numbers grow with the place.
+A reader that missed some comes back for them while more arrive, so this must not take longer in a
+larger log. Numbers grow along the file, so bisection finds the place.
 """
 
 import os
@@ -10,15 +10,15 @@ from typing import BinaryIO
 
 from swapd.log.history import Line, parsed
 
-#: Only the first record of a run has this: within a string the quotes would be escaped.
+#: Only the first record of a run contains this: inside a string the quotes would be escaped.
 _START = b'"type":"start"'
 _SEQ = b'{"seq":'
 
 
 def between(path: Path, after: int, before: int) -> list[Line]:
-    """What the log has of the last run's records, from number `after` to `before`, without both.
+    """The records of the last run with numbers between `after` and `before`, both excluded.
 
-    A `dropped` of number `before` is of those. Raises: OSError.
+    A `dropped` with number `before` is included. Raises: OSError.
     """
     found: list[Line] = []
 
@@ -33,7 +33,7 @@ def between(path: Path, after: int, before: int) -> list[Line]:
 
 
 def _last_run(path: Path) -> list[bytes]:
-    """Whole lines of the last run, of the file before this one first."""
+    """Whole lines of the last run, those of the rotated file first."""
     with path.open("rb") as file:
         now = _whole(file)
         if (start := now.rfind(_START)) >= 0:
@@ -41,7 +41,7 @@ def _last_run(path: Path) -> list[bytes]:
         try:
             with path.with_name(path.name + ".1").open("rb") as before:
                 if os.path.sameopenfile(file.fileno(), before.fileno()):
-                    return [now]  # it was rotated meanwhile
+                    return [now]  # a rotation came between
                 old = _whole(before)
         except FileNotFoundError:
             return [now]
@@ -55,7 +55,7 @@ def _whole(file: BinaryIO) -> bytes:
 
 
 def _place_of(data: bytes, seq: int, low: int = 0) -> int:
-    """Where the first line begins whose number is at least `seq`."""
+    """Offset of the first line whose number is at least `seq`."""
     high = len(data)
     while low < high:
         middle = data.rfind(b"\n", low, (low + high) // 2) + 1 or low
@@ -68,7 +68,7 @@ def _place_of(data: bytes, seq: int, low: int = 0) -> int:
 
 
 def _number(data: bytes, at: int) -> tuple[int | None, int]:
-    """The number of the line there, and where the next line begins."""
+    """The number of the line at `at`, and the offset of the next line."""
     end = data.find(b"\n", at) + 1 or len(data)
     head = data[at : min(at + 40, end)]
     digits = head.removeprefix(_SEQ).partition(b",")[0]

@@ -1,25 +1,25 @@
-"""What happened so far, as numbers: counts by component, and how long things took.
+"""Counts by component and durations of all events so far.
 
-Pure arithmetic. Names come and go: what is counted of one that was forgotten, or that came when
-there were `NAMES_MAX`, is kept under `OTHERS`, so that sums over all never fall.
+Pure arithmetic. Names come and go: counts of a name that is gone, or beyond the first `NAMES_MAX`,
+go to `OTHERS`, so that sums over all never fall.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-#: Names that have counts of their own.
+#: Number of names with counts of their own.
 NAMES_MAX = 500
-#: All that have none. No component is called so.
+#: The name for all others. No component has it.
 OTHERS = ""
 
-#: Upper ends of the classes of waits and copies, and of leases, which are held for longer.
+#: Upper bounds of the classes for waits and copies, and for leases, which last longer.
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LONG_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Of one component, or of all others together."""
+    """Counts of one component, or of all others together."""
 
     loads: int = 0
     evictions: int = 0
@@ -38,22 +38,22 @@ class Tally:
 
 
 class Histogram:
-    """How often it took how many seconds."""
+    """A histogram of durations in seconds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        #: Of each class; the last one has no end.
+        #: The count of each class; the last class has no upper bound.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        seconds = max(seconds, 0.0)  # wall clocks are set back
+        seconds = max(seconds, 0.0)  # a wall clock may be set back
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
 
 class Counts:
-    """Of one run of a daemon."""
+    """Counts of one run of a daemon."""
 
     def __init__(self) -> None:
         self.of: dict[str, Tally] = {OTHERS: Tally()}
@@ -64,11 +64,11 @@ class Counts:
         self.copy_out = Histogram(SHORT_S)
         self.hold = Histogram(LONG_S)
         self.records = 0
-        #: Records that were not seen, so that the counts are too low.
+        #: Missing records: if there are any, the counts are too low.
         self.missed = 0
 
     def know(self, name: str) -> None:
-        """Count for `name` apart from now on, if there is room."""
+        """Count `name` separately from now on, if there is room."""
         if len(self.of) <= NAMES_MAX:
             self.of.setdefault(name, Tally())
 
@@ -77,5 +77,5 @@ class Counts:
             self.of[OTHERS].add(tally)
 
     def tally(self, name: str) -> Tally:
-        """Where to count for `name`."""
+        """The counts that `name` belongs to."""
         return self.of.get(name) or self.of[OTHERS]

@@ -1,4 +1,4 @@
-"""Which records of the swap log a reader wants. Pure: a record, what is `Seen`, and yes or no."""
+"""Selects the records of the swap log that a reader wants. Pure."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -11,11 +11,11 @@ from swapd.shared.protocol import Register
 
 
 class Filter(NamedTuple):
-    """What a record must be, all of it; nothing is asked of an empty one.
+    """Conditions that a record must all meet; an empty one always holds.
 
-    `components`: names or patterns of what it is about, a family's of its parts too. `sessions`:
-    labels, patterns of them or numbers of who did it, or for whom it was done. `kinds`: as in
-    the schema. `min_s`: it says that something took so long. `since`: Unix time.
+    `components`: names or patterns; the name of a family includes its parts. `sessions`: labels,
+    patterns of them, or numbers of the sessions that acted or were served. `kinds`: as in the
+    schema. `min_s`: shortest duration that the record reports. `since`: Unix time.
     """
 
     components: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Filter(NamedTuple):
     since: float = 0.0
 
     def wants(self, record: Record, seen: Seen) -> bool:
-        """`seen` holds the records before it."""
+        """Whether a record meets them all. `seen` holds the records before it."""
         return (
             record.time >= self.since
             and (not self.kinds or kind_of(record) in self.kinds)
@@ -52,7 +52,7 @@ class Filter(NamedTuple):
 
 
 def kind_of(record: Record) -> str:
-    """As the record has it; of one without, its type."""
+    """The kind of a record, or its type if it has none."""
     item = record.event or record.action
     if isinstance(item, events.Asked):
         return str(item.request.__struct_config__.tag)
@@ -66,7 +66,7 @@ def unknown_kinds(kinds: tuple[str, ...]) -> list[str]:
 
 
 def took(record: Record, seen: Seen) -> float | None:
-    """How many seconds what a record ends has taken; None if it ends nothing."""
+    """Seconds that the finished step of a record took; None if the record finishes nothing."""
     if isinstance(record.event, events.Over):
         return _since(record.event.generation, seen.copies, record)
     match record.action:

@@ -1,7 +1,7 @@
-"""The swap log read back: its runs, and what a record means in the light of those before.
+"""Reads the swap log back: its runs, and each record in the context of earlier ones.
 
-Records name sessions, requests and copies by number; `Seen` remembers what the numbers
-stand for. Lives here: reading and remembering. May not live here: text for people.
+Records name sessions, requests and copies by number; `Seen` remembers the meaning of the numbers.
+Lives here: reading and remembering. May not live here: text for people.
 """
 
 import os
@@ -16,40 +16,41 @@ from swapd.core.records import workspace_name
 from swapd.log.records import OtherSchema, Record, parse
 from swapd.shared import protocol
 
-#: Sessions whose label is remembered; a record may name one that is long gone.
+#: Most sessions whose label is remembered; a record may name one that is long gone.
 LABELS_MAX = 10_000
-#: So many names that are not there any more are remembered beside those that are.
+#: Most names of gone components that are remembered.
 NAMES_GONE_MAX = 1_000
 
-#: What takes a while, and is referred to by its generation when it ends.
+#: Slow actions, whose ends name them by generation.
 Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
 
 
 def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
-    """How many are copied: all of a component, or of scratch what is worth it."""
+    """Bytes that this copy moves: all of a component, or the used ranges of scratch."""
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
 class Line(NamedTuple):
-    """One line of the log, as it was written and as it reads."""
+    """One line of the log, as bytes and as a record."""
 
     raw: bytes
     record: Record
 
 
 class Runs(NamedTuple):
-    """What is in a log: the lines that this version reads, and how many are in another schema."""
+    """The contents of a log: the lines that this version reads, and the number of runs in another
+    schema."""
 
     lines: list[Line]
     left_out: int
 
 
 def read(path: Path) -> list[Line]:
-    """All lines of a log, the file it was rotated to first.
+    """All lines of a log, those of the rotated file first.
 
-    Lines that do not parse (cut short by a power failure, of a kind that a later version has) and
-    a last one that is still being written are left out, and so are earlier runs in another schema.
-    Raises: OSError; OtherSchema if the last run is in another.
+    Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
+    an unfinished last line, and earlier runs in another schema. Raises: OSError; OtherSchema if the
+    last run is in another.
     """
     reader = _Reader()
     lines = list(reader.read(_whole_lines(path)))
@@ -59,13 +60,13 @@ def read(path: Path) -> list[Line]:
 
 
 def read_runs(path: Path) -> Runs:
-    """The same, whatever the last run is in. Raises: OSError."""
+    """The same, even if the last run is in another schema. Raises: OSError."""
     reader = _Reader()
     return Runs(list(reader.read(_whole_lines(path))), reader.left_out)
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Those that parse, of runs in this schema."""
+    """The lines that parse, of runs in this schema."""
     return _Reader().read(lines)
 
 
@@ -73,7 +74,7 @@ class _Reader:
     """Reads lines in order."""
 
     def __init__(self) -> None:
-        #: Why the run that was read last cannot be; None if it can.
+        #: Why the current run cannot be read; None if it can.
         self.other: OtherSchema | None = None
         self.left_out = 0
 
@@ -89,7 +90,7 @@ class _Reader:
             self.other = exc
             self.left_out += 1
             return None
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or nonsense
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or no record
             self.left_out += bool(raw) and self.other is not None
             return None
         if record.start is not None:
@@ -128,35 +129,34 @@ def last_run(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 class Seen:
-    """What the records so far said that later ones refer to by number.
+    """The context that later records refer to by number.
 
-    `note` each record after it was looked at. What can no longer be referred to is
-    forgotten, so that a log can be followed for months.
+    `note` each record after looking at it. `Seen` forgets everything that no later record can refer
+    to, so that a reader can follow a log for months.
     """
 
     def __init__(self) -> None:
         self.labels: dict[int, str] = {}
-        #: (session, request): the names it is about, from asking to release or refusal.
+        #: (session, request): its names, from the request to the release or refusal.
         self.asked: dict[tuple[int, int], tuple[str, ...]] = {}
-        #: Copies in flight, and what is lent or reclaimed, by generation: the order, and when
-        #: it was given.
+        #: Copies in flight, loans and reclaims, by generation: the order and its time.
         self.copies: dict[int, tuple[Slow, float]] = {}
-        #: Evictions under way, by generation: the cause, and when it was decided.
+        #: Evictions in progress, by generation: the cause, and the time of the decision.
         self.evictions: dict[int, tuple[int, float]] = {}
-        #: Names of masters by uid, and of components by session.
+        #: Names of host copies by uid, and of components by session.
         self.masters: dict[int, str] = {}
         self.owned: dict[int, dict[str, None]] = {}
         self.sizes: dict[str, int] = {}
-        #: What is scratch, by name; and how much of it is worth saving, if that was said.
+        #: Scratch by name; and the bytes of it that are worth saving, if a release gave them.
         self.scratch: dict[str, protocol.Scratch] = {}
         self.used: dict[str, int] = {}
-        #: Parts of families, by name.
+        #: The family of each part, by name.
         self.part_of: dict[str, str] = {}
-        #: How each component came in last, and when it had.
+        #: The last load of each component, and the time of its end.
         self.came: dict[str, tuple[actions.CopyIn, float]] = {}
 
     def about(self, record: Record) -> tuple[str, ...]:
-        """The components a record is about; for an eviction also whom it makes room for."""
+        """The components of a record; for an eviction also those that it makes room for."""
         item = record.event or record.action
         match item:
             case (
@@ -215,15 +215,15 @@ class Seen:
                 return (request.name,)
 
     def order(self, generation: int) -> Slow | None:
-        """What was ordered, and has not ended."""
+        """The slow action of this generation, while it runs."""
         return self.copies[generation][0] if generation in self.copies else None
 
     def room_for(self, evict: actions.Evict) -> tuple[str, ...]:
-        """What the waiter asked for that an eviction makes room for."""
+        """The names for which an eviction makes room."""
         return () if evict.waiter is None else self.asked.get(evict.waiter, ())
 
     def brought(self, grant: actions.Grant, time: float) -> dict[str, actions.CopyIn]:
-        """What came in while a grant was waited for, of what it holds."""
+        """The loads that a grant waited for, by name."""
         began = time - grant.waited_s
         found = {place.name: self.came.get(place.name) for place in grant.placements}
         return {
@@ -235,7 +235,7 @@ class Seen:
         }
 
     def note(self, record: Record) -> None:
-        """Remember what later records will need, forget what none will."""
+        """Update the context after a record."""
         match record.event or record.action:
             case events.SessionOpened() as e:
                 self.labels[e.session] = e.label
@@ -248,7 +248,7 @@ class Seen:
             case events.Asked() as e:
                 self._note_asked(e.session, e.request)
             case events.Reclaimed() as e if e.runs:
-                pass  # the rest is still to come
+                pass  # the rest comes later
             case (
                 events.CopiedIn()
                 | events.CopiedOut()
@@ -297,8 +297,8 @@ class Seen:
             self._forget_names(self.used)
 
     def _forget_names(self, grown: Mapping[str, object]) -> None:
-        """Keep of what is known by name that of components, and of what is asked for; rarely, as
-        all of them are looked at. Some were refused, some are from before the log begins."""
+        """Forget names that belong to no component and no open request; rarely, because it looks at
+        all of them. Such names come from refused requests, and from before the log begins."""
         if len(grown) <= 2 * len(self.masters) + NAMES_GONE_MAX:
             return
         there = set(self.masters.values()).union(*self.asked.values())
@@ -310,14 +310,14 @@ class Seen:
     def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)
         if a.name in self.masters.values():
-            return  # one of two: it was updated
+            return  # the other of two: an update
         self.came.pop(a.name, None)
         for names in self.owned.values():
             names.pop(a.name, None)
 
 
 def names_in(lines: Iterable[Line]) -> set[str]:
-    """Every component that a log speaks of."""
+    """The names of all components in a log."""
     seen = Seen()
     found: set[str] = set()
     for line in lines:
@@ -327,7 +327,7 @@ def names_in(lines: Iterable[Line]) -> set[str]:
 
 
 def belonging(lines: Iterable[Line], name: str) -> set[str]:
-    """`name`, and what a record may call it: of a family also its parts, of a part its family."""
+    """`name`, and other names for it in records: for a family its parts, for a part its family."""
     asked = [e.request for line in lines if isinstance(e := line.record.event, events.Asked)]
     registered = [request for request in asked if isinstance(request, protocol.Register)]
     parts = {e.name for e in registered if e.part_of == name}
@@ -335,19 +335,19 @@ def belonging(lines: Iterable[Line], name: str) -> set[str]:
 
 
 class Step(NamedTuple):
-    """One record of a component's log. `depth`: how many causes lie before it."""
+    """One record in the story of a component. `depth`: number of causes before it."""
 
     line: Line
     depth: int
-    #: It is about the component itself; else it only led to something that is.
+    #: Whether it is about the component itself, or only a cause of such a record.
     about: bool
 
 
 def of_component(lines: Sequence[Line], name: str) -> list[list[Step]]:
-    """What happened to a component, or a family: a chapter for each first cause, in order of time.
+    """The story of a component, or a family: a chapter for each first cause, in order of time.
 
-    A chapter holds the records about the component that followed from that cause, each
-    after what led to it, and one deeper. `lines` are those of one run.
+    A chapter has the records about the component that followed from that cause, each after its own
+    cause, and one deeper. `lines` are those of one run.
     """
     names = belonging(lines, name)
     seen = Seen()

@@ -1,8 +1,8 @@
-"""What is on a device now, who holds it and who waits: what the records of one run amount to.
+"""The state of a device, with its holders and waiters, as the records of one run give it.
 
-Pure: records in, in their order, and what they mean is there to be read; no clock but theirs. It
-asks nothing of the daemon, and the core knows nothing of it. Lives here: what each record changes.
-May not live here: how that is shown.
+Pure: records go in, in their order, and the state can be read; the only clock is theirs. It asks
+the daemon nothing, and the core does not know it. Lives here: the effect of each record. May not
+live here: how to show the state.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from swapd.shared.protocol import ComponentKind, ComponentStatus, StatusReply
 
 Key = tuple[int, int]
 
-#: States in which a component has no memory of the device.
+#: States in which a component occupies no device memory.
 OUT = frozenset(("filling", "absent", "damaged", "waiting"))
 
 
@@ -35,17 +35,17 @@ class Item:
     mutable: bool = False
     kind: ComponentKind = "component"
     part_of: str = ""
-    #: Somebody asked that it stays.
+    #: Whether it is pinned.
     pinned: bool = False
     state: str = "filling"
-    #: Its host copies, by uid: the one it has, and while it is updated the next.
+    #: Its host copies, by uid: the current one, and during an update the next.
     masters: set[int] = field(default_factory=set)
-    #: Leases by the label of who holds it.
+    #: Number of leases by the label of the holder.
     holders: dict[str, int] = field(default_factory=dict)
     loads: int = 0
     evictions: int = 0
     hits: int = 0
-    #: Of the last swap-in, from its order on.
+    #: Duration of the last swap-in, from its order on.
     swap_in_s: float | None = None
     #: Unix time of the last release.
     used_at: float | None = None
@@ -56,12 +56,12 @@ class Item:
 
     @property
     def inside(self) -> bool:
-        """Whether it has memory of the device."""
+        """Whether it occupies device memory."""
         return self.state not in OUT
 
     @property
     def label(self) -> str:
-        """What it is counted as: parts of one component, which may be many, as that one."""
+        """The name in counts: the parts of a family, which may be many, count as one."""
         return OTHERS if self.kind == "workspace" else self.part_of or self.name
 
 
@@ -73,7 +73,7 @@ class Wait(NamedTuple):
     #: Unix time.
     since: float
     timeout_s: float | None
-    #: What it waits for, for people; "" if it waits for copies alone.
+    #: Why it waits, for people; "" if only for copies.
     why: str = ""
 
 
@@ -84,31 +84,31 @@ class _Lease(NamedTuple):
 
 
 class Picture:
-    """`note` each record of a run, the first one first; then look."""
+    """The state so far: `note` each record of a run from the first one on, then read it."""
 
     def __init__(self) -> None:
         self.items: dict[str, Item] = {}
         self.waits: dict[Key, Wait] = {}
         self.counts = Counts()
         self.seen = Seen()
-        #: Of the run; None before its first record.
+        #: The start record of the run; None before it.
         self.start: Any = None
-        #: Of the record noted last.
+        #: Number of the last record.
         self.seq = 0
         self.time = 0.0
-        #: Names of items that are not as they were: who looks takes them out.
+        #: Names of items that changed; the reader clears it.
         self.changed: set[str] = set()
-        #: Records were missed: what is not told anew may be wrong, until `correct`.
+        #: Records were missed: until `correct`, all state that was not reported anew may be wrong.
         self.uncertain = False
         self._registering: dict[Key, protocol.Register] = {}
         self._unregistering: dict[Key, str] = {}
         self._pinning: dict[Key, protocol.Pin] = {}
         self._leases: dict[Key, _Lease] = {}
-        #: How many items are counted under a label.
+        #: Number of items under each label.
         self._labels: dict[str, int] = {}
 
     def note(self, record: Record) -> None:
-        """Look at the next record."""
+        """Apply the next record."""
         self.counts.records += 1
         self.seq, self.time = record.seq, record.time
         said = record.event or record.action
@@ -120,7 +120,7 @@ class Picture:
         self.seen.note(record)
 
     def missed(self, count: int) -> None:
-        """So many records before the next one will never be seen."""
+        """So many records before the next one are lost."""
         self.counts.missed += count
         self.uncertain = True
         self.waits.clear()
@@ -131,7 +131,7 @@ class Picture:
         self.changed.update(self.items)
 
     def correct(self, status: StatusReply) -> None:
-        """Have what is there be what the daemon says, if records were missed."""
+        """Take over the daemon's status, if records were missed."""
         if not self.uncertain:
             return
         told = {c.name: c for c in status.components}
@@ -149,7 +149,7 @@ class Picture:
         item.pinned = c.pinned
         item.state = "resident" if c.state in ("idle", "leased") else c.state
         labels = [_label_in(who) for who in c.holders]
-        if item.holders.keys() != set(labels):  # else it is known how often each holds it
+        if item.holders.keys() != set(labels):  # else the number of leases of each is known
             item.holders = dict.fromkeys(labels, 1)
         item.loads, item.evictions, item.hits = c.loads, c.evictions, c.hits
         item.swap_in_s = c.swap_in_s
@@ -170,7 +170,7 @@ class Picture:
             return
         self.changed.add(name)
         for said_of in (self.seen.sizes, self.seen.scratch, self.seen.used, self.seen.part_of):
-            said_of.pop(name, None)  # names may never come again
+            said_of.pop(name, None)  # the name may never come back
         self._labels[item.label] -= 1
         if not self._labels[item.label]:
             del self._labels[item.label]
@@ -184,11 +184,11 @@ class Picture:
         return item
 
     def _label(self, name: str) -> str:
-        """What is counted of `name` is counted under this."""
+        """The label under which `name` is counted."""
         item = self.items.get(name)
         if item is not None:
             return item.label
-        return name if name in self._labels else OTHERS  # a family's, or one that nobody has
+        return name if name in self._labels else OTHERS  # a family, or an unknown name
 
     # --- what is asked -------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Picture:
                 self.counts.tally(item.label).hits += 1
 
     def _came_for(self, item: Item, began: float) -> bool:
-        """Whether it was not there when it was asked for."""
+        """Whether it was not there at the time of the request."""
         came = self.seen.came.get(item.name)
         return item.state == "loading" or came is None or came[1] >= began
 
@@ -308,7 +308,7 @@ class Picture:
             self._remove(name)
 
     def _broken(self, a: actions.Broken) -> None:
-        """Whoever was let in early does not have it after all."""
+        """Leases that were granted early lose the component."""
         for key, lease in self._leases.items():
             if a.name in lease.names:
                 names = tuple(name for name in lease.names if name != a.name)
@@ -338,7 +338,7 @@ class Picture:
 
     def _dropped(self, a: actions.DropHostCopy) -> None:
         item = self.items.get(a.name)
-        if item is not None and a.uid in item.masters:  # else it was one of another of this name
+        if item is not None and a.uid in item.masters:  # else of an earlier component
             item.masters.discard(a.uid)
             if not item.masters:
                 self._remove(a.name)
@@ -382,7 +382,7 @@ class Picture:
             self._remove(order.name)
 
     def _is_its(self, order: actions.CopyIn | actions.CopyOut) -> bool:
-        """Whether a copy is of what is called so now, not of one before that is gone."""
+        """Whether a copy belongs to the current component of this name, not to an earlier one."""
         item = self.items.get(order.name)
         return item is not None and order.uid in item.masters
 
@@ -402,12 +402,12 @@ class Picture:
 
 
 def _label_in(who: str) -> str:
-    """The label of a holder, as records have it: the daemon says its session behind it."""
+    """The label of a holder, as in records: the daemon adds the session to it."""
     return who.rpartition(" (session ")[0] or who
 
 
 def waiting(waits: Iterable[Wait], now: float) -> float:
-    """How long the one waits that has waited longest; seconds."""
+    """Seconds of the longest wait so far."""
     return max((now - wait.since for wait in waits), default=0.0)
 
 

@@ -1,4 +1,5 @@
-"""Where the swap log of a daemon lies. A service manager empties runtime folders; this stays."""
+"""The path of a daemon's swap log. A service manager empties runtime folders, so the log is
+elsewhere."""
 
 import logging
 from pathlib import Path
@@ -13,7 +14,7 @@ log = logging.getLogger("swapd.log.place")
 def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
     """The file, and its folder if that is `own`, the runtime folder. Makes the state folder.
 
-    If that cannot be made, or others could write there, the log lies in the runtime folder, and a
+    If it cannot make that, or others could write there, the log goes to the runtime folder, and a
     warning says so: a daemon that runs without a home is better than none.
     """
     path = config.swap_log_path
@@ -25,6 +26,6 @@ def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
         with trusted.open_folder(path.parent, make=True) as folder:
             trusted.check_folder(folder, path.parent)
     except (OSError, trusted.Untrusted) as exc:
-        log.warning("the swap log lies in %s, for it cannot in %s: %s", own.path, path.parent, exc)
+        log.warning("the swap log is in %s, not in %s: %s", own.path, path.parent, exc)
         return own.path / SWAP_LOG, own
     return path, None

@@ -1,7 +1,7 @@
-"""Records of the swap log: what one line says, as bytes and as values. `README.md` has the schema.
+"""Records of the swap log, as bytes and as values. `README.md` has the schema.
 
-Every line is one flat JSON object. The first record of a daemon says which schema its run is in;
-a reader refuses all others in words. Lives here: both directions. May not live here: files.
+Every line is one flat JSON object. The first record of a daemon names the schema of its run; a
+reader refuses all others with a message. Lives here: both directions. May not live here: files.
 """
 
 import re
@@ -14,13 +14,12 @@ from swapd.core.events import AnyEvent, Asked
 from swapd.core.policy import Rules
 from swapd.shared.protocol import AnyOrder
 
-#: Counts up when a record of the one before may mean something else. What there is may get more
-#: fields, and kinds may be added, without.
+#: Counts up when the meaning of existing records changes. New fields and new kinds do not count.
 SCHEMA = 1
 
 
 class OtherSchema(Exception):
-    """A record is of a run in another schema. The message says which, and what to do."""
+    """A record is of a run in another schema. The message says which, and how to read it."""
 
     def __init__(self, found: int) -> None:
         self.found = found
@@ -44,9 +43,8 @@ class Start(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True):
     """One line of the log. Exactly one of `start`, `event`, `action`, `dropped` is set.
 
-    `seq` counts up by one. `cause` is the seq of the event that led to an action, or of
-    the action that an event completes; 0 for what came from outside. `time` is Unix time
-    in seconds.
+    `seq` counts up by one. `cause` is the seq of the event that led to an action, or of the action
+    that an event completes; 0 for an event from outside. `time` is Unix time in seconds.
     """
 
     seq: int
@@ -59,7 +57,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, gc=False):
-    """What the line of an event or action begins with."""
+    """The first fields in the line of an event or action."""
 
     seq: int
     t: float
@@ -68,7 +66,7 @@ class Head(msgspec.Struct, gc=False):
 
 
 class AskedHead(msgspec.Struct, gc=False):
-    """The same of a request, which is a kind of its own, beside what its sender sent."""
+    """The same for a request: the line has its kind and the fields that its sender sent."""
 
     seq: int
     t: float
@@ -93,7 +91,7 @@ class _Dropped(msgspec.Struct, gc=False):
 
 
 class _Begin(msgspec.Struct):
-    """What tells how to read the rest of a line."""
+    """The fields that determine how to read the rest of a line."""
 
     seq: int
     t: float
@@ -105,14 +103,14 @@ class _Begin(msgspec.Struct):
 
 
 class _Whose(msgspec.Struct):
-    """What a request has in the log and not on the wire."""
+    """The fields of a request in the log that are not on the wire."""
 
     now: float
     session: int
 
 
 class _Unnumbered(msgspec.Struct):
-    """What records had before schemas were numbered."""
+    """The fields of records before schemas had numbers."""
 
     seq: int
     cause: int
@@ -136,25 +134,25 @@ _REQUESTS = _by_kind(AnyOrder)
 _EVENTS = _by_kind(AnyEvent)
 _ACTIONS = _by_kind(AnyAction)
 
-#: All that a record can be, as it says itself.
+#: All kinds of records.
 KINDS = frozenset({"start", "dropped", *_REQUESTS, *_EVENTS, *_ACTIONS})
 
-#: A head, and the event, the request or the action that it is of, in turn.
+#: Heads, each followed by its event, request or action.
 Parts = list[msgspec.Struct]
 
 
 def render_all(parts: Parts) -> list[bytes]:
-    """Lines of events and actions, less their ends. Raises: one of `protocol.NOT_ENCODABLE`.
+    """Lines of events and actions, without their ends. Raises: one of `protocol.NOT_ENCODABLE`.
 
-    They are encoded in one go, head and rest each as a line: a line that begins with its tag goes
-    on with the one before. No line is broken inside: JSON has no bare newline in a string.
+    Encodes all in one call, head and rest each as a line: a line that begins with its tag continues
+    the one before. No line breaks inside: JSON strings contain no bare newline.
     """
     data = _encoder.encode_lines(parts).replace(b'}\n{"op":', b',"kind":')
     return data.split(b"\n")[:-1]
 
 
 def render(record: Record) -> bytes:
-    """One line, less its end. Raises: one of `protocol.NOT_ENCODABLE`."""
+    """One line, without its end. Raises: one of `protocol.NOT_ENCODABLE`."""
     seq, t, cause = record.seq, record.time, record.cause
     if record.event is not None:
         event = record.event
@@ -174,19 +172,20 @@ def render(record: Record) -> bytes:
 
 
 def began(head: bytes, otherwise: float) -> float:
-    """When a record was made whose line begins so; `otherwise` if it does not say."""
+    """The time of a record whose line begins so; `otherwise` if it has none."""
     found = _TIME.match(head)
     return float(found[1]) if found else otherwise
 
 
 def missed(before: bytes, count: int) -> bytes:
-    """The line that says of a reader that it did not get so many, up to the line that follows."""
+    """A line that tells a reader that it missed `count` records, up to the line that follows."""
     following = _begin(before)
     return _encoder.encode(_Dropped(following.seq, following.t, "dropped", count))
 
 
 def parse(line: bytes | str) -> Record:
-    """Raises: OtherSchema; msgspec.MsgspecError, ValueError, RecursionError for what is none."""
+    """The record of a line. Raises: OtherSchema; msgspec.MsgspecError, ValueError or RecursionError
+    for a line that is no record."""
     try:
         head = _begin(line)
     except msgspec.ValidationError:

@@ -1,6 +1,6 @@
 """Replay a swap log: the same events through a fresh core must give the same actions.
 
-A log from production so becomes a test: `for step in replay(lines): assert step.actions ==
+This turns a log from production into a test: `for step in replay(lines): assert step.actions ==
 step.recorded`. Needs the log of one run from its first record on.
 """
 
@@ -14,7 +14,7 @@ from swapd.log.records import OtherSchema, parse
 
 
 class Step(NamedTuple):
-    """One event; what the core does about it now, and what it did then."""
+    """One event, with the actions of the core now and the recorded ones."""
 
     seq: int
     event: AnyEvent
@@ -29,8 +29,8 @@ class ReplayError(Exception):
 def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
     """Feed the events of a log to a fresh `Residency`, and compare nothing.
 
-    Every line must parse; the last event is left out if the log may end in the middle of
-    its actions. Raises: ReplayError, msgspec.MsgspecError.
+    Every line must parse. If the log may end in the middle of the last event's actions, that event
+    is left out. Raises: ReplayError, msgspec.MsgspecError.
     """
     records = map(parse, lines)
     try:

@@ -1,10 +1,10 @@
 """The swap log: one numbered record for each event and each action, with its cause.
 
-The ZeroMQ stream and the file are one rendering (`records.py`), which replays: so a production log
-can be pasted in as a test. Writing never blocks the core: records are rendered in batches, and a
-thread of its own writes the file. If the disk is full, or takes longer than records come, they are
-dropped there, counted, and the count is written when there is room again; subscribers miss nothing.
-The end of the daemon waits for a disk that hangs only for a moment.
+The ZeroMQ stream and the file have the same lines (`records.py`). They can be replayed, so a
+production log works as a test. Writing never blocks the core: it renders records in batches, and a
+thread of its own writes the file. If the disk is full, or slower than the records come, the file
+loses records, and later gets their number; subscribers miss nothing. At the end, the daemon waits
+only for a moment for a disk that hangs.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ from swapd.shared.runtime_dir import Folder
 
 log = logging.getLogger("swapd.log.swap_log")
 
-#: How long records may wait to be rendered and written together.
+#: How long records may wait, to be rendered and written together.
 BATCH_S = 0.02
-#: So many are rendered before anything else has its turn.
+#: Most records to render before other work has its turn.
 BATCH = 250
-#: Bytes of records that wait for the disk. Past that the oldest are dropped.
+#: Most bytes of records that wait for the disk. Beyond that the oldest are dropped.
 QUEUE_MAX_BYTES = 16 << 20
-#: As much of a line as says when it was written.
+#: Bytes of a line that include its time.
 _HEAD_BYTES = 256
-#: How long the last records may take to be written.
+#: How long to wait for the last records to be written.
 CLOSE_S = 1.0
 
 
@@ -57,23 +57,23 @@ class SwapLog:
         publish: Callable[[Sequence[bytes]], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`file` is closed with it."""
+        """Takes over `file`, and closes it."""
         self._file = file
         self._publish = publish
         self._loop = loop
         self._seq = 0
         self._pending: Parts = []
         self._timer: asyncio.TimerHandle | None = None
-        #: Wall time at monotonic time 0: one clock reading less for every record.
+        #: Wall time at monotonic time 0: saves reading a second clock for every record.
         self._epoch = time.time() - time.monotonic()  # noqa: TID251
 
     def start(self, start: Start) -> None:
-        """Record what this daemon is. It is the first record."""
+        """Record the version and the settings of this daemon. It is the first record."""
         self._seq += 1
         self._hand_over([render(Record(self._seq, 0, self._epoch + time.monotonic(), start=start))])
 
     def event(self, event: AnyEvent, cause: int) -> int:
-        """Record what happened; return its number, the cause of what follows from it."""
+        """Record an event; return its number, the cause of its actions."""
         self._seq = seq = self._seq + 1
         now = event.now
         if type(event) is Asked:
@@ -98,7 +98,7 @@ class SwapLog:
         self._file.max_age_s = max_age_s
 
     def flush(self) -> None:
-        """Render and hand over what is pending. Does not wait for the disk."""
+        """Render and hand over all pending records. Does not wait for the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -115,14 +115,14 @@ class SwapLog:
         self._file.write(lines)
 
     def _due(self) -> None:
-        """A batch after the other, and others' turns in between."""
+        """Flush in batches, with other work in between."""
         self._timer = None
         self._flush_some()
         if self._pending:
             self._timer = self._loop.call_later(0, self._due)
 
     def close(self) -> None:
-        """Flush, and wait until the file has it all: CLOSE_S at most."""
+        """Flush, and wait until the file has all of it: CLOSE_S at most."""
         self.flush()
         self._file.close()
 
@@ -141,7 +141,7 @@ def _rendered_one(parts: Parts) -> bytes:
         head, said = parts
         assert isinstance(head, Head | AskedHead)
         what = type(said).__name__
-        log.error("record %d of the swap log, %s, cannot be written: %s", head.seq, what, exc)
+        log.error("cannot write record %d of the swap log, %s: %s", head.seq, what, exc)
         line = render(Record(head.seq, head.cause, head.t, dropped=1))
     return line
 
@@ -149,21 +149,22 @@ def _rendered_one(parts: Parts) -> bytes:
 class SwapLogFile:
     """Appends lines to a file in a thread of its own; rotates it; survives a full disk.
 
-    `write` never waits for the disk: what it cannot take soon enough is dropped, and counted.
+    `write` never waits for the disk: lines that the disk does not take soon enough are dropped, and
+    counted.
 
-    The file is opened anew each time, so it may be moved away. No other user can put another in
-    its place: see `trusted`.
+    Each write opens the file anew, so it may be moved away. No other user can put another in its
+    place: see `trusted`.
     """
 
     def __init__(
         self, path: Path, max_bytes: int, max_age_s: float, folder: Folder | None = None
     ) -> None:
-        """`folder`: the one that `path` is in, if it is open already."""
+        """`folder`: the open folder of `path`, if the caller has it."""
         self._path = path
         self.max_bytes = max_bytes
         self.max_age_s = max_age_s
         self._folder = folder
-        #: When the first record of the file was made, and which file that was.
+        #: Inode of the file, and the time of its first record.
         self._begun: tuple[int, float] = (0, 0.0)
         #: Batches of lines that wait, and their bytes; under `_change`, like all but `_dropped`.
         self._queue: deque[list[bytes]] = deque()
@@ -172,7 +173,7 @@ class SwapLogFile:
         self._behind = False
         self._closed = False
         self._change = threading.Condition()
-        #: Lines that the disk refused.
+        #: Lines that the disk did not take.
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="swapd-swap-log", daemon=True)
         limits.start(self._thread)
@@ -219,7 +220,7 @@ class SwapLogFile:
                 self._dropped += len(lines)
 
     def _next(self) -> list[bytes] | None:
-        """What to write next, once there is something; None at the end."""
+        """The next batch to write, waiting for one if need be; None at the end."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
@@ -241,7 +242,7 @@ class SwapLogFile:
             fd = file.fileno()
             start = os.fstat(fd).st_size
             if start and os.pread(fd, 1, start - 1) != b"\n":
-                data = b"\n" + data  # a crash cut the last line short; it must not take ours
+                data = b"\n" + data  # a crash cut the last line short; keep ours whole
             if os.write(fd, data) < len(data):
                 os.ftruncate(fd, start)  # whole lines, or none
                 raise OSError("disk full")
@@ -259,7 +260,7 @@ class SwapLogFile:
             return file
 
     def _is_over(self, fd: int, more: int) -> bool:
-        """Whether what comes next belongs into another file."""
+        """Whether the next bytes belong in another file."""
         found = os.fstat(fd)
         if found.st_size == 0:
             return False
@@ -275,7 +276,7 @@ class SwapLogFile:
 
     def _open_in(self, folder: OwnedFd) -> OwnedFd:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        if self._folder is not None:  # there nobody has links
+        if self._folder is not None:  # others can put no links there
             return trusted.open_in(folder, self._path.name, flags)
         return trusted.open_named(self._path, flags)
 

@@ -1,8 +1,8 @@
 """A run of the swap log as a trace, to be opened in Perfetto or chrome://tracing.
 
-The format is the Trace Event Format, in JSON. One process for the components, each with a track of
-what is on the device and what moves; one for the copies, by direction, with a counter of bytes; one
-for each session, with its waits and leases. Pure: records in, events out, in order of time.
+The format is the Trace Event Format, in JSON. The components are one process; each has a track of
+its residency and its copies. The copies are another, by direction, with a counter of bytes. Each
+session is one, with its waits and leases. Pure: records in, events out, in order of time.
 
 Times are microseconds since the first record; its Unix time is the name of the trace's clock.
 """
@@ -25,7 +25,7 @@ _IN, _OUT = 1, 2
 
 
 class _Open(NamedTuple):
-    """Something that has begun."""
+    """An event that has begun."""
 
     name: str
     since: float
@@ -33,13 +33,13 @@ class _Open(NamedTuple):
 
 
 class Trace:
-    """What a log says, as events of a trace. Give it records in order, then `end`."""
+    """The records of a log as events of a trace. Give it records in order, then `end`."""
 
     def __init__(self) -> None:
         self._seen = Seen()
         self._zero: float | None = None
         self._now = 0.0
-        #: Tracks of components; what each is doing.
+        #: Tracks of components, and the current state of each.
         self._tracks: dict[str, int] = {}
         self._doing: dict[str, _Open] = {}
         #: Leases and waits, by session and request; copies by generation.
@@ -49,7 +49,7 @@ class Trace:
         self._resident: dict[str, int] = {}
 
     def add(self, record: Record) -> Iterator[Event]:
-        """The events that this record ends or is."""
+        """The events that this record ends or makes."""
         if self._zero is None:
             self._zero = record.time
             yield from _heads(record)
@@ -63,7 +63,7 @@ class Trace:
         self._seen.note(record)
 
     def end(self) -> Iterator[Event]:
-        """All that still goes on, up to the last record."""
+        """End all events that still go on, at the time of the last record."""
         for name in list(self._doing):
             yield from self._ends(name)
         for generation in list(self._copies):
@@ -163,7 +163,7 @@ class Trace:
     # --- events of the trace -------------------------------------------------------------
 
     def _begins(self, name: str, doing: str, args: dict[str, Any]) -> Iterator[Event]:
-        """A component does something else from now on."""
+        """A component goes into another state."""
         if name not in self._tracks:
             self._tracks[name] = len(self._tracks) + 1
             yield _named("thread_name", COMPONENTS, self._tracks[name], plain(name))
@@ -186,7 +186,7 @@ class Trace:
         }
 
     def _copied(self, generation: int) -> Iterator[Event]:
-        """A copy is over. Copies of one direction may overlap, so they are asynchronous."""
+        """A copy has ended. Copies of one direction may overlap, so they are asynchronous."""
         if (was := self._copies.pop(generation, None)) is None:
             return
         args = {key: value for key, value in was.args.items() if key != "tid"}
@@ -225,7 +225,7 @@ def trace(records: Iterable[Record], since: float = 0.0) -> Iterator[Event]:
 
 
 def _over(event: Event) -> float:
-    """When an event is over: names never are."""
+    """The time at which an event is over: names never are."""
     return float("inf") if event["ph"] == "M" else float(event["ts"] + event.get("dur", 0.0))
 
 

@@ -252,7 +252,7 @@ def test_a_daemon_without_named_folders_keeps_its_log_where_it_stays(
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert found.exists()
-    assert ("the swap log lies in" in err) is not writable
+    assert ("the swap log is in" in err) is not writable
     assert f"--file {found}" in swapd("log", "-e", folder, status=1).stderr
     shutil.rmtree(run)
 
