@@ -70,7 +70,9 @@ def parse_span(text: str) -> float:
     """Seconds in `text`: "50ms", "10m" (minutes), "1.5h", "7d"; a bare number is seconds."""
     match = _SPAN.fullmatch(text)
     if match is None or len(match[1]) > _DIGITS_MAX:
-        raise ValueError(f"{text[:80]!r} is not a time span; write it as 50ms, 30s, 10m, 2h or 7d")
+        raise ValueError(
+            f"{text[:80]!r} is not a time span; write it like 50ms, 30s, 10m, 2h or 7d"
+        )
     return float(match[1]) * _SPANS[match[2] or "s"]
 
 
@@ -81,7 +83,7 @@ def parse_rate(text: str) -> float:
         raise ValueError(f"{text!r} is not a rate; write it like 12GB/s")
     rate = parse_size(number) if len(number) <= 2 * _DIGITS_MAX else 0
     if not 0 < rate < 1 << 64:
-        raise ValueError(f"{text!r} is not a possible rate; write it like 12GB/s")
+        raise ValueError(f"{text!r} is no rate at all; write it like 12GB/s")
     return float(rate)
 
 

@@ -96,7 +96,7 @@ def test_a_part_of_unknown_size_is_said(tmp_path: Path) -> None:
     some = {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]}
     by_gpu, notes = claimed(tmp_path, stage(0, "a", swapd=some, **AR), a=6)
     assert by_gpu[0][0].weights == 6 * GIB
-    assert any("say a.visual=SIZE" in note for note in notes)
+    assert any("give a.visual=SIZE" in note for note in notes)
 
 
 def test_a_diffusion_stage_is_what_the_pipeline_has(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_what_has_not_swapds_worker_takes_what_it_says(tmp_path: Path) -> None:
     by_gpu, _ = claimed(tmp_path, *listed, a=1)
     assert by_gpu[0][1].room == 8 * GIB
     unsaid = stage(0, "a", **AR), stage(1, "asr")
-    assert "say --room asr=SIZE" in refused(tmp_path, *unsaid, a=1)
+    assert "give --room asr=SIZE" in refused(tmp_path, *unsaid, a=1)
 
 
 def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Path) -> None:

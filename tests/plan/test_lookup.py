@@ -120,7 +120,7 @@ def test_a_model_s_type_or_architecture_says_which_file(
             {"model_type": "else", "architectures": ["Odd"]},
             "gone.yaml of odd may match, if c.layers > 4",
         ),
-        ({}, "says no model_type"),
+        ({}, "has no model_type"),
     ],
 )
 def test_where_none_or_several_match_the_option_is_named(
@@ -180,5 +180,5 @@ def test_a_python_without_it_and_a_command_that_says_none_are_named(tmp_path: Pa
     script = tmp_path / "vllm-omni"
     script.write_bytes(b"\x7fELF\xff")
     script.chmod(0o755)
-    with pytest.raises(PlanError, match="is not known: it does not say so at its top"):
+    with pytest.raises(PlanError, match="is unknown: its first line does not name one"):
         interpreter.folder_of("vllm_omni", [str(script)])
