@@ -99,14 +99,14 @@ def test_turns_are_slices_or_finish_requests() -> None:
     assert of(slice_s=2).slice_s == 2.0
     assert of(kv="auto", slice_s=0.5) == Options(kv="auto", slice_s=0.5)
     assert of(slice_s=None, finish_within_s=3).slice_s is None
-    with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*: say one of the two"):
+    with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*: set one of the two"):
         of(slice_s=2, finish_within_s=3)
     with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*set kv: auto, or leave out"):
         of(slice_s=2, kv="drop")
 
 
 def test_options_are_keys() -> None:
-    with pytest.raises(InvalidSettings, match="is to have keys"):
+    with pytest.raises(InvalidSettings, match="must have keys"):
         options_of({"swapd": "thinker"}, "stage 'thinker'")
 
 

@@ -69,7 +69,7 @@ def test_new_weights_that_an_object_wraps_are_right_and_said_to_stay(
     engine.call("reload_weights", None, str(other))
     evict(daemon, "talker")
     assert engine.generate(REQUESTS[0], TOKENS) == alone.generate(REQUESTS[0], TOKENS)
-    assert "talker has 9 MiB of its new weights in memory of this process's own" in engine.log
+    assert "kernels of talker have put 9 MiB of its new weights into private memory" in engine.log
 
 
 def test_a_kernel_that_keeps_a_pointer_is_refused_by_its_layers_name(scene: Scene) -> None:

@@ -34,7 +34,7 @@ def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> Engine
         ({"cpu_offload_components": ["visual"]}, "does nothing without cpu_offload_enabled: true"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]},
-            "cpu_offload_components names 'visual', and the stage has no such module",
+            "cpu_offload_components names 'visual', but the stage has no such module",
         ),
         ({"enable_layerwise_offload": True}, "enable_layerwise_offload is for diffusion stages"),
     ],
@@ -73,10 +73,10 @@ def test_another_version_of_vllm(scene: Scene) -> None:
 
 def test_sleep_is_refused_and_the_engine_goes_on(scene: Scene, expected: Expected) -> None:
     (engine,) = scene.on_swapd(scene.daemon(), "talker")
-    with pytest.raises(EngineFailed, match="sleep mode does not go with swapd"):
+    with pytest.raises(EngineFailed, match="swapd does not support sleep mode"):
         engine.sleep()
     for method, *arguments in (["sleep"], ["discard", ["kv_cache"]]):
-        with pytest.raises(EngineFailed, match="sleep mode does not go with swapd"):
+        with pytest.raises(EngineFailed, match="swapd does not support sleep mode"):
             engine.call(method, *arguments)
     engine.wake_up()
     assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]

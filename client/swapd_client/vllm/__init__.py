@@ -1,9 +1,9 @@
 """swapd in vLLM and vllm-omni: worker classes that a stage's configuration names.
 
-vLLM and vllm-omni call `register` in every process they start. All else is in the worker class
-that `worker_cls` (AR and generation stages) or `worker_extension_cls` (diffusion stages) names:
-`omni.ARWorker`, `omni.GenerationWorker`, `diffusion.DiffusionExtension`, and `worker.Worker` for
-vLLM alone. Nothing of vLLM is changed. This module imports neither vLLM nor torch.
+vLLM and vllm-omni call `register` in every process they start. All other code is in the worker
+class that `worker_cls` (AR and generation stages) or `worker_extension_cls` (diffusion stages)
+names: `omni.ARWorker`, `omni.GenerationWorker`, `diffusion.DiffusionExtension`, and `worker.Worker`
+for vLLM alone. swapd changes nothing of vLLM. This module imports neither vLLM nor torch.
 """
 
 import logging
@@ -14,10 +14,10 @@ log = logging.getLogger("swapd_client")
 
 
 def register() -> None:
-    """Have swapd's client log where vLLM does, and warn of versions that it does not support.
+    """Send the client's log to vLLM's handlers, and warn of unsupported versions.
 
-    The entry point of the plugin. Cheap; called more than once, does nothing more. Never raises:
-    a worker that cannot run says so itself.
+    The entry point of the plugin. Cheap, and idempotent. Never raises: a worker that cannot run
+    raises its own error.
     """
     _log_with_vllm()
     try:
@@ -28,7 +28,7 @@ def register() -> None:
 
 def _log_with_vllm() -> None:
     vllm = logging.getLogger("vllm")
-    if log.handlers or not vllm.handlers:  # somebody has said where it goes
+    if log.handlers or not vllm.handlers:  # the program has configured this logger
         return
     log.handlers = list(vllm.handlers)
     log.setLevel(vllm.level)

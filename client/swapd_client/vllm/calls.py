@@ -1,7 +1,7 @@
-"""What the public methods of vLLM's and vllm-omni's workers do with weights.
+"""Uses of weights by the public methods of vLLM's and vllm-omni's workers.
 
-All that the supported versions have, of GPU and CPU workers; a version need not have each of them.
-vLLM calls workers by these names, so a new one is not called before it is here, with what it does:
+Lists all methods of the supported versions, of GPU and CPU workers; a version need not have each of
+them. vLLM calls workers by these names. List a new method here before vLLM can call it;
 `tests/vllm/test_calls.py` compares. Imports neither vLLM nor torch.
 """
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 
 class Calls(NamedTuple):
-    """Names of methods, by what they do with weights."""
+    """Names of methods, by their use of weights."""
 
-    #: Where the stage connects, loads and ends.
+    #: Connect, load or end the stage.
     life: frozenset[str]
     #: Read weights: under a lease.
     leased: frozenset[str]
-    #: Write to weights, or are the beginning, middle or end of that: under `Stage.changing`.
+    #: Write to weights, or begin, continue or end such writes: under `Stage.changing`.
     changing: frozenset[str]
-    #: Do not go with swapd: raise `Unsupported`.
+    #: Not possible with swapd: raise `Unsupported`.
     refused: frozenset[str]
-    #: Touch no weights: vLLM's own.
+    #: Use no weights: vLLM's own methods.
     without: frozenset[str]
 
     @property
@@ -83,7 +83,7 @@ WORKER = Calls(
             "get_supported_kv_cache_layouts",
             "get_supported_tasks",
             "handle_ft_command",
-            "init_weight_transfer_engine",  # of one that `worker` does not refuse
+            "init_weight_transfer_engine",  # for backends that `worker` accepts
             "list_loras",
             "profile",
             "randomize_dummy_inputs",  # since 0.31

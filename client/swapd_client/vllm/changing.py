@@ -1,8 +1,8 @@
-"""Weights that are written to while they are in swapd: copies are, and then take their place.
+"""Changes of weights that are in swapd: private copies take the writes, then replace the weights.
 
 A component is read-only for its worker, and its addresses are in CUDA graphs. So while weights are
-reloaded the parameters are over private copies; afterwards they are where they were, and swapd has
-the new values. Does not import vLLM.
+reloaded, the parameters point to private copies. Afterwards they point to their old addresses, and
+swapd has the new values. Does not import vLLM.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,19 +19,20 @@ from swapd_client.offload.copies import Copies
 
 
 class _Moved(NamedTuple):
-    """A parameter that is over a copy, and where it was."""
+    """A parameter that points to a copy, and its old place."""
 
     tensor: torch.Tensor
     home: torch.Tensor
 
 
 class WritableCopies:
-    """The parameters of some components, over private copies. Values are read from the masters."""
+    """The parameters of some components, in private copies. Values are read from the host
+    copies."""
 
     def __init__(self, client: Client, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """`parts`: by component, its parameters as they were registered.
 
-        Needs memory for all of it where the parameters are. Raises: InvalidSource.
+        Needs memory for all of them on the device of the parameters. Raises: InvalidSource.
         """
         self._client = client
         self._moved: dict[str, dict[str, _Moved]] = {}
@@ -50,22 +51,22 @@ class WritableCopies:
                 _point(tensor, copies.of(tensor).to(tensor.device))
 
     def keep(self) -> None:
-        """Have swapd hold the values that the copies have now. Blocks for the copies.
+        """Give swapd the values of the copies. Blocks for the copies.
 
-        Raises: as `Client.update`; what was not kept by then is as it was.
+        Raises as `Client.update`; components not updated by then are unchanged.
         """
         for part, moved in self._moved.items():
             self._client.update(part, {name: one.tensor.data for name, one in moved.items()})
 
     def keep_private(self) -> None:
-        """The same, when the client is closed and the weights are this process's own."""
+        """The same, when the client is closed and the weights are private memory."""
         with torch.no_grad():
             for moved in self._moved.values():
                 for tensor, home in moved.values():
                     home.copy_(tensor.data)
 
     def put_back(self) -> None:
-        """Have the parameters where they were."""
+        """Point the parameters to their old places."""
         for moved in self._moved.values():
             for tensor, home in moved.values():
                 _point(tensor, home)
@@ -77,10 +78,10 @@ def changing(
     parts: Mapping[str, Mapping[str, torch.Tensor]],
     when_gone: Callable[[SessionEnded], None],
 ) -> Iterator[None]:
-    """While in it the parameters may be written to; if it ends well, swapd has what they are.
+    """In the block the parameters may be written to; at its end, swapd has the new values.
 
-    If it raises, or what was written does not fit, they are as they were. If the daemon is gone by
-    then, `when_gone` is to close the client, and the new values are in private memory.
+    If the block raises, or the new values do not fit, the old values stay. If the daemon is gone by
+    then, `when_gone` must close the client, and the new values are in private memory.
     """
     aside = WritableCopies(client, parts)
     try:

@@ -1,4 +1,4 @@
-"""How many bytes of weights a stage will load, as far as its files say it beforehand."""
+"""The bytes of weights that a stage will load, if its files tell it beforehand."""
 
 import logging
 from math import prod
@@ -10,12 +10,12 @@ from swapd_client.weights.safetensors import Stored
 
 log = logging.getLogger("swapd_client")
 
-#: Stages whose tensors are called otherwise in the files.
+#: Stages whose tensors have other prefixes in the files.
 _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
 
 
 def nbytes_of(model: str, stage: str) -> int | None:
-    """The bytes of a stage's tensors in its files. None: nobody knows. See `tensors_of`."""
+    """The bytes of a stage's tensors in its files; None if unknown. See `tensors_of`."""
     tensors = tensors_of(model, stage)
     return None if tensors is None else sum(one.nbytes for one in tensors)
 
@@ -34,17 +34,14 @@ def _item_bytes(stored: Stored, item_bytes: int) -> tuple[int, int]:
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """A stage's tensors: those that begin with its name, or all. None: nobody knows.
-
-    `model`: a folder, or a name in the hub's cache. Reads headers only.
-    """
+    """A stage's tensors: those that begin with its name, else all; None if unknown."""
     folder = Path(model) if Path(model).is_dir() else _cached(model)
     if folder is None:
         return None
     try:
         files, tensors = safetensors.open_all(folder)
     except InvalidSource as exc:
-        log.debug("how much %s loads is not known: %s", stage or model, exc)
+        log.debug("the bytes that %s loads are unknown: %s", stage or model, exc)
         return None
     for file in files:
         file.close()

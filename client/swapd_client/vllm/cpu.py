@@ -9,14 +9,15 @@ from swapd_client.vllm.worker import Leased
 
 
 def keep_weights() -> None:
-    """Have all models that are loaded from now on compute with their parameters.
+    """Make all models loaded from now on compute with their parameters.
 
     oneDNN, and the kernels for AMX, would pack weights into memory of their own, and leave nothing
     to lend.
     """
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
-    # a process may use AMX only once it has asked the kernel: oneDNN does, vLLM's attention does
+    # a process must ask the kernel before it uses AMX; oneDNN does, vLLM's attention does not, and
+    # would then execute an illegal instruction
     # not, and is then an illegal instruction
     torch.cpu._init_amx()
 

@@ -1,8 +1,8 @@
-"""The worker extension for vllm-omni's diffusion stages, which `worker_extension_cls` names.
+"""The worker extension for vllm-omni's diffusion stages, named by `worker_extension_cls`.
 
-vllm-omni puts it before its own worker class, so that what is overridden here is called first. The
-pipeline loads under a workspace lease; then its components' weights move into swapd, and each comes
-in for the calls that use it. Lives here: which calls those are, and what is refused.
+vllm-omni puts it before its own worker class, so overrides here are called first. The pipeline
+loads under a workspace lease. Then its components' weights move into swapd, and each component is
+loaded for the calls that use it. Lives here: those calls, and refusals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,17 +31,17 @@ from swapd_client.vllm.worker import Unsupported, gather, number_of
 if TYPE_CHECKING:
 
     class _Above(CustomPipelineWorkerExtension, DiffusionWorker):  # type: ignore[misc]
-        """What comes after the extension in the class that vllm-omni makes."""
+        """The bases of the extension in the class that vllm-omni makes."""
 else:
     _Above = CustomPipelineWorkerExtension
 
 
 class _Swapd:
-    """What one worker has with swapd."""
+    """The swapd state of one worker."""
 
     def __init__(self, worker: Any) -> None:
         """Connect. Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning."""
-        register()  # vllm-omni does where its plugins are not filtered
+        register()  # vllm-omni does so too, unless its plugins are filtered
         versions.check()
         config = worker.od_config
         where = f"stage {config.stage_id}"
@@ -52,7 +52,7 @@ class _Swapd:
         if options.slice_s is not None:
             raise Unsupported(
                 f"{where}: a diffusion stage has no turns that end inside requests: leave out "
-                "slice_s, or say finish_within_s"
+                "slice_s, or set finish_within_s"
             )
         name = options.component or f"stage{config.stage_id}"
         whole = as_whole(options, name, config.num_gpus)
@@ -66,13 +66,14 @@ class _Swapd:
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
         self._start = Start(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
-        #: Once they are loaded.
+        #: Set once they are loaded.
         self.weights: Weights | None = None
-        #: Memory for loading, while it loads.
+        #: The workspace lease, and the turn to start, during loading.
         self.loading = ExitStack()
 
     def begin_loading(self, nbytes: int | None) -> None:
-        """Have memory to load in, and the turn to start: what others measure is not this.
+        """Reserve a workspace to load in, and take the turn to start, so that no other stage
+        measures.
 
         Until `loading` is closed, also if this raises.
         """
@@ -81,7 +82,8 @@ class _Swapd:
         self.loading.enter_context(self.stage.loading(nbytes))
 
     def take(self, pipeline: Any) -> int:
-        """Move a pipeline's weights into swapd; how many bytes. Raises as `Components`, `Whole`."""
+        """Move a pipeline's weights into swapd; return the bytes. Raises as `Components`,
+        `Whole`."""
 
         def take(outside: Mapping[str, Tensor], aliases: Sequence[Tensor]) -> int:
             if self.whole:
@@ -90,21 +92,21 @@ class _Swapd:
                 self.weights = Components(self.stage, self.options, pipeline, _kinds(pipeline))
             return self.weights.nbytes
 
-        # a pipeline is run by requests alone, so its linear layers are called one by one
+        # only requests run a pipeline, so its linear layers are called one by one
         moved = self._moving.move({"": pipeline}, take, lambda: None)
         self._moving.warn_of_rest(sum(one.nbytes for one in pipeline.parameters()), moved)
         return moved
 
     def compare(self) -> None:
-        """See whether its layers compute what they did. Blocks for leases. Raises: PointerKept."""
+        """Compare its layers' outputs with those before. Blocks for leases. Raises: PointerKept."""
         assert self.weights is not None
         self._moving.compare(self.weights.around, self.weights.hold)
 
 
 class _Overriding(type):
-    """Of a class that overrides a worker's methods: `dir` does not list those.
+    """Metaclass of a class that overrides a worker's methods: `dir` does not list those.
 
-    vllm-omni warns of each that it may conflict with the worker's. It is to.
+    vllm-omni warns that each listed one may conflict with the worker's; here that is intended.
     """
 
     def __dir__(cls) -> list[str]:
@@ -133,11 +135,11 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
         except BaseException:
             swapd.loading.close()
             raise
-        if self.model_runner.pipeline is None:  # a dummy: `re_init_pipeline` loads
+        if self.model_runner.pipeline is None:  # dummy: `re_init_pipeline` loads
             swapd.loading.close()
 
     def init_lora_manager(self) -> None:
-        """The last step of loading: some LoRAs are added to the weights here. Then they move."""
+        """The last step of loading, which adds some LoRAs to the weights. Then the weights move."""
         swapd = self._swapd
         assert swapd is not None
         with swapd.loading:
@@ -146,7 +148,8 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             if runner.pipeline is None or swapd.weights is not None:
                 return
             moved = swapd.take(runner.pipeline)
-            # what vllm-omni takes off what the stage may use: these bytes are of swapd's --budget
+            # vllm-omni subtracts this from the memory it may use; these bytes are in swapd's
+            # --budget instead
             runner.model_memory_usage = max(runner.model_memory_usage - moved, 0)
         swapd.compare()
 
@@ -211,13 +214,13 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
 
 
 _SLEEP = (
-    "sleep mode does not go with swapd, which takes an idle stage's memory whenever another needs "
-    "it: leave out enable_sleep_mode, and do not put this stage to sleep"
+    "swapd does not support sleep mode: it already evicts an idle stage when another stage needs "
+    "the memory. Leave out enable_sleep_mode, and do not put this stage to sleep"
 )
 
 
 def _refuse(config: Any, where: str) -> None:
-    """Raise Unsupported for what does not go with swapd."""
+    """Raise Unsupported for settings that are not possible with swapd."""
     why = ""
     if config.enable_sleep_mode:
         why = _SLEEP
@@ -238,13 +241,13 @@ def _refuse(config: Any, where: str) -> None:
 
 def _instead(theirs: str, what: str) -> str:
     return (
-        f"vllm-omni's own offloading moves weights too: instead of {theirs} say additional_config: "
+        f"vllm-omni's own offloading moves weights too: instead of {theirs} set additional_config: "
         f"{{swapd: {{enable_{what}_offload: true}}}}"
     )
 
 
 def _kinds(pipeline: Any) -> Mapping[str, Kind]:
-    """What a pipeline consists of, as vllm-omni's own offloading would have it."""
+    """Kinds of a pipeline's components, as in vllm-omni's own offloading."""
     found = ModuleDiscovery.discover(pipeline)
     kinds: dict[str, Kind] = dict.fromkeys(found.encoder_names, "encoder")
     kinds |= dict.fromkeys(found.dit_names, "dit")
@@ -254,7 +257,7 @@ def _kinds(pipeline: Any) -> Mapping[str, Kind]:
 
 
 def _load_bytes(config: Any, options: Options) -> int | None:
-    """How much is loaded; None if the files do not say. Each component has a folder of its own."""
+    """The bytes to load; None if the files do not tell. Each component has a folder of its own."""
     if options.load_workspace is not None:
         return options.load_workspace
     folder = Path(config.model)

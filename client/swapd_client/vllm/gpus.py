@@ -1,25 +1,24 @@
-"""Which daemon a rank goes to: one folder for each GPU. Neither vllm nor torch is needed here."""
+"""The daemon of each rank: one runtime folder for each GPU. Needs neither vllm nor torch."""
 
 from pathlib import Path
 
 from swapd.shared import config
 from swapd_client.errors import SwapdError
 
-#: What stands for the number of the rank's GPU in an endpoint, as in "/run/swapd/gpu{gpu}".
+#: Placeholder for the number of the rank's GPU in an endpoint, as in "/run/swapd/gpu{gpu}".
 GPU = "{gpu}"
 
 
 class NoEndpoint(SwapdError, ValueError):
-    """It cannot be said which daemon a rank belongs to; the message says how to tell."""
+    """The daemon of a rank cannot be found out; the message tells how to set it."""
 
 
 def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
     """The runtime folder of a rank's daemon.
 
-    `endpoint` is what the settings say, else `$SWAPD_ENDPOINT`, else the folder of the GPU; the
-    first two may have `{gpu}` in them. `visible` is the GPU's number in this process, as torch
-    counts; what is meant is the one that it has on the machine. None: no GPU, and `{gpu}` is the
-    `rank`. Raises: NoEndpoint.
+    `endpoint` is the setting, else `$SWAPD_ENDPOINT`, else the folder of the GPU; the first two may
+    contain `{gpu}`. `visible` is the GPU's number in this process, as torch counts; it is converted
+    to the number on the machine. None: no GPU, and `{gpu}` is the `rank`. Raises: NoEndpoint.
     """
     said = endpoint or config.endpoint_from_environment()
     if said is None:
@@ -28,7 +27,7 @@ def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
         said = said.replace(GPU, str(rank if visible is None else number_of(visible)))
     if "{" in said:
         raise NoEndpoint(
-            f"{said!r} is no endpoint: only {GPU} can stand in one, for the number of the GPU"
+            f"{said!r} is no endpoint: the only placeholder is {GPU}, the number of the GPU"
         )
     return Path(said)
 
@@ -36,7 +35,7 @@ def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
 def number_of(visible: int) -> int:
     """The number on the machine of the GPU that has number `visible` in this process.
 
-    By `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint where that gives other names than numbers.
+    By `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint if that lists UUIDs instead of numbers.
     """
     listed = config.visible_gpus()
     if listed is None:
@@ -44,13 +43,13 @@ def number_of(visible: int) -> int:
     names = [name.strip() for name in listed.split(",")]
     if visible >= len(names):
         raise NoEndpoint(
-            f"CUDA_VISIBLE_DEVICES={listed} has no GPU number {visible}: list it there, or say "
-            "where the daemon is: additional_config: {swapd: {endpoint: /run/swapd/...}}"
+            f"CUDA_VISIBLE_DEVICES={listed} has no GPU number {visible}: list it there, or set "
+            "the daemon's folder: additional_config: {swapd: {endpoint: /run/swapd/...}}"
         )
     if not names[visible].isdecimal():
         raise NoEndpoint(
-            f"CUDA_VISIBLE_DEVICES={listed} names GPUs by UUID, and a daemon's folder is named by "
-            "number: list numbers there, or say where the daemon is: additional_config: "
+            f"CUDA_VISIBLE_DEVICES={listed} names GPUs by UUID, but a daemon's folder has a "
+            "number: list numbers there, or set the folder: additional_config: "
             "{swapd: {endpoint: /run/swapd/...}}, or $" + config.ENDPOINT_VARIABLE
         )
     return int(names[visible])

@@ -1,6 +1,6 @@
-"""vLLM's KV cache over a buffer of swapd's: how much it is, where its blocks are, what is refused.
+"""vLLM's KV cache in a buffer of swapd: its size, the places of its blocks, and refusals.
 
-What becomes of it between two turns is said by `stage/cache.py`.
+`stage/cache.py` defines its contents between two turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def nbytes_of(config: "KVCacheConfig") -> int:
-    """How much vLLM is going to allocate, in one buffer; 0 if the model has no cache."""
+    """The bytes that vLLM will allocate, in one buffer; 0 if the model has no cache."""
     return max((tensor.size for tensor in config.kv_cache_tensors), default=0)
 
 
 def layers_of(config: "KVCacheConfig") -> list[Layer]:
-    """Where each layer's share of a block is in that buffer."""
+    """The place of each layer's share of a block in that buffer."""
     return [
         Layer(tensor.offset + number * tensor.layer_stride, tensor.block_stride)
         for tensor in config.kv_cache_tensors
@@ -33,28 +33,28 @@ def layers_of(config: "KVCacheConfig") -> list[Layer]:
 
 
 def block_tokens_of(config: "KVCacheConfig") -> list[int]:
-    """By group of layers, how many tokens a block holds."""
+    """Tokens in a block, by group of layers."""
     return [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
 
 
 def problem_with(
     config: "KVCacheConfig", vllm_config: Any, terms: Terms, *, apart: bool
 ) -> str | None:
-    """Why this cache cannot take turns, and what to change; None if it can.
+    """The reason why this cache cannot take turns, with a remedy; None if it can.
 
-    `apart`: the stage has weights that are leased for some steps alone.
+    `apart`: the stage has weights that are leased for some steps only.
     """
     if connector := _connector_of(vllm_config):
         return f"a KV connector copies blocks at any time: leave out {connector}"
     if not terms.saved:
         if terms.prefixes and terms.deaf:
             return (
-                f"what is dropped is no prefix, and its scheduler does not hear of it: {terms.deaf}"
+                f"its scheduler would reuse dropped blocks as prefixes: {terms.deaf}"
                 "; or enable_prefix_caching: false, or kv: auto"
             )
         if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
             return (
-                "an engine without a process of its own does not say that its last request has "
+                "an engine without a process of its own does not report that its last request has "
                 "ended: set VLLM_ENABLE_V1_MULTIPROCESSING=1, or kv: auto"
             )
         if apart or vllm_config.parallel_config.tensor_parallel_size > 1:
@@ -76,22 +76,22 @@ def problem_with(
 
 
 def _connector_of(vllm_config: Any) -> str | None:
-    """What in the configuration has another stage, or a store, read blocks or write to them."""
+    """The setting by which another stage, or a store, reads or writes blocks."""
     if vllm_config.kv_transfer_config is not None:
         return "kv_transfer_config"
     of_omni = getattr(vllm_config.model_config, "omni_kv_config", None) or {}
     return next((f"omni_kv_config.{key}" for key in _OF_OMNI if of_omni.get(key)), None)
 
 
-#: Of vllm-omni's `omni_kv_config`: what has blocks go from stage to stage.
+#: Keys of vllm-omni's `omni_kv_config` that send blocks from stage to stage.
 _OF_OMNI = ("need_send_cache", "need_recv_cache")
 
-#: Kinds of layers whose blocks are where `layers_of` says.
+#: Kinds of layers whose blocks are placed as in `layers_of`.
 _TESTED = ("FullAttentionSpec", "SlidingWindowSpec", "UniformTypeKVCacheSpecs", "MLAAttentionSpec")
 
 
 class _Zeros(TorchFunctionMode):
-    """Has one `torch.zeros` be a buffer that is there, and is zeros: that of the KV cache."""
+    """Replaces the `torch.zeros` of the KV cache by a buffer that already contains zeros."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         super().__init__()
@@ -115,9 +115,9 @@ class _Zeros(TorchFunctionMode):
 
 @contextmanager
 def made_over(buffer: torch.Tensor) -> Iterator[None]:
-    """While in it vLLM makes its KV cache over `buffer`, which is zeros; every layer is a view.
+    """In the block vLLM makes its KV cache over `buffer` (zeros); every layer is a view.
 
-    Raises: RuntimeError if it has made it elsewhere.
+    Raises: RuntimeError if vLLM has made it elsewhere.
     """
     with _Zeros(buffer) as zeros:
         yield
@@ -128,7 +128,7 @@ def made_over(buffer: torch.Tensor) -> Iterator[None]:
 
 
 def note(in_use: InUse, scheduled: Any) -> None:
-    """What a step's `SchedulerOutput` says of blocks; once the step has its lease."""
+    """Note the blocks in a step's `SchedulerOutput`, once the step has its lease."""
     for new in scheduled.scheduled_new_reqs:
         in_use.has(new.req_id, new.block_ids)
     cached = scheduled.scheduled_cached_reqs
@@ -138,7 +138,7 @@ def note(in_use: InUse, scheduled: Any) -> None:
 
 
 def shares_of(cache: Cache, scheduled: Any) -> Iterator[Share]:
-    """What each request reads and writes in a step that was noted, in the order of scheduling."""
+    """Reads and writes of each request in a step that was noted, in the order of scheduling."""
     cached = scheduled.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     new = {one.req_id: one.num_computed_tokens for one in scheduled.scheduled_new_reqs}

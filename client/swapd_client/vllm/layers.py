@@ -1,8 +1,8 @@
-"""A component that takes turns leaves by layers: as much of it as others need, and not all of it.
+"""Division of a component into parts of neighbouring layers, so that it is evicted in parts.
 
-It is registered as a family, whose parts are neighbouring layers; what is in no layer, or in
-several (embeddings, head, norms, tied weights), is the part `rest`. All parts are leased together.
-Lives here: which tensors are which part. Does not import vLLM.
+The component is registered as a family of these parts. Tensors in no layer, or in several
+(embeddings, head, norms, tied weights), are the part `rest`. All parts are leased together. Lives
+here: the assignment of tensors to parts. Does not import vLLM.
 """
 
 from collections import defaultdict
@@ -22,10 +22,10 @@ from swapd_client.vllm.parts import Part, Tensors
 
 
 def divide(parts: Iterable[Part], models: Mapping[str, Module], chunk: int, room: int) -> None:
-    """Have those of a stage's components leave by layers that take turns, and are large enough.
+    """Divide those components of a stage that take turns and are large enough.
 
-    `models`: as `parts.parts_of` has them. `chunk`: what device memory is lent in, bytes. A stage
-    that would fit into `room` bytes whole, and no more in parts, stays whole.
+    `models`: as in `parts.parts_of`. `chunk`: the daemon's chunk in bytes. A stage that fits into
+    `room` bytes whole, but not in parts, stays whole.
     """
     parts = tuple(parts)
     lists = [list(layers) for key, model in models.items() for _, layers in lists_of(model, key)]
@@ -41,9 +41,9 @@ def divide(parts: Iterable[Part], models: Mapping[str, Module], chunk: int, room
 def by_layers(
     tensors: Tensors, lists: Iterable[Sequence[str]], least: int
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`tensors` in parts of at least `least` bytes each, but for `rest`, which is first.
+    """`tensors` in parts of at least `least` bytes each, except `rest`, which is first.
 
-    `lists`: the paths of layers that follow each other. {} if there would be one part of layers.
+    `lists`: the paths of consecutive layers. {} if there would be only one part of layers.
     """
     lists = [tuple(layers) for layers in lists]
     layer_of = _layers(tensors, {layer for layers in lists for layer in layers})
@@ -65,7 +65,7 @@ def by_layers(
 
 
 def modules_of(models: Mapping[str, Module], part: str) -> list[Module]:
-    """The layers of a part, by its name. `models`: as `parts.parts_of` has them."""
+    """The layers of a part, by its name. `models`: as in `parts.parts_of`."""
     path, _, numbers = part.rpartition(".")
     first, _, last = numbers.partition("-")
     key = next((key for key in models if key and path.startswith(f"{key}.")), "")
@@ -78,16 +78,16 @@ def modules_of(models: Mapping[str, Module], part: str) -> list[Module]:
 
 
 def nbytes_of(tensors: Tensors) -> int:
-    """How much they take together, each storage once; no less than that."""
+    """Upper bound on their bytes together, each storage once."""
     stores = {start: n for one in tensors.values() for start, n in _stores(one)}
     return sum(vm.round_up(n, ALIGN_BYTES) for n in stores.values())
 
 
 def _layers(tensors: Tensors, layers: Collection[str]) -> dict[str, str]:
-    """By tensor, its layer; "" if it is in none, or shares memory with what is elsewhere."""
+    """The layer of each tensor; "" if it is in none, or shares memory with tensors elsewhere."""
     layer_of = {name: _around(name, layers) for name in tensors}
     stores = {name: {start for start, _ in _stores(one)} for name, one in tensors.items()}
-    while True:  # of a wrapper the other tensors that it wraps go along
+    while True:  # all tensors inside one wrapper must stay together
         users: dict[int, set[str]] = defaultdict(set)
         for name, starts in stores.items():
             for start in starts:
@@ -107,7 +107,7 @@ def _around(name: str, layers: Collection[str]) -> str:
 
 
 def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Where its storages are, and their bytes: of a wrapper, those of what it wraps."""
+    """Addresses and bytes of its storages; of a wrapper, those of the tensors inside."""
     if is_wrapper(tensor):
         for name in inner_names(tensor):
             yield from _stores(getattr(tensor, name))
@@ -116,7 +116,7 @@ def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _grouped(layers: Iterable[str], nbytes: Mapping[str, int], least: int) -> list[list[str]]:
-    """Neighbours together, until they have `least` bytes; what is left at the end goes with them.
+    """Group neighbours of at least `least` bytes together; the remainder joins the last group.
 
     [] if all have less.
     """
@@ -133,6 +133,6 @@ def _grouped(layers: Iterable[str], nbytes: Mapping[str, int], least: int) -> li
 
 
 def _called(group: Sequence[str]) -> str:
-    """As in "model.layers.4-7"."""
+    """Name such as "model.layers.4-7"."""
     first, last = group[0], group[-1].rpartition(".")[2]
     return first if len(group) == 1 else f"{first}-{last}"

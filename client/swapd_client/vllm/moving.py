@@ -1,5 +1,6 @@
-"""A stage's weights move into swapd: which do, whether the stage still computes the same, and what
-is left. Does not import vLLM.
+"""The move of a stage's weights into swapd, the check that it computes the same, and the remainder.
+
+Does not import vLLM.
 """
 
 import logging
@@ -16,24 +17,26 @@ from swapd_client.vllm.selfcheck import Around, Calls, Context, Hold, Place, not
 
 log = logging.getLogger("swapd_client")
 
-#: Of what was read from files, how much is to be in swapd.
+#: Least share of the bytes read from files that must be in swapd.
 ENOUGH = 0.95
-#: How many of the tensors that were left a warning names.
+#: Number of remaining tensors that a warning names.
 _NAMED = 3
 
 Take = Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], int]
 
 
 class Moving:
-    """The move of one stage's weights: `move`, then `compare` when they can be leased."""
+    """The move of one stage's weights: `move`, then `compare` once they can be leased."""
 
     def __init__(self, name: str, *, keep_place: bool) -> None:
-        """`name`: the stage's. `keep_place`: where the weights were is kept until `compare`."""
+        """`name`: the stage's. `keep_place`: whether the weights' old memory is kept until
+        `compare`.
+        """
         self._name = name
         self._keep_place = keep_place
         self._calls = Calls()
         self._place = Place(())
-        #: What has moved and is no parameter, by name; and what else there is, and has not.
+        #: Moved tensors that are not parameters, by name; and the tensors that have not moved.
         self._outside: Mapping[str, torch.Tensor] = {}
         self._left: list[outside.Outside] = []
 
@@ -44,11 +47,11 @@ class Moving:
         forward: Callable[[], None],
         context: Context = nullcontext,
     ) -> int:
-        """Have swapd take all that can be moved; how many bytes that is.
+        """Move all weights that can be moved into swapd; return their bytes.
 
-        `take(outside, aliases)` moves the parameters of `models`, and these, which are as
-        `parts.parts_of` wants them. `forward()` computes something with all layers, and `context()`
-        is entered when one of them is called alone. Raises as `take`.
+        `take(outside, aliases)` moves the parameters of `models`, and these tensors, in the form of
+        `parts.parts_of`. `forward()` computes with all layers, and `context()` surrounds calls of
+        single layers. Raises as `take`.
         """
         parameters = [one for model in models.values() for one in model.parameters()]
         found = Candidates(models)
@@ -60,8 +63,8 @@ class Moving:
         moved = take(weights, aliases)
         if still := self._place.overwrite():
             log.warning(
-                "%s: %d tensors still lie over the memory that weights have left, which they keep: "
-                "count it to what the stage needs beside swapd (gpu_memory_utilization)",
+                "%s: %d tensors keep the memory that weights had before they moved into swapd: "
+                "add it to the stage's own memory (gpu_memory_utilization)",
                 self._name,
                 len(still),
             )
@@ -79,9 +82,9 @@ class Moving:
         try:
             with self._calls.noted(models):
                 forward()
-        except Exception as exc:  # noqa: BLE001 - a model may want more than there is as it loads
+        except Exception as exc:  # noqa: BLE001 - a model may need more than exists while it loads
             log.warning(
-                "%s cannot be run before its weights move (%r): only linear layers are checked",
+                "cannot run %s before its weights move (%r): only linear layers are checked",
                 self._name,
                 exc,
             )
@@ -89,20 +92,20 @@ class Moving:
         self._calls.settle()
 
     def compare(self, around: Around = nothing, hold: Hold = nullcontext) -> None:
-        """See whether the layers compute what they did: `Calls.compare`."""
+        """Compare the layers' outputs with those before the move: `Calls.compare`."""
         self._calls.compare(self._name, around, hold)
         self._place.leave()
-        self._calls = Calls()  # it has inputs and outputs of every layer
+        self._calls = Calls()  # they hold inputs and outputs of every layer
 
     def warn_of_rest(self, read: int | None, moved: int) -> None:
-        """Warn if of `read` bytes of weights, None if that is not known, too few were moved."""
+        """Warn if too few of the `read` bytes of weights (None: unknown) were moved."""
         if not read or moved >= read * ENOUGH:
             return
         left = outside.largest(self._left, _NAMED)
         named = ", ".join(f"{one.name} ({size(one.tensor.nbytes)})" for one in left)
         log.warning(
-            "%s has %s of weights, and %s of them in swapd (%d %%): the rest is kept in memory of "
-            "this process's own, and stays there when the stage gives way%s",
+            "%s has %s of weights, and %s of them in swapd (%d %%): the rest is in private memory, "
+            "and stays there when the stage gives way%s",
             self._name,
             size(read),
             size(moved),
@@ -111,7 +114,7 @@ class Moving:
         )
 
     def warn_of_new(self, models: Mapping[str, Module]) -> None:
-        """New weights were loaded: warn if kernels keep theirs elsewhere than in swapd now."""
+        """After new weights were loaded: warn if kernels now keep weights outside of swapd."""
         if not self._outside:
             return
         new = [
@@ -121,8 +124,8 @@ class Moving:
         ]
         if new:
             log.warning(
-                "%s has %s of its new weights in memory of this process's own, where kernels have "
-                "put them: start the stage again to have them take turns",
+                "kernels of %s have put %s of its new weights into private memory: "
+                "start the stage again to have them take turns",
                 self._name,
                 size(sum(new)),
             )
@@ -130,7 +133,7 @@ class Moving:
 
 @contextmanager
 def eager(models: Mapping[str, Module]) -> Iterator[None]:
-    """While in it, what vLLM would compile is run as it is."""
+    """In the block, run modules that vLLM would compile without compiling them."""
     compiled = [
         module
         for model in models.values()

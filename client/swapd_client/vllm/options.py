@@ -1,6 +1,6 @@
-"""What a stage's `additional_config.swapd` says.
+"""Options of a stage in `additional_config.swapd`.
 
-Lives here: names, defaults, meanings, and what is refused. Neither torch nor vLLM.
+Lives here: names, defaults, meanings, and checks. Neither torch nor vLLM.
 """
 
 from collections.abc import Mapping
@@ -14,43 +14,44 @@ from swapd_client.errors import InvalidSettings
 from swapd_client.offload import settings
 from swapd_client.offload.settings import OffloadSettings
 
-#: A part of a stage that leaves by layers has as many chunks at least. It takes whole ones, and
-#: half a chunk is empty on average: so no more than 1/32 of the device memory that it takes.
+#: Least chunks of each part of a stage that is evicted by layers. Parts take whole chunks, and half
+#: a chunk is empty on average: so at most 1/32 of their device memory.
 PART_CHUNKS = 16
 
-#: The key of `additional_config` under which all of it is.
+#: The key of `additional_config` that contains the options.
 KEY = "swapd"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage's options; the defaults are those of a stage that says nothing."""
+    """One stage's options; the defaults hold for a stage without options."""
 
-    #: What the stage is called in the daemon; "": as vllm-omni calls it, or as its model.
+    #: The stage's name in the daemon; "": as in vllm-omni, or as its model.
     component: str = ""
     #: The daemon's runtime folder; "": `$SWAPD_ENDPOINT`, or that of the rank's GPU.
     endpoint: str = ""
-    #: Seconds: how long requests that are in flight may take to finish when another stage waits.
+    #: Seconds that requests in flight may take to finish when another stage waits.
     finish_within_s: float = 10.0
-    #: Seconds: how long its turn lasts then instead, requests in flight or not; None: as above.
+    #: Seconds of a turn when another stage waits, even with requests in flight; None: as above.
     slice_s: float | None = None
     #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
     load_workspace: int | None = None
-    #: The stages of the pipeline, as they are called in the daemon, in the order in which a request
-    #: passes them; None: as vllm-omni has them. (): no other stage is brought in ahead.
+    #: Names in the daemon of the pipeline's stages, in the order in which a request passes them;
+    #: None: the order of vllm-omni. (): no other stage is loaded ahead.
     order: tuple[str, ...] | None = None
-    #: What becomes of its KV cache between two turns: "private": it takes none; "drop": nothing is
-    #: saved, and a turn lasts until no request is in flight; "auto": what requests in flight have
-    #: in it is saved, and what they leave behind if prefixes are cached; "save": always both.
+    #: The KV cache between two turns. "private": it is not in swapd. "drop": its contents are
+    #: dropped, and a turn lasts until no request is in flight. "auto": swapd saves the blocks of
+    #: requests in flight, and with prefix caching those of finished requests. "save": swapd always
+    #: saves both.
     kv: Literal["private", "drop", "auto", "save"] = "private"
-    #: With `async_chunk`: how many chunks of a request a stage makes in a turn before it gives way
-    #: to the stage that they are for; of the same request twice as many each time. 0: it first
-    #: finishes what is in flight.
+    #: With `async_chunk`: chunks of a request that a stage makes in a turn before it gives way to
+    #: the stage that consumes them; for the same request twice as many each time. 0: it first
+    #: finishes the requests in flight.
     chunks_per_turn: int = 32
-    #: Whether the stage says which weights it touched outside of its turn before it dies of that.
+    #: Whether the stage names the weights it accessed outside of its turn before it dies of that.
     faults: Literal["explain", "silent"] = "explain"
-    #: What the `cpu_offload_*` keys, and vllm-omni's others, say.
+    #: The `cpu_offload_*` keys, and vllm-omni's others.
     offload: OffloadSettings = OffloadSettings()
-    #: Whether `cpu_offload_enabled` is there at all: false is not the same as nothing.
+    #: Whether `cpu_offload_enabled` is set at all: false differs from unset.
     offload_said: bool = False
 
 
@@ -62,14 +63,15 @@ NAMES = (*_OWN, *settings.NAMES)
 
 
 def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Options:
-    """The options of a stage, which messages call `stage`.
+    """The options of a stage; messages name it `stage`.
 
-    Raises: InvalidSettings, naming what is misspelt, of the wrong type, or in contradiction.
+    Raises: InvalidSettings, which names the option that is unknown, of the wrong type, or in
+    contradiction to another.
     """
     given = (additional_config or {}).get(KEY, {})
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):
-        raise InvalidSettings(f"{where} is to have keys, as in {{component: thinker}}: {given!r}")
+        raise InvalidSettings(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
     for name in given:
         _known(str(name), where)
     try:
@@ -90,13 +92,13 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
 
 
 def _check_slices(own: Mapping[str, Any], where: str) -> None:
-    """That a turn ends in one way. Raises: InvalidSettings."""
+    """Check that a turn ends in one way. Raises: InvalidSettings."""
     if "slice_s" not in own:
         return
     if "finish_within_s" in own:
         raise InvalidSettings(
             f"{where}.slice_s ends a turn inside requests, and finish_within_s lets them finish: "
-            "say one of the two"
+            "set one of the two"
         )
     if own.get("kv") == "drop":
         raise InvalidSettings(
@@ -139,7 +141,7 @@ def _parsed(name: str, value: Any, where: str) -> Any:
         if name == "faults":
             return msgspec.convert(value, Literal["explain", "silent"])
         return msgspec.convert(value, str)
-    except ValueError as exc:  # msgspec's are, too
+    except ValueError as exc:  # msgspec's errors too
         raise InvalidSettings(f"{where}: {exc}; it is {value!r}") from exc
 
 

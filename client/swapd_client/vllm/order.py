@@ -1,6 +1,6 @@
-"""Which stages the requests of a stage go on to, and which they come from. Pure.
+"""The stages before and after a stage in the order of requests. Pure.
 
-Names are those that the stages have in the daemon. What vllm-omni says of it is in `topology.py`.
+Names are those of the stages in the daemon. `topology.py` reads vllm-omni's order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,25 +10,26 @@ from swapd_client.errors import InvalidSettings
 
 
 class Neighbours(NamedTuple):
-    """Of one stage. After the last stages come the first again: the next request starts there."""
+    """Neighbours of one stage. After the last stages come the first again, with the next
+    request."""
 
     after: tuple[str, ...] = ()
-    #: Those that have done with a request when this stage has it.
+    #: Stages that are done with a request when this stage gets it.
     before: tuple[str, ...] = ()
 
 
-#: Of a stage that no other is known to come after.
+#: Of a stage without known successors.
 ALONE = Neighbours()
 
 
 def in_order(order: Sequence[str], name: str) -> Neighbours:
-    """Of stages that follow each other. Raises: InvalidSettings if `name` is none of them."""
+    """Neighbours in a sequence of stages. Raises: InvalidSettings if `name` is none of them."""
     if not order:
         return ALONE
     if name not in order:
         raise InvalidSettings(
-            f"{name}: order names {', '.join(order)}, and not this stage: name all stages of the "
-            "pipeline, as they are called in swapd"
+            f"{name}: order names {', '.join(order)}, but not this stage: name all stages of the "
+            "pipeline by their names in swapd"
         )
     stages = range(len(order))
     sources = {stage: (stage - 1,) if stage else () for stage in stages}
@@ -36,7 +37,7 @@ def in_order(order: Sequence[str], name: str) -> Neighbours:
 
 
 def among(sources: Mapping[int, Iterable[int]], names: Mapping[int, str], stage: int) -> Neighbours:
-    """By number, which stages each gets its requests from, and what it is called."""
+    """Neighbours of a stage. `sources`, `names`: sources of requests and names, by stage number."""
     inner = {source for of in sources.values() for source in of}
     firsts = [one for one, of in sources.items() if not tuple(of)]
     lasts = [one for one in sources if one not in inner]

@@ -1,17 +1,17 @@
-"""Weights of a stage that are no parameters: where they are, and which of them can be lent.
+"""Weights of a stage that are not parameters: their places, and which can be in swapd.
 
-Kernels keep weights where they like: in an object that wraps them, on the method that quantises a
-layer, in a closure; and anything may keep a view of a parameter. Two kinds can go into swapd with
+Kernels keep weights in many places: in an object that wraps them, on the method that quantises a
+layer, in a closure; and any object may keep a view of a parameter. Two kinds can go into swapd with
 the parameters:
 
 - Aliases: tensors in the storage of a parameter, wherever they are kept (`aliases_of`).
-- Tensors that a layer refers to whose weights are processed when they are loaded (`Candidates`). A
-  component is read-only for its stage, so only those to which nothing writes: large ones that a
-  dummy forward does not change, that are not one value over and over, as room for something is, and
-  that are not called like scratch memory. Attention takes no part in a dummy forward, so what it
-  refers to must be called like a weight.
+- Tensors of a layer that processes its weights when they are loaded (`Candidates`). A component is
+  read-only for its stage, so only tensors that nothing writes to qualify. These are large, and a
+  dummy forward does not change them. They are not one repeated value (as reserved memory is), and
+  their names are not usual for scratch memory. A dummy forward does not run attention, so tensors
+  of attention must also have the name of a weight.
 
-Everything else stays where it is. Does not import vLLM.
+Everything else stays in place. Does not import vLLM.
 """
 
 import functools
@@ -28,59 +28,60 @@ from torch.nn import Module
 
 from swapd_client.offload.copies import start_of
 
-#: Bytes; what is smaller is not worth a place in a component.
+#: Bytes; smaller tensors are not worth a place in a component.
 LARGE = 64 << 10
 
-#: What names say that a tensor is written to.
+#: Names of tensors that are written to.
 _SCRATCH = re.compile("workspace|scratch|buf|cache|(?<!b)lock|semaphore|counter|lora|state")
 
-#: What names say that a tensor is a weight: MLA has `W_UK_T`, and for AMX `_w_uk_packed`.
+#: Names of weights: MLA has `W_UK_T`, and for AMX `_w_uk_packed`.
 _WEIGHT = re.compile("weight|packed|^_?w_")
 
-#: Of Python modules whose objects belong to the process and not to a layer.
+#: Python modules whose objects belong to the process and not to a layer.
 _FOREIGN = (
     *("torch.", "vllm.config.", "vllm.distributed.", "transformers."),
     *("logging.", "threading.", "_thread."),
 )
 
-#: How far from its layer a tensor may be, and how long a container may be.
+#: Greatest distance of a tensor from its layer, and greatest length of a container.
 _DEEP = 6
 _LONG = 4096
 
 
 class Outside(NamedTuple):
-    """A tensor that is no parameter. `name`: the path of the module, then how it is reached."""
+    """A tensor that is not a parameter. `name`: the path of its module, then the path from
+    there."""
 
     name: str
     tensor: torch.Tensor
-    #: A layer refers to it that may keep weights so.
+    #: Whether it belongs to a layer that may keep weights so.
     of_layer: bool
-    #: The end of the name: how it is reached from its module.
+    #: The end of the name: the path from its module.
     kept: str
 
 
 class Candidates:
-    """What modules refer to beside their parameters, as it is before a dummy forward."""
+    """Tensors of modules besides their parameters, as they are before a dummy forward."""
 
     def __init__(self, models: Mapping[str, Module]) -> None:
-        """`models`: by name, as `parts.parts_of` has them. Reads the bytes of what may be lent."""
+        """`models`: by name, as in `parts.parts_of`. Reads the bytes of possible weights."""
         self.found = found_in(models)
         self._likely = [(one, _sum(one.tensor)) for one in self.found if _may_be_a_weight(one)]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Those that can be lent, by name; asked when the layers have computed something."""
+        """Tensors that can be in swapd, by name. Call it after the dummy forward."""
         return {one.name: one.tensor for one, before in self._likely if _sum(one.tensor) == before}
 
 
 def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of this process that lie in the storages of `tensors`, and are none of them.
+    """Other tensors of this process in the storages of `tensors`.
 
-    Only those that Python knows. In the order of their addresses.
+    Only tensors that Python knows, ordered by address.
     """
     given = list(tensors)
     known = {id(tensor) for tensor in given}
     stores = {start_of(tensor) for tensor in given} - {0}
-    with torch._C.DisableTorchFunctionSubclass():  # what others' subclasses would do or refuse
+    with torch._C.DisableTorchFunctionSubclass():  # ignore the behaviour of tensor subclasses
         found = [
             thing
             for thing in gc.get_objects()
@@ -92,7 +93,7 @@ def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def largest(left: Iterable[Outside], count: int) -> list[Outside]:
-    """The largest of them, each storage once."""
+    """The `count` largest of them, each storage once."""
     by_store = {start_of(one.tensor): one for one in left if one.tensor.nbytes >= LARGE}
     return sorted(by_store.values(), key=lambda one: -one.tensor.nbytes)[:count]
 
@@ -101,13 +102,13 @@ def _may_be_a_weight(one: Outside) -> bool:
     return (
         one.of_layer
         and one.tensor.nbytes >= LARGE
-        and not _SCRATCH.search(one.kept)  # also of a list of rooms, and of an adapter's tensors
+        and not _SCRATCH.search(one.kept)  # also parts of lists, and an adapter's tensors
         and not _is_one_value(one.tensor)
     )
 
 
 def found_in(models: Mapping[str, Module]) -> list[Outside]:
-    """All tensors that modules of `models` refer to and that are no parameters, each once."""
+    """All tensors in modules of `models` that are not parameters, each once."""
     seen = {id(one) for model in models.values() for one in model.parameters()}
     return [
         _outside(module, path, name, tensor)
@@ -138,7 +139,7 @@ def _attributes(module: Module) -> dict[str, Any]:
 def _reached(
     things: Mapping[str, Any], path: str, seen: set[int], deep: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors with bytes of their own that can be reached from `things`, each once."""
+    """All tensors with bytes of their own that are reachable from `things`, each once."""
     for key, thing in things.items():
         if id(thing) in seen or isinstance(thing, Module | type | types.ModuleType):
             continue
@@ -153,13 +154,13 @@ def _reached(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it can be given another place: its bytes are its own, and no computation's."""
+    """Whether it can be moved: it owns its bytes, and is not the result of a computation."""
     kind = type(tensor)
     return (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)) and tensor.is_leaf
 
 
 def _inside(thing: Any) -> Mapping[str, Any]:
-    """What an object refers to, by name."""
+    """The objects that an object refers to, by name."""
     match thing:
         case str() | bytes() | int() | float() | None:
             return {}
@@ -188,7 +189,7 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
     defaults = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing was assigned to it yet
+        with suppress(ValueError):  # not assigned yet
             found[name] = cell.cell_contents
     return defaults | found
 
@@ -202,7 +203,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    """Changes with the bytes, as those of scratch memory do."""
+    """A checksum that changes with the bytes, as those of scratch memory do."""
     return int(_bytes(tensor).sum(dtype=torch.int64))
 
 

@@ -1,7 +1,7 @@
-"""Which weights of a stage's model are which component, and what happens to each.
+"""Division of a stage's model into components, and their policies.
 
-A stage is one component, or itself and its encoders. Lives here: names, tensors, policies. Which
-of them leave by layers is said by `layers.py`. May not live here: the daemon, leases, vLLM.
+A stage is one component, or itself and its encoders. Lives here: names, tensors, policies.
+`layers.py` divides components by layers. May not live here: the daemon, leases, vLLM.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,35 +17,35 @@ from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
 from swapd_client.vllm.options import Options
 
-#: Modules whose weights only steps with encoder inputs use, by the usual names.
+#: Usual names of modules that only steps with encoder inputs use.
 ENCODERS = ("visual", "audio_tower", "vision_tower")
 
 
-#: By the names they have in the model.
+#: By name in the model.
 Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass
 class Part:
-    """What is to be registered as one component."""
+    """One component to register."""
 
-    #: In the daemon; of a component that leaves by layers, its family's.
+    #: Name in the daemon; of a component that is evicted by layers, its family's name.
     name: str
     policy: Policy
-    #: Needed by those steps alone that have encoder inputs.
+    #: Whether only steps with encoder inputs need it.
     encoder: bool = False
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: If it leaves by layers: those of `tensors`, by part of a family that is called `name`.
+    #: If it is evicted by layers: its tensors, by part of the family called `name`.
     layers: Mapping[str, Tensors] = field(default_factory=dict)
 
     @property
     def family(self) -> str:
-        """What its parts are parts of; "" if it has none."""
+        """The family of its parts; "" if it has none."""
         return self.name if self.layers else ""
 
     @property
     def sources(self) -> dict[str, Tensors]:
-        """What is registered of it, by name in the daemon: itself, or its parts."""
+        """The sources to register, by name in the daemon: itself, or its parts."""
         if not self.layers:
             return {self.name: self.tensors}
         return {part_name(self.name, key): tensors for key, tensors in self.layers.items()}
@@ -60,10 +60,10 @@ def parts_of(
 ) -> list[Part]:
     """The components of a stage called `name`, the stage itself first; none is empty.
 
-    `models`: the model, under "", and what else has weights (a drafter), under its name. `outside`:
-    weights that are no parameters, by names that begin with the paths of their modules. `aliases`:
-    further tensors over the same memory. Weights that an encoder shares with the rest are the
-    rest's. Raises: InvalidSettings.
+    `models`: the model, under "", and other models with weights (a drafter), under their names.
+    `outside`: weights that are not parameters, by names that begin with the paths of their modules.
+    `aliases`: further tensors over the same memory. Weights that an encoder shares with the rest
+    belong to the rest. Raises: InvalidSettings.
     """
     _refuse(options, name)
     modules = {
@@ -92,8 +92,8 @@ def _refuse(options: Options, name: str) -> None:
     for setting in ("enable_cpu_offload", "enable_layerwise_offload", "cpu_offload_gb"):
         if getattr(options.offload, setting):
             raise InvalidSettings(
-                f"{name}: {setting} is for diffusion stages; an AR or generation stage is lent "
-                "whole, with its encoders apart if it says cpu_offload_enabled: true"
+                f"{name}: {setting} is for diffusion stages; an AR or generation stage is loaded "
+                "whole, with its encoders apart if it sets cpu_offload_enabled: true"
             )
 
 
@@ -110,7 +110,7 @@ def _stage_itself(named: Sequence[str], name: str) -> bool:
 
 
 def _taking_turns(options: Options) -> Policy:
-    """A step needs several at once, so those that alternate must not exclude each other."""
+    """A step needs several at once, so alternating ones must not exclude each other."""
     return "sequential" if options.offload.cpu_offload_strategy == "sequential" else "lru"
 
 
@@ -120,7 +120,7 @@ def _inner(path: str, options: Options, name: str) -> Part:
 
 
 def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[str]:
-    """Where the stage's inner components are: outermost modules, by the last part of their path."""
+    """Paths of the stage's inner components: outermost modules, by the last part of their path."""
     offload = options.offload
     if not offload.cpu_offload_enabled:
         return []
@@ -132,7 +132,7 @@ def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[s
         matches = [path for path in modules if path == one or path.endswith(f".{one}")]
         if not matches and named is not None:
             raise InvalidSettings(
-                f"{name}: cpu_offload_components names {one!r}, and the stage has no such module; "
+                f"{name}: cpu_offload_components names {one!r}, but the stage has no such module; "
                 f"there are: {name} itself, {', '.join(_children(modules))}"
             )
         found += sorted(matches, key=lambda path: path.count("."))[:1]
@@ -140,7 +140,7 @@ def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[s
 
 
 def _children(modules: Mapping[str, Module]) -> Iterator[str]:
-    """What could be named: modules with weights, two levels down at most."""
+    """Names that the option accepts: modules with weights, at most two levels down."""
     for path, module in modules.items():
         if path and path.count(".") < 2 and next(module.parameters(), None) is not None:
             yield path
@@ -149,7 +149,7 @@ def _children(modules: Mapping[str, Module]) -> Iterator[str]:
 def _parameters(
     path: str, root: Module, stops: Iterable[int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of the modules in `root`, but for what is in the modules `stops`."""
+    """Parameters of the modules in `root`, except those in the modules `stops`."""
     inside = {id(module) for module in walk(root, stops)}
     for where, module in root.named_modules(prefix=path):
         if id(module) in inside:
@@ -157,7 +157,9 @@ def _parameters(
 
 
 def _keep_together(parts: Sequence[Part]) -> None:
-    """Have tensors that share memory in one part, and each once: in the first that has one."""
+    """Put tensors that share memory into one part, the first that has one of them; each tensor
+    once.
+    """
     owner: dict[int, Part] = {}
     seen: set[int] = set()
     for part in parts:
@@ -172,7 +174,9 @@ def _keep_together(parts: Sequence[Part]) -> None:
 
 
 def _add_aliases(parts: Sequence[Part], aliases: Iterable[torch.Tensor]) -> None:
-    """Each goes where the first tensor in its storage goes, and is called after that."""
+    """Put each alias into the part of the first tensor in its storage, and name it after that
+    tensor.
+    """
     first = {
         start_of(tensor): (part, name)
         for part in reversed(parts)

@@ -1,11 +1,12 @@
-"""Engines of one device start one after the other: each sizes its KV cache by what is free there.
+"""Engines of one device start one after the other, because each sizes its KV cache by free memory.
 
-From before vLLM looks at that first until it has warmed up, a stage has its daemon's turn to start;
-others wait, with nothing in their hands. So no stage takes for its own, or for free, what another
-allocates meanwhile, or is lent to load in. The ranks of a stage ask in the order of their daemons,
-each when the one before it has its turn: two stages on two GPUs never wait for each other.
+A stage has its daemon's turn to start from before vLLM first reads the free memory until vLLM has
+warmed up. Others wait, and hold nothing meanwhile. So no stage counts memory that another
+allocates, or has as workspace, as its own or as free. The ranks of a stage ask in the order of
+their daemons, each after the rank before it has its turn: so two stages on two GPUs never wait for
+each other.
 
-May not live here: torch, vLLM, which methods a start spans (`worker.py`).
+May not live here: torch, vLLM, the methods that a start spans (`worker.py`).
 """
 
 import logging
@@ -33,7 +34,7 @@ class Start:
         self._lease: Lease | None = None
 
     def begin(self, share: Callable[[str], Sequence[str]] | None = None) -> None:
-        """Wait for the turn, and have it. `share`: as `Ranks` has it, if there are several ranks.
+        """Wait for the turn and take it. `share`: as in `Ranks`, if there are several ranks.
 
         Raises: NotRunning, with the command to run; VersionMismatch, SessionEnded; RuntimeError if
         another rank cannot start.
@@ -41,11 +42,11 @@ class Start:
         if share is None:
             return self._take()
         folder, daemon = daemon_at(self._folder)
-        # as wide as any: sorted as `Ranks` sorts the numbers
+        # padded so that strings sort as the numbers in `Ranks`
         mine = ".".join(f"{number:020}" for number in daemon) if daemon else folder
         places = share(mine)
         if len(set(places)) < len(places):
-            return  # ranks that share a daemon: refused, with what to change, when they load
+            return  # ranks that share a daemon: `load_model` refuses them
         for place in sorted(places):
             problem = self._problem() if place == mine else ""
             if problems := [said for said in share(problem) if said]:
@@ -53,17 +54,17 @@ class Start:
                 raise RuntimeError(problems[0])
 
     def end(self) -> None:
-        """The stage has started, or will not. More than once is once."""
+        """The stage has started, or will not. Idempotent."""
         client, self._client = self._client, None
         lease, self._lease = self._lease, None
-        with suppress(SwapdError):  # the daemon is gone, and with it the turn
+        with suppress(SwapdError):  # the turn ended with the daemon
             if lease is not None:
                 lease.release()
         if client is not None:
             client.close()
 
     def _problem(self) -> str:
-        """Take the turn; why that is not possible, or ""."""
+        """Take the turn; return the error's text, or ""."""
         try:
             self._take()
         except SwapdError as exc:
@@ -88,10 +89,11 @@ class Start:
 
 @contextmanager
 def once_ranks_meet(module: ModuleType, then: Callable[[], None]) -> Iterator[None]:
-    """In the block, call `then()` when vLLM has connected the ranks of a stage.
+    """In the block, call `then()` after vLLM has connected the ranks of a stage.
 
-    That is before it looks at the device's memory, and the first time that the ranks can agree on
-    an order. `module` is vLLM's with the function that does it; restored when the block ends.
+    That is before vLLM reads the device's free memory, and the first time that the ranks can agree
+    on an order. `module` is vLLM's module with the connecting function, restored at the end of the
+    block.
     """
     connect = module.ensure_model_parallel_initialized
 

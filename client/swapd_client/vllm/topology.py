@@ -1,6 +1,6 @@
-"""Which stages come before and after a stage: its settings say it (`order`), or else vllm-omni.
+"""The stages before and after a stage, from its settings (`order`), or else from vllm-omni.
 
-vllm-omni is looked at only where its own configuration is given.
+Reads vllm-omni only if there is a configuration of vllm-omni.
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ from swapd_client.vllm.order import ALONE, Neighbours, among, in_order
 
 
 def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
-    """Those of the stage that is called `name` in the daemon.
+    """Neighbours of the stage that is called `name` in the daemon.
 
-    `model_config`: vLLM's; vllm-omni's says which stage of which pipeline it is. Raises:
+    `model_config`: vLLM's; vllm-omni's also has the stage and the pipeline. Raises:
     InvalidSettings.
     """
     if options.order is not None:
@@ -24,9 +24,9 @@ def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
 
 
 def _topology(config: Any, stage: int) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """What vllm-omni has registered for the pipeline that a stage is of; nothing if it is unknown.
+    """Sources and names of the stages of the pipeline, from vllm-omni; empty if it is unknown.
 
-    The topology is code of vllm-omni's, and no part of what a worker process is given.
+    A worker process does not get the topology: it is in vllm-omni's code.
     """
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, resolve_pipeline_config
 

@@ -1,25 +1,25 @@
-"""Which versions of vLLM and vllm-omni the worker classes were made for.
+"""Supported versions of vLLM and vllm-omni.
 
-They override methods of worker classes, which other versions may call in another order; `calls.py`
-lists those methods. Imports neither: both are loaded already wherever it matters.
+The worker classes override methods that other versions may call in another order; `calls.py` lists
+those methods. Imports neither package: both are loaded already wherever it matters.
 """
 
 import sys
 
 from swapd_client.errors import SwapdError
 
-#: By package, the minor versions that are supported. vllm-omni goes with vLLM of its own minor.
+#: Supported minor versions by package. vllm-omni needs vLLM of its own minor version.
 SUPPORTED = {"vllm": ("0.30", "0.31", "0.32"), "vllm_omni": ("0.30",)}
 
 
 class UnsupportedVersion(SwapdError, RuntimeError):
-    """This vLLM or vllm-omni is another than the worker classes were made for."""
+    """The worker classes do not support this version of vLLM or vllm-omni."""
 
 
 def check() -> None:
-    """Raise UnsupportedVersion if one that is loaded here is not supported, or both do not match.
+    """Raise UnsupportedVersion if a loaded package is not supported, or the two do not match.
 
-    Asked of the packages themselves: builds of vLLM have other names as distributions.
+    Reads the version from the package, because builds of vLLM have other distribution names.
     """
     vllm, omni = _loaded("vllm"), _loaded("vllm_omni")
     for package, version in (("vllm", vllm), ("vllm_omni", omni)):

@@ -1,8 +1,8 @@
-"""What all worker classes of AR and generation stages share: where weights are used, and loaded.
+"""Base of all worker classes of AR and generation stages: use and loading of weights.
 
-vLLM calls a worker's methods one after the other, in one thread. Lives here: which of them touch
-weights, what is refused, and vLLM's memory accounting. Leases are `stage/turns.py`'s. All methods
-that vLLM calls, also those that are its own, are in `calls.py`.
+vLLM calls a worker's methods one after the other, in one thread. Lives here: the methods that use
+weights, refusals, and vLLM's memory accounting. `stage/turns.py` has the leases. `calls.py` lists
+all methods that vLLM calls, also those not overridden here.
 """
 
 import gc
@@ -37,29 +37,30 @@ else:
 
 log = logging.getLogger("swapd_client")
 
-#: Of the dummy forward that a stage's layers are checked with.
+#: Tokens of the dummy forward that checks a stage's layers.
 DUMMY_TOKENS = 2
 
 
 class Unsupported(SwapdError, RuntimeError):
-    """This stage's configuration does not go with swapd; the message says what to change."""
+    """This stage's configuration is not possible with swapd; the message tells the change."""
 
 
 class Leased(_Above):  # type: ignore[misc]
-    """Mixed into a worker class of vLLM's, first: its weights are swapd's, lent for each call."""
+    """Mixed into a worker class of vLLM, first: its weights are in swapd, and leased for each
+    call."""
 
     _swapd: Stage
     _start: Start | None = None
     _moving: Moving
-    #: A weight update that was started and is not finished.
+    #: The running weight update.
     _change = ExitStack()
-    #: What the scheduler is to hear of the step under way, if contents of the KV cache are gone.
+    #: Message to the scheduler about the current step, if contents of the KV cache are lost.
     _word: Any = None
 
     # --- starting ------------------------------------------------------------------------
 
     def init_device(self) -> None:
-        """Have the turn to start from before the device's memory is looked at.
+        """Take the turn to start before vLLM reads the device's free memory.
 
         Raises: UnsupportedVersion, InvalidSettings, NotRunning.
         """
@@ -75,7 +76,7 @@ class Leased(_Above):  # type: ignore[misc]
 
     @contextmanager
     def _starting(self, *, to_the_end: bool = False) -> Iterator[None]:
-        """A step of the start, which ends with it, or with an error."""
+        """A step of the start. The start ends after its last step, or with an error."""
         try:
             yield
         except BaseException:
@@ -86,7 +87,7 @@ class Leased(_Above):  # type: ignore[misc]
                 self._start.end()
 
     def _share(self) -> Callable[[str], list[str]] | None:
-        """How this rank tells the stage's others something; None if it is alone."""
+        """The function that sends a text to all ranks of the stage; None for a single rank."""
         if self.parallel_config.tensor_parallel_size > 1:
             return partial(gather, get_tp_group())
         return None
@@ -99,7 +100,7 @@ class Leased(_Above):  # type: ignore[misc]
         Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning, and as `Stage.take`.
         """
         versions.check()
-        register()  # where $VLLM_PLUGINS leaves it out, nobody has yet
+        register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         name, options = self._settings()
         _refuse(self.vllm_config, name)
         gpu, share = number_of(self.device), self._share()
@@ -133,20 +134,21 @@ class Leased(_Above):  # type: ignore[misc]
         take = partial(self._swapd.take, models, beside=self._cache_bytes())
         moved = moving.move(models, take, self._dummy_forward, self._forward_context)
         moving.warn_of_rest(self._read_bytes(), moved * self.parallel_config.tensor_parallel_size)
-        # what vLLM takes off what the stage may use: these bytes are of swapd's --budget
+        # vLLM subtracts this from the memory it may use; these bytes are in swapd's --budget
+        # instead
         if used := getattr(self.model_runner, "model_memory_usage", 0):
             self.model_runner.model_memory_usage = max(used - moved, 0)
 
     def _find_segments(self) -> None:
-        """Have turns begin with the first layers, where Python calls each: its hook waits."""
+        """Let turns begin with the first layers, if Python calls each layer: its hook waits."""
         config = self.vllm_config.compilation_config
         if config.mode or (config.cudagraph_mode and config.cudagraph_mode.value):
-            log.info("%s begins a turn when all is in: it is compiled", self._swapd.name)
+            log.info("%s begins a turn when all is loaded: it is compiled", self._swapd.name)
             return
         try:
             self._swapd.find_segments(self._models(), self._dummy_forward)
-        except Exception as exc:  # noqa: BLE001 - a model may want more than there is as it loads
-            log.info("%s begins a turn when all is in: %r", self._swapd.name, exc)
+        except Exception as exc:  # noqa: BLE001 - a model may need more than exists while it loads
+            log.info("%s begins a turn when all is loaded: %r", self._swapd.name, exc)
 
     def _models(self) -> Mapping[str, Module]:
         models = {"": self.model_runner.get_model()}
@@ -155,7 +157,7 @@ class Leased(_Above):  # type: ignore[misc]
         return models
 
     def _dummy_forward(self) -> None:
-        """All that computes with the model's weights, on next to nothing."""
+        """Run every computation with the model's weights, on minimal input."""
         model = self.model_runner.get_model()
         without_cache = {"skip_attn": True} if getattr(self, "use_v2_model_runner", False) else {}
         with eager(self._models()), torch.inference_mode():
@@ -166,26 +168,26 @@ class Leased(_Above):  # type: ignore[misc]
                 model.compute_logits(hidden)
 
     def _forward_context(self) -> AbstractContextManager[None]:
-        """What vLLM's layers look for when they are called."""
+        """The context that vLLM's layers need when they are called."""
         context: AbstractContextManager[None] = set_forward_context(
             None, self.vllm_config, num_tokens=DUMMY_TOKENS
         )
         return context
 
     def _settings(self) -> tuple[str, Options]:
-        """What the stage is called, and what was said of it. Raises: InvalidSettings."""
+        """The stage's name and options. Raises: InvalidSettings."""
         where = f"stage {self._stage_name('')!r}"
         options = options_of(self.vllm_config.additional_config, where)
         return self._stage_name(options.component), options
 
     def _stage_name(self, component: str) -> str:
-        """What the stage is called in the daemon; each of its ranks has a name of its own."""
+        """The stage's name in the daemon; each of its ranks has a name of its own."""
         config, parallel = self.model_config, self.parallel_config
         name = component or getattr(config, "model_stage", None) or Path(config.model).name
         return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
 
     def _read_bytes(self) -> int | None:
-        """How much the loader has read, as the model holds it; None if that is not known."""
+        """The bytes that the loader has read, in the model's dtype; None if unknown."""
         config = self.vllm_config
         if config.load_config.load_format not in ("auto", "safetensors"):
             return None
@@ -195,7 +197,7 @@ class Leased(_Above):  # type: ignore[misc]
         )
 
     def _cache_bytes(self) -> int:
-        """How large a KV cache will take turns with the weights, as far as that is said."""
+        """The bytes of the KV cache in swapd, if configured; else 0."""
         private = self._swapd.options.kv == "private"
         return 0 if private else self.cache_config.kv_cache_memory_bytes or 0
 
@@ -219,7 +221,7 @@ class Leased(_Above):  # type: ignore[misc]
             stage.rest()
             return result
         if (encoders := bool(scheduler_output.scheduled_encoder_inputs)) or not stage.begun:
-            stage.begin(encoders=encoders)  # else the scheduler has
+            stage.begin(encoders=encoders)  # else the scheduler has begun it
         try:
             if (cache := stage.components.cache) is not None:
                 self._word = scheduler.word_of(cache, scheduler_output)
@@ -237,8 +239,10 @@ class Leased(_Above):  # type: ignore[misc]
         return result
 
     def _end_with_others(self, error: CacheLost) -> None:
-        """End this process if it is one of several ranks, and not the one that vLLM listens to: the
-        others compute this step and wait for it for good, and that a process ends is noticed.
+        """End this process if it is one of several ranks, and not the one that vLLM listens to.
+
+        The other ranks compute this step and would wait for it for ever; vLLM notices the end of a
+        process.
         """
         if self.rank > 0:
             log.critical("rank %d of %s ends: CacheLost: %s", self.rank, self._swapd.name, error)
@@ -251,14 +255,14 @@ class Leased(_Above):  # type: ignore[misc]
             self._swapd.end()
 
     def _counted(self, result: Any) -> Any:
-        """What a step returns, with word to the scheduler of what does not count."""
+        """A step's result, with a message to the scheduler about results that do not count."""
         if result is None:
             return None
         word = partial(self._word_then, self._word, self._swapd.fence())
         return scheduler.counted(result, word)
 
     def _word_then(self, word: Any, fence: Callable[[], SessionFenced | None]) -> Any:
-        """The word of a step that has computed. Raises: Stopped."""
+        """The message about a step that has computed. Raises: Stopped."""
         if (fenced := fence()) is None:
             return word
         cache = self._swapd.components.cache
@@ -280,7 +284,7 @@ class Leased(_Above):  # type: ignore[misc]
         return bool(self.parallel_config.data_parallel_size > 1)
 
     # --- other calls that read weights -----------------------------------------------------
-    # Where vLLM's own version has no such method, `super` says so.
+    # `super` reports methods that vLLM's own version does not have.
 
     def determine_available_memory(self) -> Any:
         with self._starting(), self._swapd.using():
@@ -298,7 +302,7 @@ class Leased(_Above):  # type: ignore[misc]
             raise
 
     def _lend_cache(self, config: Any) -> AbstractContextManager[None]:
-        """Have the KV cache take turns, if it is to: around what allocates it."""
+        """Put the KV cache into swapd, if configured: a context for its allocation."""
         stage, nbytes = self._swapd, kv.nbytes_of(config)
         fate = stage.options.kv
         if fate == "private" or not nbytes:
@@ -333,7 +337,7 @@ class Leased(_Above):  # type: ignore[misc]
             return super().add_lora(lora_request)
 
     def pin_lora(self, lora_id: int) -> Any:
-        """Makes it active if it is not."""
+        """Activates the LoRA if it is not active."""
         with self._swapd.using():
             return super().pin_lora(lora_id)
 
@@ -385,9 +389,9 @@ class Leased(_Above):  # type: ignore[misc]
         self._moving.warn_of_new(self._models())
 
     def _start_change(self, start: Callable[[], None]) -> None:
-        """The weights are aside from now on, until the update is finished."""
+        """Replace the weights by private copies until the update is finished."""
         if self._weight_update_active:
-            return start()  # which says that it is
+            return start()  # it raises vLLM's own error
         with ExitStack() as stack:
             stack.enter_context(self._swapd.changing())
             start()
@@ -410,7 +414,9 @@ class Leased(_Above):  # type: ignore[misc]
         raise Unsupported(_SLEEP)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Nothing sleeps here. vLLM calls it after a refused `discard`, and then goes on."""
+        """No-op, because nothing sleeps here. vLLM calls it after a refused `discard`, and then
+        goes on.
+        """
 
     def handle_sleep_task(self, task: Any) -> Any:
         raise Unsupported(_SLEEP)
@@ -439,24 +445,24 @@ class Worker(Leased, VllmWorker):  # type: ignore[misc]
 
 
 _SLEEP = (
-    "sleep mode does not go with swapd, which takes an idle stage's memory whenever another needs "
-    "it: leave out enable_sleep_mode, and do not call sleep or release_kv_cache_memory"
+    "swapd does not support sleep mode: it already evicts an idle stage when another stage needs "
+    "the memory. Leave out enable_sleep_mode, and do not call sleep or release_kv_cache_memory"
 )
 _CHECKPOINT = (
-    "a checkpoint of this process would be one without its weights, which are in swapd's memory: "
+    "a checkpoint of this process would lack its weights, which are in swapd's memory: "
     "end the stage, and start it again"
 )
 _ELASTIC = (
     "elastic expert parallelism moves weights to other ranks while they are in use: set "
     "enable_elastic_ep: false"
 )
-#: Ways to get new weights from a trainer that find the weights wherever they are at that time.
-#: Others may write to the addresses that the weights had at first, where they are read-only.
+#: Weight transfer backends that find the weights at their current addresses. Others may write to
+#: the weights' first addresses, where they are read-only.
 _TRANSFERS = ("nccl", "ipc", "sparse_nccl", "sharded_rdt")
 
 
 def _refuse(config: Any, name: str) -> None:
-    """Raise Unsupported for what does not go with swapd."""
+    """Raise Unsupported for settings that are not possible with swapd."""
     parallel, offload = config.parallel_config, config.offload_config
     transfer = config.weight_transfer_config
     why = ""
@@ -470,17 +476,17 @@ def _refuse(config: Any, name: str) -> None:
         why = "its ranks are not in the order of leases: set prefill_context_parallel_size: 1"
     elif parallel.data_parallel_size > 1 and config.model_config.is_moe:
         why = (
-            "replicas of a model with experts wait for each other in every step, where no daemon "
-            "sees it: set data_parallel_size: 1, or use more tensor_parallel_size"
+            "replicas of a model with experts wait for each other in every step, unknown to the "
+            "daemons: set data_parallel_size: 1, or use more tensor_parallel_size"
         )
     elif offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
         why = (
             "vLLM's own offloading moves weights too: leave out cpu_offload_gb and "
-            "offload_group_size, and say in additional_config.swapd what is to be offloaded"
+            "offload_group_size, and set the options of additional_config.swapd instead"
         )
     elif transfer is not None and transfer.backend not in _TRANSFERS:
         why = (
-            f"the weight transfer {transfer.backend} may write to where the weights were at first: "
+            f"the weight transfer {transfer.backend} may write to the weights' first addresses: "
             f"set the backend of weight_transfer_config to one of {', '.join(_TRANSFERS)}"
         )
     if why:
@@ -495,12 +501,12 @@ def number_of(device: torch.device | None) -> int | None:
 
 
 def gather(group: Any, mine: str) -> list[str]:
-    """What all ranks of vLLM's `group` said, when all have."""
+    """The texts of all ranks of vLLM's `group`. Blocks until all have called."""
     said: list[str] = [""] * group.world_size
     torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
     return said
 
 
 def _graphs() -> int:
-    """How many CUDA graphs there are, wherever a model keeps them."""
+    """The number of CUDA graphs, wherever a model keeps them."""
     return sum(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
