@@ -1,8 +1,8 @@
 """`swapd plan --vllm`: the stages of a deploy file of vLLM-Omni on GPUs they share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import typer
@@ -15,8 +15,9 @@ from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_chunk, given_size, 
 from swapd.plan import chunks, claims, deploy, paste, shares, sizes
 from swapd.plan.advise import Component, PlanError
 from swapd.plan.chunks import Isolation
+from swapd.plan.claims import Server
 from swapd.plan.deploy import Deploy
-from swapd.plan.shares import GpuPlan
+from swapd.plan.shares import Claim, GpuPlan
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
 from swapd_client.vllm.options import KEY
@@ -74,6 +75,24 @@ def plan_vllm(
         console.print(page(report))
 
 
+class Together(NamedTuple):
+    """A plan of several deploy files."""
+
+    #: One for each file: its stages alone, on GPUs whose budget is for all of them.
+    reports: list[Report]
+    gpus: list[GpuPlan]
+
+
+class Asked(NamedTuple):
+    """A deploy file that is planned, and what is said of its stages."""
+
+    deploy: Deploy
+    #: Of what its weights are told: folders, files, or sizes by name.
+    sources: Sequence[str]
+    rooms: Sequence[str] = ()
+    config: Path | None = None
+
+
 def report_of(
     found: Deploy,
     sources: Sequence[str],
@@ -87,21 +106,94 @@ def report_of(
     isolation: Isolation = "relaxed",
 ) -> Report:
     """What to set, as its options say. Raises: PlanError, with the sum if it cannot fit."""
-    if not any(s.ours for s in found.stages):
-        raise PlanError(_nothing_ours(found))
-    totals = _totals(found, given_size("--device-memory", device_memory))
-    components = _components(found, sources)
-    known = _config(config, sources)
-    given = _rooms(rooms, found)
+    return reports_of(
+        [Asked(found, sources, rooms, config)],
+        device_memory=device_memory,
+        overhead=overhead,
+        bandwidth=bandwidth,
+        chunk=chunk,
+        isolation=isolation,
+    ).reports[0]
+
+
+def reports_of(
+    asked: Sequence[Asked],
+    *,
+    servers: Callable[[Mapping[int, int]], Sequence[Server]] = lambda totals: (),
+    on: Collection[int] = (),
+    budgets: Mapping[int, int] = {},
+    device_memory: str | None = None,
+    overhead: str | None = None,
+    bandwidth: str | None = None,
+    chunk: str | None = None,
+    isolation: Isolation = "relaxed",
+) -> Together:
+    """What to set for several deploy files whose stages share their GPUs, and for `servers` of
+    plain vLLM beside them, which are asked for with the memory of each GPU.
+
+    `on`: the GPUs of servers. `budgets`: those that the user gives, by GPU. Raises: PlanError, with
+    the sum if it cannot fit.
+    """
+    for each in asked:
+        if not any(s.ours for s in each.deploy.stages):
+            raise PlanError(_nothing_ours(each.deploy))
+    gpus = {gpu for each in asked for s in each.deploy.stages for gpu in s.gpus}
+    totals = _totals({*gpus, *on}, given_size("--device-memory", device_memory))
+    beside = servers(totals)
+    _check_apart([each.deploy for each in asked], beside)
+    components = [_components(each.deploy, each.sources) for each in asked]
+    known = [_config(each.config, each.sources) for each in asked]
+    given = [_rooms(each.rooms, each.deploy) for each in asked]
     speed = bandwidth_of(bandwidth, None, None)
     spare = given_size("--overhead", overhead)
 
-    def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[str]]:
-        wanted, notes = claims.of(found, components, given, totals, known, nbytes)
-        return shares.divide_all(wanted, totals, speed.bytes_per_s, spare), notes
+    def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
+        wanted: dict[int, list[Claim]] = {}
+        notes = []
+        for each, made_of, rooms, config in zip(asked, components, given, known, strict=True):
+            own, said = claims.of(each.deploy, made_of, rooms, totals, config, nbytes)
+            notes.append(said)
+            for gpu, listed in own.items():
+                wanted.setdefault(gpu, []).extend(listed)
+        for server in beside:
+            for gpu in server.gpus:
+                wanted.setdefault(gpu, []).append(claims.of_server(server, nbytes))
+        found = dict(sorted(wanted.items()))
+        return shares.divide_all(found, totals, speed.bytes_per_s, spare, budgets), notes
 
     (plans, notes), choice = chunks.chosen(plan_with, _cost, given_chunk(chunk), isolation)
-    return _report(found, plans, speed, choice, isolation, notes)
+    reports = [
+        _report(each.deploy, _those_of(each.deploy, plans), speed, choice, isolation, said)
+        for each, said in zip(asked, notes, strict=True)
+    ]
+    return Together(reports, plans)
+
+
+def _check_apart(found: Sequence[Deploy], servers: Sequence[Server]) -> None:
+    """That no two stages of a GPU have one name: in its daemon it is the name of one component."""
+    seen: dict[tuple[str, int], str] = {}
+    named = [(str(d.path), s.name, s.gpus) for d in found for s in d.stages]
+    for where, name, gpus in (*named, *(("a `vllm serve`", s.name, s.gpus) for s in servers)):
+        for gpu in gpus:
+            if other := seen.get((name, gpu)):
+                raise PlanError(
+                    f"GPU {gpu} would have two components called {name}, of {other} and of "
+                    f"{where}, and its daemon has one of each name: give one of them another by "
+                    "additional_config: {swapd: {component: NAME}}, or another GPU"
+                )
+        seen |= {(name, gpu): where for gpu in gpus}
+
+
+def _those_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
+    """The plans of its GPUs, with its stages alone."""
+    own = {(s.name, gpu) for s in found.stages for gpu in s.gpus}
+    less = [
+        msgspec.structs.replace(
+            plan, shares=tuple(s for s in plan.shares if (s.name, plan.gpu) in own)
+        )
+        for plan in plans
+    ]
+    return [plan for plan in less if plan.shares]
 
 
 # --- what it is made of ----------------------------------------------------------------------
@@ -120,9 +212,9 @@ def _nothing_ours(found: Deploy) -> str:
     )
 
 
-def _totals(found: Deploy, given: int | None) -> dict[int, int]:
+def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
     """The memory of each GPU: as said, else as the driver says."""
-    gpus = sorted({gpu for stage in found.stages for gpu in stage.gpus})
+    gpus = sorted(gpus)
     if given is not None:
         return dict.fromkeys(gpus, given)
     try:

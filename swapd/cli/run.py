@@ -13,7 +13,7 @@ from swapd.cli.common import errors, say_error
 from swapd.cli.run_compare import Asked
 from swapd.cli.run_compare import compare as compared
 from swapd.cli.run_file import SUFFIX, files, run_file
-from swapd.cli.run_plan import chosen, planned, printed
+from swapd.cli.run_plan import chosen, planned, printed, write
 from swapd.cli.run_told import Kept, keep, outcome_of, watched
 from swapd.run import child
 from swapd.run.child import CannotRun
@@ -116,14 +116,14 @@ def run(
     command, env, directory, restart (no, on-failure, always), retries, backoff, after, ready
     (started, registered, ended), ends_all and stop_timeout. Each line of their output begins with
     their name. The first that fails for good ends all, and its status is the run's; a second
-    Ctrl-C kills. deploy/README.md has the keys.
+    Ctrl-C kills. Stages of vLLM and vLLM-Omni that share a GPU are planned together.
+    deploy/README.md has the keys.
     """
     folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
     if words[0].endswith(SUFFIX):
         compares = ["--compare"] if compare or use_kept or rounds > 1 else []
-        others = [*setting, *against, until, span, ready, *compares]
-        given = [*device, budget, device_memory, *others]
-        sys.exit(run_file(words, folder, dry_run=dry_run, given=given))
+        given = [*device, budget, *setting, *against, until, span, ready, *compares]
+        sys.exit(run_file(words, folder, device_memory, dry_run=dry_run, given=given))
     command = command_of(words)
     options = Settings(tuple(device), _size("--budget", budget), device_memory)
     settings = chosen(command, with_settings(options, setting, "--set"), use_kept=use_kept)
@@ -137,9 +137,7 @@ def run(
     if dry_run:
         printed(found)
         return
-    for path, text in found.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write(found.files)
     with _status_of_shell():
         sys.exit(_run(found, folder))
 

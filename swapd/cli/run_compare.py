@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import console, errors, say_error
-from swapd.cli.run_plan import planned, printed
+from swapd.cli.run_plan import planned, printed, write
 from swapd.cli.run_told import outcome_of
 from swapd.run import compared, kept, measured, ready
 from swapd.run.child import CannotRun
@@ -73,9 +73,7 @@ def compare(
                     f"a swapd serves {wanted.device} at {there}, and would be measured too: end it "
                     f"first, with `swapd stop --endpoint {there}`"
                 )
-        for path, text in plan.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        write(plan.files)
     devices = [wanted.device for wanted in plans[1].daemons]
     rounds, interrupted = _all_rounds(sides, plans, until, asked.rounds, devices, folder)
     found = Comparison(

@@ -14,13 +14,13 @@ import typer
 
 import swapd_client
 from swapd.cli.common import console, errors
+from swapd.cli.run_file_plan import FilePlan, planned_file
+from swapd.cli.run_plan import print_plan, write
 from swapd.cli.run_told import LABEL, Kept, keep, records_of, watched
-from swapd.run import budgets, plans
-from swapd.run.commands import command_of
-from swapd.run.daemons import Serving, Wanted, endpoint_of, joinable, serving
+from swapd.run.daemons import Serving, Wanted, endpoint_of, serving
 from swapd.run.outcome import outcome
 from swapd.run.several import file
-from swapd.run.several.file import DaemonTable, RunFile, Stage
+from swapd.run.several.file import RunFile, Stage
 from swapd.run.several.outcomes import outcomes, stage_of
 from swapd.run.several.output import Output
 from swapd.run.several.runner import Runner
@@ -49,47 +49,36 @@ def files(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def run_file(
-    words: Sequence[str], folder: Path, *, dry_run: bool, given: Sequence[str | None]
+    words: Sequence[str],
+    folder: Path,
+    device_memory: str | None,
+    *,
+    dry_run: bool,
+    given: Sequence[str | None],
 ) -> int:
     """Run all stages of a file; the exit status. `given`: options, which the file has instead.
 
-    Raises: ConfigError, before anything is started.
+    Raises: ConfigError, PlanError, before anything is started.
     """
     path = Path(words[0])
     if len(words) > 1:
         raise ConfigError(f"{path}: no word may follow a file of stages: {shlex.join(words[1:])}")
     if any(given):
         raise ConfigError(
-            f"{path}: no option but --dry-run goes with a file of stages: write device and budget "
-            "into its [daemon]"
+            f"{path}: no option but --dry-run and --device-memory goes with a file of stages: "
+            "write device and budget into its [daemon]"
         )
-    found = file.read(path)
-    wanted = [_wanted(table, path) for table in found.daemons]
-    stages = {
-        name: stage._replace(command=plans.with_worker(stage.command, wanted))
-        for name, stage in found.stages.items()
-    }
-    found = found._replace(stages=stages)
+    plan = planned_file(file.read(path), folder, device_memory)
     if dry_run:
-        _print(found, wanted)
+        _print(plan)
         return 0
-    return _run(found, wanted, folder)
+    write(plan.files)
+    return _run(plan.file, plan.daemons, folder)
 
 
-def _wanted(table: DaemonTable, path: Path) -> Wanted:
-    """Raises: PlanError, if how much is free is not known."""
-    devices = [] if table.device is None else [table.device]
-    (wanted,) = budgets.wanted(command_of(["-"]), devices, table.budget)
-    why = f"budget of {path}" if table.budget is not None else wanted.why
-    return wanted._replace(why=why, others=tuple(table.flags.items()), file=path)
-
-
-def _print(found: RunFile, wanted: Sequence[Wanted]) -> None:
-    for one in wanted:
-        there = joinable(one)
-        what = f"joins the one at {there}" if there else one.line
-        console.print(plain(f"{what}    # {size(one.budget)}: {one.why}"), soft_wrap=True)
-    for stage in found.stages.values():
+def _print(plan: FilePlan) -> None:
+    print_plan(plan.daemons, plan.files)
+    for stage in plan.file.stages.values():
         console.print(plain(f"{_line(stage)}    # {_about(stage)}"), soft_wrap=True)
 
 

@@ -2,14 +2,19 @@
 
 import re
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
 from swapd.cli.common import console, errors, say_error
-from swapd.cli.plan_vllm import report_of
+from swapd.cli.plan_vllm import Asked, reports_of
 from swapd.plan import deploy
 from swapd.plan.advise import PlanError
+from swapd.plan.chunks import Isolation
+from swapd.plan.deploy import Deploy
+from swapd.plan.shares import GpuPlan
 from swapd.run import budgets, kept, plans
 from swapd.run.commands import DEPLOY_CONFIG, Command
 from swapd.run.daemons import Wanted, joinable
@@ -59,58 +64,117 @@ def chosen(command: Command, given: Settings, *, use_kept: bool) -> Settings:
 
 def planned(command: Command, folder: Path, settings: Settings) -> RunPlan:
     """What is to be started, of a command of any kind; nothing is written. Raises: PlanError."""
-    if command.kind == "vllm-omni":
+    if command.kind == "vllm-omni" and not on_host(settings.devices):
         found = plan_omni(command, folder, settings)
     else:
         found = plans.plan(command, settings.devices, settings.budget)
     return found._replace(daemons=[one._replace(others=settings.others) for one in found.daemons])
 
 
+def on_host(devices: Sequence[str]) -> bool:
+    """Whether all is to be on the host, for which vLLM-Omni is not planned; then it is said."""
+    if not devices or any(device != "host" for device in devices):
+        return False
+    errors.print(
+        "swapd: vllm-omni runs as it is written, since it is planned for GPUs alone: have its "
+        "--deploy-config name swapd's workers",
+        soft_wrap=True,
+    )
+    return True
+
+
 def printed(found: RunPlan) -> None:
     """As it would be done: lines, files and their texts."""
-    for one in found.daemons:
-        there = joinable(one)
-        what = f"joins the one at {there}" if there else one.line
-        console.print(plain(f"{what}    # {size(one.budget)}: {one.why}"), soft_wrap=True)
-    for path, text in found.files.items():
-        console.print(plain(f"# {path}"), style="dim", soft_wrap=True)
-        typer.echo(text, nl=False)
+    print_plan(found.daemons, found.files)
     console.print(plain(shlex.join(found.command.words)), soft_wrap=True)
 
 
-def plan_omni(command: Command, folder: Path, settings: Settings) -> RunPlan:
-    """What is to be started; nothing is written. `folder`: of the run. Says which deploy file is
-    used if the command does not. Raises: PlanError, with the sum."""
-    if command.model is None:
-        raise PlanError("say which model: vllm-omni serve MODEL --omni ...")
-    file = plans.deploy_file_of(command)
+def print_plan(daemons: Iterable[Wanted], files: Mapping[Path, str]) -> None:
+    """The daemons' lines, and the files with their texts."""
+    for one in daemons:
+        there = joinable(one)
+        what = f"joins the one at {there}" if there else one.line
+        console.print(plain(f"{what}    # {size(one.budget)}: {one.why}"), soft_wrap=True)
+    for path, text in files.items():
+        console.print(plain(f"# {path}"), style="dim", soft_wrap=True)
+        typer.echo(text, nl=False)
+
+
+def write(files: Mapping[Path, str]) -> None:
+    """Write the files of a plan. Raises: OSError."""
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+class OmniServer(NamedTuple):
+    """A server of vLLM-Omni that is to be planned."""
+
+    #: As it is to be started, less the overlay.
+    command: Command
+    model: str
+    found: Deploy
+    #: Where its overlay is written.
+    overlay: Path
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.found, [self.model])
+
+    @property
+    def planned(self) -> Command:
+        """As it is started."""
+        return self.command.with_option(DEPLOY_CONFIG, str(self.overlay))
+
+
+def omni_server(
+    command: Command, overlay: Path, devices: Sequence[str], seen: Command | None = None
+) -> OmniServer:
+    """With its deploy file read, and swapd's workers in all its stages; nothing is written.
+
+    Says which deploy file is used if the command does not. `seen`: the command with its files as
+    they are found from here. Raises: PlanError.
+    """
+    seen = seen or command
+    if seen.model is None:
+        raise PlanError(f"say which model: {shlex.join(command.words)} has none after serve")
+    file = plans.deploy_file_of(seen)
     if file.why:
         errors.print(plain(f"swapd: the deploy file is {file.path}: {file.why}"), soft_wrap=True)
-    overlay = folder / "deploy.yaml"
-    devices = settings.devices or budgets.devices()
     gpus = [int(device[5:]) for device in devices if re.fullmatch(r"cuda:\d+", device)]
     own, moved = plans.with_workers(file.path, file.package, gpus)
     for each in moved:
         errors.print(plain(f"swapd: {each}"), soft_wrap=True)
     path = file.path if own is None else overlay
-    found = deploy.read(path, own, file.package)
-    report = report_of(
-        found,
-        [command.model],
+    return OmniServer(command, seen.model, deploy.read(path, own, file.package), overlay)
+
+
+def isolation_in(settings: Iterable[tuple[str, str]]) -> Isolation:
+    """That of a daemon with these settings."""
+    return "strict" if ("isolation", "strict") in settings else "relaxed"
+
+
+def plan_omni(command: Command, folder: Path, settings: Settings) -> RunPlan:
+    """What is to be started; nothing is written. `folder`: of the run. Raises: PlanError, with the
+    sum."""
+    server = omni_server(command, folder / "deploy.yaml", settings.devices or budgets.devices())
+    gpus = [gpu for stage in server.found.stages for gpu in stage.gpus]
+    given = {} if settings.budget is None else dict.fromkeys(gpus, settings.budget)
+    found = reports_of(
+        [server.asked],
+        budgets=given,
         device_memory=settings.device_memory,
         chunk=dict(settings.others).get("chunk"),
-        isolation="strict" if ("isolation", "strict") in settings.others else "relaxed",
+        isolation=isolation_in(settings.others),
     )
     wanted = [
-        Wanted(
-            f"cuda:{gpu.gpu}",
-            settings.budget or gpu.budget_bytes,
-            "what the plan says",
-            gpu.chunk_bytes,
-        )
-        for gpu in report.gpus
-        if gpu.budget_bytes
+        planned_daemon(gpu, settings.budget, "--budget") for gpu in found.gpus if gpu.budget_bytes
     ]
-    return RunPlan(
-        command.with_option(DEPLOY_CONFIG, str(overlay)), wanted, {overlay: report.overlay}
-    )
+    return RunPlan(server.planned, wanted, {server.overlay: found.reports[0].overlay})
+
+
+def planned_daemon(gpu: GpuPlan, budget: int | None, why: str) -> Wanted:
+    """That of a GPU as planned. `budget`: the user's, if it is given, and `why` it is that."""
+    planned = gpu.budget_bytes, "what the plan says"
+    nbytes, source = planned if budget is None else (budget, why)
+    return Wanted(f"cuda:{gpu.gpu}", nbytes, source, gpu.chunk_bytes)

@@ -63,6 +63,32 @@ def of(
     return dict(sorted(by_gpu.items())), notes
 
 
+class Server(NamedTuple):
+    """A `vllm serve` with swapd's worker, whose weights alone take turns. Bytes."""
+
+    name: str
+    #: The GPU of each of its processes, among which its weights are divided.
+    gpus: tuple[int, ...]
+    weights: int
+    #: The memory that it has for itself on each GPU: its KV cache, activations and buffers.
+    room: int
+    #: Whether it captures CUDA graphs.
+    graphs: bool
+
+
+def of_server(server: Server, chunk: int = CHUNK_BYTES) -> Claim:
+    """What each of its processes wants of its GPU."""
+    return Claim(
+        name=server.name,
+        stage_id=0,
+        kind="ar",
+        ours=True,
+        parts=(_part(server.name, server.weights // len(server.gpus), chunk),),
+        room=server.room,
+        graphs=server.graphs,
+    )
+
+
 def _claim(stage: Stage, parts: tuple[Part, ...], needs: Needs) -> Claim:
     return Claim(
         name=stage.name,

@@ -178,33 +178,41 @@ def divide(
     total: int,
     bytes_per_s: float,
     overhead: int | None = None,
+    budget: int | None = None,
 ) -> GpuPlan:
     """Divide a GPU of `total` bytes; `overhead` replaces the estimate for contexts and graphs.
 
-    On a GPU without swapd the stages keep their settings. Raises: DoesNotFit, with the sum.
+    `budget` is the arena's size where the user gives it. On a GPU without swapd the stages keep
+    their settings. Raises: DoesNotFit, with the sum.
     """
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
     room = sum(c.room for c in ours)
     chunk = ours[0].chunk if ours else CHUNK_BYTES
     free = (total - sum(t.nbytes for t in beside) - room) // chunk * chunk
+    if ours and budget is not None:
+        given = budget // chunk * chunk
+        if given > free:
+            raise DoesNotFit(_too_large(gpu, budget, ours, total, beside, free))
+        beside.append(Taken(free - given, f"outside of the budget of {size(budget)}"))
+        free = given
     if ours and free < _needed(ours, _least_caches(ours)):
         raise DoesNotFit(_too_much(gpu, claims, total, beside, free))
     caches = _caches(ours, max(0, free))
     whole = sum(p.taken for c in ours for p in c.parts) + sum(caches.values())
-    budget = min(whole, free) if ours else 0
-    fits = budget >= whole
+    arena = min(whole, free) if ours else 0
+    fits = arena >= whole
     stays = sum(_staying(c) for c in ours)
-    moved, moved_whole = (0, 0) if fits else _moved(_turns(ours, caches), budget - stays, chunk)
+    moved, moved_whole = (0, 0) if fits else _moved(_turns(ours, caches), arena - stays, chunk)
     turning = {c.name: _turning(c, caches[c.name]) for c in ours}
     largest = max(ours, key=lambda c: turning[c.name], default=None)
     return GpuPlan(
         gpu=gpu,
         total_bytes=total,
-        budget_bytes=budget,
+        budget_bytes=arena,
         shares=tuple(_share(c, caches.get(c.name, 0), fits, bytes_per_s) for c in claims),
         beside=tuple(beside),
-        left_bytes=max(0, free - budget),  # negative if stages without swapd exceed the GPU
+        left_bytes=max(0, free - arena),  # negative if stages without swapd exceed the GPU
         stays_bytes=sum(t.nbytes for t in beside) + room + stays,
         largest=largest.name if largest else "",
         turn_bytes=turning[largest.name] if largest else 0,
@@ -214,7 +222,7 @@ def divide(
         moved_whole_bytes=moved_whole,
         whole_s=moved_whole / bytes_per_s,
         chunk_bytes=chunk,
-        by_block=_by_block(ours, budget),
+        by_block=_by_block(ours, arena),
     )
 
 
@@ -223,12 +231,20 @@ def divide_all(
     totals: Mapping[int, int],
     bytes_per_s: float,
     overhead: int | None = None,
+    budgets: Mapping[int, int] = {},
 ) -> list[GpuPlan]:
     """Divide each GPU, by its number; a stage on several has the same KV cache size on all.
 
-    Raises: DoesNotFit, with the sum.
+    `budgets` are those that the user gives, by GPU. Raises: DoesNotFit, with the sum.
     """
-    plans = [divide(gpu, on, totals[gpu], bytes_per_s, overhead) for gpu, on in claims.items()]
+
+    def divided(claims: Mapping[int, Sequence[Claim]]) -> list[GpuPlan]:
+        return [
+            divide(gpu, on, totals[gpu], bytes_per_s, overhead, budgets.get(gpu))
+            for gpu, on in claims.items()
+        ]
+
+    plans = divided(claims)
     found = [(s.name, s.cache_bytes) for plan in plans for s in plan.shares if s.cache_bytes]
     least = {name: min(n for other, n in found if other == name) for name, _ in found}
     if len(least) == len(set(found)):
@@ -237,7 +253,7 @@ def divide_all(
         gpu: [replace(c, least_cache=least[c.name], said=True) if c.caches else c for c in on]
         for gpu, on in claims.items()
     }
-    return [divide(gpu, on, totals[gpu], bytes_per_s, overhead) for gpu, on in same.items()]
+    return divided(same)
 
 
 def utilization(room: int, total: int) -> float:
@@ -372,14 +388,34 @@ def _share(claim: Claim, cache: int, fits: bool, bytes_per_s: float) -> Share:
 # --- what does not fit ---------------------------------------------------------------------
 
 
+def _too_large(
+    gpu: int,
+    budget: int,
+    ours: Sequence[Claim],
+    total: int,
+    beside: Sequence[Taken],
+    free: int,
+) -> str:
+    left = size(free) if free > 0 else "nothing"
+    return (
+        f"GPU {gpu} cannot hold a budget of {size(budget)}: {size(total)}{_less(ours, beside)} "
+        f"leaves {left} for it. Say a budget of at most that, or none: then it is planned"
+    )
+
+
+def _less(ours: Sequence[Claim], beside: Sequence[Taken]) -> str:
+    """What a GPU holds beside the arena, as terms of a sum."""
+    rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
+    terms = "".join(f" - {t}" for t in beside)
+    return f"{terms} - {size(sum(c.room for c in ours))} workspace ({rooms})"
+
+
 def _too_much(
     gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Taken], free: int
 ) -> str:
     ours = [c for c in claims if c.ours]
     caches = _least_caches(ours)
-    less = "".join(f" - {t}" for t in beside)
-    rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
-    less += f" - {size(sum(c.room for c in ours))} workspace ({rooms})"
+    less = _less(ours, beside)
     left = size(free) if free > 0 else "nothing"
     stay = [(c, _staying(c)) for c in ours]
     terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]

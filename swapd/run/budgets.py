@@ -9,7 +9,7 @@ from swapd.device.driver import checked, load
 from swapd.device.host import available_bytes
 from swapd.plan import sizes
 from swapd.plan.advise import PlanError
-from swapd.run.commands import Command
+from swapd.run.commands import Command, shards_of
 from swapd.run.daemons import Wanted
 from swapd.shared.config import Config, visible_gpus
 from swapd.shared.extras import MissingExtra
@@ -33,28 +33,56 @@ def devices() -> list[str]:
     return [f"cuda:{number}" for number in numbers] or ["host"]
 
 
-def wanted(command: Command, given: Sequence[str], budget: int | None) -> list[Wanted]:
-    """One daemon for each device. Raises: PlanError if what is needed is not there."""
+def wanted(commands: Sequence[Command], given: Sequence[str], budget: int | None) -> list[Wanted]:
+    """One daemon for each device, which these commands share. Raises: PlanError if there is not as
+    much memory as they need."""
     found = list(given) or devices()[:1]
-    return [_of(command, device, budget) for device in found]
+    return [_of(commands, device, budget) for device in found]
 
 
-def _of(command: Command, device: str, budget: int | None) -> Wanted:
+def _of(commands: Sequence[Command], device: str, budget: int | None) -> Wanted:
     if budget is not None:
         return Wanted(device, budget, "--budget")
     free = free_on(device)
-    if command.kind == "vllm" and command.model and Path(command.model).is_dir():
-        found = sizes.of_path(Path(command.model))
-        weights = sum(c.nbytes for c in found)
-        if (needed := int(weights * _ROUND_UP)) > free:
+    weights = [(model, needed) for c in commands if (model := c.model) and (needed := _needed(c))]
+    found, why = _for_weights(weights, free, device)
+    if not weights or len(weights) < len(commands):  # it is not known how much the others register
+        share = f"{GPU_SHARE:.0%} of what is free"
+        usual = (Config().budget, "the default on the host")
+        found, why = max(
+            (found, why), usual if device == "host" else (int(free * GPU_SHARE), share)
+        )
+    return Wanted(device, found, why)
+
+
+def _needed(command: Command) -> int | None:
+    """The arena that a server's weights take on each of its GPUs; None if that is not known."""
+    weights = weights_of(command)
+    return None if weights is None else int(weights * _ROUND_UP) // shards_of(command)
+
+
+def weights_of(command: Command) -> int | None:
+    """Bytes of a server of plain vLLM; None of another, or if its model is no folder."""
+    if command.kind != "vllm" or not command.model or not Path(command.model).is_dir():
+        return None
+    return sum(c.nbytes for c in sizes.of_path(Path(command.model)))
+
+
+def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> tuple[int, str]:
+    """Room for all if they fit, else for the largest and as many others as is usual; and why."""
+    for model, needed in weights:
+        if needed > free:
             raise PlanError(
-                f"{command.model} has {size(weights)} of weights, and {size(free)} are free on "
-                f"{device}: nothing was started"
+                f"{model} needs {size(needed)} for its weights, and {size(free)} are free on "
+                f"{device}: free some of it, say another device, or take quantised weights; "
+                "nothing was started"
             )
-        return Wanted(device, needed, f"the weights of {command.model}")
-    if device == "host":
-        return Wanted(device, Config().budget, "the default on the host")
-    return Wanted(device, int(free * GPU_SHARE), f"{GPU_SHARE:.0%} of what is free")
+    whole = sum(needed for _, needed in weights)
+    models = f"the weights of {' and '.join(model for model, _ in weights)}"
+    if whole <= max(free * GPU_SHARE, *(needed for _, needed in weights), 0):
+        return whole, models
+    least = max(needed for _, needed in weights)
+    return max(least, int(free * GPU_SHARE)), f"{models}, {size(whole)}, take turns in it"
 
 
 def free_on(device: str) -> int:

@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from swapd.shared.config import ConfigError
 
 #: What is known of a command: vLLM's server, that of vLLM-Omni, or nothing.
 Kind = Literal["vllm", "vllm-omni", "other"]
@@ -11,6 +15,9 @@ WORKER_CLS = "--worker-cls"
 DEPLOY_CONFIG = "--deploy-config"
 _OMNI = "--omni"
 _MODEL = "--model"
+_SHARDS = "--tensor-parallel-size"
+_SHARDS_MAX = 1024
+_ADDITIONAL = "--additional-config"
 
 
 class Command(NamedTuple):
@@ -54,6 +61,25 @@ def _kind(words: Sequence[str]) -> Kind:
     if name not in ("vllm", "vllm-omni") or "serve" not in rest[:1]:
         return "other"
     return "vllm-omni" if name == "vllm-omni" or _OMNI in rest else "vllm"
+
+
+def component_of(command: Command) -> str:
+    """What a server of plain vLLM is called in swapd, as its worker finds it."""
+    said = option(command.words, _ADDITIONAL) or "{}"
+    try:
+        found = msgspec.json.decode(said, type=dict[str, Any]).get("swapd")
+    except msgspec.MsgspecError:
+        found = None  # vLLM says so
+    named = found.get("component") if isinstance(found, dict) else None
+    return str(named or PurePath(command.model or "").name)
+
+
+def shards_of(command: Command) -> int:
+    """Among so many GPUs a server of plain vLLM divides its weights. Raises: ConfigError."""
+    said = option(command.words, _SHARDS) or option(command.words, "-tp") or "1"
+    if not said.isdecimal() or not 0 < int(said) <= _SHARDS_MAX:
+        raise ConfigError(f"{_SHARDS} {said}: say a number of GPUs, 1 or more")
+    return int(said)
 
 
 def option(words: Sequence[str], name: str) -> str | None:

@@ -27,7 +27,7 @@ class RunPlan(NamedTuple):
 
 def plan(command: Command, devices: Sequence[str], budget: int | None) -> RunPlan:
     """For a command of any kind but vllm-omni's. Raises: PlanError, with the sum."""
-    wanted = budgets.wanted(command, devices, budget)
+    wanted = budgets.wanted([command], devices, budget)
     return RunPlan(with_worker(command, wanted), wanted, {})
 
 

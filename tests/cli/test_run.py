@@ -197,7 +197,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_starts(tmp_path: P
     (made / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded)
     os.truncate(made / "model.safetensors", 8 + len(encoded) + (1 << 42))
     said = swapd("run", "--", "vllm", "serve", made, status=1).stderr
-    assert "4 TiB of weights" in said
+    assert "needs 4.2 TiB for its weights, and " in said
     assert said.rstrip().endswith("nothing was started")
 
 

@@ -18,7 +18,6 @@ def test_a_server_is_a_stage_and_others_start_when_it_has_registered(
         f"""
         [daemon]
         device = "host"
-        budget = "256MiB"
         [stages.thinker]
         command = {json.dumps(serve)}
         ready = "registered"
@@ -32,6 +31,7 @@ def test_a_server_is_a_stage_and_others_start_when_it_has_registered(
         os.kill(server.pid, signal.SIGTERM)
         assert server.exit_status() in (0, 143)
         assert '"label": "thinker/' in server.log
+        assert "), 1 GiB\n" in server.log, "as much as the other stage may want"
         assert "swapd: after ended with status 0" in server.log
         (told,) = [x for x in server.log.splitlines() if x.startswith("swapd: thinker: ")]
         assert not told.startswith("swapd: thinker: 0 swaps"), told

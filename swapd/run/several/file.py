@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Settings of a daemon that are paths; and those that no two daemons can share.
 _PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
-_OF_ONE = frozenset(("runtime_dir", "swap_log", "http"))
+OF_ONE = frozenset(("runtime_dir", "swap_log", "http"))
 #: What `swapd run` sets itself.
 _OURS = frozenset((ENDPOINT_VARIABLE, STAGE_VARIABLE))
 #: Longest pause before a start, and longest time to stop, that is taken for what was meant.
@@ -130,7 +130,7 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
 def _one_of_several(table: Mapping[str, Any], source: str) -> None:
     if "device" not in table:
         raise ConfigError(f'{source}device is missing: say which GPU, as in device = "cuda:0"')
-    for name in sorted(_OF_ONE & table.keys()):
+    for name in sorted(OF_ONE & table.keys()):
         raise ConfigError(f"{source}{name}: only a file with one daemon may set it; leave it out")
 
 

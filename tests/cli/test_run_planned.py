@@ -1,0 +1,221 @@
+"""`swapd run FILE.toml` with servers of vLLM: they are planned together, or refused with the sum.
+
+A driver that stands in for CUDA has the GPUs; the servers only print how they were started.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import fakecuda
+from tests.plan.test_sizes import save
+
+from .conftest import swapd
+
+MIB, GIB = 1 << 20, 1 << 30
+OMNI = "swapd_client.vllm.omni.GenerationWorker"
+GPU = '[daemon]\ndevice = "cuda:0"\n'
+#: Contexts of two stages and a daemon, the reserve, and the workspaces of two stages.
+BESIDE = 3 * 512 * MIB + 2 * GIB + 2 * 2 * GIB
+
+
+@pytest.fixture(autouse=True)
+def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where daemons are, and what each server prints."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("vllm", "vllm-omni"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$SWAPD_ENDPOINT" "$@"\n')
+        (tmp_path / name).chmod(0o700)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
+    """A machine with one GPU of 12 GiB."""
+    with fakecuda.machine(total=12 * GIB) as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        yield fake
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[[str, int], Path]:
+    """Makes a folder with so many bytes of weights, none of them on the disk."""
+
+    def made(name: str, nbytes: int) -> Path:
+        save(tmp_path / name / "model.safetensors", w=nbytes)
+        return tmp_path / name
+
+    return made
+
+
+@pytest.fixture
+def omni(tmp_path: Path, model: Callable[[str, int], Path]) -> Callable[..., str]:
+    """Writes a stage whose server of vLLM-Omni has one stage on GPU 0, of a component's name."""
+
+    def made(name: str, nbytes: int, component: str = "", **stage: object) -> str:
+        entry = {"stage_id": 0, "devices": "0", "worker_cls": OMNI}
+        entry |= {"enforce_eager": True, **stage}
+        entry["additional_config"] = {"swapd": {"component": component or name}}
+        (tmp_path / f"{name}-deploy.yaml").write_text(json.dumps({"stages": [entry]}))
+        model(name, nbytes)
+        words = ["./vllm-omni", "serve", name, "--omni", f"--deploy-config={name}-deploy.yaml"]
+        return f"[stages.{name}]\ncommand = {json.dumps(words)}\n"
+
+    return made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    def made(*parts: str) -> Path:
+        (path := tmp_path / "run.toml").write_text("\n".join(parts))
+        return path
+
+    return made
+
+
+def overlay_in(line: str) -> dict[str, Any]:
+    """The overlay that a server was started with."""
+    found: dict[str, Any] = yaml.safe_load(
+        Path(line.split("--deploy-config ")[1].split()[0]).read_text()
+    )
+    return found
+
+
+def test_a_stage_of_vllm_omni_is_planned_and_gets_its_overlay_and_a_daemon_for_it(
+    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path], folder: Path
+) -> None:
+    done = swapd("run", file(omni("voice", 100 * MIB)))
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"voice | {folder}/swapd/cuda0 serve voice --deploy-config ")
+    assert line.endswith("/voice.yaml --omni")
+    (stage,) = overlay_in(line)["stages"]
+    assert stage["worker_cls"] == OMNI
+    assert stage["gpu_memory_utilization"] == 0.166, "2 GiB of 12: the workspace alone"
+    assert f"swapd on cuda:0 at {folder}/swapd/cuda0 (process " in done.stderr
+    assert "), 128 MiB\n" in done.stderr, "two chunks of 64 MiB"
+    assert card.held_bytes() == 0
+
+
+def test_stages_of_vllm_omni_that_share_a_gpu_share_the_budget_of_one_plan(
+    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
+) -> None:
+    both = omni("voice", 3 * GIB), omni("face", 4 * GIB)
+    daemon, *rest = swapd("run", "-n", file(*both)).stdout.splitlines()
+    budget = 12 * GIB - BESIDE
+    assert budget < 7 * GIB, "they take turns"
+    assert daemon.startswith(f"swapd serve --device cuda:0 --budget {budget} ")
+    assert daemon.endswith("# 4.5 GiB: what the plan says")
+    assert sum(line.endswith("/voice.yaml") or line.endswith("/face.yaml") for line in rest) == 2
+    assert [line.partition("#")[2] for line in rest if "vllm-omni" in line] == [" voice", " face"]
+
+
+def test_what_does_not_fit_beside_the_others_is_refused_with_the_sum(
+    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path], tmp_path: Path
+) -> None:
+    both = omni("voice", 3 * GIB), omni("face", 5 * GIB)
+    said = swapd("run", file(*both), status=1).stderr
+    assert "GPU 0 cannot hold these: 12 GiB - 1.5 GiB CUDA contexts of 3 processes" in said
+    assert "workspace (voice 2 GiB, face 2 GiB) leaves 4.5 GiB for weights" in said
+    assert "face, the largest that takes turns (5 GiB) = 5 GiB must fit" in said
+    larger = swapd("run", "-n", "--device-memory", "24GiB", file(*both)).stdout
+    assert larger.startswith(f"swapd serve --device cuda:0 --budget {8 * GIB} ")
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ("5GiB", "GPU 0 cannot hold a budget of 5 GiB: 12 GiB - 1.5 GiB CUDA contexts of"),
+        ("3GiB", "- 1.5 GiB outside of the budget of 3 GiB - 4 GiB workspace"),
+    ],
+)
+def test_a_budget_that_is_said_is_held_against_the_plan(
+    card: fakecuda.Fake,
+    omni: Callable[..., str],
+    file: Callable[..., Path],
+    budget: str,
+    said: str,
+) -> None:
+    stages = omni("voice", 3 * GIB), omni("face", 4 * GIB)
+    path = file(GPU, f'budget = "{budget}"', *stages)
+    assert said in swapd("run", path, status=1).stderr
+    path.write_text(path.read_text().replace(budget, "4.25GiB"))
+    daemon, *_ = swapd("run", "-n", path).stdout.splitlines()
+    assert daemon.startswith(f"swapd serve --device cuda:0 --budget {17 * GIB // 4} ")
+    assert daemon.endswith(f"# 4.25 GiB: budget of {path}")
+
+
+def test_two_components_of_one_name_are_refused(
+    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
+) -> None:
+    said = swapd("run", file(omni("a", MIB, "one"), omni("b", MIB, "one")), status=1).stderr
+    assert "GPU 0 would have two components called one, of " in said
+    assert "/a-deploy.yaml and of " in said
+    assert "additional_config: {swapd: {component: NAME}}" in said
+
+
+def test_a_server_of_plain_vllm_beside_them_is_in_the_sum(
+    card: fakecuda.Fake,
+    omni: Callable[..., str],
+    model: Callable[[str, int], Path],
+    file: Callable[..., Path],
+) -> None:
+    model("text", GIB)
+    serve = ["./vllm", "serve", "text", "--enforce-eager", "--port", "0"]
+    plain = f"[stages.text]\ncommand = {json.dumps(serve)}\n"
+    path = file(omni("voice", 3 * GIB), plain)
+    said = swapd("run", path, status=1).stderr
+    assert "text shares GPU 0 with stages of vLLM-Omni, and would take 92% of it" in said
+    assert "say --gpu-memory-utilization or --kv-cache-memory-bytes in its command" in said
+    path.write_text(
+        path.read_text().replace('"--port"', '"--gpu-memory-utilization=0.25", "--port"')
+    )
+    found = swapd("run", "-n", path).stdout.splitlines()
+    assert found[0].startswith(f"swapd serve --device cuda:0 --budget {(12 - 8) * GIB - GIB // 2} ")
+    assert "vllm serve text --worker-cls swapd_client.vllm.worker.Worker " in found[-1]
+    path.write_text(path.read_text().replace("0.25", "0.5"))
+    assert "workspace (voice 2 GiB, text 6 GiB)" in swapd("run", path, status=1).stderr
+
+
+def test_servers_of_plain_vllm_share_room_for_the_weights_of_all(
+    model: Callable[[str, int], Path], file: Callable[..., Path]
+) -> None:
+    stages = [
+        f'[stages.{name}]\ncommand = "./vllm serve {model(name, mib * MIB).name}"\n'
+        for name, mib in (("a", 100), ("b", 20))
+    ]
+    path = file('[daemon]\ndevice = "host"\n', *stages)
+    daemon, *_ = swapd("run", "-n", path).stdout.splitlines()
+    needed = int(100 * MIB * 1.05) + int(20 * MIB * 1.05)
+    assert daemon.startswith(f"swapd serve --device host --budget {needed} ")
+    assert ": the weights of " in daemon
+    path.write_text(path.read_text() + '[stages.c]\ncommand = "true"\n')
+    daemon, *_ = swapd("run", "-n", path).stdout.splitlines()
+    assert daemon.endswith("# 1 GiB: the default on the host"), "c may register more"
+
+
+def test_on_the_host_vllm_omni_runs_as_it_is_written(
+    omni: Callable[..., str], file: Callable[..., Path]
+) -> None:
+    done = swapd("run", file('[daemon]\ndevice = "host"\nbudget = "16MiB"\n', omni("voice", MIB)))
+    assert done.stdout.endswith(" serve voice --omni --deploy-config=voice-deploy.yaml\n")
+    assert "vllm-omni runs as it is written, since it is planned for GPUs alone" in done.stderr
+
+
+def test_one_daemon_for_two_gpus_cannot_have_settings_of_one(
+    omni: Callable[..., str], file: Callable[..., Path], tmp_path: Path
+) -> None:
+    stages = omni("voice", MIB), omni("face", MIB, devices="1")
+    path = file('[daemon]\nhttp = "127.0.0.1:9470"\n', *stages)
+    said = swapd("run", "-n", "--device-memory", "12GiB", path, status=1).stderr
+    assert "daemon.http: the stages are on several GPUs" in said
+    path.write_text(path.read_text().replace('http = "127.0.0.1:9470"', 'chunk = "32MiB"'))
+    done = swapd("run", "-n", "--device-memory", "12GiB", path).stdout.splitlines()
+    found = [line.split() for line in done if line.startswith("swapd serve")]
+    assert [words[3] for words in found] == ["cuda:0", "cuda:1"]
+    assert all("--chunk 32MiB" in " ".join(words) for words in found)
