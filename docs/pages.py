@@ -25,6 +25,7 @@ PAGES = {
     "swapd/log/README.md": "operations/log.md",
     "swapd/core/README.md": "core.md",
     "benchmarks/README.md": "performance.md",
+    "tests/offload/zoo/README.md": "models.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",

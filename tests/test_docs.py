@@ -23,6 +23,7 @@ import yaml
 import swapd_client
 from swapd import spawn
 from swapd.cli.app import app
+from swapd_client import errors
 from tests import test_readme
 from tests.offload import test_page
 from tests.processes import ROOT, output_of, start_python
@@ -33,6 +34,7 @@ FILES = sorted(
     for path in ROOT.glob(top)
     if path.name != "CHANGELOG.md" and "build" not in path.parts  # that one says what was
 )
+LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -242,6 +244,36 @@ def test_the_page_has_each_command_and_says_which_take_json() -> None:
     assert set(re.findall(r"`swapd (\w+)", page)) == COMMANDS.commands.keys(), "each has its line"
 
 
+def test_each_error_has_its_cause_and_its_remedy() -> None:
+    page = (ROOT / "docs" / "operations" / "troubleshooting.md").read_text()
+    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", page, re.M))))
+    kinds = {name for name, kind in vars(errors).items() if _is_an_error(kind)}
+    assert kinds - {"SwapdError", "SessionEnded"} <= named, "these two are bases of others"
+
+
+def _is_an_error(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, errors.SwapdError)
+
+
+#: On the first pages, each with one page that answers it under that heading.
+QUESTIONS = (
+    "What is it?",
+    "Will it work for me?",
+    "How do I install it?",
+    "What happens when it fails?",
+    "How fast is it?",
+)
+
+
+@pytest.mark.parametrize("first", ["README.md", "docs/index.md"])
+def test_each_question_has_one_page_that_answers_it(first: str) -> None:
+    path = ROOT / first
+    for question in QUESTIONS:
+        (answer,) = re.findall(rf"^\| {re.escape(question)} \| ([^|]*) \|", path.read_text(), re.M)
+        target = re.findall(LINK, answer)[0]
+        assert (path.parent / target).read_text().startswith(f"# {question}\n")
+
+
 def test_figures_of_the_first_page_are_those_of_the_pages_behind_it() -> None:
     pages = ("docs/costs.md", "benchmarks/README.md", "client/README.md")
     there = "".join((ROOT / page).read_text() for page in pages)
@@ -281,8 +313,6 @@ def test_records_that_are_shown_are_json(block: Block) -> None:
 
 
 # --- links ---------------------------------------------------------------------------------
-
-LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
 def anchors(path: Path) -> set[str]:
