@@ -5,7 +5,7 @@ import re
 from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, NotAllBack, ProcessUse
 from swapd.device.host import HostDevice
 
-#: "cuda0" is for systemd, to which a colon in a folder says something else.
+#: "cuda0" is for systemd, where a colon in the name of a folder has another meaning.
 _CUDA = re.compile(r"cuda(?::?([0-9]+))?")
 
 __all__ = [
@@ -23,12 +23,12 @@ __all__ = [
 def open_device(
     name: str, budget: int, chunk: int, bandwidth: float | None, pin_limit: int | None = None
 ) -> Device:
-    """Open the device called `name` with an arena of `budget` bytes.
+    """Open the device `name` with an arena of `budget` bytes.
 
-    "host" is memory, "cuda:1" or "cuda1" a GPU by its index, "cuda" the first. `chunk` is in bytes,
-    `bandwidth` in bytes per second (host only; None: as fast as it goes), `pin_limit` in
-    bytes of host memory (GPUs only; None: as much as the driver takes).
-    Blocking: allocates and touches the whole arena. Raises: DeviceError.
+    "host" is host memory, "cuda:1" or "cuda1" a GPU by its index, "cuda" the first. `chunk` is in
+    bytes, `bandwidth` in bytes per second (host only; None: unlimited), `pin_limit` in bytes of
+    host memory (GPUs only; None: no limit but the driver's). Blocking: allocates and touches the
+    whole arena. Raises: DeviceError.
     """
     if name == "host":
         return HostDevice(budget, chunk, bandwidth)
@@ -37,7 +37,7 @@ def open_device(
         raise DeviceError(f"there is no device {name!r}; use --device host, cuda or cuda:0")
     if bandwidth is not None:
         raise DeviceError("--bandwidth slows the host device down; leave it out on a GPU")
-    # only now: a daemon on the host needs nothing of it
+    # imported here: a daemon on the host device does not need it
     from swapd.device.cuda import CudaDevice
 
     return CudaDevice(int(index[1] or 0), budget, chunk, pin_limit)

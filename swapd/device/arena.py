@@ -1,6 +1,6 @@
-"""The GPU memory swapd owns: one allocation for each chunk, all mapped in one range.
+"""The GPU memory that swapd owns: one allocation for each chunk, all mapped in one range.
 
-No policy: which chunks are lent is the core's to decide. Callers make the context current.
+No policy: the core decides which chunks to lend. Callers make the context current.
 """
 
 import os
@@ -13,22 +13,23 @@ from swapd.shared.fds import OwnedFd
 
 
 class _Chunk(NamedTuple):
-    """An allocation that is mapped at its place. `fd` is what exports are copies of."""
+    """An allocation, mapped at its place. Exports are copies of `fd`."""
 
     handle: int
     fd: OwnedFd
 
 
 class Arena:
-    """`chunks` allocations of `chunk_bytes`; a lent chunk has none for the time being."""
+    """`chunks` allocations of `chunk_bytes`; a lent chunk has none at present."""
 
     def __init__(self, driver: Driver, chunks: int, chunk_bytes: int) -> None:
-        """Allocate, map and export all. Blocks. Raises: DeviceError; then nothing is left."""
+        """Allocate, map and export all. Blocks. Raises: DeviceError; then nothing is left
+        allocated."""
         self._driver = driver
         self._chunk_bytes = chunk_bytes
         self._nbytes = chunks * chunk_bytes
         self._chunks: list[_Chunk | None] = [None] * chunks
-        #: Where chunk 0 is in this process; the others follow.
+        #: The address of chunk 0 in this process; the others follow.
         self.base = driver.reserve(self._nbytes)
         try:
             for number in range(chunks):
@@ -51,13 +52,13 @@ class Arena:
         return OwnedFd(os.dup(chunk.fd.fileno()))
 
     def lend(self, numbers: list[int]) -> None:
-        """Free these chunks' memory, as far as it is this process's to free; see `Device.lend`."""
+        """Free this process's memory for these chunks; see `Device.lend`."""
         for number in numbers:
             self._free(number)
 
     def reclaim(self, numbers: list[int]) -> CudaError | None:
-        """Allocate those that are lent, as many as there is memory for; what the driver said when
-        there was no more. Raises: DeviceError; then they are all lent as before."""
+        """Allocate lent chunks again, as many as there is memory for; return the driver's error
+        when there was no more. Raises: DeviceError; then all are lent as before."""
         with ExitStack() as undo:
             for number in numbers:
                 if self._chunks[number] is not None:
@@ -79,7 +80,7 @@ class Arena:
         return self._chunks[number] is None
 
     def close(self) -> None:
-        """Free everything; of a lost device the descriptors alone. Raises: DeviceError."""
+        """Free everything; for a lost device only the descriptors. Raises: DeviceError."""
         try:
             with suppress(DeviceLost), self._driver.current(), ExitStack() as undo:
                 undo.callback(self._driver.free, self.base, self._nbytes)
@@ -104,7 +105,7 @@ class Arena:
         return _Chunk(handle, fd)
 
     def _free(self, number: int) -> None:
-        """Unmap and let go. If the driver does not unmap it, it stays as it is."""
+        """Unmap the chunk and free it. If the driver does not unmap it, nothing changes."""
         chunk = self._chunks[number]
         if chunk is None:
             return

@@ -1,8 +1,8 @@
 """The device on an NVIDIA GPU: chunks of its memory, and copies on streams of their own.
 
-Lives here: what the other modules of this folder make, put together into the contract; and
-everything that can be wrong at the start, said with what to do. May not live here: calls of
-the driver (driver.py), decisions (the core).
+Lives here: the contract, built from the other modules of this folder; and checks at the start,
+whose errors say what to do. May not live here: calls of the driver (driver.py), decisions (the
+core).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
-#: Descriptors for everything but chunks: sockets, masters, what the driver itself opens.
+#: Descriptors for everything but chunks: sockets, host copies, files that the driver opens.
 SPARE_DESCRIPTORS = 256
 
 #: Attributes of a GPU without which no chunk can be shared.
@@ -48,8 +48,8 @@ class CudaDevice:
     def __init__(self, index: int, budget: int, chunk: int, pin_limit: int | None = None) -> None:
         """Allocate `budget // chunk` chunks on GPU `index`; units are bytes.
 
-        `pin_limit` bounds the masters that are pinned, None: as much as the driver takes.
-        Blocks. Raises: DeviceError; then nothing is left.
+        `pin_limit` bounds the pinned host copies; None: no limit but the driver's. Blocks. Raises:
+        DeviceError; then nothing is left allocated.
         """
         if chunk <= 0:
             raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
@@ -141,7 +141,7 @@ class CudaDevice:
         if short is not None:
             free, _ = self._memory()
             raise NotAllBack(
-                f"{self._title} has not the memory to take chunks back ({short}); {size(free)} "
+                f"{self._title} is out of memory for chunks to take back ({short}); {size(free)} "
                 f"are free, and {_shares(self._nvml.processes())}",
                 back,
                 pieces.runs_of(n for n in numbers if self._arena.is_lent(n)),
@@ -157,11 +157,12 @@ class CudaDevice:
         )
 
     def close(self) -> None:
-        """Free everything; of a lost device what is not the driver's. Raises: DeviceError."""
+        """Free everything; for a lost device, only objects outside of the driver. Raises:
+        DeviceError."""
         self._all.close()
 
     def _copies(self, whole: list[pieces.Piece], host: int, only: Ranges | None) -> Iterator[Copy]:
-        """Cut at the ends of chunks, of `only` and of what is pinned, and then to size."""
+        """Cut at the ends of chunks, of `only` and of pinned memory, and then to size."""
         of_chunks = pieces.split(whole, self.chunk_bytes)
         for piece, copied in pieces.mark(of_chunks, only):
             chunk = piece.offset // self.chunk_bytes
@@ -183,7 +184,7 @@ class CudaDevice:
     # --- what can be wrong at the start --------------------------------------------------
 
     def _check(self) -> None:
-        """Raises: DeviceError that says what does not fit, and what to do."""
+        """Raises: DeviceError that names the problem and what to do."""
         for ability in _ABILITIES:
             if not self._driver.attribute(ability):
                 raise DeviceError(
@@ -214,7 +215,8 @@ class CudaDevice:
         except CudaError as exc:
             if not exc.out_of_memory:
                 raise
-            # somebody was quicker, or the driver keeps some of what it calls free
+            # another process was quicker, or the driver keeps part of the memory that it reports as
+            # free
             raise DeviceError(f"{self._too_little(*self._memory())} ({exc})") from exc
 
     def _memory(self) -> tuple[int, int]:
@@ -234,19 +236,19 @@ class CudaDevice:
         lower = f"lower --budget to {most >> 20}MiB, or end " if most else "end "
         return (
             f"budget of {size(self._nbytes)}, but only {size(free)} of the {size(total)} of "
-            f"{self._title} are free: {_shares(self._nvml.processes())}; {lower}what uses it"
+            f"{self._title} are free: {_shares(self._nvml.processes())}; {lower}processes on it"
         )
 
 
 def _shares(processes: tuple[ProcessUse, ...]) -> str:
-    """Who has how much, for the end of a sentence."""
+    """The processes with their shares, for the end of a sentence."""
     if not processes:
         return "NVML names no other process that uses it"
     return ", ".join(map(str, processes))
 
 
 def _allow_descriptors(chunks: int) -> None:
-    """Make sure that this process may have a descriptor for each chunk, as far as it can."""
+    """Raise the limit on open files to one for each chunk, if possible."""
     needed = fds.allow(chunks + SPARE_DESCRIPTORS)
     if (most := fds.limit()) < needed:
         raise DeviceError(

@@ -1,10 +1,10 @@
 """The CUDA driver: thin, typed, and with errors that have names. Daemon and client use it.
 
-Only `cuda.bindings.driver` is behind it, never the runtime, and it is imported when the
-first `Driver` is opened. No policy here. Addresses and handles are ints; lengths are bytes.
+It calls only `cuda.bindings.driver`, never the runtime, and imports that with the first `Driver`.
+No policy here. Addresses and handles are ints; lengths are bytes.
 
-The calls release the GIL. They need a current context: put them into `with driver.current()`,
-in any thread. A process that has a `Driver` must not fork; it may spawn.
+The calls release the GIL. They need a current context: put them into `with driver.current()`, in
+any thread. A process that has a `Driver` must not fork; it may spawn.
 """
 
 import importlib
@@ -20,7 +20,8 @@ from typing import Any
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.shared.fds import OwnedFd
 
-#: What all calls made here and in the client need: CUDA 12.0, as `cuDriverGetVersion` says it.
+#: The version that all calls here and in the client need: CUDA 12.0, as `cuDriverGetVersion`
+#: reports it.
 NEEDED_VERSION = 12000
 
 #: The context does not survive these: cuda.h says that the process is left in an inconsistent
@@ -44,13 +45,13 @@ _FATAL = {
     "CUDA_ERROR_MPS_CLIENT_TERMINATED",
     "CUDA_ERROR_EXTERNAL_DEVICE",
 }
-#: After these the context may be well or not; it is asked.
+#: After these the context may be intact or not; `call` queries it.
 _DOUBTFUL = {"CUDA_ERROR_UNKNOWN", "CUDA_ERROR_DEVICE_UNAVAILABLE"}
 
-#: How often a capture that is in the way is looked at: no call waits for its end.
+#: Interval for retrying a call that a capture blocks: no call waits for the end of a capture.
 _CAPTURE_LOOK_S = 0.001
 
-#: What to do where the error itself does not say.
+#: Remedies for errors whose own text has none.
 _REMEDIES = {
     "CUDA_ERROR_NO_DEVICE": (
         "the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, and start a "
@@ -77,7 +78,7 @@ _REMEDIES = {
 
 
 class CudaError(DeviceError):
-    """A call failed, and the context is well: "CUDA_ERROR_OUT_OF_MEMORY (2) in cuMemCreate"."""
+    """A call failed, and the context is intact: "CUDA_ERROR_OUT_OF_MEMORY (2) in cuMemCreate"."""
 
     def __init__(self, name: str, code: int, call: str) -> None:
         remedy = _REMEDIES.get(name)
@@ -86,7 +87,7 @@ class CudaError(DeviceError):
 
     @property
     def of_a_capture(self) -> bool:
-        """What was asked conflicts with a graph that is being captured."""
+        """Whether the call conflicts with a graph that is being captured."""
         return "CAPTURE" in self.name
 
     @property
@@ -95,7 +96,7 @@ class CudaError(DeviceError):
 
 
 class Access(IntEnum):
-    """What this process's GPU work may do with a mapping. The values are the driver's."""
+    """The access of this process's GPU work to a mapping. The values are the driver's."""
 
     NONE = 0
     READ = 1
@@ -105,8 +106,8 @@ class Access(IntEnum):
 def load() -> Any:
     """`cuda.bindings.driver`, initialised.
 
-    Raises: DeviceError that says what is missing and what to do: the bindings, the driver,
-    a newer driver, a GPU.
+    Raises: DeviceError that says what is missing and what to do: the bindings, the driver, a newer
+    driver, a GPU.
     """
     try:
         api = importlib.import_module("cuda.bindings.driver")
@@ -117,7 +118,7 @@ def load() -> Any:
     try:
         version = checked(api, api.cuDriverGetVersion)
     except RuntimeError as exc:
-        # the loader's own error, which is no subclass of ImportError
+        # the loader's own error, not a subclass of ImportError
         raise DeviceError(
             "there is no NVIDIA driver here (libcuda.so.1 was not found): install one, start "
             "a container with --gpus all, or use --device host"
@@ -132,9 +133,9 @@ def load() -> Any:
 
 
 def checked(api: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the driver's `function` gives: nothing, a value, or a tuple of values.
+    """The result of the driver's `function`: nothing, a value, or a tuple of values.
 
-    Raises: CudaError. Before there is a `Driver`; afterwards see `Driver.call`.
+    Raises: CudaError. For calls without a `Driver`; with one see `Driver.call`.
     """
     result, *values = function(*arguments)
     if result:
@@ -151,15 +152,15 @@ def device_names(api: Any) -> list[str]:
 
 
 def uuid_of(api: Any, device: Any) -> str:
-    """The name a GPU has in every process, as nvidia-smi shows it: "GPU-..."."""
+    """The name of a GPU in every process, as nvidia-smi shows it: "GPU-..."."""
     return f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
 
 
 class Driver:
     """One GPU, through its primary context, which it keeps until `close`.
 
-    Methods may be called in any thread. After an error that the context does not survive,
-    all of them raise DeviceLost with that error's name, and call the driver no more.
+    Methods may be called in any thread. After an error that the context does not survive, all of
+    them raise DeviceLost with that error's name, and call the driver no more.
     """
 
     def __init__(self, index: int) -> None:
@@ -187,7 +188,7 @@ class Driver:
 
     @classmethod
     def by_uuid(cls, wanted: str) -> "Driver":
-        """Open the GPU with this uuid, whatever its index is in this process.
+        """Open the GPU with this uuid, at any index in this process.
 
         Raises: DeviceError.
         """
@@ -205,11 +206,11 @@ class Driver:
 
     @property
     def lost(self) -> bool:
-        """Whether an error was met that the context does not survive."""
+        """Whether an error occurred that the context does not survive."""
         return self._lost is not None
 
     def close(self) -> None:
-        """Let go of the context. Nothing made through this driver may be used any more."""
+        """Release the context. Nothing made through this driver may be used any more."""
         with self._changing:
             context, self._context = self._context, None
         if context is not None and not self.lost:
@@ -217,7 +218,8 @@ class Driver:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the GPU's context the thread's, and afterwards again what it was before."""
+        """Make the GPU's context current in this thread, and afterwards restore the previous
+        one."""
         if os.getpid() != self._pid:
             raise DeviceError("CUDA does not survive a fork: start processes with spawn")
         before = self.call(self.api.cuCtxGetCurrent)
@@ -232,10 +234,10 @@ class Driver:
                 self.api.cuCtxSetCurrent(before)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` of `api`; its values, as `checked` gives them.
+        """Call `function` of `api`; return its values as `checked` does.
 
-        Raises: DeviceLost at once if the device is lost, or if this call finds it so;
-        CudaError; DeviceError if the installed driver has no such call.
+        Raises: DeviceLost at once if the device is lost, or if this call finds it so; CudaError;
+        DeviceError if the installed driver has no such call.
         """
         if self._lost is not None:
             raise DeviceLost(self._lost)
@@ -243,7 +245,7 @@ class Driver:
             return checked(self.api, function, *arguments)
         except CudaError as exc:
             if exc.name in _FATAL or (exc.name in _DOUBTFUL and self._context_is_dead()):
-                with self._changing:  # whoever is first says why
+                with self._changing:  # the first error is the cause
                     self._lost = self._lost or f"cuda:{self.index} is lost: {exc}"
                 raise DeviceLost(self._lost) from exc
             raise
@@ -252,14 +254,14 @@ class Driver:
 
     def _context_is_dead(self) -> bool:
         result, *_ = self.api.cuStreamQuery(self.api.CUstream(0))
-        # invalid: none is current in this thread, so nothing is known
+        # invalid: no context is current in this thread, so nothing is known
         well = ("CUDA_SUCCESS", "CUDA_ERROR_NOT_READY", "CUDA_ERROR_INVALID_CONTEXT")
         return result.name not in well
 
     # --- what the GPU is -----------------------------------------------------------------
 
     def attribute(self, name: str) -> int:
-        """A device attribute by its name without CU_DEVICE_ATTRIBUTE_; 0 if it is not known."""
+        """A device attribute by its name without CU_DEVICE_ATTRIBUTE_; 0 if it is unknown."""
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
         if attribute is None:
             return 0
@@ -274,27 +276,27 @@ class Driver:
         return int(free), int(total)
 
     def granularity(self) -> int:
-        """What the size of an allocation must be a multiple of."""
+        """The unit of allocation sizes: each must be a multiple of it."""
         kind = self.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return int(self.call(self.api.cuMemGetAllocationGranularity, self._properties(), kind))
 
     # --- physical memory -----------------------------------------------------------------
 
     def create(self, nbytes: int) -> int:
-        """Allocate; the handle is freed by `release`, the memory when nothing refers to it."""
+        """Allocate; `release` frees the handle, and the memory goes when nothing refers to it."""
         return int(self.call(self.api.cuMemCreate, nbytes, self._properties(), 0))
 
     def release(self, handle: int) -> None:
         self.call(self.api.cuMemRelease, handle)
 
     def export(self, handle: int) -> OwnedFd:
-        """A descriptor of the allocation, which keeps it alive. The caller owns it."""
+        """A descriptor of the allocation, which keeps it allocated. The caller owns it."""
         return OwnedFd(
             int(self.call(self.api.cuMemExportToShareableHandle, handle, self._fd_type, 0))
         )
 
     def adopt(self, fd: int) -> int:
-        """The handle of an allocation that `fd` was exported from. `fd` stays the caller's."""
+        """The handle of the allocation that exported `fd`. The caller keeps `fd`."""
         return int(self.call(self.api.cuMemImportFromShareableHandle, fd, self._fd_type))
 
     # --- address space -------------------------------------------------------------------
@@ -311,11 +313,11 @@ class Driver:
         self.call(self.api.cuMemMap, address, nbytes, 0, handle, 0)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Unmap what was mapped by one `map`. Blocks, maybe for the work on the GPU."""
+        """Unmap the range of one `map`. Blocks, perhaps for work on the GPU."""
         self.call(self.api.cuMemUnmap, address, nbytes)
 
     def set_access(self, address: int, nbytes: int, access: Access) -> None:
-        """Set what may be done with a range that is mapped throughout, in one call."""
+        """Set the access to a range that is mapped throughout, in one call."""
         rule = self.api.CUmemAccessDesc()
         rule.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         rule.location.id = self.index
@@ -332,7 +334,7 @@ class Driver:
         self.call(self.api.cuMemHostRegister, address, nbytes, flags)
 
     def pin_for_flags(self, address: int, nbytes: int) -> int:
-        """Page-lock memory of this process that streams wait on; its address for the GPU."""
+        """Page-lock memory of this process that streams wait on; return its address for the GPU."""
         flags = self.api.CU_MEMHOSTREGISTER_PORTABLE | self.api.CU_MEMHOSTREGISTER_DEVICEMAP
         self.call(self.api.cuMemHostRegister, address, nbytes, flags)
         return int(self.call(self.api.cuMemHostGetDevicePointer, address, 0))
@@ -341,7 +343,7 @@ class Driver:
         self.call(self.api.cuMemHostUnregister, address)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Page-locked memory of the driver's own; `free_pinned` frees it."""
+        """Allocate page-locked memory of the driver; `free_pinned` frees it."""
         flags = self.api.CU_MEMHOSTALLOC_PORTABLE
         return int(self.call(self.api.cuMemHostAlloc, nbytes, flags))
 
@@ -363,7 +365,7 @@ class Driver:
         self.call(self.api.cuStreamSynchronize, stream)
 
     def event(self) -> Any:
-        """An event for `synchronize`: it measures no time, and its waiter sleeps."""
+        """An event for `synchronize`: it has no timing, and waiting for it sleeps."""
         kinds = self.api.CUevent_flags
         flags = kinds.CU_EVENT_DISABLE_TIMING | kinds.CU_EVENT_BLOCKING_SYNC
         return self.call(self.api.cuEventCreate, flags)
@@ -375,7 +377,7 @@ class Driver:
         self.call(self.api.cuEventRecord, event, stream)
 
     def synchronize(self, event: Any) -> None:
-        """Block until what was on the stream when the event was recorded is done."""
+        """Block until the work before the event on its stream is done."""
         self.call(self.api.cuEventSynchronize, event)
 
     def query(self, event: Any) -> bool:
@@ -396,15 +398,15 @@ class Driver:
         return True
 
     def settle(self) -> None:
-        """Block until everything on every stream of the current context is done.
+        """Block until all work on every stream of the current context is done.
 
-        A graph that is being captured on one of them is spoilt by it, and this blocks until its
-        capture has ended: before, nobody can tell.
+        This spoils a graph that is being captured on one of them, and blocks until its capture has
+        ended: before, the state of the streams is unknown.
         """
         self.after_captures(lambda: self.call(self.api.cuCtxSynchronize))
 
     def after_captures(self, call: Callable[[], object]) -> None:
-        """Make a call once no graph is being captured that is in its way. Blocks until then."""
+        """Make a call when no capture of a graph is in its way. Blocks until then."""
         while True:
             try:
                 call()
@@ -415,29 +417,30 @@ class Driver:
             time.sleep(_CAPTURE_LOOK_S)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Whether what is put on the stream goes into a graph instead of being done."""
+        """Whether work put on the stream is captured into a graph instead of running."""
         return int(self.call(self.api.cuStreamIsCapturing, stream)) != 0
 
     def stream_id(self, stream: Any) -> int:
-        """A number that no other stream of this process has, also when this one is destroyed."""
+        """A number that no other stream of this process ever has, even after this one is
+        destroyed."""
         return int(self.call(self.api.cuStreamGetId, stream))
 
     def wait_value(self, stream: Any, address: int, value: int) -> None:
-        """Have the stream wait until the 64-bit word there is at least `value`.
+        """Make the stream wait until the 64-bit word at `address` is at least `value`.
 
-        `address` is the GPU's, aligned, and stays good until the stream has gone on.
+        `address` is the GPU's, aligned, and stays valid until the stream has gone on.
         """
         kind = self.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self.call(self.api.cuStreamWaitValue64, stream, address, value, kind)
 
     @contextmanager
     def sparing_captures(self) -> Iterator[None]:
-        """Allow this thread, for the block, the calls that spoil graphs while they are captured.
+        """Allow this thread, in the context, calls that otherwise spoil graphs during capture.
 
-        Such are most calls, an event's query for one: in a thread's own mode they end each capture
-        that this thread has begun, and each that any thread has begun in global mode, as
-        `torch.cuda.graph` does. They do not touch what is captured; what does so fails in every
-        mode, as `is_idle` of a stream that captures.
+        Most calls do, even an event's query. In a thread's default mode they end each capture that
+        this thread has begun, and each that any thread has begun in global mode, as
+        `torch.cuda.graph` does. These calls do not touch the captured streams. Calls that do fail
+        in every mode, such as `is_idle` of a stream that captures.
         """
         relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         before = self.call(self.api.cuThreadExchangeStreamCaptureMode, relaxed)
@@ -448,14 +451,14 @@ class Driver:
                 self.api.cuThreadExchangeStreamCaptureMode(before)
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Enqueue a copy from host memory, which stays as it is until it is done."""
+        """Enqueue a copy from host memory, which must not change until it is done."""
         self.call(self.api.cuMemcpyHtoDAsync, target, source, nbytes, stream)
 
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         self.call(self.api.cuMemcpyDtoHAsync, target, source, nbytes, stream)
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Have nothing in the GPU's memory there. Blocks: 1 ms for some GiB."""
+        """Zero this memory of the GPU. Blocks: 1 ms for some GiB."""
         self.call(self.api.cuMemsetD8, address, 0, nbytes)
         self.call(self.api.cuCtxSynchronize)
 

@@ -1,7 +1,7 @@
-"""The device where there is no GPU: the same contract on a memfd, with real bytes.
+"""The device without a GPU: the same contract on a memfd, with real bytes.
 
-The default without a GPU, and the test double everywhere: real memory, real mappings in
-real processes, real faults. `bandwidth` makes it as slow as a bus.
+The default without a GPU, and the test double everywhere: real memory, real mappings in real
+processes, real faults. `bandwidth` makes it as slow as a bus.
 """
 
 import fcntl
@@ -24,11 +24,11 @@ from swapd.shared.limits import Pool
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
-#: Copied by one thread at a time: large enough for memcpy to stream, small enough to share.
+#: Bytes that one thread copies at a time: large enough for memcpy to stream, small enough to share.
 PIECE_BYTES = 8 << 20
 #: The same when throttled: small, so that the rate is even.
 SLOW_PIECE_BYTES = 1 << 20
-#: More threads do not copy faster: the memory bus is full.
+#: More threads do not copy faster, because the memory bus is full.
 COPY_THREADS_MAX = 4
 
 
@@ -38,14 +38,14 @@ _CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-#: As version 1 writes that there is none: all that 63 bits hold, in whole pages.
+#: How version 1 says "no limit": the largest number of whole pages in 63 bits.
 _NO_LIMIT = 1 << 62
 
 
 def available_bytes() -> int:
-    """Host memory that can still be had: the kernel's estimate, or the cgroup's if less.
+    """Host memory that is still available: the kernel's estimate, or the cgroup's if less.
 
-    Raises: DeviceError if the kernel cannot be asked just now.
+    Raises: DeviceError if the kernel does not answer just now.
     """
     estimate = _meminfo("MemAvailable")
     group = _cgroup()
@@ -53,7 +53,7 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Host memory there is: the machine's, or what the cgroup may have if less.
+    """Host memory in total: the machine's, or the limit of the cgroup if less.
 
     Raises: DeviceError as `available_bytes`.
     """
@@ -66,19 +66,19 @@ def _meminfo(field: str) -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError as exc:
-        raise DeviceError(f"nobody says how much host memory there is: {exc}") from exc
+        raise DeviceError(f"the size of host memory is unknown: {exc}") from exc
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields[field].split()[0]) * 1024
 
 
 def cgroup_limit() -> int | None:
-    """What the cgroup that can be seen here may have of host memory, if it has a limit."""
+    """The limit of the visible cgroup on host memory, if it has one."""
     group = _cgroup()
     return None if group is None else group[0]
 
 
 def _cgroup() -> tuple[int, int] | None:
-    """(limit, used) of the cgroup that can be seen here, if it has a limit."""
+    """(limit, used) of the visible cgroup, if it has a limit."""
     for limit_file, used_file in _CGROUP_FILES:
         try:
             limit = int((_CGROUPS / limit_file).read_text())
@@ -124,7 +124,7 @@ class HostDevice:
             raise DeviceError(f"arena of {self._nbytes >> 20} MiB: {exc.strerror}") from exc
         self._tails = Tails(self.chunks, chunk, zeroed=True)
         self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
-        # enough for both directions: those of one may all be waiting for the other
+        # enough for both directions: all threads of one may wait for the other
         self._helpers = Pool(2 * self._threads, "swapd-copy")
 
     def __repr__(self) -> str:
@@ -138,10 +138,11 @@ class HostDevice:
             fd = self._fd.fileno()
             os.ftruncate(fd, self._nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-            # opened here and now: a worker may change the memfd's mode, and so shut it for later
+            # opened now: a worker may change the memfd's mode, and so prevent it later
             self._reader = undo.enter_context(reopen_read_only(fd))
-            # nor may who has the reader open it again for writing, by mistake: its owner could
-            # change the mode back. No seal can say so, for mutable components are written to
+            # a process with the reader must not open it again for writing by mistake: its owner
+            # could change the mode back. No seal can forbid that, because mutable components are
+            # written to
             os.fchmod(fd, 0o400)
             self._base = vm.map_shared(fd, 0, self._nbytes, writable=True)
             undo.callback(vm.free, self._base, self._nbytes)
@@ -150,18 +151,18 @@ class HostDevice:
             self._memory = undo.pop_all()
 
     def export(self, file: int, *, writable: bool) -> OwnedFd:
-        assert file == 0, f"file {file} of an arena that is one file"
+        assert file == 0, f"file {file} of an arena with one file"
         self._tails.writable |= writable
         return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
-        """Nothing: memory is copied from and to memory here."""
+        """No-op: memory is copied from and to memory here."""
 
     def pinned(self) -> None:
-        """Nothing is, and nothing needs to be."""
+        """No memory is, and none needs to be."""
 
     def unpin(self, address: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def copy_in(
         self,
@@ -215,10 +216,10 @@ class HostDevice:
 
     def reclaim(self, runs: Runs) -> None:
         nbytes = len(pieces.numbers(runs)) * self.chunk_bytes
-        # or the kernel would end some process, maybe this one, to find the memory
+        # or the kernel would kill some process, maybe this one, to find the memory
         if nbytes > (free := available_bytes()):
             raise DeviceError(
-                f"{nbytes >> 20} MiB are to be taken back, but only {free >> 20} MiB of host "
+                f"cannot take {nbytes >> 20} MiB back: only {free >> 20} MiB of host "
                 "memory are available"
             )
         try:
@@ -227,7 +228,7 @@ class HostDevice:
                 vm.populate(start, n * self.chunk_bytes, writable=True)
         except OSError as exc:
             self.lend(runs)
-            raise DeviceError(f"chunks {runs} cannot be had back: {exc.strerror}") from exc
+            raise DeviceError(f"cannot take chunks {runs} back: {exc.strerror}") from exc
         self._tails.zeroed(runs)
 
     def use(self) -> MemoryUse:
@@ -260,8 +261,8 @@ class HostDevice:
 
 
 class _Span(NamedTuple):
-    """Bytes to copy, or to zero if there is no source; up to where all is there then; and the
-    chunks they go into (none when they leave the arena)."""
+    """Bytes to copy, or to zero if there is no source; `end`: bytes of the copy that are complete
+    then; and the chunks they go into (none when they leave the arena)."""
 
     target: int
     source: int | None
@@ -271,12 +272,12 @@ class _Span(NamedTuple):
 
 
 class _Job:
-    """One copy, done by several threads: taken up in order, and told of in order."""
+    """One copy by several threads: they take spans in order, and report them in order."""
 
     def __init__(
         self, todo: list[_Span], nbytes: int, may_write: MayWrite | None, landed: Landed | None
     ) -> None:
-        """`nbytes`: up to where all is there when all spans are."""
+        """`nbytes`: bytes that are complete when all spans are."""
         self.todo = todo
         self._nbytes = nbytes
         self._may_write = may_write
@@ -310,7 +311,7 @@ class _Job:
             self._copy(index, due)
 
     def finish(self) -> None:
-        """After all threads: raise what any of them raised; tell of what needed no copy."""
+        """After all threads: raise the error of any of them; report bytes that needed no copy."""
         if self._error is not None:
             raise self._error
         last = self.todo[-1].end if self.todo else -1
@@ -318,7 +319,7 @@ class _Job:
             self._landed(self._nbytes)
 
     def _take(self) -> int | None:
-        # under the lock also while it waits: later spans may not be written before earlier ones
+        # hold the lock while waiting too: later spans must not be written before earlier ones
         with self._taking:
             if self._error is not None or self._next == len(self.todo):
                 return None

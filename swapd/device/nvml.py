@@ -1,6 +1,5 @@
-"""What NVML says about one GPU: who else uses its memory, MIG, MPS. All of it is optional:
-where NVML is missing or will not say, that is a note for people, never an error.
-"""
+"""NVML's information about one GPU: other users of its memory, MIG, MPS. All of it is optional: if
+NVML is missing or gives no answer, that is a note for people, never an error."""
 
 import importlib
 import os
@@ -16,7 +15,7 @@ class Nvml:
     """NVML's view of one GPU. Methods block briefly; any thread, one at a time."""
 
     def __init__(self, uuid: str) -> None:
-        """`uuid` is the CUDA driver's, "GPU-..."; under MIG NVML knows it as "MIG-..."."""
+        """`uuid` is the CUDA driver's, "GPU-..."; under MIG, NVML calls it "MIG-..."."""
         self._api: Any = None
         self._gpu: Any = None
         self._missing = ""
@@ -32,7 +31,7 @@ class Nvml:
             self._find(uuid)
 
     def close(self) -> None:
-        """Let go of NVML. More than once is once."""
+        """Release NVML. May be called more than once."""
         if self._api is not None:
             api, self._api = self._api, None
             self._gpu = None
@@ -50,7 +49,7 @@ class Nvml:
         return tuple(sorted(uses, key=lambda use: (-use.nbytes, use.pid)))
 
     def notes(self, *, mps: bool) -> tuple[str, ...]:
-        """What a person should know: NVML missing, MIG on, MPS running.
+        """Facts for people: NVML missing, MIG on, MPS running.
 
         `mps` is whether the CUDA driver itself says that MPS is running.
         """
@@ -76,7 +75,7 @@ class Nvml:
                 return
 
     def _mps(self) -> bool:
-        """Whether some process uses this GPU through MPS."""
+        """Whether a process uses this GPU through MPS."""
         if self._ask("nvmlDeviceGetMPSComputeRunningProcesses"):
             return True
         return any(_MPS_SERVER in use.name for use in self.processes())
@@ -88,7 +87,7 @@ class Nvml:
         return modes is not None and bool(modes[0])
 
     def _ask(self, question: str) -> Any:
-        """What `question` gives for this GPU; None if NVML does not say."""
+        """The answer of NVML function `question` for this GPU; None if it has none."""
         if self._gpu is None:
             return None
         try:
@@ -98,10 +97,10 @@ class Nvml:
 
     def _name(self, pid: int) -> str:
         try:
-            # NVML's pids may be of another namespace, so it is asked, and not /proc
+            # NVML's pids may be of another namespace, so ask NVML, not /proc
             name = self._api.nvmlSystemGetProcessName(pid)
         except self._api.NVMLError:
             return "a process"
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         program = os.path.basename(text.split(" ", 1)[0])[:TEXT_MAX_CHARS]
-        return plain(program) or "a process"  # any user may run one, and name it
+        return plain(program) or "a process"  # any user may run a program, and name it

@@ -1,4 +1,4 @@
-"""How a copy is cut up: pure arithmetic on runs of chunks."""
+"""Cuts copies into pieces: pure arithmetic on runs of chunks."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from swapd.device.base import DeviceError
 from swapd.shared.protocol import Ranges, Runs
 
-#: More than any component has.
+#: More bytes than any component has.
 _BEYOND = 1 << 62
 
 
 class Piece(NamedTuple):
-    """What is copied at a time. Bytes; `offset` is in the arena, `done` in the component."""
+    """The unit of one copy. Bytes; `offset` is in the arena, `done` in the component."""
 
     offset: int
     done: int
@@ -36,7 +36,7 @@ def cut(runs: Runs, nbytes: int, chunk: int) -> list[Piece]:
 
 
 def mark(pieces: Iterable[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
-    """The same bytes, cut where `only` begins and ends: each piece with whether it is in there."""
+    """The same bytes, cut where `only` begins and ends; each piece with whether `only` has it."""
     if only is None:
         yield from ((piece, True) for piece in pieces)
         return
@@ -54,7 +54,7 @@ def mark(pieces: Iterable[Piece], only: Ranges | None) -> Iterator[tuple[Piece, 
 
 
 def split(pieces: Iterator[Piece] | list[Piece], most: int) -> Iterator[Piece]:
-    """The same bytes in pieces of at most `most`; each run's begin anew at its start."""
+    """The same bytes in pieces of at most `most`; each run starts a new piece."""
     for offset, done, nbytes in pieces:
         for at in range(0, nbytes, most):
             yield Piece(offset + at, done + at, min(most, nbytes - at))

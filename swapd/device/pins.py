@@ -1,7 +1,7 @@
-"""Host memory that the GPU may read and write by itself, and how much of it.
+"""Host memory that the GPU may access directly, and how much of it.
 
-Copies work without: what is not pinned goes through a staging buffer, slower. So nothing
-here ever fails a copy; a refusal is said once, and shown in `status`.
+Copies work without: memory that is not pinned goes through a staging buffer, which is slower. So no
+failure here ever fails a copy; a refusal is logged once, and shown in `status`.
 """
 
 import fcntl
@@ -21,17 +21,17 @@ from swapd.shared.units import size
 
 log = logging.getLogger("swapd.device.pins")
 
-#: Page-locked by one call. Single calls of hundreds of GiB fail on current drivers, calls
-#: over 2 GiB on some kernels. A call has locks of the driver's that copies need, too: 25 ms or so.
+#: Bytes to page-lock in one call. Single calls of hundreds of GiB fail on current drivers, calls
+#: over 2 GiB on some kernels. A call takes locks of the driver that copies need too: 25 ms or so.
 SLICE_BYTES = 256 << 20
-#: How long a slice waits for copies to end, at most: where they never do, pinning goes on all the
-#: same, for it is what makes them quick.
+#: Longest wait of a slice for copies to end. Where they never end, pinning goes on anyway, because
+#: it makes copies fast.
 YIELD_S = 1.0
 
 
 def takes_read_only(driver: Driver) -> bool:
-    """Whether the GPU takes memory that is mapped read-only here: it says so, and a page of it was
-    taken. If that is refused, it is logged."""
+    """Whether the GPU accepts memory that is mapped read-only here: it says so, and accepts a page
+    of it. Logs a refusal."""
     if not driver.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED"):
         return False
     fd = os.memfd_create("swapd-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -46,7 +46,7 @@ def takes_read_only(driver: Driver) -> bool:
             driver.pin(page, vm.PAGE_BYTES, writable=False)
             driver.unpin(page)
     except CudaError as exc:
-        log.warning("the GPU pins no memory that is mapped read-only, though it says so: %s", exc)
+        log.warning("the GPU claims to pin memory that is mapped read-only, but refuses: %s", exc)
         return False
     finally:
         vm.free(page, vm.PAGE_BYTES)
@@ -54,7 +54,8 @@ def takes_read_only(driver: Driver) -> bool:
 
 
 class Part(NamedTuple):
-    """A range of host memory of one kind: bytes `offset` and on of what was asked about."""
+    """A range of host memory of one kind; `offset` in bytes from the start of the requested
+    range."""
 
     offset: int
     nbytes: int
@@ -62,24 +63,24 @@ class Part(NamedTuple):
 
 
 class Pins:
-    """What is pinned, in slices. Methods may be called in any thread; `parts` never blocks."""
+    """The pinned memory, in slices. Methods may be called in any thread; `parts` never blocks."""
 
     def __init__(self, driver: Driver, limit: int | None, *, read_only: bool) -> None:
-        """`limit` is in bytes over all memory, None for none; `read_only` whether the GPU
-        takes memory that is mapped read-only."""
+        """`limit` is in bytes over all memory, None for none; `read_only`: whether the GPU accepts
+        memory that is mapped read-only."""
         self._driver = driver
         self._limit = limit
         self._read_only = read_only
-        #: One at a time calls the driver, which has a lock of its own for it anyway.
+        #: One thread at a time calls the driver, which has a lock of its own for it anyway.
         self._changing = threading.Lock()
-        #: Copies that are under way; told when there is none.
+        #: Number of copies in progress; notified when there is none.
         self._copies = 0
         self._no_copy = threading.Condition()
         #: (start, end) of the slices, in order. Replaced whole, so that readers need no lock.
         self._slices: tuple[tuple[int, int], ...] = ()
-        #: What was asked for, by address; bytes.
+        #: The requested bytes, by address.
         self._asked: dict[int, int] = {}
-        #: Why the last one was refused that was; "" if none.
+        #: The cause of the last refusal; "" if there was none.
         self._refused = ""
 
     def __repr__(self) -> str:
@@ -95,7 +96,7 @@ class Pins:
 
     @property
     def refused_bytes(self) -> int:
-        """What is not pinned though it was asked for, if the last refusal has not been mended."""
+        """Bytes that are not pinned despite a request, if the last refusal still stands."""
         return max(sum(self._asked.values()) - self.pinned_bytes, 0) if self._refused else 0
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
@@ -117,13 +118,13 @@ class Pins:
                 raise
 
     def unpin(self, address: int) -> None:
-        """Let go of what was pinned from `address` on; see `Device.unpin`. Raises: DeviceError."""
+        """Unpin the range that begins at `address`; see `Device.unpin`. Raises: DeviceError."""
         with self._changing, suppress(DeviceLost):
             self._unpin(address)
 
     @contextmanager
     def while_copying(self) -> Iterator[None]:
-        """A copy is under way: no slice is begun meanwhile, but one in YIELD_S."""
+        """While a copy runs, a new slice begins at most every YIELD_S."""
         with self._no_copy:
             self._copies += 1
         try:
@@ -134,7 +135,7 @@ class Pins:
                 self._no_copy.notify_all()
 
     def parts(self, address: int, nbytes: int) -> Iterator[Part]:
-        """The range in parts that lie in one slice each, or in none, in order."""
+        """The range in parts, in order, each within one slice or outside of all."""
         slices = self._slices
         at, end = address, address + nbytes
         index = max(bisect_right(slices, (at, end)) - 1, 0)
@@ -148,7 +149,7 @@ class Pins:
             at = upto
 
     def notes(self) -> tuple[str, ...]:
-        """For `status`: what is slow because it could not be pinned."""
+        """For `status`: memory that is slow because it could not be pinned."""
         asked, pinned = sum(self._asked.values()), self.pinned_bytes
         if pinned >= asked:
             return ()
@@ -167,7 +168,7 @@ class Pins:
             self.unpin(address)
 
     def _pin_rest(self, address: int, writable: bool) -> None:
-        """Pin what is not yet, slice by slice; what is done stays, whatever comes then."""
+        """Pin the rest, slice by slice; a later failure does not undo the part that is done."""
         whole = self._asked[address]
         done = sum(end - start for start, end in self._within(address, whole))
         while done < whole:
@@ -210,6 +211,6 @@ class Pins:
 
 
 def _locked_memory() -> str:
-    """The limit on locked memory, if there is one: some drivers are held to it."""
+    """The limit on locked memory, if there is one: some drivers must obey it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return "" if limit == resource.RLIM_INFINITY else f" (`ulimit -l` is {size(limit)})"

@@ -1,10 +1,10 @@
-"""One direction of copies on a GPU: a stream, and the pieces that are on it.
+"""One direction of copies on a GPU: a stream, and the pieces on it.
 
 The thread that orders a copy enqueues its pieces, at most DEPTH ahead, waits for each in turn and
-tells of it: the first is on the stream before any other thread has to wake up, and the last is told
-by the thread that met it. Where a chunk may first have to be waited for, the direction's own thread
-enqueues, so that what has arrived is told also while that one is held up. Both sleep in the driver
-meanwhile; no callback of the driver's runs Python.
+reports it. So the first is on the stream before any other thread has to wake up, and the same
+thread waits for the last and reports it. If a chunk may have to be waited for first, another thread
+enqueues, so that pieces which have arrived are still reported while it waits. Both threads sleep in
+the driver meanwhile; no callback of the driver runs Python.
 """
 
 import threading
@@ -22,11 +22,11 @@ from swapd.shared import vm
 from swapd.shared.limits import Pool
 from swapd.shared.units import size
 
-#: Copied by one call from pinned memory: large enough for the full rate, small enough for
-#: `landed` to come often, and for others' small copies to get in between.
+#: Bytes of one copy call from pinned memory: large enough for the full rate, small enough for
+#: frequent calls of `landed`, and for small copies of others to get in between.
 PIECE_BYTES = 16 << 20
-#: Pieces on the stream at a time: so many that the GPU goes on while this process has to wait for
-#: a processor for some milliseconds.
+#: Pieces on the stream at a time: enough for the GPU to go on while this process has to wait for a
+#: processor for some milliseconds.
 DEPTH = 16
 #: The same through the staging buffer, which has STAGED_DEPTH places of this size.
 STAGED_BYTES = 4 << 20
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 
 
 class _Flying(NamedTuple):
-    """A piece on the stream. When `event` has come, `arrive` is run, and then it has landed."""
+    """A piece on the stream. After `event`, run `arrive`; then the piece has landed."""
 
     event: Any
     end: int
@@ -58,18 +58,18 @@ class _Flying(NamedTuple):
 
 
 class _Flight:
-    """One copy's pieces on the stream: enqueued by one thread, waited for by another."""
+    """The pieces of one copy on the stream: one thread enqueues them, another waits for them."""
 
     def __init__(self) -> None:
         self.pieces: SimpleQueue[_Flying | None] = SimpleQueue()
         self.places = threading.Semaphore(DEPTH)
-        #: Of those that are staged.
+        #: Free places in the staging buffer.
         self.staging = threading.Semaphore(STAGED_DEPTH)
-        #: Nobody waits any more: no piece is to follow.
+        #: No thread waits any more: enqueue no more pieces.
         self.over = False
 
     def landed(self, piece: _Flying) -> None:
-        """Its place is another's."""
+        """Free its place for another piece."""
         if piece.staged:
             self.staging.release()
         self.places.release()
@@ -81,10 +81,11 @@ class _Flight:
 
 
 class Direction(ABC):
-    """Copies of one direction, one at a time. Subclasses say how a piece is enqueued."""
+    """Copies of one direction, one at a time. A subclass enqueues the pieces."""
 
     def __init__(self, driver: Driver, name: str) -> None:
-        """Make stream, events and staging buffer. Raises: DeviceError; then nothing is left."""
+        """Make stream, events and staging buffer. Raises: DeviceError; then nothing is left
+        allocated."""
         self._driver = driver
         with driver.current(), ExitStack() as undo:
             self._stream = driver.stream()
@@ -99,7 +100,7 @@ class Direction(ABC):
         self._other = Pool(1, f"swapd-{name}")
 
     def close(self) -> None:
-        """Free what was made; nothing if the device is lost. Raises: DeviceError."""
+        """Free all of them; no-op if the device is lost. Raises: DeviceError."""
         self._other.shutdown()
         with suppress(DeviceLost), self._driver.current():
             self._made.close()
@@ -107,8 +108,8 @@ class Direction(ABC):
     def run(
         self, copies: Iterator[Copy], may_write: MayWrite | None, landed: Landed | None
     ) -> None:
-        """Copy all pieces in order. Blocks. Raises: DeviceError, or what a callback raised,
-        when nothing is in flight any more."""
+        """Copy all pieces in order. Blocks. Raises: DeviceError, or the error of a callback, when
+        nothing is in flight any more."""
         pieces = self._ahead(copies) if may_write is None else self._beside(copies, may_write)
         with self._driver.current():
             try:
@@ -124,8 +125,8 @@ class Direction(ABC):
                 raise
 
     def _ahead(self, copies: Iterator[Copy]) -> Generator[_Flying, None, None]:
-        """Enqueue them, and yield each when it is to be waited for: it has landed, and its place is
-        free, when the next one is asked for."""
+        """Enqueue pieces, and yield each one to wait for. When the caller asks for the next, this
+        one has landed, and its place is free."""
         flying: deque[_Flying] = deque()
         staged = in_staging = 0
         for number, copy in enumerate(copies):
@@ -173,7 +174,7 @@ class Direction(ABC):
 
     def _enqueued(self, copy: Copy, number: int, staged: int) -> _Flying:
         """Put it on the stream: `number` pieces were before it, `staged` of them staged. Its event
-        and its place in the staging buffer are free again, for pieces end in order."""
+        and its place in the staging buffer are free again, because pieces end in order."""
         event, staging = self._events[number % DEPTH], None
         if not copy.pinned:
             staging = self._staging + staged % STAGED_DEPTH * STAGED_BYTES
@@ -183,11 +184,11 @@ class Direction(ABC):
 
     @abstractmethod
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
-        """Put a piece on the stream, by way of `staging` if there is one; what is left to do
-        when it has arrived."""
+        """Put a piece on the stream, through `staging` if there is one; return the work that is
+        left when it has arrived."""
 
     def _drain(self) -> None:
-        """After an error: nobody may touch the memory before the GPU has let go of it."""
+        """After an error: wait until the GPU has let go of the memory."""
         with suppress(DeviceError), self._driver.current():
             self._driver.finish(self._stream)
 
@@ -198,16 +199,16 @@ def _staging(driver: Driver) -> int:
         return driver.allocate_pinned(nbytes)
     except CudaError as exc:
         raise DeviceError(
-            f"not even a buffer of {size(nbytes)} of host memory could be pinned: {exc}; free "
+            f"could not pin a staging buffer of {size(nbytes)} of host memory: {exc}; free "
             "host memory, or raise `ulimit -l` or the container's memory limit"
         ) from exc
 
 
 class Inward(Direction):
-    """Host memory to chunks."""
+    """Copies from host memory to chunks."""
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Zero what no copy is on. Blocks. Raises: DeviceError."""
+        """Zero memory without a copy in flight. Blocks. Raises: DeviceError."""
         with self._driver.current():
             self._driver.zero_later(address, nbytes, self._stream)
             self._driver.finish(self._stream)
@@ -224,7 +225,7 @@ class Inward(Direction):
 
 
 class Outward(Direction):
-    """Chunks to host memory."""
+    """Copies from chunks to host memory."""
 
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
         target = copy.host

@@ -1,7 +1,7 @@
-"""What is left in a chunk beyond the component that is in it: how far anything was written. Pure.
+"""Tracks how far each chunk was written, beyond the component in it. Pure.
 
-A worker maps its last chunk as a whole, so what an earlier component left there is zeroed; but only
-as far as there is something: small components in large chunks come and go, and cost nothing more.
+A worker maps its last chunk as a whole, so bytes of an earlier component there must be zeroed; but
+only as far as there are any. So small components in large chunks come and go at no extra cost.
 """
 
 from swapd.device.pieces import Piece, numbers
@@ -9,7 +9,7 @@ from swapd.shared.protocol import Runs
 
 
 class Tails:
-    """For each chunk, where its zeros begin."""
+    """The offset in each chunk where its zeros begin."""
 
     def __init__(self, chunks: int, chunk_bytes: int, *, zeroed: bool) -> None:
         self._chunk_bytes = chunk_bytes
@@ -18,7 +18,7 @@ class Tails:
         self.writable = False
 
     def begin(self, whole: list[Piece]) -> Piece | None:
-        """These pieces, one for each run, will be copied in: what is to be zeroed after them."""
+        """Before copying these pieces in, one for each run: return the range to zero after them."""
         if not whole:
             return None
         chunk, end = self._last(whole)
@@ -31,18 +31,18 @@ class Tails:
         return Piece(chunk * self._chunk_bytes + end, 0, left - end) if left > end else None
 
     def end(self, whole: list[Piece]) -> None:
-        """They are copied, and what was to be zeroed is."""
+        """The pieces have arrived, and the range is zeroed."""
         if whole:
             chunk, end = self._last(whole)
             self._ends[chunk] = end
 
     def zeroed(self, runs: Runs) -> None:
-        """These chunks are zeros all over."""
+        """These chunks are all zeros."""
         for chunk in numbers(runs):
             self._ends[chunk] = 0
 
     def _last(self, whole: list[Piece]) -> tuple[int, int]:
-        """The last chunk, and where in it the bytes end."""
+        """The last chunk, and the offset in it where the bytes end."""
         end = whole[-1].offset + whole[-1].nbytes
         chunk = (end - 1) // self._chunk_bytes
         return chunk, end - chunk * self._chunk_bytes

@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[dict[str, object], dict[str, str], list[str], list[str]]]
         {"pin_total": MIB},
         {},
         [],
-        ["16 MiB of host memory could be pinned", "CUDA_ERROR_OUT_OF_MEMORY (2)", "`ulimit -l`"],
+        ["could not pin a staging buffer of 16 MiB of host memory", "CUDA_ERROR_OUT_OF_MEMORY (2)", "`ulimit -l`"],
     ),
 }
 
@@ -119,7 +119,7 @@ def test_another_process_has_the_memory(folder: Path) -> None:
         said = refusal(folder, fake.environment(), "--budget=512MiB")
         assert "budget of 512 MiB, but only 224 MiB of the 1 GiB" in said
         assert "ollama (process 4000001) has 800 MiB" in said
-        assert "lower --budget to 224MiB, or end what uses it" in said
+        assert "lower --budget to 224MiB, or end processes on it" in said
         assert fake.held_bytes() == 0
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.cuda.gpu_world import MIB, World
 
 PIN = "cuMemHostRegister"
-SAYS_SO = "the GPU pins no memory that is mapped read-only, though it says so"
+SAYS_SO = "the GPU claims to pin memory that is mapped read-only, but refuses"
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["taken", "only said to be taken"])

@@ -104,7 +104,7 @@ def test_a_budget_larger_than_what_is_free_is_refused_with_who_has_the_rest(
 def test_who_has_the_rest_is_not_always_known(fake: fakecuda.Fake) -> None:
     with fake.occupied(255 * MIB), pytest.raises(DeviceError) as refused:
         CudaDevice(0, 2 * CHUNK, CHUNK)
-    assert str(refused.value).endswith("; end what uses it")
+    assert str(refused.value).endswith("; end processes on it")
 
 
 def test_memory_that_is_gone_when_it_is_taken_is_told_the_same_way(fake: fakecuda.Fake) -> None:
@@ -164,7 +164,7 @@ def test_a_start_that_fails_at_any_step_leaves_nothing(
 
 def test_no_pinned_memory_at_all_is_refused_with_what_to_raise(fake: fakecuda.Fake) -> None:
     fake.faults("cuMemHostAlloc 2")
-    with pytest.raises(DeviceError, match=r"buffer of 16 MiB .* could be pinned.*`ulimit -l`"):
+    with pytest.raises(DeviceError, match=r"could not pin a staging buffer of 16 MiB .*`ulimit -l`"):
         CudaDevice(0, CHUNK, CHUNK)
 
 
@@ -334,7 +334,7 @@ def test_what_there_is_memory_for_is_taken_back(fake: fakecuda.Fake) -> None:
         with (
             fake.occupied(fake.free_bytes() - 2 * CHUNK),
             pytest.raises(
-                NotAllBack, match=r"cuda:0 .* has not the memory .*; 0 B are free"
+                NotAllBack, match=r"cuda:0 .* is out of memory for chunks .*; 0 B are free"
             ) as out,
         ):
             device.reclaim(((0, 2), (3, 1)))
