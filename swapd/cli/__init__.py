@@ -12,19 +12,25 @@ Let the stages of a multi-stage model take turns on one device.
 
   run       Run a command with the daemons that it needs, which end when it ends.
   runs      List the runs of `swapd run`: their time, duration and swaps.
+
   serve     Own a device and serve its memory to workers, until SIGTERM.
   stop      Tell a daemon to stop (SIGTERM), and return when its process has ended.
   ps        List this user's daemons on this machine, wherever their folders are.
+
   status    Show the components on the device, their holders, and the bytes moved.
   top       Watch a device live, full-screen: components, waiters and copies.
   resize    Keep part of a component on the device, and stream the rest block by block.
+
   pin       Keep a component on the device: load it when there is room, and do not evict it.
   unpin     Allow the eviction of a pinned component again.
   evict     Evict an idle component at once, and save changes to it.
+
   log       Show the swap log: loads, evictions and waits, with their causes.
   trace     Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
   plan      Plan which components to keep on a device, stream or swap, and the costs.
   forecast  Predict the loads, evictions and wait of an acquire. Changes nothing.
+
   doctor    Check this machine. Ends with status 1 if a required part is missing.
   bench     Measure the costs of swapd on this machine, and those of alternatives.
   demo      Run a real Qwen2.5-Omni architecture on a device that cannot hold its three stages.
@@ -40,13 +46,13 @@ def main() -> None:
             raise
         missing = str(exc.name)
     else:
-        app(prog_name="swapd")  # also as `python -m swapd`: completion goes by the name
+        app(prog_name="swapd")  # also for `python -m swapd`: completion needs the name
         return
     _say_without(missing, sys.argv[1:])
 
 
 def _say_without(missing: str, arguments: list[str]) -> None:
-    """What can be said without `missing`."""
+    """Print as much as is possible without `missing`."""
     install = f"{missing} is missing; install the daemon: pip install 'swapd[daemon]'"
     match arguments:
         case ["--version"]:

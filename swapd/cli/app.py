@@ -52,8 +52,8 @@ that runs; `swapd ps` lists them.
 Environment: SWAPD_ENDPOINT, the folder of a daemon; SWAPD_CONFIG, a file of settings for `swapd
 serve`; SWAPD_BUDGET and the like, its settings.
 
-Exit status: 0 if it did what it was asked to; 1 if not, and the reason is on stderr in one line; 2
-if it was not understood; 130 after Ctrl-C.
+Exit status: 0 for success; 1 for a failure, with the reason on stderr in one line; 2
+for a usage error; 130 after Ctrl-C.
 
 Examples: `swapd serve --device cuda:0 --budget 40GiB`; `swapd status`; `swapd log -f`; `swapd plan
 ./FLUX.1-dev --device-memory 24GiB`; `swapd stop`. Each command has --help of its own.
@@ -65,7 +65,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # as a manual page: paragraphs are filled, and it can be piped
+    rich_markup_mode=None,  # as a manual page: paragraphs are filled, and pipes work
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -86,7 +86,7 @@ def _main(
     """Let the stages of a multi-stage model take turns on one device."""
 
 
-#: What follows the first word that is no option is another command line.
+#: The words after the first argument belong to another command line.
 _RUNS_ANOTHER = {"allow_interspersed_args": False}
 
 for _name, _command in COMMANDS.items():

@@ -17,7 +17,7 @@ from swapd.shared.units import seconds, size
 Device = Annotated[str, typer.Option(help="Device to swap onto: host, or a GPU, as in cuda:0")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few rounds; only counts are judged")]
 
-#: The exit codes, beside 0 if every figure is within its bound.
+#: Exit codes, besides 0 if every figure is within its bound.
 FAILED, NOT_JUDGED = 1, 3
 _COLOURS = {"ok": "green", "failed": "bold red", "not judged": "yellow"}
 
@@ -54,7 +54,7 @@ def exit_code(report: Report) -> int:
 
 def _table(report: Report) -> Table:
     table = Table(title=f"swapd bench on {report.device}", title_justify="left")
-    for heading in ("what", "figure", "bound", "", "both sides"):
+    for heading in ("measurement", "figure", "bound", "", "both sides"):
         table.add_column(heading, justify="right" if heading in ("figure", "bound") else "left")
     sides = _sides(report.raw)
     for key, judged in report.judged.items():
@@ -75,7 +75,7 @@ def _told(judged: Judged, sides: str) -> list[Text]:
 
 
 def _notes(report: Report) -> Text:
-    """What the bounds depend on here, and what could not be seen of the machine."""
+    """The facts that the bounds depend on here, and unknown facts of the machine."""
     machine, unjudged = report.machine, [j for j in report.judged.values() if j.why]
     lines = [
         f"A pass of a plain loop took {machine.loop_us:.3g} us at best, {REFERENCE_US:g} us where "

@@ -1,4 +1,4 @@
-"""Which daemon a command asks: the one that is named, or else the only one there is."""
+"""Chooses the daemon that a command asks: the named one, or the only one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from swapd.shared import config, daemons
 from swapd.shared.daemons import Found
 from swapd_client.errors import SwapdError
 
-#: Of every command that asks a daemon.
+#: For every command that asks a daemon.
 Device = Annotated[
     str | None,
     typer.Option("--device", "-d", help="The daemon of this device, as in cuda:0, wherever it is"),
@@ -18,15 +18,15 @@ Device = Annotated[
 
 
 class SeveralDaemons(SwapdError):
-    """More than one daemon may be meant. The message names them."""
+    """Several daemons match. The message names them."""
 
 
 def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
-    """The runtime folder of the daemon that is meant.
+    """The runtime folder of the chosen daemon.
 
-    As given, else that of `device`, else `$SWAPD_ENDPOINT`, else that of the only daemon of this
-    user that runs. A folder in which none runs is for who connects to report. May ask daemons what
-    they serve, each within `timeout` seconds. Raises: SeveralDaemons.
+    That is `endpoint`, else the folder of `device`'s daemon, else `$SWAPD_ENDPOINT`, else the
+    folder of this user's only daemon. Connecting reports a folder without a daemon. May ask daemons
+    for their devices, each within `timeout` seconds. Raises: SeveralDaemons.
     """
     if endpoint is not None:
         return Path(endpoint)
@@ -39,17 +39,17 @@ def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
 
 
 def only(found: list[Found]) -> Path | None:
-    """The folder of the only one; None if there is none. Raises: SeveralDaemons."""
+    """The folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
     if len(found) > 1:
         raise SeveralDaemons(
-            f"{len(found)} daemons of this user run: {daemons.named(found)}. Say which is meant: "
+            f"{len(found)} daemons of this user run: {daemons.named(found)}. Choose one: "
             f"--endpoint {found[0].folder}, or --device; `swapd ps` lists them"
         )
     return found[0].folder if found else None
 
 
 def _of_device(found: list[Found], device: str, timeout: float) -> Path:
-    """The daemon in the default folder of `device`, else the only one that says it serves it."""
+    """The daemon in the default folder of `device`, else the only one that serves it."""
     usual = config.default_folder(device)
     if any(daemon.folder == usual.resolve() for daemon in found):
         return usual
@@ -58,7 +58,7 @@ def _of_device(found: list[Found], device: str, timeout: float) -> Path:
 
 
 def _device_of(folder: Path, timeout: float) -> str | None:
-    """What a daemon serves; None if it does not say."""
+    """The device of a daemon; None if it does not answer."""
     try:
         with swapd_client.connect(folder, label="swapd", timeout=timeout) as client:
             return client.session.welcome.device
@@ -67,6 +67,6 @@ def _device_of(folder: Path, timeout: float) -> str | None:
 
 
 def folders(incomplete: str) -> list[str]:
-    """For completion: the runtime folders of the daemons that run."""
+    """For completion: the runtime folders of running daemons."""
     found = (str(daemon.folder) for daemon in daemons.running() if not daemon.unreachable)
     return [folder for folder in found if folder.startswith(incomplete)]

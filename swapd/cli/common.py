@@ -1,4 +1,4 @@
-"""What the commands share: options, consoles, how errors end, how the daemon is asked."""
+"""Shared by the commands: options, consoles, error messages, and asking the daemon."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ from swapd.shared.text import plain, plain_json, plain_lines
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
-#: Where to find the daemon, for every command that asks one.
+#: The daemon's folder, for every command that asks a daemon.
 Endpoint = Annotated[
     str | None,
     typer.Option(
@@ -48,11 +48,11 @@ Endpoint = Annotated[
 
 def _seconds(given: float) -> float:
     if not 0.0 < given <= _TIMEOUT_MAX_S:
-        raise typer.BadParameter(f"{given:g} is no time to wait: seconds, more than 0")
+        raise typer.BadParameter(f"{given:g} is not a waiting time: give seconds, more than 0")
     return given
 
 
-#: Of every command that asks a daemon: none of them waits for ever.
+#: For every command that asks a daemon: none of them waits without limit.
 Timeout = Annotated[
     float,
     typer.Option(
@@ -63,10 +63,10 @@ TIMEOUT_S = 10.0
 _TIMEOUT_MAX_S = 1e6
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 
-#: Columns where there is no terminal to ask: enough that no table is cut.
+#: Columns without a terminal: enough for every table.
 _WIDE = 200
 
-#: What users can cause and mend: one line, no traceback.
+#: Errors that users can cause and fix: one line, no traceback.
 _EXPECTED = (
     ConfigError,
     DeviceError,
@@ -85,7 +85,7 @@ INTERRUPTED = 130
 
 
 class _Shown:
-    """What is printed, without what a terminal would obey; colours are no part of the text."""
+    """Output without control characters for the terminal; colours are not part of the text."""
 
     def __init__(self, what: ConsoleRenderable) -> None:
         self._what = what
@@ -113,38 +113,38 @@ errors = _console(stderr=True)
 
 
 def say_error(text: str) -> None:
-    """One line for the user, on stderr: it never gets between the lines of a pipe."""
+    """Print one line for the user, on stderr, so that it never mixes with piped output."""
     errors.print(Text.assemble(("swapd: ", "red"), plain(text)), soft_wrap=True)
 
 
 def print_json(value: object) -> None:
-    """As JSON, for scripts; on a terminal it is harmless, too."""
+    """Print JSON for scripts; it is safe to show on a terminal."""
     typer.echo(encoded_json(value))
 
 
 def encoded_json(value: object) -> bytes:
-    """As JSON, for scripts; where it is shown it is harmless, too."""
+    """JSON for scripts; it is safe to show on a terminal."""
     try:
-        encoded = msgspec.json.encode(value, enc_hook=int)  # a `Size` is no plain number
-    except UnicodeEncodeError:  # a path may be no text, and then no JSON: show it as Python does
+        encoded = msgspec.json.encode(value, enc_hook=int)  # msgspec encodes no subclass of int
+    except UnicodeEncodeError:  # a path may be invalid Unicode: show it as Python does
         text = json.dumps(msgspec.to_builtins(value, enc_hook=int), ensure_ascii=False)
         encoded = _NO_TEXT.sub(lambda found: rf"\\u{ord(found[0]):x}", text).encode()
     return shown_json(msgspec.json.format(encoded, indent=2))
 
 
 def shown_json(encoded: bytes) -> bytes:
-    """JSON of any origin, to be printed."""
+    """JSON of any origin, safe to print."""
     return plain_json(encoded.decode(errors="replace")).encode()
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """End with one clear line where the user can help it, with a traceback where we can."""
+    """Print an expected error as one line; let a bug end with its traceback."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # `swapd log | head`: the reader has seen enough
+    except BrokenPipeError:  # `swapd log | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except SpawnError as exc:
@@ -157,7 +157,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` under `plain_errors`, with the same signature for typer to read."""
+    """`command` under `plain_errors`, with its signature for typer."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -170,14 +170,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 def ask(
     endpoint: str | None, command: str, timeout: float, device: str | None = None
 ) -> "swapd_client.Client":
-    """Connect to the daemon that is meant (`choosing.where`); its swap log then shows
-    `swapd <command>` as a session.
+    """Connect to the chosen daemon (`choosing.where`). Its swap log then shows `swapd <command>` as
+    a session.
 
-    Raises: SeveralDaemons, NotRunning, NotAnswering if it takes longer than `timeout` seconds.
+    Raises: SeveralDaemons, NotRunning; NotAnswering if it takes longer than `timeout` seconds.
     """
     folder = where(endpoint, device, timeout)
     return swapd_client.connect(folder, label=f"{OWN_LABEL}{command}", timeout=timeout)
 
 
-#: How sessions of this command line begin their label: the readable log leaves them out.
+#: Prefix of the labels of this command line's sessions: the readable log leaves them out.
 OWN_LABEL = "swapd "

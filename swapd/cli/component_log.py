@@ -1,4 +1,4 @@
-"""`swapd log NAME`: what happened to one component, each thing under its cause."""
+"""`swapd log NAME`: the records of one component, each under its cause."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd_client import UnknownComponent
 
-#: As wide as a date with its time and zone.
+#: Width of a date with its time and zone.
 _STAMP_CELLS = len(stamp(0.0))
-#: Uses without a copy, one after the other, that are told as one from this many on.
+#: From so many on, consecutive uses without a copy become one line.
 _MANY = 3
 
-Name = Annotated[str, typer.Argument(help="The component, or what has parts")]
+Name = Annotated[str, typer.Argument(help="The component, or one with parts")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Each use, also those without a copy")]
 
 
@@ -38,7 +38,7 @@ class Told(msgspec.Struct):
 
 
 def show(lines: Sequence[Line], name: str, *, everything: bool, json: bool) -> None:
-    """Say why a component came and went: its records, each under what caused it."""
+    """Print the records of a component, each under its cause."""
     chapters = history.of_component(lines, name)
     if not chapters:
         raise UnknownComponent(_unknown(name, lines))
@@ -51,7 +51,7 @@ def show(lines: Sequence[Line], name: str, *, everything: bool, json: bool) -> N
 
 
 def story(lines: Sequence[Line], name: str) -> list[Text]:
-    """The same as lines; none if the log does not speak of it."""
+    """The same as lines; none if the log does not have the component."""
     chapters = history.of_component(lines, name)
     said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})
     return list(_story(lines, name, chapters, said, everything=False)) if chapters else []
@@ -86,7 +86,7 @@ def _unknown(name: str, lines: Sequence[Line]) -> str:
 
 
 def _said(lines: Iterable[Line], wanted: set[int]) -> dict[int, Text]:
-    """The sentence of each wanted record, said in the light of those before it."""
+    """The sentence of each wanted record, given the records before it."""
     seen = Seen()
     said = {}
     for _, record in lines:
@@ -122,7 +122,7 @@ def _line(step: Step, said: Text, width: int) -> Text:
 
 
 def _chapters(chapters: list[list[Step]], *, fold: bool) -> Iterator[list[Step] | Text]:
-    """The chapters, with many uses in a row folded into one line."""
+    """The chapters; many consecutive uses become one line."""
     quiet: list[list[Step]] = []
     for chapter in chapters:
         if fold and all(_is_quiet(step.line.record) for step in chapter):

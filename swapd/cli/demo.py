@@ -1,4 +1,4 @@
-"""`swapd demo`: the demo with its swap log scrolling by, and its summary."""
+"""`swapd demo`: the demo, its swap log, and its summary."""
 
 import sys
 import threading
@@ -32,7 +32,7 @@ def demo(
     bit for bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
     try:
-        if find_spec("transformers") is None:  # stages need it, which are processes of their own
+        if find_spec("transformers") is None:  # the stages need it, in their own processes
             raise ModuleNotFoundError(name="transformers")
         from swapd.demo import run as run_demo
     except ModuleNotFoundError as exc:
@@ -59,7 +59,7 @@ def demo(
 
 
 def _scroll(folder: Path) -> None:
-    """Print the swap log as it is published, in a thread, until the process ends."""
+    """Print the swap log as it grows, in a thread, until the process ends."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")

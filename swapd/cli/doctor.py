@@ -1,4 +1,4 @@
-"""`swapd doctor`: what this machine offers, and what to do about what it lacks."""
+"""`swapd doctor`: checks of this machine, with advice."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Components that are parts of one: as one, for people.
+"""Folds the parts of a streamed component into one, for people.
 
-Only of what is streamed, whose parts are named after it; other families are parts of nothing that
-anybody would look for.
+It folds only families whose parts have its name as a prefix: the parts of other families have
+names that users know.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _OUT = ("absent", "filling", "damaged")
 
 
 class Family(NamedTuple):
-    """The parts of one component, in the order in which they were registered."""
+    """The parts of one component, in the order of their registration."""
 
     name: str
     parts: tuple[ComponentStatus, ...]
@@ -26,12 +26,12 @@ class Family(NamedTuple):
 
     @property
     def kept(self) -> list[ComponentStatus]:
-        """Those that do not leave when they are released."""
+        """The parts that do not leave when they are released."""
         return [c for c in self.parts if c.policy != "sequential"]
 
     @property
     def amount(self) -> str:
-        """How much of it is on the device."""
+        """Its size on the device."""
         return f"{size(_nbytes(self.inside))} of {size(_nbytes(self.parts))}"
 
     @property
@@ -41,13 +41,13 @@ class Family(NamedTuple):
 
     @property
     def keeps(self) -> str:
-        """How much of it stays on the device."""
+        """Its permanent size on the device."""
         kept, size_kept = len(self.kept), size(_nbytes(self.kept))
         return f"{kept} of {len(self.parts)} parts kept, {size_kept} of {size(_nbytes(self.parts))}"
 
 
 def fold(components: Iterable[ComponentStatus]) -> Iterator[ComponentStatus | Family]:
-    """`components`, and in the place of the first part of each family the family."""
+    """`components` with each family in place of its first part."""
     listed = list(components)
     seen: set[str] = set()
     for c in listed:

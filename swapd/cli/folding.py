@@ -1,7 +1,7 @@
-"""Parts of one component that come in, and leave, one after the other: a line for all of them.
+"""Folds loads and evictions of one component's parts into a line.
 
-A component that is streamed brings its blocks in pass by pass, one that leaves by layers gives up
-many of them for one request. Pure: records in, lines out. `render.py` words what stands alone.
+A streamed component loads its blocks pass by pass, and a component by layers gives up many of them
+for one request. Pure: records in, lines out. `render.py` words single lines.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from swapd.shared.units import rate, seconds, size
 
 
 class _Moved(NamedTuple):
-    """A part that came in, was written back or began to leave. `took`: seconds of its copy.
+    """A part that was loaded, written back or evicted. `took`: seconds of its copy.
 
-    `at`: when that was over. `passed`: it left by itself, when the pass had gone on to the next.
+    `at`: the end of that. `passed`: it left by itself, when the pass had reached the next part.
     """
 
     verb: str
@@ -33,22 +33,22 @@ class _Moved(NamedTuple):
 
 
 class _Run:
-    """What parts of one component did, with nothing else said of it in between."""
+    """Consecutive moves of one component's parts."""
 
     def __init__(self, family: str) -> None:
         self.family = family
         self._moved: list[_Moved] = []
-        #: The line of each alone, while it is the only one.
+        #: The single line of each, for short runs.
         self._alone: list[Text] = []
 
     def goes_on_with(self, moved: _Moved) -> bool:
-        """Whether this belongs to the same pass: a part that comes in again begins the next."""
+        """Whether `moved` belongs to the same pass: a second load of a part begins the next."""
         came = {one.name for one in self._moved if one.verb == "in"}
         return moved.verb != "in" or moved.name not in came
 
     @property
     def is_stream(self) -> bool:
-        """Its parts leave by themselves: it goes on, whatever others do meanwhile."""
+        """Its parts leave by themselves: it continues across records of others."""
         return any(one.passed for one in self._moved)
 
     def add(self, moved: _Moved, alone: Text) -> None:
@@ -82,23 +82,23 @@ class _Run:
         return in_columns(ours[-1].at, Said(verb, plain(self.family), detail, style), seen)
 
 
-#: So many are told one by one.
+#: Most moves that keep their single lines.
 _FEW = 2
 
 
 class Folding:
-    """Lines of records, with runs of parts folded. Follow it in order, and `flush` at the end."""
+    """Lines of records, with folded runs of parts. Pass it all records in order, then `flush`."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
     @property
     def open(self) -> bool:
-        """Whether something is kept back."""
+        """Whether it holds lines back."""
         return bool(self._runs)
 
     def lines(self, record: Record, seen: Seen) -> Iterator[Text]:
-        """What can be said now. `seen` holds the records before it."""
+        """The lines to show now. `seen` holds the records before it."""
         shown = line(record, seen)
         left = record.action
         if shown is None or (isinstance(left, actions.Evicted) and left.name in seen.part_of):
@@ -118,20 +118,20 @@ class Folding:
         run.add(moved, shown)
 
     def flush(self, seen: Seen) -> Iterator[Text]:
-        """Say what was kept back."""
+        """The lines that it held back."""
         runs, self._runs = self._runs, {}
         for run in runs.values():
             yield from run.lines(seen)
 
     def _end(self, record: Record, seen: Seen) -> Iterator[Text]:
-        """Something else is said: runs that led to it come first."""
+        """The runs that another record ends: their lines come first."""
         about = {seen.part_of.get(name, name) for name in seen.about(record)}
         for family in [f for f, run in self._runs.items() if f in about or not run.is_stream]:
             yield from self._runs.pop(family).lines(seen)
 
 
 def _moved(record: Record, seen: Seen) -> _Moved | None:
-    """What a record says of a part that moves; None if it says something else."""
+    """The move of a part in a record; None if there is none."""
     match record.event or record.action:
         case events.CopiedIn() | events.CopiedOut() as e if e.generation in seen.copies:
             order, began = seen.copies[e.generation]
@@ -153,7 +153,7 @@ def _amount(moved: list[_Moved]) -> str:
 
 
 def _speed(copied: list[_Moved]) -> str:
-    """How long they took from the first copy's beginning to the last one's end."""
+    """Time from the first copy's beginning to the last one's end, and the rate."""
     took = copied[-1].at - (copied[0].at - copied[0].took)
     speed = rate(sum(one.nbytes for one in copied) / took) if took > 0 else ""
     return f"{seconds(took):>7}  {speed:>9}"

@@ -1,8 +1,8 @@
 """`swapd log -f`: the file, then the stream.
 
-Nothing is missed or doubled: it subscribes first, then reads the file, then takes from the stream
-what the file had not; a gap in the stream's numbers is filled from the file, and what that has not,
-either, is counted.
+It shows each record exactly once: it subscribes, then reads the file, then takes newer records from
+the stream. It fills a gap in the stream's numbers from the file, and counts the records that the
+file does not have.
 """
 
 import sys
@@ -23,24 +23,24 @@ from swapd.shared.runtime_dir import Folder
 from swapd_client import Client, DaemonStopping
 from swapd_client.session.endpoint import find, resolve
 
-#: How long the last records of a daemon that ends may take.
+#: Longest wait for the last records of a daemon that ends.
 _WIRE_MS = 5000
-#: How far the file may lag behind the stream.
+#: Longest lag of the file behind the stream.
 _LAG_S = 2.0
-#: After so long without a record, what is kept back is told.
+#: After so long without a record, the view shows the lines that it held back.
 _PAUSE_MS = 500
 
 
 def follow_log(endpoint: str | None, view: View, lines: int | None, timeout: float) -> None:
-    """Show the log as it grows, until the daemon ends; the last `lines` of the past first.
+    """Show the last `lines` of the log, then its growth, until the daemon ends.
 
     Blocks. Raises: NotRunning, NotAnswering; SystemExit(1) if the daemon died.
     """
     with find(resolve(endpoint, None)) as folder, zmq.Context() as context:
         try:
             feed, monitor = _subscribe(context, folder, timeout)
-            # Only now: so the record of this very session comes by the stream, and with it
-            # the number up to which the file must be read.
+            # Only now, so that the stream has the record of this session. Its number is the one
+            # up to which the file must be read.
             with ask(endpoint, "log", timeout) as client:
                 path = Path(client.status(timeout=timeout).swap_log)
                 found = last_run(read(path))
@@ -57,7 +57,7 @@ def follow_log(endpoint: str | None, view: View, lines: int | None, timeout: flo
 def _subscribe(
     context: "zmq.Context[zmq.Socket[bytes]]", folder: Folder, timeout: float
 ) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """Subscribe; return when the daemon knows of it, or does not answer."""
+    """Subscribe; return when the daemon has the subscription, or does not answer."""
     feed = context.socket(zmq.SUB)
     feed.setsockopt(zmq.RCVHWM, 0)
     feed.subscribe(b"")
@@ -78,9 +78,9 @@ def _stream(
     monitor: "zmq.Socket[bytes]",
     view: View,
 ) -> Iterator[list[Line]]:
-    """The records as they come, in batches, until the daemon has ended and said its last.
+    """The records as they come, in batches, until the daemon has ended and sent its last one.
 
-    When none has come for a moment, `view` tells what it kept back.
+    After a pause, `view` shows the lines that it held back.
     """
     poller = zmq.Poller()
     poller.register(feed, zmq.POLLIN)
@@ -92,7 +92,7 @@ def _stream(
         if not any(one is feed for one, _ in ready) and client.session.error is not None:
             break
         yield _received(feed)
-    monitor.poll(_WIRE_MS)  # the stream is closed: all that was sent has arrived
+    monitor.poll(_WIRE_MS)  # the stream is closed: everything sent has arrived
     yield _received(feed)
 
 
@@ -105,7 +105,7 @@ def _received(feed: "zmq.Socket[bytes]") -> list[Line]:
 
 
 def _show_fresh(view: View, fresh: list[Line], last: int, path: Path) -> int:
-    """Show what is new, and what the stream left out; return the number of the last record."""
+    """Show new records, and those missing in the stream; return the last record's number."""
     for seqs in _without_gaps(found for found in fresh if found.record.seq > last):
         if (first := seqs[0].record.seq) > last + 1:
             view.show(_between(path, last, seqs[0]), more=True)
@@ -115,11 +115,11 @@ def _show_fresh(view: View, fresh: list[Line], last: int, path: Path) -> int:
 
 
 def _without_gaps(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Records whose numbers follow each other, together."""
+    """Groups of records with consecutive numbers."""
     run: list[Line] = []
     for found in lines:
         if found.record.dropped:
-            continue  # the numbers tell it as well
+            continue  # the numbers show it, too
         if run and found.record.seq != run[-1].record.seq + 1:
             yield run
             run = []
@@ -129,9 +129,9 @@ def _without_gaps(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 
 def _between(path: Path, last: int, following: Line) -> list[Line]:
-    """The records that the stream did not bring, from the file, which may lag behind it.
+    """The records missing in the stream, from the file, which may lag behind it.
 
-    What the file has not, either, is one record that says how many there were.
+    One record counts those that the file does not have.
     """
     first = following.record.seq
     give_up = time.monotonic() + _LAG_S

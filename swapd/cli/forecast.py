@@ -1,4 +1,4 @@
-"""`swapd forecast`: what acquiring components would do now."""
+"""`swapd forecast`: the effect of acquiring components now."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def forecast(
 
 
 def page(names: list[str], reply: ForecastReply) -> Table:
-    """The answer for people who asked for `names`."""
+    """The answer for people, for the components `names`."""
     table = Table.grid(padding=(0, 2), expand=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -55,7 +55,7 @@ def _copies(reply: ForecastReply) -> str:
 
 
 def _victims(reply: ForecastReply) -> Text:
-    """Parts of a family in one figure."""
+    """The victims; the parts of a family are one figure."""
     if not reply.victims:
         return Text("nothing" if reply.at_once else "depends on who gives way")
     families: dict[str, list[int]] = {}
@@ -80,7 +80,7 @@ def _waits(reply: ForecastReply) -> Text:
 def _takes(reply: ForecastReply) -> str:
     if reply.seconds is None:
         return "not known: nothing was swapped in yet"
-    took = "no time" if not reply.seconds else f"about {seconds(reply.seconds)}"
+    took = "0 s" if not reply.seconds else f"about {seconds(reply.seconds)}"
     if reply.bytes_per_s and reply.seconds:
         took += f", at the {rate(reply.bytes_per_s)} measured"
-    return took if reply.at_once else f"{took}, once nobody has to be waited for"
+    return took if reply.at_once else f"{took}, once these waits are over"

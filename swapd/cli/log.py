@@ -31,7 +31,7 @@ def _span(text: str) -> float:
 
 
 def _moment(text: str) -> float:
-    """Unix time: of a date in local time, or so long ago."""
+    """Unix time, from a local date and time, or from a time span before now."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -105,8 +105,8 @@ def log(
     if name is not None:
         if follow or all_runs or lines is not None or only != Filter():
             raise typer.BadParameter(
-                "NAME goes with neither --follow, --all-runs, --lines nor what selects records: "
-                f"did you mean --component {name}?"
+                "NAME goes with neither --follow, --all-runs, --lines nor options that select "
+                f"records: did you mean --component {name}?"
             )
         records = last_run(read(swap_log(folder, file, timeout)))
         show(records, name, everything=everything, json=json)
@@ -130,7 +130,7 @@ def log(
 
 
 def swap_log(endpoint: str | None, file: Path | None, timeout: float) -> Path:
-    """The file of the log: as named, or as the daemon says."""
+    """The file of the log: the given one, or the daemon's."""
     if file is not None:
         return file
     try:

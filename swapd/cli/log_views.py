@@ -1,4 +1,4 @@
-"""The swap log as it is shown: lines for people, or the records as they are."""
+"""Views of the swap log: lines for people, or the records as they are."""
 
 import sys
 from collections import deque
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class View(Protocol):
-    """Shows lines of a log, those of one run after the other."""
+    """Shows the lines of a log, in order."""
 
     @property
     def keeps_back(self) -> bool:
-        """Whether it has something to tell when nothing more comes."""
+        """Whether it holds lines back until more records come, or none do."""
 
     def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
-        """Show them, or the `last` so many. `more`: others follow soon."""
+        """Show them, or only the `last` so many. `more`: others follow soon."""
 
 
 class Readable:
@@ -38,7 +38,7 @@ class Readable:
         self._seen = Seen()
 
     def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
-        """While `more` come, a pass that goes on may be told later."""
+        """While `more` follow, it may hold back an unfinished pass."""
         for shown in _tail(self._rendered(lines, more), last):
             console.print(shown, soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """The daemon's page (`swapd serve --http`): its address, its token, and its process.
 
-Lives here: what the daemon's process does for it. That is to listen, so that an address that cannot
-be had is said at the start; and to keep the process (`swapd.web`) that answers, with a thread.
+Lives here: the daemon's part in it. The daemon listens, so that a bad address is an error at its
+start. A thread of the daemon keeps the process that answers (`swapd.web`).
 """
 
 import errno
@@ -25,19 +25,19 @@ from swapd.shared.extras import EXTRA_OF, needed
 
 log = logging.getLogger("swapd.page")
 
-#: What cannot be guessed has that many characters. More than `TOKEN_MAX` nobody types.
+#: Bounds of a token's length: shorter ones can be guessed, and longer ones are a mistake.
 TOKEN_MIN = 16
 TOKEN_MAX = 1024
 BACKLOG = 128
-#: How long the address of a daemon that has just ended may still be taken.
+#: Seconds for which the address of a daemon that has just ended may still be in use.
 TAKEN_S = 2.0
-#: How long the process may take to end.
+#: Seconds that the process may take to end.
 CLOSE_S = 3.0
-#: One that ends is started again, soon at first, and later and later if it ends at once each time.
+#: Pauses before the process is started again: they double while it keeps ending at once.
 AGAIN_S = 1.0
 AGAIN_MAX_S = 60.0
 
-#: It finds what this process has found, however that was started.
+#: The process imports from this process's `sys.path`, however that was set.
 _PROGRAM = """\
 import json, sys
 settings = sys.stdin.buffer.readline()
@@ -60,7 +60,7 @@ class Address(NamedTuple):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What its process is told, by standard input: nobody else can read that."""
+    """The settings of its process, sent by standard input, which no other process can read."""
 
     folder: str
     fd: int
@@ -70,10 +70,10 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """Listens from the start; answers from `start` to `close`."""
+    """Listens from the start, and answers from `start` to `close`."""
 
     def __init__(self, address: Address, token: str) -> None:
-        """Raises: ConfigError if the address cannot be had."""
+        """Raises: ConfigError if the address is not available."""
         self._token = token
         self._socket = _listening(address)
         self.address = address._replace(port=self._socket.getsockname()[1])
@@ -88,12 +88,12 @@ class Page:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None before the first."""
+        """Id of its process; None before the first."""
         process = self._process
         return None if process is None else process.pid
 
     def start(self, folder: Path) -> None:
-        """Have it answered, by a client of the daemon that serves `folder`. Does not block.
+        """Start its process, a client of the daemon that serves `folder`. Does not block.
 
         Raises: LimitError."""
         paths = [str(Path(entry).absolute()) for entry in sys.path]
@@ -102,7 +102,7 @@ class Page:
         limits.start(self._thread)
 
     def close(self) -> None:
-        """End it. Blocks: CLOSE_S at most."""
+        """End it. Blocks for at most CLOSE_S."""
         with self._lock:
             self._closing.set()
             process = self._process
@@ -111,7 +111,7 @@ class Page:
             _end(process)
 
     def _keep(self) -> None:
-        """Start it, wait for its end, start it again."""
+        """Start the process, wait for its end, start it again."""
         wait_s = AGAIN_S
         while True:
             began = time.monotonic()
@@ -133,7 +133,7 @@ class Page:
             wait_s = min(2 * wait_s, AGAIN_MAX_S)
 
     def _begin(self) -> "subprocess.Popen[bytes] | None":
-        """Its process; None if it is to end. Raises: OSError."""
+        """A new process; None if the page is closing. Raises: OSError."""
         with self._lock:
             if self._closing.is_set():
                 return None
@@ -151,7 +151,7 @@ class Page:
 
 
 def open_page(config: Config) -> Page | None:
-    """Listen where the settings say; None if they say nowhere.
+    """Listen at the address in the settings; None if they have none.
 
     Raises: ConfigError; MissingExtra."""
     if config.http is None:
@@ -160,7 +160,7 @@ def open_page(config: Config) -> Page | None:
     token = _token(config)
     if not token and not address.loopback:
         raise ConfigError(
-            f"--http: {address} can be reached from other machines, so a token is needed: set "
+            f"--http: {address} is open to other machines, so a token is needed: set "
             "--http-token-file or $SWAPD_HTTP_TOKEN, or serve it at 127.0.0.1"
         )
     with needed("swapd serve --http"):
@@ -182,12 +182,12 @@ def parse_address(text: str) -> Address:
         except ValueError:
             pass
     raise ConfigError(
-        f"--http: {text!r} is no address; write an IP address and a port, as in 127.0.0.1:9470"
+        f"--http: {text!r} is not an address; write an IP address and a port, as in 127.0.0.1:9470"
     )
 
 
 def _token(config: Config) -> str:
-    """ "" if there is none. Raises: ConfigError."""
+    """The token; "" if there is none. Raises: ConfigError."""
     if config.http_token_file is not None:
         where = f"--http-token-file: {config.http_token_file}"
         try:
@@ -231,7 +231,7 @@ def _listening(address: Address) -> socket.socket:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
-    process.stdin.close()  # it ends when that does
+    process.stdin.close()  # which ends the process
     try:
         process.wait(CLOSE_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""`swapd pin`, `swapd unpin`, `swapd evict`: what stays on the device, and what leaves at once."""
+"""`swapd pin`, `swapd unpin`, `swapd evict`: keep a component on the device, or evict it."""
 
 import time
 from typing import Annotated
@@ -15,7 +15,7 @@ from swapd_client import Client, ComponentInUse
 #: States without memory of the device.
 _OUT = ("absent", "filling", "damaged")
 
-#: So long a client may keep a lease that it does not use, and how often that is looked at.
+#: Seconds for which a client may keep an unused lease, and the pause between two attempts.
 _KEPT_S, _AGAIN_S = 0.5, 0.05
 
 Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
@@ -76,7 +76,7 @@ def evict(
 
 
 def _evict(client: Client, name: str, timeout: float) -> None:
-    """Clients keep a lease for a moment after its use, and nobody waits for it: ask again."""
+    """Evict it, in several attempts: a client keeps an unused lease for a moment."""
     give_up = time.monotonic() + _KEPT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`swapd plan`: what to keep, to stream and to swap on a device, and the settings for it."""
+"""`swapd plan`: which components to keep, stream and swap on a device, and the settings."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,7 +31,7 @@ from swapd.shared.units import rate, seconds, size
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `swapd plan --json` prints."""
+    """The output of `swapd plan --json`."""
 
     memory: Memory
     bytes_per_s: float
@@ -59,8 +59,8 @@ _Sources = Annotated[
 _Vllm = Annotated[
     Path | None,
     typer.Option(
-        help="A deploy file of vLLM-Omni: say what its stages, the sources, are to set to share "
-        "their GPUs, instead"
+        help="A deploy file of vLLM-Omni: plan its stages, the sources, and print the settings "
+        "with which they share their GPUs"
     ),
 ]
 _Room = Annotated[
@@ -142,7 +142,7 @@ def plan(
             "--endpoint": endpoint,
         }
         if mixed := [option for option, said in others.items() if said]:
-            raise PlanError(f"{', '.join(mixed)} says nothing beside --vllm; leave it out")
+            raise PlanError(f"{', '.join(mixed)} has no effect with --vllm; leave it out")
         return plan_vllm(
             vllm,
             given,
@@ -187,7 +187,7 @@ def plan(
         console.print(page(report))
 
 
-# --- what is said ------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------
 
 
 def _report(advice: Advice, speed: Bandwidth, chunk: Chunk, serve: str, notes: list[str]) -> Report:
@@ -195,8 +195,8 @@ def _report(advice: Advice, speed: Bandwidth, chunk: Chunk, serve: str, notes: l
     if unknown:
         notes = [
             *notes,
-            f"{', '.join(unknown)}: how long it computes is not known, so no copy was taken to be "
-            f"hidden behind it; say --compute {unknown[0]}=SECONDS of one pass",
+            f"{', '.join(unknown)}: its compute time is unknown, so the plan assumes that it hides "
+            f"no copy; give --compute {unknown[0]}=SECONDS of one pass",
         ]
     return Report(
         memory=advice.memory,
@@ -239,12 +239,12 @@ def page(report: Report) -> RenderableType:
 
 def _cost(report: Report) -> str:
     if not report.moved_bytes:
-        return "everything fits: nothing is moved, nobody waits"
+        return "everything fits: no copies, and no waits"
     said = (
         f"a request moves {size(report.moved_bytes)} and waits {seconds(report.request_s)} for it"
     )
     if report.lru_bytes is None:
-        return f"{said}; by lru alone, as wholes, it could not run"
+        return f"{said}; lru alone, with whole components, could not run"
     by_lru_s = report.lru_bytes / report.bytes_per_s
     return (
         f"{said}; by lru alone it would move {size(report.lru_bytes)} and wait {seconds(by_lru_s)}"

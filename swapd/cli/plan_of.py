@@ -1,4 +1,4 @@
-"""What a plan is made of: components, memory, bandwidth, as said, read, or asked of a daemon."""
+"""The input of a plan: components, memory, bandwidth, from options, files or a daemon."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,44 +23,44 @@ from swapd_client.session.endpoint import resolve
 
 T = TypeVar("T", int, float)
 
-#: What is planned with where nothing was measured: published, of pinned memory.
+#: Default bandwidth without a measurement: published, for pinned memory.
 PUBLISHED = 25e9
 _PUBLISHED_FROM = "published for PCIe 4.0 x16 and pinned memory; 5.0 x16 has about 55 GB/s"
 
-#: Of a component of which only the size is known.
+#: Default for a component whose blocks are unknown.
 ASSUMED_BLOCKS = 32
-#: Of blocks, passes, and seconds.
+#: Most blocks, passes, and seconds.
 _MOST = 1_000_000
-#: What contexts, graphs and the allocator take of a device, where nobody says.
+#: Default share of a device for contexts, graphs and the allocator.
 _OVERHEAD_SHARE = 0.1
 _MEASURED_BYTES = 64 << 20
 _MEASURED_ROUNDS = 5
 
 
 class Bandwidth(NamedTuple):
-    """Bytes per second of copies to the device, and where that is from."""
+    """Bytes per second of copies to the device, and their source."""
 
     bytes_per_s: float
     source: str
 
 
 class Chunk(NamedTuple):
-    """The unit in which a device is given out, in bytes, and where that is from."""
+    """The device's chunk size, in bytes, and its source."""
 
     nbytes: int
     source: str
 
 
 def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> StatusReply | None:
-    """What a daemon says; None if there is none that answers, and it is not `needed`."""
+    """A daemon's status; None if none answers and it is not `needed`."""
     try:
-        # without need only that in the usual place: another may have nothing to do with the plan
+        # if not needed, only the daemon in the default place: another may be unrelated to the plan
         folder = endpoint if needed else str(resolve(endpoint, None))
         with ask(folder, "plan", timeout) as client:
             return client.status(timeout=timeout)
     except NotRunning as exc:
         if needed:
-            raise PlanError(f"{exc}; or say of what to plan: files, folders, or NAME=SIZE") from exc
+            raise PlanError(f"{exc}; or give files, folders, or NAME=SIZE") from exc
         return None
     except NotAnswering as exc:
         if needed:
@@ -76,7 +76,7 @@ def components_of(
     blocks: Sequence[str],
     compute: Sequence[str],
 ) -> tuple[list[Component], list[str]]:
-    """The components, with what was said of them; and notes about what was not."""
+    """The components, with the given options; and notes about the assumptions."""
     found: list[Component] = []
     for source in sources:
         given = sizes.named(source)
@@ -98,7 +98,7 @@ def components_of(
 
 
 class _Told(NamedTuple):
-    """What was said of components, by name."""
+    """The given options, by component."""
 
     blocks: dict[str, int]
     passes: dict[str, int]
@@ -106,24 +106,24 @@ class _Told(NamedTuple):
 
 
 def _filled(c: Component, told: _Told, notes: list[str], *, by_size_alone: bool) -> Component:
-    """`c` with what was said of it, and else what is usual; adds to `notes` what was assumed."""
+    """`c` with its options, or else defaults; adds a note for each assumption."""
     blocks = told.blocks.get(c.name, c.blocks)
     if not blocks and by_size_alone:
         blocks = ASSUMED_BLOCKS
-        notes.append(f"{c.name}: taken to have {blocks} blocks; say --blocks {c.name}=N")
+        notes.append(f"{c.name}: taken to have {blocks} blocks; give --blocks {c.name}=N")
     if blocks != c.blocks:
         size_of_one = -(-c.nbytes // blocks)
         c = msgspec.structs.replace(c, blocks=blocks, block_bytes=size_of_one, rest_bytes=0)
     passes = told.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
     if passes > 1 and c.name not in told.passes:
-        notes.append(f"{c.name}: taken to run {passes} times a request; say --passes {c.name}=N")
+        notes.append(f"{c.name}: taken to run {passes} times a request; give --passes {c.name}=N")
     return msgspec.structs.replace(c, passes=passes, compute_s=told.compute_s.get(c.name))
 
 
 def _pairs(
     option: str, given: Sequence[str], names: Sequence[str], kind: Callable[[str], T]
 ) -> dict[str, T]:
-    """`dit=20` and the like, each once for a component that there is."""
+    """Pairs like `dit=20`, at most one for each component."""
     pairs: dict[str, T] = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -147,7 +147,7 @@ def given_size(option: str, text: str | None) -> int | None:
         raise PlanError(f"{option}: {exc}") from exc
 
 
-# --- what there is to place them in ------------------------------------------------------
+# --- the device --------------------------------------------------------------------------
 
 
 def memory_of(
@@ -159,7 +159,7 @@ def memory_of(
     activations: int | None,
     overhead: int | None,
 ) -> Memory:
-    """The device's memory and what else must fit there; a daemon's budget is for weights alone."""
+    """The device's memory and its other uses; a daemon's budget is for weights alone."""
     total = given_size("--device-memory", device_memory)
     beside = kv_cache is not None or activations is not None
     if total is None and status is not None:
@@ -169,14 +169,14 @@ def memory_of(
     if total is None and device is not None and device != "host":
         total = gpu_memory(device)
     if total is None:
-        raise PlanError("say how much memory the device has: --device-memory 16GiB")
+        raise PlanError("the memory of the device is unknown: give --device-memory 16GiB")
     if overhead is None:
         overhead = round(total * _OVERHEAD_SHARE)
     return Memory(total, kv_cache or 0, activations or 0, overhead)
 
 
 def gpu_memory(device: str) -> int:
-    """All memory of a GPU, by the driver. Raises: DeviceError, PlanError."""
+    """All memory of a GPU, from the driver. Raises: DeviceError, PlanError."""
     number = _gpu_number(device)
     api = load()
     return int(checked(api, api.cuDeviceTotalMem, checked(api, api.cuDeviceGet, number)))
@@ -190,7 +190,7 @@ def _gpu_number(device: str) -> int:
 
 
 def given_chunk(text: str | None) -> int | Literal["auto"] | None:
-    """What `--chunk` says, read as `swapd serve` reads it. Raises: PlanError."""
+    """The value of `--chunk`, parsed as by `swapd serve`. Raises: PlanError."""
     if text is None:
         return None
     try:
@@ -211,7 +211,7 @@ def advised(
     given: int | Literal["auto"] | None,
     isolation: Isolation,
 ) -> tuple[Advice, Chunk]:
-    """What `plan_with` advises for the daemon's chunk, or for that of one on `device`."""
+    """The advice of `plan_with` for the daemon's chunk, or for that of one on `device`."""
     rounded = "each component, or block of one, takes whole ones"
     if status is not None and given is None:
         found = Chunk(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
@@ -228,7 +228,7 @@ def _cost(advice: Advice) -> chunks.Cost:
 
 
 def bandwidth_of(given: str | None, status: StatusReply | None, device: str | None) -> Bandwidth:
-    """As said, else as the daemon measured, else measured now, else as published."""
+    """The given bandwidth, else the daemon's measurements, else a measurement, else published."""
     if given is not None:
         try:
             return Bandwidth(parse_rate(given), "as given")
@@ -245,7 +245,7 @@ def bandwidth_of(given: str | None, status: StatusReply | None, device: str | No
 
 
 def _measured(device: str) -> float:
-    """Bytes per second of swap-ins on the host; on a GPU, of a copy from pinned memory."""
+    """Bytes per second of swap-ins on the host, or of a copy from pinned memory on a GPU."""
     if device == "host":
         swaps = swap_in.measure(device, _MEASURED_BYTES, _MEASURED_ROUNDS)
         return swaps.nbytes / swaps.swap_s

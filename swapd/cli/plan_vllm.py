@@ -1,4 +1,4 @@
-"""`swapd plan --vllm`: the stages of a deploy file of vLLM-Omni on GPUs they share."""
+"""`swapd plan --vllm`: the stages of a vLLM-Omni deploy file on the GPUs that they share."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,17 +24,17 @@ from swapd_client.vllm.options import KEY
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `swapd plan --vllm --json` prints."""
+    """The output of `swapd plan --vllm --json`."""
 
     gpus: tuple[GpuPlan, ...]
     bytes_per_s: float
     bandwidth_from: str
-    #: All that swapd keeps a copy of: weights, and what is saved of KV caches at most.
+    #: Host memory for all copies: weights, and at most the whole KV caches.
     host_bytes: int
-    #: What the daemons are to lend memory in, and why.
+    #: The daemons' chunk size, and the reason for it.
     chunk_bytes: int
     chunk_from: str
-    #: What each stage is to set, by its `stage_id`.
+    #: The settings of each stage, by its `stage_id`.
     settings: dict[int, dict[str, float]]
     overlay: str
     serve: tuple[str, ...]
@@ -55,7 +55,7 @@ def plan_vllm(
     overlay: bool,
     json: bool,
 ) -> None:
-    """Print what to set so that the stages of a deploy file share their GPUs."""
+    """Print the settings with which the stages of a deploy file share their GPUs."""
     report = report_of(
         deploy.read(path),
         sources,
@@ -84,10 +84,10 @@ class Together(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A deploy file that is planned, and what is said of its stages."""
+    """A deploy file to plan, and the user's words about its stages."""
 
     deploy: Deploy
-    #: Of what its weights are told: folders, files, or sizes by name.
+    #: Sources of its weights' sizes: folders, files, or sizes by name.
     sources: Sequence[str]
     rooms: Sequence[str] = ()
     config: Path | None = None
@@ -105,7 +105,7 @@ def report_of(
     chunk: str | None = None,
     isolation: Isolation = "relaxed",
 ) -> Report:
-    """What to set, as its options say. Raises: PlanError, with the sum if it cannot fit."""
+    """The settings for a deploy file. Raises: PlanError, with the sum if it cannot fit."""
     return reports_of(
         [Asked(found, sources, rooms, config)],
         device_memory=device_memory,
@@ -128,8 +128,8 @@ def reports_of(
     chunk: str | None = None,
     isolation: Isolation = "relaxed",
 ) -> Together:
-    """What to set for several deploy files whose stages share their GPUs, and for `servers` of
-    plain vLLM beside them, which are asked for with the memory of each GPU.
+    """The settings for several deploy files whose stages share their GPUs, and for `servers` of
+    plain vLLM beside them, which it asks for with the memory of each GPU.
 
     `on`: the GPUs of servers. `budgets`: those that the user gives, by GPU. Raises: PlanError, with
     the sum if it cannot fit.
@@ -170,7 +170,7 @@ def reports_of(
 
 
 def _check_apart(found: Sequence[Deploy], servers: Sequence[Server]) -> None:
-    """That no two stages of a GPU have one name: in its daemon it is the name of one component."""
+    """Check that no two stages of a GPU have the same name, for they are components of one daemon."""
     seen: dict[tuple[str, int], str] = {}
     named = [(str(d.path), s.name, s.gpus) for d in found for s in d.stages]
     for where, name, gpus in (*named, *(("a `vllm serve`", s.name, s.gpus) for s in servers)):
@@ -196,7 +196,7 @@ def _those_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
     return [plan for plan in less if plan.shares]
 
 
-# --- what it is made of ----------------------------------------------------------------------
+# --- the parts of the plan -------------------------------------------------------------------
 
 
 def _nothing_ours(found: Deploy) -> str:
@@ -213,18 +213,18 @@ def _nothing_ours(found: Deploy) -> str:
 
 
 def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
-    """The memory of each GPU: as said, else as the driver says."""
+    """The memory of each GPU: the given size, else the driver's."""
     gpus = sorted(gpus)
     if given is not None:
         return dict.fromkeys(gpus, given)
     try:
         return {gpu: gpu_memory(f"cuda:{gpu}") for gpu in gpus}
     except ModuleNotFoundError as exc:
-        raise PlanError("say how much memory a GPU has: --device-memory 80GiB") from exc
+        raise PlanError("the memory of a GPU is unknown: give --device-memory 80GiB") from exc
 
 
 def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
-    """What the sources hold, and the parts of it that stages name."""
+    """The components of the sources, and the parts of them that stages name."""
     components: list[Component] = []
     for source in sources:
         given = sizes.named(source)
@@ -239,7 +239,7 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
 
 
 def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | None:
-    """The model's config.json: as said, else that of the first source that has one."""
+    """The model's config.json: the given one, else that of the first source that has one."""
     if given is not None:
         return sizes.config_of(given)
     paths = [Path(s) for s in sources if sizes.named(s) is None]
@@ -248,7 +248,7 @@ def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | N
 
 
 def _inner(found: Deploy) -> list[str]:
-    """The parts of stages that the file names, under their names in a checkpoint."""
+    """The parts of stages that the file names, by their names in a checkpoint."""
     return [
         f"{stage.name}.{part}"
         for stage in found.stages
@@ -269,7 +269,7 @@ def _rooms(given: Sequence[str], found: Deploy) -> dict[str, int]:
         except ValueError as exc:
             raise PlanError(f"--room {text}: write it like {name}=8GiB") from exc
         if not rooms[name]:
-            raise PlanError(f"--room {text}: no stage can do with nothing")
+            raise PlanError(f"--room {text}: every stage needs some memory")
     return rooms
 
 
@@ -282,7 +282,7 @@ def _cost(planned: tuple[Sequence[GpuPlan], object]) -> chunks.Cost:
     )
 
 
-# --- what is said ----------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------
 
 
 def _report(
@@ -312,7 +312,7 @@ def _report(
 
 
 def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, float]]:
-    """What each stage is to set; one value for all its GPUs, that of the one where it has least."""
+    """The settings of each stage; one value for all its GPUs, the least of them."""
     said: dict[int, dict[str, float]] = {}
     for plan in plans:
         for share in (s for s in plan.shares if s.ours):
@@ -331,7 +331,7 @@ def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, fl
 def _with_lent_caches(
     found: Deploy, settings: Mapping[int, Mapping[str, float]]
 ) -> dict[int, dict[str, Any]]:
-    """The same; and caches that are counted in the arena take turns there."""
+    """The same settings; KV caches in the arena also get `kv: auto`, to take turns there."""
     changes: dict[int, dict[str, Any]] = {number: {**said} for number, said in settings.items()}
     for stage in found.stages:
         change = changes.get(stage.id, {})
@@ -342,20 +342,20 @@ def _with_lent_caches(
 
 
 def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
-    """What the file as it stands would do, where that is not well."""
+    """Problems of the file as it is."""
     notes = []
     for plan in plans:
         asked, terms = _asked(found, plan)
         if terms and asked > plan.total_bytes:
             notes.append(
-                f"GPU {plan.gpu}: with what {found.path.name} says now (gpu_memory_utilization "
-                f"{terms}) it would take {size(asked)} of {size(plan.total_bytes)}"
+                f"GPU {plan.gpu}: with the gpu_memory_utilization in {found.path.name} now "
+                f"({terms}) it would take {size(asked)} of {size(plan.total_bytes)}"
             )
         notes += _caches_said(found, plan)
         if plan.by_block:
             notes.append(
                 f"GPU {plan.gpu}: {', '.join(plan.by_block)} comes in block by block, again at "
-                "each step; one step is counted, and no copy is taken to hide behind computing"
+                "each step; the plan counts one step, and assumes that computing hides no copy"
             )
         if found.async_chunk and (turns := plan.takes_turns):
             stay = [name for name in turns if name in plan.stay_beside]
@@ -369,9 +369,9 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
 
 
 def _asked(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
-    """What the stages would take of a GPU with the utilisations that their file says.
+    """The stages' need of a GPU with the utilisations in their file, and these as a sum.
 
-    A stage that says how large its KV cache is has no more than that, and its workspace.
+    A stage with a set size of its KV cache takes no more than that and its workspace.
     """
     stages = {s.id: s for s in found.stages}
     asked = plan.budget_bytes + sum(t.nbytes for t in plan.beside)
@@ -390,7 +390,7 @@ def _asked(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
 
 
 def _caches_said(found: Deploy, plan: GpuPlan) -> list[str]:
-    """That the file has KV caches of other sizes."""
+    """Notes about KV caches of other sizes in the file."""
     said = {s.id: s.kv_cache_bytes for s in found.stages}
     return [
         f"{share.name}: {found.path.name} has a KV cache of {size(before)}; --room "
@@ -401,7 +401,7 @@ def _caches_said(found: Deploy, plan: GpuPlan) -> list[str]:
 
 
 def page(report: Report) -> RenderableType:
-    """The whole of it for people."""
+    """The whole report for people."""
     parts: list[RenderableType] = []
     for plan in report.gpus:
         parts += [Text(_sum(plan)), "", _table(plan), ""]
@@ -440,7 +440,7 @@ def _turns(plan: GpuPlan) -> str:
     if not plan.budget_bytes:
         return "no stage here uses swapd"
     if not plan.takes_turns:
-        return f"{both} fit: nothing is moved, nobody waits"
+        return f"{both} fit: no copies, and no waits"
     turning = plan.takes_turns
     who = f"the components of {turning[0]}" if len(turning) == 1 else ", ".join(turning)
     return (
@@ -451,7 +451,7 @@ def _turns(plan: GpuPlan) -> str:
 
 
 def _budget(plan: GpuPlan) -> str:
-    """What the budget must hold: all that stays is outside of it, or in it for good."""
+    """The permanent memory, inside the budget and outside, and the largest turn."""
     weights, cache = plan.turn_bytes - plan.turn_cache_bytes, plan.turn_cache_bytes
     of = f" ({size(weights)} of weights and {size(cache)} of KV cache)" if cache else ""
     return (

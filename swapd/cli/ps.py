@@ -1,4 +1,4 @@
-"""`swapd ps`: the daemons of this user, wherever their folders are."""
+"""`swapd ps`: the daemons of this user, with any runtime folder."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,12 +17,12 @@ from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
 from swapd_client.errors import SwapdError
 
-#: So many are asked at a time: each may take its whole time to answer.
+#: Daemons asked at the same time: each may take its whole time to answer.
 _AT_ONCE = 16
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One daemon. What it did not say is None, and `problem` why."""
+    """One daemon. Unanswered fields are None, and `problem` has the reason."""
 
     pid: int
     runtime_dir: str
@@ -82,7 +82,7 @@ def _asked(folder: Path, timeout: float) -> StatusReply:
 
 
 def page(listed: list[Listed]) -> RenderableType:
-    """For people, in 80 columns too; what is wrong with one is below."""
+    """The table for people, within 80 columns; problems are below it."""
     wrong = [Text(f"process {d.pid}: {plain(d.problem)}", "yellow") for d in listed if d.problem]
     return Group(_table(listed), *wrong)
 

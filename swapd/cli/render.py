@@ -1,6 +1,6 @@
-"""Swap log records for people: what each says, in the light of those before it.
+"""Swap log records as text for people, given the records before them.
 
-Pure: a record and what is `Seen` in, text out. The log, and that of one component, share it.
+Pure: a record and a `Seen` in, text out. The log, and that of one component, share it.
 """
 
 from datetime import datetime
@@ -20,14 +20,14 @@ from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
 _VERB_CELLS = 11
-#: The column of names is as wide as the longest, within reason.
+#: Bounds of the width of the names' column, which fits the longest name.
 _SUBJECT_CELLS = (10, 28)
 
 GOOD, MOVE, WAIT, BAD, QUIET = "green", "magenta", "yellow", "red", "dim"
 
 
 class Said(NamedTuple):
-    """What a record says. `swap`: it belongs to the default view, not only to --all."""
+    """A record in words. `swap`: it belongs to the default view, not only to --all."""
 
     verb: str
     subject: str
@@ -59,7 +59,7 @@ def in_columns(time: float, said: Said, seen: Seen) -> Text:
 
 
 def sentence(record: Record, seen: Seen) -> Text:
-    """The same without columns, for one component's log."""
+    """The same line without columns, for one component's log."""
     said = _shown(record, seen)
     words = Text(said.verb, said.style)
     for part in (said.subject, " ".join(said.detail.split())):
@@ -69,7 +69,7 @@ def sentence(record: Record, seen: Seen) -> Text:
 
 
 def _shown(record: Record, seen: Seen) -> Said:
-    """What a record says; it may be of a file that anybody wrote."""
+    """A record in words, safe to show: any program may have written its file."""
     said = say(record, seen)
     return said._replace(subject=plain(said.subject), detail=plain(said.detail))
 
@@ -80,7 +80,7 @@ def stamp(time: float) -> str:
 
 
 def say(record: Record, seen: Seen) -> Said:
-    """What a record says. `seen` holds the records before it."""
+    """A record in words. `seen` holds the records before it."""
     if record.event is not None:
         return _event(record.event, record, seen)
     if record.action is not None:
@@ -111,7 +111,7 @@ def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
         case events.ProcessExited():
             return Said("exited", _who(seen, e.session), "its process has ended")
         case events.LetGo():
-            return Said("let go", _who(seen, e.session), "its process has unmapped what it had")
+            return Said("let go", _who(seen, e.session), "its process has unmapped everything")
         case events.Asked():
             return _asked(e.request, names, _who(seen, e.session))
         case events.HostCopyMade():
@@ -231,11 +231,11 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
         case actions.Revoke():
             return Said("revoke", names, f"from {_who(seen, a.session)}")
         case actions.Want():
-            asked = "is told that it is wanted" if a.wanted else "may keep it"
+            asked = "learns that it is wanted" if a.wanted else "may keep it"
             return Said("want", names, f"{_who(seen, a.session)} {asked}")
         case actions.Hurry():
             who = _who(seen, a.session)
-            what = "is told that somebody waits" if a.waits else "may keep what it used last again"
+            what = "learns that an acquire waits" if a.waits else "may keep its last leases again"
             return Said("hurry", who, what)
         case actions.Accept():
             return Said("done", names, f"for {_who(seen, a.session)}")
@@ -275,7 +275,7 @@ def _evict(a: actions.Evict, seen: Seen) -> Said:
 
 
 def why_evicted(a: actions.Evict, seen: Seen) -> str:
-    """Why a component leaves, and what becomes of its contents if it is scratch."""
+    """The reason of an eviction, and the treatment of the contents if it is scratch."""
     for_whom = ""
     if a.waiter is not None:
         asked = _joined(seen.room_for(a)) or f"request {a.waiter[1]}"
@@ -305,7 +305,7 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
 
 
 def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
-    """A line of its own only where leaving took time that no other line shows."""
+    """It gets its own line only if leaving took time that no other line shows."""
     cause, decided = seen.evictions.get(a.generation, (record.cause, record.time))
     took = record.time - decided
     detail = f"{size(a.nbytes):>9}  left" + (f" after {seconds(took)}" if took else "")
@@ -313,7 +313,7 @@ def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
 
 
 def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
-    """What came in for it: of each family how much of how many parts, what became of scratch."""
+    """The loads for a grant: bytes and parts of each family; zeros or restored bytes of scratch."""
     orders = seen.brought(a, record.time)
     words = []
     families: dict[str, list[actions.CopyIn]] = {}
@@ -331,7 +331,7 @@ def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
 
 
 def _began(order: actions.CopyIn) -> str:
-    """How scratch came in."""
+    """The contents with which scratch was loaded."""
     if order.only == ():
         return f"{plain(order.name)} {size(order.nbytes)} of zeros"
     among = f" of {size(order.nbytes)}" if _of_all(order) else ""
@@ -351,14 +351,14 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
 
 
 def _amount(order: actions.CopyIn | actions.CopyOut) -> str:
-    """What is copied, or all of it if it is only zeroed."""
+    """The bytes copied, or the whole size if it is only zeroed."""
     if order.only == ():
         return f"{size(order.nbytes):>9}, zeroed"
     return f"{size(copied_bytes(order)):>9}"
 
 
 def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
-    """Of how much, where a part is copied."""
+    """The whole size, if only a part is copied."""
     if not order.only or copied_bytes(order) == order.nbytes:
         return ""
     rest = ", the rest zeroed" if isinstance(order, actions.CopyIn) else ""
@@ -366,7 +366,7 @@ def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
 
 
 def _used(said: tuple[protocol.Used, ...]) -> str:
-    """What of scratch is to be saved from now on."""
+    """The ranges of scratch to save from now on."""
     return "".join(
         f"; of {plain(used.name)} {size(sum(nbytes for _, nbytes in used.ranges))} is used"
         for used in said

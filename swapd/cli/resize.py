@@ -1,4 +1,4 @@
-"""`swapd resize`: how much of a component that is streamed stays on the device."""
+"""`swapd resize`: set the resident size of a streamed component."""
 
 from typing import Annotated
 

@@ -144,7 +144,7 @@ def run(
 
 @contextmanager
 def _status_of_shell() -> Iterator[None]:
-    """Of a command that cannot be run."""
+    """Exit with the shell's status for a command that cannot run."""
     try:
         yield
     except CannotRun as exc:
@@ -163,12 +163,12 @@ def _size(option: str, text: str | None) -> int | None:
 
 
 def _run(found: RunPlan, folder: Path) -> int:
-    """Run it; its exit status."""
+    """Run it; return its exit status."""
     with serving(found.daemons, folder) as daemons:
         for one in daemons:
             errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
             if one.process is None and one.wanted.others:
-                say_error("it keeps its own settings: --set is for a daemon that is started")
+                say_error("it keeps its own settings: --set is for daemons that this run starts")
         since = time.time()  # noqa: TID251 - of records
         with watched(daemons) as watch:
             environment = config.environment_with(endpoint_of(daemons))

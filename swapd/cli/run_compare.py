@@ -1,4 +1,4 @@
-"""`swapd run --compare`: a command in two ways, one after the other, and the table of both."""
+"""`swapd run --compare`: runs a command in two ways in turn, and prints the table of both."""
 
 import os
 import shlex
@@ -39,7 +39,7 @@ _MIB = 1 << 20
 
 
 class Asked(NamedTuple):
-    """The options of a comparison, as they are given."""
+    """The options of a comparison, as given."""
 
     against: Sequence[str] = ()
     rounds: int = 1
@@ -51,10 +51,10 @@ class Asked(NamedTuple):
 def compare(
     command: Command, folder: Path, settings: Settings, asked: Asked, *, dry_run: bool
 ) -> int:
-    """Run it in both ways, print and keep the table; the exit status.
+    """Run it in both ways, print and keep the table; return the exit status.
 
     That is the status of the first command that failed. Raises: ConfigError, PlanError, SwapdError
-    before anything is run.
+    before it runs anything.
     """
     folder = folder.with_name(f"{folder.name}-{os.getpid()}")
     until = _until(command, asked)
@@ -90,12 +90,12 @@ def compare(
     return found.status
 
 
-# --- what is compared --------------------------------------------------------------------
+# --- the two sides -----------------------------------------------------------------------
 
 
 def _until(command: Command, asked: Asked) -> Until:
     if asked.until is not None and asked.span is not None:
-        raise ConfigError("--until COMMAND and --for SECONDS: say one of them")
+        raise ConfigError("give either --until COMMAND or --for SECONDS, not both")
     try:
         span_s = None if asked.span is None else parse_span(asked.span)
     except ValueError as exc:
@@ -105,12 +105,12 @@ def _until(command: Command, asked: Asked) -> Until:
     until = Until(load, span_s, found)
     if command.kind != "other" and not until:
         raise ConfigError(
-            "a server does not end by itself: say --until COMMAND, which uses it and whose end "
-            "ends it, or --for SECONDS"
+            "a server does not end by itself: give --until COMMAND, a client whose end ends the "
+            "server, or --for SECONDS"
         )
     if load and found is None:
         raise ConfigError(
-            "--until needs to know when the command is ready: say --ready, a port, HOST:PORT, "
+            "--until needs to know when the command is ready: give --ready, a port, HOST:PORT, "
             "http://HOST:PORT/PAGE or the path of a socket"
         )
     if asked.ready and not until:
@@ -124,7 +124,7 @@ def _words(command: str | None) -> tuple[str, ...]:
     except ValueError as exc:
         raise ConfigError(f"--until {command}: {exc}") from exc
     if command is not None and not words:
-        raise ConfigError("--until: say a command")
+        raise ConfigError("--until: give a command")
     return words
 
 
@@ -150,18 +150,18 @@ def _planned(command: Command, folder: Path, side: Side) -> RunPlan:
         if said.startswith(_OURS) or (name == DEPLOY_CONFIG and _is_ours(said)):
             raise ConfigError(
                 f"{name} {said} needs swapd, so the command cannot run without it: leave it out, "
-                "as `swapd run` adds what is needed; or compare two settings, with --against "
+                "as `swapd run` adds all it needs; or compare two settings, with --against "
                 "NAME=VALUE"
             )
     return RunPlan(command, [], {})
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a deploy file names swapd's workers, itself: what it is based on is vllm-omni's."""
+    """Whether a deploy file itself names swapd's workers: its base file is vllm-omni's."""
     try:
         return _OURS in Path(path).read_text(errors="replace")
     except OSError:
-        return False  # vllm-omni says so
+        return False  # vllm-omni reports it
 
 
 def _with(side: Side, rounds: Sequence[Round]) -> Side:
@@ -179,8 +179,8 @@ def _all_rounds(
     devices: Sequence[str],
     folder: Path,
 ) -> tuple[tuple[list[Round], list[Round]], int | None]:
-    """The rounds of each side; and the status if a signal ended them. In turns: a machine that
-    changes meanwhile does so for both. After a round in which a side failed there is no other."""
+    """The rounds of each side; and the status if a signal ended them. The sides alternate, so a
+    change of the machine affects both. A round with a failure is the last."""
     rounds: tuple[list[Round], list[Round]] = ([], [])
     for number in range(1, count + 1):
         for n, (side, plan) in enumerate(zip(sides, plans, strict=True)):
@@ -201,10 +201,10 @@ def _all_rounds(
 def _round(
     plan: RunPlan, until: Until, devices: Sequence[str], logs: Path
 ) -> tuple[Ran | None, Round]:
-    """How it went, if it was run; and what it took."""
+    """How the command ended, if it ran; and the measurements."""
     try:
         return _measured(plan, until, devices, logs)
-    except SpawnError as exc:  # what was measured of the other side is not lost for that
+    except SpawnError as exc:  # keep the measurements of the other side
         return None, Round(1, 0.0, None, None, None, None, (), f"no daemon was started: {exc}")
     except CannotRun:
         raise
@@ -215,14 +215,14 @@ def _round(
 def _check_free(until: Until) -> None:
     if until.ready is not None and ready.listens(until.ready):
         raise SwapdError(
-            f"{until.ready} answers already, and would be taken for the command: end that first"
+            f"{until.ready} answers already, and would be taken for the command: end it first"
         )
 
 
 @contextmanager
 def _to_itself(until: Until) -> Iterator[None]:
-    """Have the server's place to itself. A socket that it leaves is removed: the next one cannot
-    listen there otherwise. Raises: SwapdError if another server answers."""
+    """Have the server's address alone. Afterwards, remove a socket that the server leaves: the next
+    server could not listen there. Raises: SwapdError if another server answers."""
     if until.ready is None:
         yield
         return
@@ -256,7 +256,7 @@ def _measured(plan: RunPlan, until: Until, devices: Sequence[str], logs: Path) -
     )
 
 
-# --- told and kept -----------------------------------------------------------------------
+# --- tables and records ------------------------------------------------------------------
 
 
 def table(found: Comparison) -> RenderableType:
@@ -283,7 +283,7 @@ def _keep(folder: Path, found: Comparison) -> None:
 
 
 def _keep_settings(command: Command, found: Comparison, plans: Sequence[RunPlan]) -> None:
-    """For the model, if it is known which settings are good."""
+    """Store the better settings for the model, if the comparison shows any."""
     if command.model is None or (good := compared.better(found)) is None:
         return
     side, why = good
@@ -300,7 +300,7 @@ def _keep_settings(command: Command, found: Comparison, plans: Sequence[RunPlan]
 
 
 def _used(side: Side, plan: RunPlan) -> Settings:
-    """The settings, with the budget that was found out, if all daemons have the same."""
+    """The settings, with the computed budget if all daemons have the same."""
     assert side.settings is not None
     budgets = {wanted.budget for wanted in plan.daemons}
     if side.settings.budget is not None or len(budgets) != 1:
@@ -310,7 +310,7 @@ def _used(side: Side, plan: RunPlan) -> Settings:
 
 
 def listed(path: Path) -> None:
-    """A comparison that was kept, for `swapd runs`."""
+    """Print a kept comparison, for `swapd runs`."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Comparison)
         if found.version != compared.VERSION:

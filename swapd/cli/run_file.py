@@ -30,14 +30,14 @@ from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
 from swapd_client.errors import SwapdError
 
-#: A word that ends so is a file of stages.
+#: Suffix of a file of stages.
 SUFFIX = ".toml"
-#: A daemon that takes longer to say what is registered is asked again.
+#: Seconds that a daemon may take to list its components; then it is asked again.
 _ASKED_S = 1.0
 
 
 def files(context: typer.Context, incomplete: str) -> list[str]:
-    """For completion: files of stages, as the first word; what follows a command is its own."""
+    """For completion: files of stages, as the first word; a command completes its own words."""
     if context.params.get("words"):
         return []
     found = (Path(name) for name in glob.glob(f"{glob.escape(incomplete)}*"))
@@ -56,7 +56,9 @@ def run_file(
     dry_run: bool,
     given: Sequence[str | None],
 ) -> int:
-    """Run all stages of a file; the exit status. `given`: options, which the file has instead.
+    """Run all stages of a file; return the exit status. `given`: options, which are an error here.
+
+    Raises: ConfigError, before it starts anything.
 
     Raises: ConfigError, PlanError, before anything is started.
     """
@@ -83,7 +85,7 @@ def _print(plan: FilePlan) -> None:
 
 
 def _line(stage: Stage) -> str:
-    """As one would type it."""
+    """The stage as a command line."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in stage.environment.items()]
     folder = shlex.quote(str(stage.directory))
     return " ".join([f"cd {folder} &&", *variables, shlex.join(stage.command.words)])
@@ -135,7 +137,7 @@ def _say_what_is_not_applied(one: Serving, path: Path) -> None:
 
 
 def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:
-    """Stages notice by themselves, and say it in many words."""
+    """Say that a daemon is gone: each stage notices by itself, in many words."""
     for one in list(here):
         if one.process is not None and (status := one.process.poll()) is not None:
             here.remove(one)
@@ -160,7 +162,7 @@ def _output(names: Collection[str]) -> Iterator[Output]:
 
 
 def _number(stream: TextIO | None) -> int:
-    """The descriptor of a stream that has nothing left to write; of nowhere if it is closed."""
+    """The descriptor of a stream, after a flush; of /dev/null if the stream is closed."""
     if stream is None:
         return os.open(os.devnull, os.O_WRONLY)
     stream.flush()
@@ -171,7 +173,7 @@ def _number(stream: TextIO | None) -> int:
 def _asked(
     daemons: Sequence[Serving],
 ) -> Iterator[Callable[[Collection[str]], Collection[str]]]:
-    """Asks daemons which of some stages have registered a component."""
+    """A call that asks daemons which of some stages have registered a component."""
     clients: list[swapd_client.Client] = []
 
     def asked(names: Collection[str]) -> Collection[str]:

@@ -174,7 +174,7 @@ def _table_of(found: RunFile, gpu: int) -> DaemonTable | None:
 
 
 def _usual(table: DaemonTable, found: RunFile) -> Wanted:
-    """A daemon whose stages are not planned. Raises: PlanError, if it is not known what is free."""
+    """A daemon whose stages are not planned. Raises: PlanError, if the free memory is unknown."""
     commands = [
         _seen_from_here(stage)
         for stage in found.stages.values()

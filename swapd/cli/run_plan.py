@@ -1,4 +1,4 @@
-"""What `swapd run` is about to do: with which settings, and all that it starts and writes."""
+"""The plan of `swapd run`: its settings, and everything that it starts and writes."""
 
 import re
 import shlex
@@ -28,9 +28,9 @@ from swapd.shared.units import size
 
 
 def chosen(command: Command, given: Settings, *, use_kept: bool) -> Settings:
-    """What is given; and what is kept for the model where that is to be used, else it is offered.
+    """The given settings, completed from the kept ones if `use_kept`; else mention the kept ones.
 
-    Raises: ConfigError if nothing is kept that is to be used; CannotKeep.
+    Raises: ConfigError if `use_kept` and there are none; CannotKeep.
     """
     if command.model is None:
         if use_kept:
@@ -63,7 +63,7 @@ def chosen(command: Command, given: Settings, *, use_kept: bool) -> Settings:
 
 
 def planned(command: Command, folder: Path, settings: Settings) -> RunPlan:
-    """What is to be started, of a command of any kind; nothing is written. Raises: PlanError."""
+    """The plan for a command of any kind; writes nothing. Raises: PlanError."""
     if command.kind == "vllm-omni" and not on_host(settings.devices):
         found = plan_omni(command, folder, settings)
     else:
@@ -72,11 +72,11 @@ def planned(command: Command, folder: Path, settings: Settings) -> RunPlan:
 
 
 def on_host(devices: Sequence[str]) -> bool:
-    """Whether all is to be on the host, for which vLLM-Omni is not planned; then it is said."""
+    """Whether all devices are the host, for which vLLM-Omni cannot be planned; then warn."""
     if not devices or any(device != "host" for device in devices):
         return False
     errors.print(
-        "swapd: vllm-omni runs as it is written, since it is planned for GPUs alone: have its "
+        "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs alone: have its "
         "--deploy-config name swapd's workers",
         soft_wrap=True,
     )
@@ -84,13 +84,13 @@ def on_host(devices: Sequence[str]) -> bool:
 
 
 def printed(found: RunPlan) -> None:
-    """As it would be done: lines, files and their texts."""
+    """Print the plan: command lines, files and their texts."""
     print_plan(found.daemons, found.files)
     console.print(plain(shlex.join(found.command.words)), soft_wrap=True)
 
 
 def print_plan(daemons: Iterable[Wanted], files: Mapping[Path, str]) -> None:
-    """The daemons' lines, and the files with their texts."""
+    """Print the daemons' command lines, and the files with their texts."""
     for one in daemons:
         there = joinable(one)
         what = f"joins the one at {there}" if there else one.line
@@ -108,13 +108,13 @@ def write(files: Mapping[Path, str]) -> None:
 
 
 class OmniServer(NamedTuple):
-    """A server of vLLM-Omni that is to be planned."""
+    """A server of vLLM-Omni to plan."""
 
-    #: As it is to be started, less the overlay.
+    #: The command to start, less the overlay.
     command: Command
     model: str
     found: Deploy
-    #: Where its overlay is written.
+    #: The file for its overlay.
     overlay: Path
 
     @property
@@ -123,21 +123,21 @@ class OmniServer(NamedTuple):
 
     @property
     def planned(self) -> Command:
-        """As it is started."""
+        """The command to start."""
         return self.command.with_option(DEPLOY_CONFIG, str(self.overlay))
 
 
 def omni_server(
     command: Command, overlay: Path, devices: Sequence[str], seen: Command | None = None
 ) -> OmniServer:
-    """With its deploy file read, and swapd's workers in all its stages; nothing is written.
+    """A server whose deploy file was read and has swapd's workers in all stages; writes nothing.
 
-    Says which deploy file is used if the command does not. `seen`: the command with its files as
-    they are found from here. Raises: PlanError.
+    Names the deploy file if the command does not. `seen`: the command with its files' paths from
+    here. Raises: PlanError.
     """
     seen = seen or command
     if seen.model is None:
-        raise PlanError(f"say which model: {shlex.join(command.words)} has none after serve")
+        raise PlanError(f"the model is missing after serve: {shlex.join(command.words)}")
     file = plans.deploy_file_of(seen)
     if file.why:
         errors.print(plain(f"swapd: the deploy file is {file.path}: {file.why}"), soft_wrap=True)
@@ -150,12 +150,12 @@ def omni_server(
 
 
 def isolation_in(settings: Iterable[tuple[str, str]]) -> Isolation:
-    """That of a daemon with these settings."""
+    """The isolation of a daemon with these settings."""
     return "strict" if ("isolation", "strict") in settings else "relaxed"
 
 
 def plan_omni(command: Command, folder: Path, settings: Settings) -> RunPlan:
-    """What is to be started; nothing is written. `folder`: of the run. Raises: PlanError, with the
+    """The plan for vllm-omni; writes nothing. `folder` is the run's. Raises: PlanError, with the
     sum."""
     server = omni_server(command, folder / "deploy.yaml", settings.devices or budgets.devices())
     gpus = [gpu for stage in server.found.stages for gpu in stage.gpus]
@@ -174,7 +174,7 @@ def plan_omni(command: Command, folder: Path, settings: Settings) -> RunPlan:
 
 
 def planned_daemon(gpu: GpuPlan, budget: int | None, why: str) -> Wanted:
-    """That of a GPU as planned. `budget`: the user's, if it is given, and `why` it is that."""
-    planned = gpu.budget_bytes, "what the plan says"
+    """The daemon of a planned GPU. `budget`: the user's, if given, and `why` is its reason."""
+    planned = gpu.budget_bytes, "the budget in the plan"
     nbytes, source = planned if budget is None else (budget, why)
     return Wanted(f"cuda:{gpu.gpu}", nbytes, source, gpu.chunk_bytes)

@@ -1,4 +1,4 @@
-"""What `swapd run` tells of daemons while commands run, and what it keeps of a run."""
+"""`swapd run` with daemons: the status line while commands run, and the record of a run."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +17,15 @@ from swapd.run.outcome import Outcome, outcome
 from swapd.run.several.outcomes import StageOutcome
 from swapd_client.errors import SwapdError
 
-#: How these sessions are called.
+#: The label of these sessions.
 LABEL = f"{OWN_LABEL}run"
-#: How often the line is written anew, and how long a daemon may take to answer for it.
+#: Seconds between two updates of the line, and a daemon's time to answer for one.
 _LINE_S = 2.0
 
 
 @contextmanager
 def watched(daemons: Sequence[Serving]) -> Iterator[Callable[[], None]]:
-    """What is to be called about once a second, to show the line; it asks the daemons."""
+    """A call that shows the line, to be made about once a second; it asks the daemons."""
     with line.shown() as shown:
         clients: list[swapd_client.Client] = []
         if shown is not None:
@@ -50,35 +50,35 @@ def watched(daemons: Sequence[Serving]) -> Iterator[Callable[[], None]]:
 
 
 def outcome_of(one: Serving, since: float) -> Outcome | None:
-    """By the swap log; None if that cannot be read, which is said."""
+    """The outcome from the swap log; None if that is unreadable, with a message."""
     records = records_of(one)
     return None if records is None else outcome(records, since)
 
 
 def records_of(one: Serving) -> list[Record] | None:
-    """The swap log of a daemon's run so far; None if that cannot be read, which is said."""
+    """The swap log of a daemon's run so far; None if that is unreadable, with a message."""
     try:
         with swapd_client.connect(one.folder, label=LABEL) as client:
             path = Path(client.status().swap_log)
         return [each.record for each in last_run(read(path))]
     except (SwapdError, OSError) as exc:
-        say_error(f"what happened on {one.wanted.device} is not known: {exc}")
+        say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
         return None
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A run, as it is kept in the state folder."""
+    """The record of a run, in the state folder."""
 
     command: tuple[str, ...]
     status: int
     took_s: float
     outcomes: tuple[Outcome, ...]
-    #: Of several commands.
+    #: If it ran several commands.
     stages: tuple[StageOutcome, ...] = ()
 
 
 def keep(folder: Path, kept: Kept) -> None:
-    """Where `swapd runs` finds it. That it cannot be kept is said."""
+    """Write the record for `swapd runs`, or a message if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_bytes(msgspec.json.encode(kept) + b"\n")

@@ -1,4 +1,4 @@
-"""`swapd runs`: what `swapd run` has run and compared, and the settings that are kept."""
+"""`swapd runs`: the runs and comparisons of `swapd run`, and the stored settings."""
 
 import shlex
 from pathlib import Path
@@ -61,5 +61,5 @@ def _listed(path: Path) -> None:
 def _forget(named: str) -> None:
     model = kept.key_of(named)
     if not kept.forget(config.state_folder(), model):
-        raise SwapdError(f"no settings are kept for {model}; `swapd runs` lists what is")
+        raise SwapdError(f"no settings are kept for {model}; `swapd runs` lists the others")
     console.print(plain(f"no settings are kept for {model} any more"), soft_wrap=True)

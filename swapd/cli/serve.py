@@ -26,7 +26,7 @@ log = logging.getLogger("swapd")
 
 
 def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
-    """Serve until told to stop; on SIGHUP the settings are read again.
+    """Serve until told to stop; read the settings again on SIGHUP.
 
     Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
     with needed("swapd serve"):
@@ -42,19 +42,19 @@ def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
                 log.warning("%s", note)
             own = (lambda: None) if page is None else (lambda: page.pid)
             daemon = Daemon(config, device, claim.folder, read_again, own)
-            gc.freeze()  # collections, which the loop waits for, need not look at what is imported
+            gc.freeze()  # the loop waits for collections: they need not look at imported modules
             if not uvloop.run(daemon.run(lambda: _ready(config, page))):
                 logging.shutdown()
-                os._exit(0)  # threads of its still use the device, and would be waited for
+                os._exit(0)  # its threads still use the device, and would delay a normal exit
         finally:
             if page is not None:
-                page.close()  # first: a device may take a while
+                page.close()  # first, because closing a device may take long
             device.close()
 
 
 @contextmanager
 def _page(config: Config) -> Iterator[Page | None]:
-    """Its page, which listens, if it is to have one."""
+    """The listening page, if the settings have one."""
     page = open_page(config)
     try:
         yield page
@@ -85,13 +85,13 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     writer = Writer()
     writer.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[writer])
-    logging.getLogger(pinning.__name__).setLevel(logging.INFO)  # a start may wait for it for long
+    logging.getLogger(pinning.__name__).setLevel(logging.INFO)  # it may delay a start for long
     config = config and config.absolute()
     run(load(config, given), lambda: load(config, given))
 
 
 class LogFormatter(logging.Formatter):
-    """A record is one line, and a traceback several; words of others are harmless in both."""
+    """Prints a record as one line, a traceback as several; foreign text is harmless in both."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return plain(super().formatMessage(record))
@@ -101,7 +101,7 @@ class LogFormatter(logging.Formatter):
 
 
 def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` the signature typer reads: `Config` is the one list of settings."""
+    """Give `command` the signature for typer, from the settings in `Config`."""
     config = typer.Option(None, "--config", "-c", help="TOML file of settings")
     verbose = typer.Option(False, "--verbose", "-v", help="Say what happens on stderr")
     parameters = [_parameter("config", Path | None, config), _parameter("verbose", bool, verbose)]
@@ -121,7 +121,7 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _flag_type(kind: Any) -> Any:
-    """Text until `load` parses it, but for choices."""
+    """The type of a flag: text for `load` to parse, except for choices."""
     return kind | None if get_origin(kind) is Literal else str | None
 
 

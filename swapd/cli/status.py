@@ -1,4 +1,4 @@
-"""`swapd status`: what is on the device now, who holds it, and how much was moved."""
+"""`swapd status`: the components on the device, their holders, and the bytes moved."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -18,9 +18,9 @@ from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
 
 _BAR_CELLS = 24
-#: With fewer columns the table folds its cells, and leaves out how often it was swapped.
+#: With fewer columns the table folds its cells, and leaves out its swap counts.
 _WIDE = 100
-#: What is shown at any width, and how wide it may be at 80 columns.
+#: Columns at any width, and their widths at 80 columns.
 _COLUMNS = {"component": 16, "size": 9, "state": 9, "policy": 12, "leases": 18, "last use": 9}
 
 _STATE_STYLES = {
@@ -57,7 +57,7 @@ def status(
 
 
 def page(reply: StatusReply, *, wide: bool = True, parts: bool = False) -> RenderableType:
-    """The whole answer for people; `parts`: what is streamed is not told as one."""
+    """The whole answer for people; `parts`: list each part of streamed components."""
     head = Text.assemble(
         ("swapd ", "bold"),
         (reply.version, "bold"),
@@ -106,7 +106,7 @@ def _component(c: ComponentStatus) -> Iterator[str | Text]:
 
 
 def _family(family: Family) -> Iterator[str | Text]:
-    """What is streamed: how many of its parts are in, and what all of them did."""
+    """A streamed component: its parts on the device, and their sums."""
     parts = family.parts
     kept = family.kept or parts
     latest = min(parts, key=lambda c: (not c.leases, c.idle_s is None, c.idle_s or 0.0))
@@ -150,7 +150,7 @@ def _last_use(c: ComponentStatus) -> Text:
 def _private(reply: StatusReply) -> str:
     if not reply.private_bytes:
         return ""
-    return f"; {size(reply.private_bytes)} more that were unregistered, with tensors that live"
+    return f"; {size(reply.private_bytes)} more of unregistered components with live tensors"
 
 
 def _summary(reply: StatusReply) -> Table:
@@ -181,7 +181,7 @@ def _starting(labels: tuple[str, ...]) -> str:
 
 
 def _device(reply: StatusReply) -> Text:
-    """Who else has the device's memory: what is free there is nobody's, swapd's arena included."""
+    """The device's memory by process, swapd's included, and the free memory."""
     text = Text(f"{size(reply.device_free_bytes)} free of {size(reply.device_bytes)}")
     for p in reply.processes:
         text.append(f"\n{size(p.nbytes)}: {plain(p.name)} (process {p.pid})")
@@ -206,7 +206,7 @@ def _arena(reply: StatusReply) -> Text:
 
 
 def _sessions(reply: StatusReply) -> Text:
-    """Who is connected, but for commands such as this one."""
+    """The connected sessions, except those of commands like this one."""
     text = Text()
     for s in reply.sessions:
         if s.label.startswith(OWN_LABEL):

@@ -19,11 +19,11 @@ from swapd.shared.text import plain
 from swapd_client.errors import NotAnswering, SwapdError
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
-#: Beyond the daemon's own --stop-timeout, which is 10 s unless it was told another.
+#: Longer than the daemon's own --stop-timeout, which is 10 s by default.
 STOP_S = 60.0
-#: How long a daemon has to answer what is only asked for the question.
+#: Seconds that a daemon has to answer before the question.
 ASKED_S = 5.0
-#: Between the two signals of --now: as one they would count once.
+#: Pause between the two signals of --now: without it they could merge into one.
 _APART_S = 0.2
 
 Now = Annotated[
@@ -78,7 +78,7 @@ def _confirm(folder: str) -> None:
 
 
 def _open_sessions(reply: StatusReply) -> str:
-    """The question whether to end these sessions; "" if there are none."""
+    """The question before ending these sessions; "" if there are none."""
     labels = [plain(s.label) for s in reply.sessions if not s.label.startswith(OWN_LABEL)]
     if not labels:
         return ""

@@ -1,4 +1,4 @@
-"""`swapd top`: a device, live."""
+"""`swapd top`: a live view of a device."""
 
 import sys
 
@@ -9,7 +9,7 @@ from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout
 from swapd.cli.live.feed import Feed
 from swapd.shared.extras import needed
 
-#: A daemon that is stopped keeps nobody from leaving.
+#: Longest wait for the feed at the end: a stopped daemon must not block the exit.
 _LEAVE_S = 1.0
 
 

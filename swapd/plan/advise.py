@@ -195,7 +195,7 @@ def _place(
 
 
 def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
-    """Its need of the place that the components share in turn."""
+    """Bytes that it needs of the place that components share in turn."""
     if how == "keep":
         return 0
     if how == "alternate":

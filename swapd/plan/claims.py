@@ -77,7 +77,7 @@ class Server(NamedTuple):
 
 
 def of_server(server: Server, chunk: int = CHUNK_BYTES) -> Claim:
-    """What each of its processes wants of its GPU."""
+    """The claims of each of its processes on its GPU."""
     return Claim(
         name=server.name,
         stage_id=0,

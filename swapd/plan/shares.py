@@ -404,7 +404,7 @@ def _too_large(
 
 
 def _less(ours: Sequence[Claim], beside: Sequence[Taken]) -> str:
-    """What a GPU holds beside the arena, as terms of a sum."""
+    """The memory on a GPU beside the arena, as terms of a sum."""
     rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
     terms = "".join(f" - {t}" for t in beside)
     return f"{terms} - {size(sum(c.room for c in ours))} workspace ({rooms})"

@@ -1,4 +1,4 @@
-"""How much of each device the daemon of a command gets, where that is not said."""
+"""Computes the budget of each device's daemon, where no option sets it."""
 
 import importlib
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from swapd.shared.config import Config, visible_gpus
 from swapd.shared.extras import MissingExtra
 from swapd.shared.units import size
 
-#: Of what is free on a GPU: the rest is for what workers allocate themselves.
+#: Share of a GPU's free memory: the rest is for the workers' own allocations.
 GPU_SHARE = 0.7
-#: More than a model has, for what is rounded up to whole chunks.
+#: Factor on a model's size, for rounding to whole chunks.
 _ROUND_UP = 1.05
 
 
@@ -34,8 +34,8 @@ def devices() -> list[str]:
 
 
 def wanted(commands: Sequence[Command], given: Sequence[str], budget: int | None) -> list[Wanted]:
-    """One daemon for each device, which these commands share. Raises: PlanError if there is not as
-    much memory as they need."""
+    """One daemon for each device, which these commands share. Raises: PlanError if there is too
+    little memory."""
     found = list(given) or devices()[:1]
     return [_of(commands, device, budget) for device in found]
 
@@ -46,8 +46,8 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> Wanted:
     free = free_on(device)
     weights = [(model, needed) for c in commands if (model := c.model) and (needed := _needed(c))]
     found, why = _for_weights(weights, free, device)
-    if not weights or len(weights) < len(commands):  # it is not known how much the others register
-        share = f"{GPU_SHARE:.0%} of what is free"
+    if not weights or len(weights) < len(commands):  # nobody knows how much the others register
+        share = f"{GPU_SHARE:.0%} of the free memory"
         usual = (Config().budget, "the default on the host")
         found, why = max(
             (found, why), usual if device == "host" else (int(free * GPU_SHARE), share)
@@ -56,20 +56,20 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> Wanted:
 
 
 def _needed(command: Command) -> int | None:
-    """The arena that a server's weights take on each of its GPUs; None if that is not known."""
+    """The arena that a server's weights take on each of its GPUs; None if it is unknown."""
     weights = weights_of(command)
     return None if weights is None else int(weights * _ROUND_UP) // shards_of(command)
 
 
 def weights_of(command: Command) -> int | None:
-    """Bytes of a server of plain vLLM; None of another, or if its model is no folder."""
+    """Bytes of a plain vLLM server's weights; None for others, or if its model is no folder."""
     if command.kind != "vllm" or not command.model or not Path(command.model).is_dir():
         return None
     return sum(c.nbytes for c in sizes.of_path(Path(command.model)))
 
 
 def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> tuple[int, str]:
-    """Room for all if they fit, else for the largest and as many others as is usual; and why."""
+    """Room for all if they fit, else for the largest, or the usual share; and the reason."""
     for model, needed in weights:
         if needed > free:
             raise PlanError(
@@ -86,14 +86,14 @@ def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> 
 
 
 def free_on(device: str) -> int:
-    """Bytes that nobody uses now."""
+    """Bytes that no process uses now."""
     if device == "host":
         return available_bytes()
     try:
         pynvml = importlib.import_module("pynvml")
         pynvml.nvmlInit()
-    except Exception as exc:  # not there, or its own error
-        raise PlanError(f"how much {device} has free is not known ({exc}): say --budget") from exc
+    except Exception as exc:  # the library is missing, or raised its own error
+        raise PlanError(f"the free memory of {device} is unknown ({exc}): give --budget") from exc
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.removeprefix("cuda:")))
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)

@@ -1,4 +1,4 @@
-"""The command that `swapd run` runs: a child that gets the signals which its parent gets."""
+"""The command of `swapd run`: a child that gets its parent's signals."""
 
 import ctypes
 import os
@@ -13,18 +13,18 @@ from typing import Any
 
 from swapd_client.errors import SwapdError
 
-#: What is passed on. A terminal sends the first two to all of its foreground group by itself.
+#: The signals it gets. A terminal itself sends the first two to its foreground group.
 _BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 PASSED_ON = (*_BY_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-#: Status of a shell for a command that cannot be run, and for one that a signal has ended.
+#: A shell's status for a command that cannot run, that is missing, and that a signal has ended.
 CANNOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
 _PR_SET_PDEATHSIG = 1
-#: Opened here: a child of a process with threads may wait for ever where libraries are opened.
+#: Opened here: opening a library in the forked child of a threaded process may deadlock.
 _libc = ctypes.CDLL(None)
 
 
 class CannotRun(SwapdError):
-    """The command could not be started. `status`: what a shell would end with."""
+    """The command could not start. `status`: a shell's status for that."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -36,8 +36,8 @@ def run(
 ) -> int:
     """Run a command to its end, and return its exit status, as a shell has it.
 
-    `while_it_runs()` is called about once a second. Main thread only: signals are passed on
-    meanwhile. Raises: CannotRun.
+    Calls `while_it_runs()` about once a second. Main thread only: it passes signals on to the
+    command. Raises: CannotRun.
     """
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -58,7 +58,7 @@ def run(
 
 @contextmanager
 def caught(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Have a handler for the signals that are passed on; those that are ignored stay so."""
+    """Install a handler for the signals in PASSED_ON; ignored signals stay ignored."""
     before: dict[int, Any] = {}
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -77,7 +77,7 @@ def started(
     first: Callable[[], None] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """A child that ends with this process. `first()` is called in it. `options`: others of `Popen`.
+    """A child that ends with this process. `first()` runs in it. `options`: others of `Popen`.
 
     Raises: CannotRun.
     """
@@ -98,7 +98,7 @@ def started(
 
 
 def end_with_parent() -> None:
-    """To be called in a child, before it runs a program: SIGTERM to it if its parent is killed."""
+    """Call it in a child before it runs a program: the child gets SIGTERM if its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -113,7 +113,7 @@ def _status(process: "subprocess.Popen[bytes]", while_it_runs: Callable[[], None
 
 
 def _in_foreground() -> bool:
-    """Whether this process and its child are what a terminal sends its signals to."""
+    """Whether a terminal sends its signals to this process and its child."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):
@@ -121,5 +121,5 @@ def _in_foreground() -> bool:
 
 
 def sent_by_terminal(number: int) -> bool:
-    """Whether the command has this signal already: a terminal sends some to all at once."""
+    """Whether the command has this signal already: a terminal sends some to the whole group."""
     return number in _BY_TERMINAL and _in_foreground()

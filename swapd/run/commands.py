@@ -1,4 +1,4 @@
-"""What a command line runs, and what is added so that it uses swapd. Pure."""
+"""The kind of a command line, and the options that make it use swapd. Pure."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -8,7 +8,7 @@ import msgspec
 
 from swapd.shared.config import ConfigError
 
-#: What is known of a command: vLLM's server, that of vLLM-Omni, or nothing.
+#: Known kinds of commands: vLLM's server, vLLM-Omni's, or any other.
 Kind = Literal["vllm", "vllm-omni", "other"]
 
 WORKER_CLS = "--worker-cls"
@@ -21,14 +21,14 @@ _ADDITIONAL = "--additional-config"
 
 
 class Command(NamedTuple):
-    """A command line, less what runs it with swapd."""
+    """A command line, without the options for swapd."""
 
     words: tuple[str, ...]
     kind: Kind
 
     @property
     def model(self) -> str | None:
-        """The model that is served; None if that is not said where swapd looks."""
+        """The model that it serves; None if it is not in the usual places."""
         if self.kind == "other":
             return None
         if named := option(self.words, _MODEL):
@@ -41,7 +41,7 @@ class Command(NamedTuple):
         return self.words.index("serve")
 
     def with_option(self, name: str, value: str) -> "Command":
-        """With an option of its own, in place of what it said."""
+        """The command with an option, which replaces a given one."""
         words = without(self.words, name)
         after = words.index("serve") + 1
         at = after + (self.model in words[after : after + 1])
@@ -49,7 +49,7 @@ class Command(NamedTuple):
 
 
 def command_of(words: Sequence[str]) -> Command:
-    """Which kind of command this is: `vllm serve ...`, also by `python -m`, or another."""
+    """The command with its kind: `vllm serve ...`, also by `python -m`, or another."""
     return Command(tuple(words), _kind(words))
 
 
@@ -64,7 +64,7 @@ def _kind(words: Sequence[str]) -> Kind:
 
 
 def component_of(command: Command) -> str:
-    """What a server of plain vLLM is called in swapd, as its worker finds it."""
+    """The component name of a plain vLLM server, as its worker finds it."""
     said = option(command.words, _ADDITIONAL) or "{}"
     try:
         found = msgspec.json.decode(said, type=dict[str, Any]).get("swapd")
@@ -83,7 +83,7 @@ def shards_of(command: Command) -> int:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """The value of an option, as `--name value` or `--name=value`; the last one counts."""
+    """The value of an option, as `--name value` or `--name=value`; the last one wins."""
     found = None
     for word, following in zip(words, (*words[1:], None), strict=True):
         if word == name:
@@ -94,7 +94,7 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def without(words: Sequence[str], name: str) -> tuple[str, ...]:
-    """All but an option and its value."""
+    """The words without an option and its value."""
     kept, skip = [], False
     for word in words:
         if skip:

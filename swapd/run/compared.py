@@ -1,6 +1,6 @@
-"""A command that was run in two ways: what each took, and the table of it. Pure.
+"""A comparison of two ways of running a command, and its table. Pure.
 
-Of several rounds it is the medians that are compared.
+It compares the medians of several rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ _NOT_MEASURED = "not measured"
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One run. Bytes and seconds; None is not measured. `why`: of a status not the command's."""
+    """One run. Bytes and seconds; None: not measured. `why`: explains a status of `swapd run`."""
 
     status: int
     whole_s: float
@@ -27,7 +27,7 @@ class Round(msgspec.Struct, frozen=True):
     load_s: float | None
     host_bytes: int | None
     device_bytes: int | None
-    #: Of each daemon; none without swapd.
+    #: One of each daemon; none without swapd.
     outcomes: tuple[Outcome, ...]
     why: str = ""
 
@@ -50,7 +50,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What is kept of it."""
+    """The record of a comparison."""
 
     version: int
     command: tuple[str, ...]
@@ -58,12 +58,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """That of the first command that failed; 0 if none did."""
+        """Status of the first command that failed; 0 if none did."""
         return next((failed.status for side in self.sides if (failed := side.failed)), 0)
 
 
 class Row(NamedTuple):
-    """A line of the table, for people; `ratio` is empty where there is none."""
+    """A line of the table, for people; `ratio` is empty if there is none."""
 
     what: str
     first: str
@@ -75,9 +75,9 @@ class _Measure(NamedTuple):
     what: str
     of: Callable[[Round], float | None]
     shown: Callable[[float], str]
-    #: Whether it is measured of a command without a daemon.
+    #: Whether it exists for a command without a daemon.
     bare: bool = True
-    #: Whether it is left out if neither side has it.
+    #: Whether the table omits it if neither side has it.
     optional: bool = False
 
 
@@ -97,15 +97,15 @@ _MEASURES = (
     _Measure("device memory, at most", lambda r: r.device_bytes, size),
     _Measure("host memory, at most", lambda r: r.host_bytes, size),
 )
-#: Below the table: how memory was measured.
+#: A note below the table, about the measurement of memory.
 ABOUT = (
-    "device memory: by NVML, on top of what was used before; host memory: by /proc, each 0.1 s, "
-    "private memory of all processes and memory that they share once, the daemon's too"
+    "device memory: by NVML, without that in use before; host memory: by /proc, each 0.1 s, "
+    "private memory of all processes, and their shared memory once, the daemon's too"
 )
 
 
 def rows(found: Comparison) -> list[Row]:
-    """The table, in medians of the rounds that ended well."""
+    """The table, in medians of the successful rounds."""
     made = []
     for measure in _MEASURES:
         values = [_median(measure, side.good) for side in found.sides]
@@ -133,10 +133,10 @@ def _ratio(first: float | None, second: float | None) -> str:
 
 
 def better(found: Comparison) -> tuple[Side, str] | None:
-    """The side whose settings proved good, and what they proved; None if neither did.
+    """The side with the better settings, and the reason; None if there is none.
 
-    Without swapd beside it: that the command ends well with them. Of two settings: those with
-    which the load, or else the whole, took less time.
+    Compared with a run without swapd: the side with swapd, if its command succeeds. Compared with
+    other settings: the side with the shorter load, or else the shorter whole time.
     """
     first, second = found.sides
     if any(not side.good or side.failed for side in found.sides if side.settings is not None):
@@ -150,6 +150,6 @@ def better(found: Comparison) -> tuple[Side, str] | None:
 
 
 def _time(side: Side) -> float | None:
-    """What decides: a server's whole time is that of its start, too."""
+    """The time that decides: a server's is its load, as its whole time includes its start."""
     loads = [each.load_s for each in side.good if each.load_s is not None]
     return median(loads or [each.whole_s for each in side.good]) if side.good else None

@@ -1,6 +1,6 @@
-"""The daemons that a command needs: those that are there and fit, and others that are started.
+"""The daemons that a command needs: running ones that fit, and others that it starts.
 
-What was started ends with the command, whatever becomes of it; what was joined is left as it is.
+A started daemon ends with the command, even if that crashes; a joined one is left as it is.
 """
 
 import os
@@ -21,23 +21,23 @@ from swapd.shared.units import size
 from swapd.spawn import STOP_S, SpawnError
 from swapd_client.errors import SwapdError
 
-#: A daemon that is there has to answer in so many seconds what it serves.
+#: Seconds that a running daemon may take for its status.
 ASKED_S = 10.0
-#: So much of what a daemon said that did not start is shown.
+#: Most bytes shown of a log, if a daemon did not start.
 _SAID_BYTES = 4096
 
 
 class Wanted(NamedTuple):
-    """What a daemon is to have. `why`: where the budget is from, for people."""
+    """The daemon that a command needs. `why`: the source of the budget, for people."""
 
     device: str
     budget: int
     why: str
-    #: What it is to lend memory in, if the budget was counted so; else what suits it.
+    #: The chunk size with which the budget was computed; None: the daemon's default.
     chunk: int | None = None
     #: Its other settings, by name.
     others: tuple[tuple[str, str], ...] = ()
-    #: The file in which all of it is said, if it is in one.
+    #: The file with these settings, if there is one.
     file: Path | None = None
 
     @property
@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where it serves, if it is not there yet."""
+        """Its runtime folder, if it is started."""
         return Path(self._named) if self._named else config.default_folder(self.device)
 
     @property
@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """A daemon that serves. `process` is None if it was there."""
+    """A daemon that serves. `process` is None if it ran before."""
 
     wanted: Wanted
     folder: Path
@@ -79,10 +79,10 @@ class Serving(NamedTuple):
 
 
 def joinable(wanted: Wanted) -> Path | None:
-    """The folder of a daemon of this user that serves the device with that much; None if none.
+    """The folder of this user's daemon that serves the device with enough budget; None if none.
 
-    On the host, which many may share, only one in the folder that is wanted counts. Raises:
-    SwapdError if one is there and has less, or lends larger chunks, as two would not fit.
+    On the host, which many daemons may share, only the one in the wanted folder counts. Raises:
+    SwapdError if there is one with less, or with larger chunks, as two would not fit.
     """
     usual = wanted.folder.resolve()
     for found in daemons.running():
@@ -95,7 +95,7 @@ def joinable(wanted: Wanted) -> Path | None:
             raise SwapdError(
                 f"the swapd at {found.folder} lends {wanted.device} in chunks of "
                 f"{size(status.chunk_bytes)}, and {wanted.why} counts in {size(wanted.chunk)}: end "
-                f"it with `swapd stop --endpoint {found.folder}`, and it is started as needed"
+                f"it with `swapd stop --endpoint {found.folder}`, and this run starts its own"
             )
         if status.budget_bytes >= wanted.budget:
             return found.folder
@@ -104,16 +104,16 @@ def joinable(wanted: Wanted) -> Path | None:
         raise SwapdError(
             f"the swapd at {found.folder} has a budget of {size(status.budget_bytes)} on "
             f"{wanted.device}, and {size(wanted.budget)} is needed ({wanted.why}): end it with "
-            f"`swapd stop --endpoint {found.folder}`, or say {how}"
+            f"`swapd stop --endpoint {found.folder}`, or give {how}"
         )
     return None
 
 
 @contextmanager
 def serving(wanted: Iterable[Wanted], logs: Path) -> Iterator[list[Serving]]:
-    """Have a daemon for each, until the block ends. `logs`: the folder of what they say.
+    """Have a daemon for each, until the block ends. `logs`: the folder of their logs.
 
-    Blocks until all serve. Raises: SpawnError with a daemon's own words; as `joinable`.
+    Blocks until all serve. Raises: SpawnError with a daemon's own error; as `joinable`.
     """
     with ExitStack() as open_now:
         found = []
@@ -144,7 +144,7 @@ def _started(wanted: Wanted, said: Path) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is the command's: the daemon ends after it
+            start_new_session=True,  # Ctrl-C is for the command: the daemon ends after it
             preexec_fn=end_with_parent,
         )
     assert process.stdout is not None
@@ -169,7 +169,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def endpoint_of(found: Sequence[Serving]) -> str:
-    """What `$SWAPD_ENDPOINT` is to be: one folder, or one with the GPU's number in it."""
+    """The value of `$SWAPD_ENDPOINT`: one folder, or one with the GPU's number in it."""
     if len(found) == 1:
         return str(found[0].folder)
     names = [one.wanted.device.replace(":", "") for one in found]

@@ -1,4 +1,4 @@
-"""The Python that a command line runs on, and where that one has a package: it is asked."""
+"""Asks the Python of a command line for the folder of a package."""
 
 import shlex
 import shutil
@@ -8,11 +8,11 @@ from pathlib import Path, PurePath
 
 from swapd.plan.advise import PlanError
 
-#: An interpreter may take so long to start: its site may be on a network.
+#: Longest start of an interpreter: its site may be on a network.
 ASKED_S = 60.0
-#: More than the first two lines of any script have.
+#: Longer than the first two lines of any script.
 _HEAD_BYTES = 4096
-#: Prints the folder of a package without importing it. The folder that one is in does not count.
+#: Prints the folder of a package without importing it. Ignores the current folder for a script.
 _WHERE = """
 import sys
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ for folder in spec.submodule_search_locations if spec else ():
 
 
 def folder_of(package: str, words: Sequence[str]) -> Path:
-    """Where the Python of this command has a package. Blocks. Raises: PlanError."""
+    """The folder of a package in this command's Python. Blocks. Raises: PlanError."""
     python, script = _python(words)
     asked = [*python, "-c", _WHERE, package, "script" if script else "module"]
     try:
@@ -53,11 +53,11 @@ def _python(words: Sequence[str]) -> tuple[list[str], bool]:
     beside = Path(found).resolve().with_name("python")
     if beside.exists():
         return [str(beside)], True
-    raise PlanError(f"which Python {found} runs on is not known: it does not say so at its top")
+    raise PlanError(f"the Python of {found} is unknown: its first line does not name one")
 
 
 def _named_in(script: Path) -> list[str] | None:
-    """By its first line; by its second, where the first would be too long for the kernel."""
+    """The Python in its first line; in its second, if the first is too long for the kernel."""
     try:
         with script.open("rb") as file:
             first, second, *_ = [*file.read(_HEAD_BYTES).decode().splitlines(), "", ""]

@@ -1,7 +1,7 @@
-"""Settings that proved good, kept for a model in one file of the state folder.
+"""Settings that proved good, kept by model in one file of the state folder.
 
-The file is replaced as a whole, under a lock, and is for this user alone. One of another user, one
-that is no such file, and one of a later version are not used and not overwritten.
+Each change replaces the whole file, under a lock; it is for this user alone. A file of another
+user, of another kind, or of a later version is neither used nor overwritten.
 """
 
 import fcntl
@@ -21,13 +21,13 @@ from swapd_client.errors import SwapdError
 
 NAME, LOCK = "settings.json", "settings.lock"
 VERSION = 1
-#: The oldest goes when there would be more.
+#: One more model replaces the oldest.
 MODELS_MAX = 200
 _MOST_BYTES = 1 << 20
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is kept for a model. `why`: what it proved, for people. `when`: Unix time."""
+    """The kept settings of a model. `why`: their success, for people. `when`: Unix time."""
 
     settings: Settings
     why: str
@@ -44,17 +44,17 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class CannotKeep(SwapdError):
-    """The file cannot be used; the message names it, and says why and what to do."""
+    """The file cannot be used; the message has its name, the reason and advice."""
 
 
 def key_of(model: str) -> str:
-    """A model by its name, or by its folder wherever that is named from."""
+    """A model's name, or its absolute folder."""
     path = Path(model)
     return str(path.resolve()) if path.is_dir() else model
 
 
 def all_of(state: Path) -> dict[str, Kept]:
-    """What is kept, by model. Raises: CannotKeep."""
+    """The kept settings, by model. Raises: CannotKeep."""
     try:
         with trusted.folder_named(state / NAME) as folder:
             return dict(_read(folder, state / NAME))
@@ -65,7 +65,7 @@ def all_of(state: Path) -> dict[str, Kept]:
 
 
 def keep(state: Path, model: str, kept: Kept) -> None:
-    """Keep it in place of what was. Raises: CannotKeep."""
+    """Keep settings in place of the old ones. Raises: CannotKeep."""
     with _changing(state) as models:
         models.pop(model, None)
         models[model] = kept
@@ -74,14 +74,14 @@ def keep(state: Path, model: str, kept: Kept) -> None:
 
 
 def forget(state: Path, model: str) -> bool:
-    """Keep nothing for it; whether something was. Raises: CannotKeep."""
+    """Remove a model's settings; return whether there were any. Raises: CannotKeep."""
     with _changing(state) as models:
         return models.pop(model, None) is not None
 
 
 @contextmanager
 def _changing(state: Path) -> Iterator[dict[str, Kept]]:
-    """What is kept, to be changed; no other process changes it meanwhile."""
+    """The kept settings, to change; the lock excludes other processes."""
     path = state / NAME
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -119,13 +119,13 @@ def _read(folder: OwnedFd, path: Path) -> dict[str, Kept]:
             )
         return msgspec.json.decode(data, type=_File).models
     except msgspec.MsgspecError as exc:
-        raise CannotKeep(f"{path} is not what swapd wrote ({exc}): remove it") from exc
+        raise CannotKeep(f"{path} is not a file of swapd ({exc}): remove it") from exc
 
 
 def _check(opened: OwnedFd, path: Path) -> None:
     found = os.fstat(opened.fileno())
     if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-        raise CannotKeep(f"{path} is not what swapd wrote: remove it")
+        raise CannotKeep(f"{path} is not a file of swapd: remove it")
     if found.st_uid != os.getuid():
         raise CannotKeep(f"{path} belongs to user {found.st_uid}: remove it")
 

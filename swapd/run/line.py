@@ -1,7 +1,7 @@
-"""One line at the bottom of the terminal that says what happens, while a command prints above it.
+"""A status line at the bottom of the terminal, while a command prints above it.
 
-The terminal is told to scroll all lines but the last one, as package managers do. Where stderr is
-no terminal nothing is shown.
+It has the terminal scroll all lines but the last, as package managers do. It shows nothing if
+stderr is not a terminal.
 """
 
 import os
@@ -13,30 +13,30 @@ from typing import TextIO
 from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 
-#: With fewer rows the command has them all.
+#: With fewer rows there is no status line.
 _ROWS_MIN = 5
 _SAVE, _RESTORE, _CLEAR = "\x1b7", "\x1b8", "\x1b[2K"
 
 
 class Line:
-    """The bottom line of a terminal; `say` what it is to be."""
+    """The bottom line of a terminal; `say` sets its text."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._rows = 0
 
     def say(self, text: str) -> None:
-        """Show it; the rest of a text that is longer than the terminal is wide is cut off."""
+        """Show `text`, cut to the terminal's width."""
         columns, rows = os.get_terminal_size(self._out.fileno())
         if rows < _ROWS_MIN:
             return self.close()
-        if rows != self._rows:  # at first, and when the terminal has another size
+        if rows != self._rows:  # at first, and after a change of the terminal's size
             self._reserve(rows)
         shown = text[: columns - 1]
         self._write(f"{_SAVE}\x1b[{rows};1H{_CLEAR}\x1b[7m{shown}\x1b[0m{_RESTORE}")
 
     def close(self) -> None:
-        """The command has all lines again. More than once is once."""
+        """Give all lines back to the command. Repeated calls do nothing."""
         if rows := self._rows:
             self._rows = 0
             self._write(f"{_SAVE}\x1b[r\x1b[{rows};1H{_CLEAR}{_RESTORE}")
@@ -53,7 +53,7 @@ class Line:
 
 @contextmanager
 def shown() -> Iterator[Line | None]:
-    """A line while the block runs; None where stderr is no terminal."""
+    """A line while the block runs; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -65,7 +65,7 @@ def shown() -> Iterator[Line | None]:
 
 
 def words(replies: Sequence[StatusReply], swaps_a_minute: float) -> str:
-    """What is in, who waits, how much is swapped."""
+    """The text of the line: resident components, waits, and the rate of swaps."""
     told = []
     for reply in replies:
         inside = [c.part_of or c.name for c in reply.components if c.state in _IN]

@@ -1,6 +1,6 @@
-"""A command that is run to be measured: until it ends, or until it is told to.
+"""Measures a command until it ends, or ends it itself.
 
-A server does not end by itself. It is ended so many seconds after it is ready, or when a command
+A server does not end by itself. It gets SIGTERM some seconds after it is ready, or when a command
 that uses it has ended.
 """
 
@@ -18,20 +18,20 @@ from swapd.run.child import SIGNALLED, caught, sent_by_terminal, started
 from swapd.run.ready import Ready, answers
 from swapd.run.sampling import Sampler, descendants
 
-#: A command that is told to end has so long; then it is killed, with all that it started.
+#: A command has so long after SIGTERM; then all its processes are killed.
 ENDS_IN_S = 60.0
-#: Signals that end a command, usually: nothing is measured after one.
+#: Signals that usually end a command: measuring stops after one.
 _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Until(NamedTuple):
-    """When a command is to end that does not do so by itself."""
+    """The condition for ending a command that does not end by itself."""
 
-    #: When this command has ended, which is started once the other is ready.
+    #: End it when this command has ended, which starts once it is ready.
     load: tuple[str, ...] = ()
-    #: So many seconds after it was ready.
+    #: End it so many seconds after it is ready.
     span_s: float | None = None
-    #: When it is: at once, if that is not said.
+    #: The address where it is ready; None: it is ready at once.
     ready: Ready | None = None
 
     def __bool__(self) -> bool:
@@ -39,22 +39,22 @@ class Until(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """How it went. Seconds; None of what was not there."""
+    """The measurements. Seconds; None if not applicable."""
 
     status: int
     whole_s: float
     ready_s: float | None
     load_s: float | None
-    #: A signal that came to this process meanwhile, and was passed on.
+    #: A signal that this process received meanwhile, and passed on.
     signal: int | None
-    #: What is to be said of a status that the command itself did not have; or nothing.
+    #: The explanation of a status that is not the command's own; or "".
     why: str
 
 
 def run(
     words: Sequence[str], environment: Mapping[str, str], until: Until, sampler: Sampler
 ) -> Ran:
-    """Run it to its end. Main thread only: signals are passed on. Raises: CannotRun."""
+    """Run it to its end. Main thread only: it passes signals on. Raises: CannotRun."""
     measured = _Run(until, environment)
     with caught(measured.pass_on):
         try:
@@ -74,11 +74,11 @@ class _Run:
         self._began = time.monotonic()
         self._command: subprocess.Popen[bytes] | None = None
         self._load: subprocess.Popen[bytes] | None = None
-        #: Moments since the beginning.
+        #: Seconds since the beginning.
         self._ready: float | None = None
         self._loaded: float | None = None
         self._whole = 0.0
-        #: When it is told to end, and when it is killed, by the same clock.
+        #: Times of its SIGTERM and its SIGKILL, by the same clock.
         self._end_at: float | None = None
         self._kill_at: float | None = None
         self._signal: int | None = None
@@ -99,11 +99,11 @@ class _Run:
                 with suppress(ProcessLookupError):
                     process.send_signal(number)
 
-    # --- from the first moment to the last -----------------------------------------------
+    # --- from start to end ---------------------------------------------------------------
 
     def start(self, words: Sequence[str]) -> None:
         self._command = started(words, self._environment)
-        if self._signal is not None:  # it came before there was anything to pass it on to
+        if self._signal is not None:  # it came before the command ran
             self._tell(self._signal)
 
     @property
@@ -111,7 +111,7 @@ class _Run:
         return self._command is not None and self._command.poll() is not None
 
     def step(self, timeout_s: float) -> None:
-        """Wait until one of the processes ends, `timeout_s` at most; then do what is due."""
+        """Wait until one of the processes ends, `timeout_s` at most; then take the next step."""
         _wait([p for p in (self._command, self._load) if p is not None], timeout_s)
         now = self._whole = time.monotonic() - self._began
         loaded = self._load is not None and self._load.poll() is not None
@@ -144,7 +144,7 @@ class _Run:
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Leave nothing of it; blocks until both processes have ended."""
+        """End both processes; blocks until they have ended."""
         self._whole = time.monotonic() - self._began
         for process in (self._load, self._command):
             if process is None:
@@ -173,7 +173,7 @@ class _Run:
             return own, ""
         if self._killed:
             return own, self._why
-        if self._end_at is None or self._kill_at is None:  # before it was told to
+        if self._end_at is None or self._kill_at is None:  # before its SIGTERM
             return own or 1, "it ended by itself, before it was told to"
         if self._load is not None and (load := _shell(self._load.returncode)):
             return load, f"{self._until.load[0]} ended with status {load}"
@@ -185,7 +185,7 @@ def _shell(status: int) -> int:
 
 
 def _wait(processes: Sequence["subprocess.Popen[bytes]"], timeout_s: float) -> None:
-    """Until one of them ends that has not yet."""
+    """Wait until one of them ends that still runs."""
     poll, opened = select.poll(), []
     try:
         for process in processes:

@@ -1,4 +1,4 @@
-"""What a command did on a device, by the swap log of its daemon. Pure."""
+"""A command's swaps and waits on a device, from the swap log of its daemon. Pure."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from swapd.shared.units import seconds, size
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Since a moment. Bytes; `waited_s` is the sum over all requests that waited."""
+    """The sums since a moment. Bytes; `waited_s` is the sum over all requests that waited."""
 
     device: str
     budget_bytes: int
@@ -39,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def outcome(records: Iterable[Record], since: float) -> Outcome:
-    """Of one daemon's run from then on, in Unix time; what came in before is counted as used."""
+    """Sums of one daemon's run since `since`, Unix time; memory in use before counts as used."""
     seen, used = Seen(), _Used()
     swaps = evictions = bytes_in = bytes_out = waits = refusals = 0
     waited, device, budget = 0.0, "", 0
@@ -74,7 +74,7 @@ def outcome(records: Iterable[Record], since: float) -> Outcome:
 
 
 class _Used:
-    """How much of a device is used, and was at most."""
+    """The used memory of a device, and its peak."""
 
     def __init__(self) -> None:
         self.chunk_bytes = 0

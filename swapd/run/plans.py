@@ -1,4 +1,4 @@
-"""What is to be started for a command: daemons, files, and the command as it is run."""
+"""The plan of a run: daemons, files, and the final command."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _PACKAGE = "vllm_omni"
 
 
 class RunPlan(NamedTuple):
-    """All that `swapd run` is about to do."""
+    """Everything that `swapd run` is about to do."""
 
     command: Command
     daemons: list[Wanted]
@@ -26,13 +26,13 @@ class RunPlan(NamedTuple):
 
 
 def plan(command: Command, devices: Sequence[str], budget: int | None) -> RunPlan:
-    """For a command of any kind but vllm-omni's. Raises: PlanError, with the sum."""
+    """The plan for a command of any kind but vllm-omni's. Raises: PlanError, with the sum."""
     wanted = budgets.wanted([command], devices, budget)
     return RunPlan(with_worker(command, wanted), wanted, {})
 
 
 def with_worker(command: Command, wanted: Sequence[Wanted]) -> Command:
-    """A server of plain vLLM with swapd's worker; another command, or one that names one, as is."""
+    """A server of plain vLLM with swapd's worker; other commands, or one with a worker, as is."""
     if command.kind != "vllm" or option(command.words, WORKER_CLS) is not None:
         return command
     on_host = all(one.device == "host" for one in wanted)
@@ -42,10 +42,10 @@ def with_worker(command: Command, wanted: Sequence[Wanted]) -> Command:
 def with_workers(
     path: Path, package: Path | None, gpus: Sequence[int]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """What an overlay says that has each stage of a deploy file use swapd's worker, on GPUs that
-    are there; None if one of them does. And what else it changes, for people.
+    """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs;
+    None if a stage already uses one. And its other changes, for people.
 
-    `package`: the vLLM-Omni of the command. `gpus`: those to use; none if that is not known.
+    `package`: the vLLM-Omni of the command. `gpus`: GPUs to use; empty if unknown.
     """
     found = deploy.read(path, package=package)
     if any(stage.ours for stage in found.stages):
@@ -55,7 +55,7 @@ def with_workers(
         entry: dict[str, Any] = {"stage_id": stage.id}
         key = "worker_extension_cls" if stage.kind == "diffusion" else "worker_cls"
         entry[key] = deploy.WORKERS[stage.kind]
-        if stage.kind == "generation":  # it would capture graphs before its weights are in swapd
+        if stage.kind == "generation":  # else it captures graphs before its weights are in swapd
             entry["enforce_eager"] = True
         if gpus and len(stage.gpus) == 1 and stage.gpus[0] not in gpus:
             entry["devices"] = str(gpus[0])
@@ -65,26 +65,26 @@ def with_workers(
 
 
 class DeployFile(NamedTuple):
-    """The deploy file of a command of vllm-omni."""
+    """The deploy file of a vllm-omni command."""
 
     path: Path
-    #: Where the vLLM-Omni is that runs it; None if that is not known, and need not be.
+    #: The folder of the vLLM-Omni that runs it; None if that is unknown, and not needed.
     package: Path | None
     #: How it was found, for people; empty if the command names it.
     why: str = ""
 
 
 def deploy_file_of(command: Command) -> DeployFile:
-    """The one that the command names, else the one that its vllm-omni takes for the model.
+    """The file that the command names, else the one that its vllm-omni chooses for the model.
 
-    Blocks while the command's Python is asked. Raises: PlanError.
+    Blocks while it asks the command's Python. Raises: PlanError.
     """
     named = option(command.words, DEPLOY_CONFIG)
     try:
         package = interpreter.folder_of(_PACKAGE, command.words)
     except PlanError as exc:
         if named is None:
-            raise PlanError(f"{exc}. Say which deploy file: {DEPLOY_CONFIG} FILE") from exc
+            raise PlanError(f"{exc}. Name a deploy file: {DEPLOY_CONFIG} FILE") from exc
         return DeployFile(Path(named), None)
     if named is not None:
         shipped = package / "deploy" / named
@@ -95,8 +95,8 @@ def deploy_file_of(command: Command) -> DeployFile:
     model = Path(command.model)
     if not model.is_dir():
         raise PlanError(
-            f"{command.model} is no folder, so its config.json, by which vllm-omni chooses a "
-            f"deploy file, cannot be read: give the model's folder, or say {DEPLOY_CONFIG} FILE"
+            f"{command.model} is not a folder, so its config.json, by which vllm-omni chooses a "
+            f"deploy file, cannot be read: give the model's folder, or {DEPLOY_CONFIG} FILE"
         )
     found = lookup.deploy_file(package, model)
     return DeployFile(found.path, package, found.why)

@@ -1,4 +1,4 @@
-"""When a server answers: by a port, a socket, or a page of it."""
+"""Checks whether a server answers: on a port, a socket, or a page of it."""
 
 import http.client
 import socket
@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 from swapd.run.commands import Command, option
 from swapd.shared.config import ConfigError
 
-#: It may take so long to answer; it is asked again.
+#: Longest wait for an answer; then it is asked again.
 _ASKED_S = 1.0
 _PORT = 8000
 _HEALTH = "/health"
 
 
 class Ready(NamedTuple):
-    """Where a server is asked. `path`: of a unix socket. `page`: must be there too, if said."""
+    """The address of a server. `path`: a unix socket. `page`: if set, it must answer, too."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -28,7 +28,7 @@ class Ready(NamedTuple):
 
 
 def ready_of(command: Command) -> Ready | None:
-    """By the words of a server of vLLM; None of another command."""
+    """The address from the options of a vLLM server; None for another command."""
     if command.kind == "other":
         return None
     if path := option(command.words, "--uds"):
@@ -36,7 +36,7 @@ def ready_of(command: Command) -> Ready | None:
     host = option(command.words, "--host") or "127.0.0.1"
     port = option(command.words, "--port") or str(_PORT)
     if not port.isdecimal():
-        raise ConfigError(f"--port {port}: it is no port")
+        raise ConfigError(f"--port {port}: it is not a port")
     return Ready("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH)
 
 
@@ -50,7 +50,7 @@ def parsed(text: str) -> Ready:
             return Ready(path=text)
         host, _, port = text.rpartition(":")
         if not 0 < int(port) < 1 << 16:
-            raise ValueError("no port is that")
+            raise ValueError("it is not a port")
         return Ready(host or "127.0.0.1", int(port))
     except ValueError as exc:
         raise ConfigError(
@@ -60,7 +60,7 @@ def parsed(text: str) -> Ready:
 
 
 def answers(ready: Ready) -> bool:
-    """Whether it does now. Blocks for a second at most, or as long as it sends."""
+    """Whether it answers now. Blocks for at most a second, or as long as it sends."""
     try:
         with _connected(ready) as connection:
             if not ready.page:
@@ -74,7 +74,7 @@ def answers(ready: Ready) -> bool:
 
 
 def listens(ready: Ready) -> bool:
-    """Whether somebody listens there, though the page may not be there."""
+    """Whether a server listens there, with or without the page."""
     return answers(ready._replace(page=""))
 
 

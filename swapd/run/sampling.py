@@ -1,8 +1,8 @@
-"""How much memory a command takes at most: of the host by /proc, of GPUs by NVML, sampled.
+"""Samples a command's peak memory: on the host by /proc, on GPUs by NVML.
 
-Counted is what is taken from others: private memory of all processes that this one has started,
-also what is swapped out, and what they share (memory files that they have open), once. Not counted
-are pages of files, which the kernel gives away, and what a driver keeps for itself.
+It counts memory that others cannot use: the private memory of all processes that this one started,
+swapped or not, and their shared memory (open memory files), once. It counts neither pages of
+files, which the kernel can drop, nor a driver's own memory.
 """
 
 import importlib
@@ -23,18 +23,18 @@ _BLOCK = 512
 
 
 class Sampler:
-    """The most that was used since it was made. Ask `due` when the next sample is to be taken."""
+    """The peak since its creation. `due` is the time of the next sample."""
 
     def __init__(self, devices: Sequence[str]) -> None:
-        #: None if the command ended before a sample was taken of it.
+        #: None if the command ended before its first sample.
         self.host_bytes: int | None = None
-        #: More than at the beginning, on all devices together; None if that is not known.
+        #: More than at the beginning, on all devices together; None if unknown.
         self.device_bytes: int | None = None
         self.due = 0.0
         self._gpus = _Gpus(devices)
 
     def sample(self) -> None:
-        """Take one if it is due."""
+        """Take a sample if it is due."""
         began = time.monotonic()
         if began < self.due:
             return
@@ -48,7 +48,7 @@ class Sampler:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that it has started, and those of these."""
+    """All processes that it started, and their descendants."""
     children: dict[int, list[int]] = {}
     for folder in os.scandir(_PROC):
         if folder.name.isdecimal():
@@ -65,7 +65,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def host_bytes(pids: Sequence[int]) -> int:
-    """What these processes take now; one that ends meanwhile counts in part."""
+    """Bytes of these processes now; one that ends meanwhile counts in part."""
     private, mapped = 0, 0
     files: dict[tuple[int, int], int] = {}
     for pid in pids:
@@ -79,7 +79,7 @@ def host_bytes(pids: Sequence[int]) -> int:
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Bytes that a process has to itself, and that it has mapped of what is shared."""
+    """A process's private bytes, and the shared bytes that it has mapped."""
     said = dict(
         line.split(b":", 1) for line in (_PROC / str(pid) / "status").read_bytes().splitlines()
     )
@@ -91,7 +91,7 @@ def _memory(pid: int) -> tuple[int, int]:
 
 
 def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Memory files that it has open, and how much each takes."""
+    """The memory files that it has open, and their sizes."""
     for fd in os.scandir(_PROC / str(pid) / "fd"):
         with suppress(OSError):
             if os.readlink(fd.path).startswith(_SHARED):
@@ -100,12 +100,12 @@ def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 class _Gpus:
-    """How much more of some GPUs is used than at the beginning, by whomever."""
+    """Growth of the used memory of some GPUs since the beginning, by any process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._numbers = [int(d.removeprefix("cuda:")) for d in devices if d.startswith("cuda:")]
         self._nvml: Any = None
-        with suppress(Exception):  # not there, or its own error
+        with suppress(Exception):  # the library is missing, or raised its own error
             if self._numbers:
                 nvml = importlib.import_module("pynvml")
                 nvml.nvmlInit()
@@ -122,5 +122,5 @@ class _Gpus:
         try:
             handles = [self._nvml.nvmlDeviceGetHandleByIndex(number) for number in self._numbers]
             return sum(int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
-        except Exception:  # noqa: BLE001 - the library's own
+        except Exception:  # noqa: BLE001 - the library's own error
             return None

@@ -1,4 +1,4 @@
-"""The settings with which `swapd run` runs a command: as they are given, kept, and compared."""
+"""The settings of `swapd run` for its daemons: given, kept, and compared."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.units import parse_size, size
 
-#: Of `swapd serve`, but not of a daemon that ends with a command: where it is, and is seen.
+#: Settings of `swapd serve` that a run's daemon cannot have: it chooses its places itself.
 _NOT_HERE = frozenset(
     ("device", "runtime_dir", "swap_log", "linger", "http", "http_token_file", "budget")
 )
@@ -17,18 +17,18 @@ BUDGET = "budget"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What is said of the daemons; what is not said is found out. Bytes."""
+    """Given settings of the daemons; `swapd run` computes the others. Bytes."""
 
     devices: tuple[str, ...] = ()
     budget: int | None = None
-    #: Of each GPU, for the plan.
+    #: Memory of each GPU, for the plan.
     device_memory: str | None = None
     #: Settings of `swapd serve`, by name.
     others: tuple[tuple[str, str], ...] = ()
 
     @property
     def options(self) -> str:
-        """As options of `swapd run`."""
+        """The settings as options of `swapd run`."""
         words = [word for device in self.devices for word in ("--device", device)]
         words += ["--budget", _typed(self.budget)] if self.budget is not None else []
         words += ["--device-memory", self.device_memory] if self.device_memory else []
@@ -36,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True):
         return shlex.join(words)
 
     def over(self, kept: "Settings") -> "Settings":
-        """These, and what is `kept` where they say nothing."""
+        """These settings, completed by the `kept` ones."""
         return Settings(
             self.devices or kept.devices,
             kept.budget if self.budget is None else self.budget,
@@ -45,14 +45,14 @@ class Settings(msgspec.Struct, frozen=True):
         )
 
     def value(self, name: str) -> str:
-        """Of a setting, for people."""
+        """The value of a setting, for people."""
         if name == BUDGET:
             return "default" if self.budget is None else _typed(self.budget)
         return dict(self.others).get(name, "default")
 
 
 def with_settings(settings: Settings, given: Iterable[str], option: str) -> Settings:
-    """With some changed, each as `chunk=64MiB`. Raises: ConfigError, naming the option."""
+    """The settings with changes, each like `chunk=64MiB`. Raises: ConfigError, with the option."""
     budget, others = settings.budget, dict(settings.others)
     for text in given:
         name, equals, value = text.partition("=")
@@ -66,17 +66,17 @@ def with_settings(settings: Settings, given: Iterable[str], option: str) -> Sett
             except ValueError as exc:
                 raise ConfigError(f"{option} {text}: {exc}") from exc
             continue
-        config.load(None, {name: value}, {})  # raises what the daemon would say, before it starts
+        config.load(None, {name: value}, {})  # raises the daemon's error before it starts
         others[name] = value
     return msgspec.structs.replace(settings, budget=budget, others=tuple(others.items()))
 
 
 def names_of(given: Sequence[str]) -> list[str]:
-    """The settings that are changed, each once."""
+    """The names of the changed settings, each once."""
     return list(dict.fromkeys(t.partition("=")[0].strip().replace("-", "_") for t in given))
 
 
 def _typed(nbytes: int) -> str:
-    """So that it can be typed, and is the same again."""
+    """Text that parses to exactly `nbytes`."""
     text = size(nbytes).replace(" ", "")
     return text if parse_size(text) == nbytes else str(nbytes)

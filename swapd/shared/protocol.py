@@ -204,7 +204,7 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
 
 
 class AcquireStart(Request, frozen=True, tag="acquire_start"):
-    """Be the only process that starts on this device: its measure of free memory holds.
+    """Be the only process that starts on this device, to measure free memory undisturbed.
 
     The reply and the release are those of an acquire. The daemon refuses it to a lease holder.
     """

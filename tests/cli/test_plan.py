@@ -51,7 +51,7 @@ def test_people_are_told_the_sum_the_costs_and_what_to_paste() -> None:
     assert "16 GiB - 1 GiB KV cache - 1.6 GiB overhead leaves 13.4 GiB for weights" in shown
     assert "copies at 25 GB/s: as given" in shown
     assert "a request moves" in shown
-    assert "dit: taken to run 20 times a request; say --passes dit=N" in shown
+    assert "dit: taken to run 20 times a request; give --passes dit=N" in shown
     for pasted in ("stage_args:", "client.attach(model, [", "swapd serve --device"):
         assert pasted in shown
 
@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_named(words: tuple[str, ...], says: str) -> None
 
 
 def test_without_a_daemon_it_must_be_told(tmp_path: Path) -> None:
-    assert "or say of what to plan" in refused("--endpoint", tmp_path)
+    assert "or give files, folders" in refused("--endpoint", tmp_path)
 
 
 def test_a_gpu_says_how_much_memory_it_has_and_how_fast_its_copies_are() -> None:
@@ -189,4 +189,4 @@ def test_a_forecast_reads_as_what_it_is() -> None:
     assert "dit (3 GiB in 3 parts)" in forecast(victims=parts)
     waits = forecast(waits_for=(InTheWay("x", "leased by y"),), seconds=0.5)
     assert "x: leased by y" in waits
-    assert "once nobody has to be waited for" in waits
+    assert "once these waits are over" in waits

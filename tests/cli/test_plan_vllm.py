@@ -172,7 +172,7 @@ def test_a_request_that_does_not_fit_is_refused_with_a_length_that_does(
 
 
 def test_the_configuration_can_be_named_where_sizes_are_given(qwen3: Path, model: Path) -> None:
-    assert "the model's config.json (--config FILE), by which" in refused(qwen3, *QWEN3, *CARD)
+    assert "the model's config.json (--config FILE), from which" in refused(qwen3, *QWEN3, *CARD)
     qwen3.write_text(re.sub(r"kv_cache_memory_bytes: \d+", "", qwen3.read_text()))
     (without,) = plan(qwen3, *QWEN3, *CARD)["gpus"]
     (given,) = plan(qwen3, *QWEN3, *CARD, "--config", model / "config.json")["gpus"]
@@ -191,7 +191,7 @@ def test_what_fits_has_its_kv_caches_grow(qwen3: Path, model: Path) -> None:
     assert 0 <= 6 * GIB - talker < 64 * MIB
     assert shares["thinker"]["cache_bytes"] > 50 * GIB
     shown = swapd("plan", "--vllm", qwen3, model, "--device-memory", "141GiB").stdout
-    assert "fit: nothing is moved, nobody waits" in shown
+    assert "fit: no copies, and no waits" in shown
 
 
 def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path) -> None:
     text = qwen3.read_text().replace("utilization: 0.02 ", "utilization: 0.9 ")
     qwen3.write_text(text.replace("    kv_cache_memory_bytes: 7180648448\n", ""))
     (note,) = [n for n in plan(qwen3, *QWEN3, *CARD)["notes"] if "it would take" in n]
-    assert "GPU 0: with what qwen3_omni.yaml says now (gpu_memory_utilization 0.9 thinker" in note
+    assert "GPU 0: with the gpu_memory_utilization in qwen3_omni.yaml now (0.9 thinker" in note
 
 
 @pytest.mark.parametrize(
@@ -346,12 +346,12 @@ def test_a_file_without_swapds_workers_is_told_the_lines(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("thinker=60GiB", *CARD), "Say talker=SIZE, as in talker=17GiB"),
+        (("thinker=60GiB", *CARD), "Give talker=SIZE, as in talker=17GiB"),
         ((*QWEN3, *CARD, "tinker=1GiB"), "no stage 'tinker'; did you mean thinker?"),
         ((*QWEN3, *CARD, "vae=1GiB"), "its stages are: thinker, talker, code2wav"),
         ((*QWEN3, *CARD, "--room", "talk=1GiB"), "has the stages thinker, talker, code2wav"),
         ((*QWEN3, *CARD, "--room", "talker"), "write it like talker=8GiB"),
-        ((*QWEN3, *CARD, "--passes", "talker=2"), "--passes says nothing beside --vllm"),
+        ((*QWEN3, *CARD, "--passes", "talker=2"), "--passes has no effect with --vllm"),
         ((*QWEN3, *CARD, "thinker=1GiB"), "several components are called thinker"),
     ],
 )

@@ -115,10 +115,12 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         assert daemon.process.poll() is None
         said = swapd("run", "--budget", "1GiB", "--", "true", status=1).stderr
         assert f"the swapd at {home} has a budget of 20 MiB on host, and 1 GiB is needed" in said
-        assert f"`swapd stop --endpoint {home}`, or say --budget 20MiB" in said
-        planned = Wanted("host", 16 * MIB, "what the plan says", chunk=2 * MIB)
+        assert f"`swapd stop --endpoint {home}`, or give --budget 20MiB" in said
+        planned = Wanted("host", 16 * MIB, "the budget in the plan", chunk=2 * MIB)
         assert joinable(planned) == home
-        with pytest.raises(SwapdError, match="in chunks of 2 MiB, and what the plan says counts"):
+        with pytest.raises(
+            SwapdError, match="in chunks of 2 MiB, and the budget in the plan counts"
+        ):
             joinable(planned._replace(chunk=MIB))
     finally:
         daemon.stop()
@@ -234,11 +236,11 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     assert "cuda:5" not in done.stdout
     (model / "config.json").write_text('{"model_type": "nobodys"}')
     said = swapd("run", "-n", "--", found, *words[1:4], status=1).stderr
-    assert "no pipeline is for model_type nobodys. Say which: --deploy-config FILE" in said
+    assert "no pipeline is for model_type nobodys. Name one: --deploy-config FILE" in said
     said = swapd("run", "-n", "--", found, "serve", "org/model", "--omni", status=1).stderr
-    assert "org/model is no folder" in said
+    assert "org/model is not a folder" in said
     said = swapd("run", "-n", "--", *words[:4], status=1).stderr
-    assert "Say which deploy file: --deploy-config FILE" in said
+    assert "Name a deploy file: --deploy-config FILE" in said
 
 
 def _omni_of(site: Path, base: Path) -> Path:

@@ -168,7 +168,7 @@ def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
     path.parent.mkdir()
     path.write_text('{"version": 1, "models": {')
     done = swapd("run", "-n", "--", *vllm)
-    assert f"{path} is not what swapd wrote" in done.stderr
+    assert f"{path} is not a file of swapd" in done.stderr
     assert "remove it" in done.stderr
     assert "swapd serve --device host" in done.stdout
     assert "remove it" in swapd("run", "-n", "--kept", "--", *vllm, status=1).stderr
@@ -182,8 +182,8 @@ def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
     ("words", "said"),
     [
         (("--compare", "--", "vllm", "serve", "m"), "a server does not end by itself"),
-        (("--compare", "--until", "true", "--", "true"), "say --ready, a port"),
-        (("--compare", "--until", "a", "--for", "1", "--", "true"), "say one of them"),
+        (("--compare", "--until", "true", "--", "true"), "give --ready, a port"),
+        (("--compare", "--until", "a", "--for", "1", "--", "true"), "not both"),
         (("--compare", "--for", "soon", "--", "true"), "is not a time span"),
         (("--compare", "--until", "'", "--", "true"), "No closing quotation"),
         (("--compare", "--ready", "99999", "--for", "1", "--", "true"), "--ready 99999: write a"),

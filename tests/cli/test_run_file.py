@@ -185,7 +185,7 @@ def test_a_daemon_that_dies_meanwhile_is_named(
     assert f"(process {daemon}) has ended with status -9" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert "what happened on host is not known" in err
+    assert "the outcome on host is unknown" in err
 
 
 def test_a_second_signal_kills_what_does_not_end_and_all_that_it_has_started(
@@ -245,7 +245,7 @@ def test_a_reader_that_has_seen_enough_ends_the_run(
     assert process.stderr is not None
     err = process.stderr.read()
     assert process.wait(60) == 143, err
-    assert "what stages write cannot be shown: Broken pipe" in err
+    assert "the output of stages cannot be shown: Broken pipe" in err
 
 
 def test_on_a_terminal_names_are_coloured_and_nothing_moves_the_cursor(
@@ -324,7 +324,7 @@ def test_a_daemon_that_is_there_is_joined_with_its_own_settings_or_has_too_littl
     daemon = serve(home, budget="12MiB")
     try:
         said = swapd("run", path := file(stage("a", ["true"])), status=1).stderr
-        assert f'`swapd stop --endpoint {home}`, or say budget = "12MiB" in {path}' in said
+        assert f'`swapd stop --endpoint {home}`, or give budget = "12MiB" in {path}' in said
         path.write_text(path.read_text().replace('"16MiB"', '"8MiB"\npatience = 1'))
         said = swapd("run", path).stderr
         assert f"swapd on host at {home} (joined)" in said

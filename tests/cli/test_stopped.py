@@ -89,7 +89,7 @@ def test_a_plan_that_needs_no_daemon_is_made_without_it(daemon: Running) -> None
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "inf"])
 def test_what_is_no_timeout_is_refused(given: str) -> None:
     refused = swapd("status", f"--timeout={given}", status=2)
-    assert "no time to wait" in refused.stderr
+    assert "is not a waiting time" in refused.stderr
 
 
 def test_one_that_is_only_busy_is_said_to_be_so(folder: Path) -> None:

@@ -58,11 +58,11 @@ def test_the_oldest_goes_when_the_file_is_full(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b'{"version":1,"models":{"m":', "is not what swapd wrote"),
-        (b"", "is not what swapd wrote"),
-        (b'{"version":1,"models":{"m":3}}', "is not what swapd wrote"),
+        (b'{"version":1,"models":{"m":', "is not a file of swapd"),
+        (b"", "is not a file of swapd"),
+        (b'{"version":1,"models":{"m":3}}', "is not a file of swapd"),
         (b'{"version":2,"models":{"m":3},"more":[]}', "is of version 2, and this swapd reads 1"),
-        (b" " * (MIB + 1), "is not what swapd wrote"),
+        (b" " * (MIB + 1), "is not a file of swapd"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_neither_used_nor_overwritten(
@@ -90,7 +90,7 @@ def test_links_fifos_and_files_of_others_are_refused(
         kept.all_of(state)
     (state / kept.NAME).unlink()
     os.mkfifo(state / kept.NAME)
-    with pytest.raises(CannotKeep, match="is not what swapd wrote"):
+    with pytest.raises(CannotKeep, match="is not a file of swapd"):
         kept.all_of(state)
     (state / kept.NAME).unlink()
     kept.keep(state, "m", one())

@@ -165,13 +165,13 @@ def test_what_a_full_disk_does_not_take_is_said_once_and_writing_goes_on() -> No
     a = output.begins("a")
     os.write(a.theirs, b"x\n")
     assert os.read(said, 4096) == (
-        b"swapd: what stages write cannot be shown: No space left on device\n"
+        b"swapd: the output of stages cannot be shown: No space left on device\n"
     )
     os.write(a.theirs, b"y\n")
     reader, room = os.pipe()
     os.dup2(room, full)
     os.write(a.theirs, b"z\n")
-    assert os.read(said, 4096) == b"swapd: what stages write is shown again\n"
+    assert os.read(said, 4096) == b"swapd: the output of stages is shown again\n"
     assert os.read(reader, 4096).endswith(b"a | z\n")
     os.close(a.theirs)
     output.close()

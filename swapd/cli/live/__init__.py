@@ -1,4 +1,4 @@
-"""What `swapd top` shows, live: records in (`watch`), lines out (`screen`), a terminal (`app`).
+"""The live view of `swapd top`: records in (`watch`), lines out (`screen`), a terminal (`app`).
 
-`watch` and `screen` are pure. `feed` reads a daemon in a thread of its own.
+`watch` and `screen` are pure. `feed` reads a daemon in its own thread.
 """

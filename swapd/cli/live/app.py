@@ -1,6 +1,6 @@
-"""The live view in a terminal: draws the lines of `screen`, and does what keys ask for.
+"""The live view in a terminal: draws the lines of `screen`, and acts on keys.
 
-Thin: what is shown is decided in `screen`, what is known in `watch`.
+Thin: `screen` decides the lines, and `watch` has the state.
 """
 
 import time
@@ -26,12 +26,12 @@ from swapd.shared.text import plain, reason
 from swapd_client import Client
 from swapd_client.errors import SwapdError
 
-#: Drawn at most so often; and what takes long to draw is drawn that much more seldom.
+#: Least seconds between two drawings; slow drawings are made less often.
 DRAW_S = 0.1
 _IDLE_SHARE = 4
-#: Times grow older though nothing happens.
+#: Seconds after which it draws again without a change, as ages grow.
 _AGES_S = 1.0
-#: Of a story the last lines are shown.
+#: Most lines of a component's log: the last ones.
 _STORY_MAX = 1000
 
 
@@ -53,7 +53,7 @@ class Live(Widget):
 
 
 class Page(ModalScreen[None]):
-    """Lines to read, until a key says that it was enough."""
+    """Lines to read, until a key closes them."""
 
     DEFAULT_CSS = "Page { background: $background; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -70,7 +70,7 @@ class Page(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """`feed` is started, and closed, by the caller."""
+    """The caller starts and closes `feed`."""
 
     CSS = """
     Input { dock: bottom; display: none; height: 1; border: none; }
@@ -103,7 +103,7 @@ class Top(App[None]):
         self._timeout = timeout
         self._live = Live(self.draw)
         self._filter = Input(placeholder="only names with", compact=True)
-        self._filter.can_focus = False  # until it is asked for: keys are commands
+        self._filter.can_focus = False  # until it is opened: keys are commands
         self._drawn_version = -1
         self._drawn_at = self._draw_from = 0.0
 
@@ -124,7 +124,7 @@ class Top(App[None]):
             self.draw()
 
     def draw(self) -> None:
-        """Show what is known now."""
+        """Draw the current state."""
         began = time.monotonic()
         width, height = self._live.size
         with self.feed.lock:
@@ -136,7 +136,7 @@ class Top(App[None]):
         self._drawn_at = time.monotonic()
         self._draw_from = self._drawn_at + _IDLE_SHARE * (self._drawn_at - began)
 
-    # --- choosing ------------------------------------------------------------------------
+    # --- the choice ----------------------------------------------------------------------
 
     def action_sort(self) -> None:
         self.choice.sort_next()

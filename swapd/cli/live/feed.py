@@ -1,7 +1,7 @@
-"""Reads one daemon for a live view, in a thread of its own: its stream, and what it says of itself.
+"""Reads one daemon for a live view, in its own thread: its stream, and its status.
 
-It never falls behind for long: what is more than it reads in one go it leaves out, and asks the
-daemon instead. A daemon that is gone is waited for.
+It never falls behind for long: beyond TAKEN_MAX records at once it skips some, and asks for the
+status instead. It waits for a daemon that is gone.
 """
 
 import threading
@@ -23,30 +23,30 @@ from swapd_client.errors import NotAnswering, NotRunning, SwapdError
 from swapd_client.session.endpoint import find
 
 LABEL = f"{OWN_LABEL}top"
-#: So many records of the stream are taken at once; of more only the last are.
+#: Most records taken from the stream at once; of so many, only the last KEPT_MAX are kept.
 TAKEN_MAX = 10_000
 KEPT_MAX = 500
-#: So many are noted while whoever draws must wait.
+#: Records noted under the lock at once, while drawing waits.
 _NOTED_AT_ONCE = 500
-#: What is read of the past.
+#: Bytes of the past that it reads.
 PAST_BYTES = 1 << 20
-#: How often the daemon is asked what it says of itself, and how often one that is gone is tried.
+#: Seconds between two requests for the status, and between two attempts to connect.
 _ASK_S = 2.0
 _RETRY_S = 0.5
 _WAKE_MS = 100
 
 
 class Feed:
-    """A `watch` that is kept up to date from `start` to `close`. Hold `lock` to look at it."""
+    """A `watch` that is up to date from `start` to `close`. Hold `lock` to read it."""
 
     def __init__(self, folder: Path, timeout: float) -> None:
         self.lock = threading.Lock()
         self.watch = Watch()
-        #: What is amiss, for people; "" if nothing is.
+        #: The current problem, for people; "" if there is none.
         self.amiss = ""
-        #: Counts up with whatever changes.
+        #: Counts up with every change.
         self.version = 0
-        #: Connected since this many daemons.
+        #: Number of daemons that it has connected to.
         self.runs = 0
         self.client: Client | None = None
         self._folder, self._timeout = folder, timeout
@@ -55,7 +55,7 @@ class Feed:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Connect, then read. Raises: SwapdError, OSError if no daemon is there to begin with."""
+        """Connect, then read. Raises: SwapdError, OSError if no daemon is there at the start."""
         connection = _Connection(self._folder, self._timeout)
         self._begin(connection)
         self._thread = threading.Thread(
@@ -64,15 +64,15 @@ class Feed:
         self._thread.start()
 
     def close(self, within_s: float | None = None) -> None:
-        """End the thread and the connection. Blocks until an answer that is waited for came, or for
-        so long: then the end of the process ends them."""
+        """End the thread and the connection. Blocks until a pending answer came, or for `within_s`:
+        then the end of the process ends them."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(within_s)
 
     @property
     def now(self) -> float:
-        """Unix time, by the records."""
+        """Unix time, by the clock of the records."""
         return time.monotonic() - self._behind_s
 
     def _run(self, connection: "_Connection") -> None:
@@ -88,12 +88,12 @@ class Feed:
             connection.close()
 
     def _again(self) -> "_Connection | None":
-        """A connection to the next daemon, if it is there already."""
+        """A connection to the next daemon; None if there is none yet."""
         try:
             connection = _Connection(self._folder, self._timeout)
         except (NotRunning, RuntimeDirError, OSError):
             return None
-        except SwapdError as exc:  # it is there, and says why not
+        except SwapdError as exc:  # it is there, and refuses
             with self.lock:
                 self._say(str(exc))
             return None
@@ -101,7 +101,7 @@ class Feed:
         return connection
 
     def _begin(self, connection: "_Connection") -> None:
-        """A daemon is there: its past, then what it says of itself."""
+        """Start with a daemon: read its past, then its status."""
         watch = Watch()
         for line in connection.past():
             watch.note(line.record)
@@ -113,7 +113,7 @@ class Feed:
             self._say("")
 
     def _follow(self, connection: "_Connection") -> None:
-        """Until the daemon is gone."""
+        """Read until the daemon is gone."""
         ask_at = time.monotonic()
         while not self._ended.is_set():
             fresh = connection.take()
@@ -146,7 +146,7 @@ class Feed:
             with self.lock:
                 self._say(str(exc))
         except SwapdError:
-            return  # it is gone: the session says so
+            return  # it is gone: the session has the error
         else:
             fresh = connection.take(0)
             self._note(fresh)
@@ -156,7 +156,7 @@ class Feed:
                 self._say("")
 
     def _set_clock(self, record_time: float) -> None:
-        """Records are seldom older than a moment: the least difference is that of the clocks."""
+        """Set the clock: the last record is at most a moment old."""
         self._behind_s = time.monotonic() - record_time
 
     def _say(self, amiss: str) -> None:
@@ -185,7 +185,7 @@ class _Connection:
             raise
 
     def past(self) -> Sequence[Line]:
-        """The last records of the file; none if it cannot be read, which loses the past alone."""
+        """The last records of the file; none if it is unreadable, as the view works without."""
         try:
             with Path(self.status.swap_log).open("rb") as log:
                 end = log.seek(0, 2)
@@ -196,7 +196,7 @@ class _Connection:
         return last_run(list(parsed(data[: data.rfind(b"\n") + 1].split(b"\n"))))
 
     def take(self, wait_ms: int = _WAKE_MS) -> list[Line]:
-        """What came since, or nothing after a moment. Of too much only the last."""
+        """New records, or none after a moment. Of TAKEN_MAX, only the last KEPT_MAX."""
         self._poller.poll(wait_ms)
         packets: list[bytes] = []
         with suppress(zmq.Again):

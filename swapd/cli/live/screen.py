@@ -1,6 +1,6 @@
-"""The lines of the live view: what is known and what is chosen in, as many lines as there are out.
+"""The lines of the live view, from a `Watch` and a `Choice`.
 
-Pure, and of no terminal: any width and height will do.
+Pure and independent of terminals: any width and height will do.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,15 +22,16 @@ from swapd.shared.units import rate, seconds, size
 KEYS = "s sort  p pin  u unpin  e evict  l story  / filter  ? help  q quit"
 HELP = """\
 s            sort by name, size, state or last use
-p, u         pin the selected component, so that it stays; unpin it
-e            evict it: it leaves at once, if nobody uses it
-enter, l     its story: each record under its cause
 /            show only names that contain a text; escape shows all
 up, down     select; also j and k, page up and down, home and end
+
+p, u         pin the selected component, so that it stays; unpin it
+e            evict it at once, if it is idle
+enter, l     show its records, each under its cause
 q            quit
 
-Progress is by the speed of the last copy. "pinned" stays until it is
-unpinned, "permanent" was registered so."""
+The speed of the last copy gives the progress. "pinned" components stay
+until unpinned, "permanent" ones until unregistered."""
 
 SORTS = ("name", "size", "state", "last use")
 
@@ -49,7 +50,7 @@ _STATES = {
     "absent": "dim",
 }
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}
-#: With fewer lines only the table is shown, with fewer than that no bar.
+#: Fewer lines show only the table, and still fewer no bar.
 _LOW, _FLAT = 14, 6
 _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
 #: Cells of the bar of a copy's progress.
@@ -61,12 +62,12 @@ class Row(NamedTuple):
 
     name: str
     nbytes: int
-    #: Of them on the device, in whole chunks.
+    #: Bytes of the part on the device, in whole chunks.
     inside: int
     state: str
     policy: str
     holders: tuple[str, ...]
-    #: Seconds since the last release; None: never used, 0 while it is held.
+    #: Seconds since the last release; None: never used; 0 during a lease.
     idle_s: float | None
     loads: int
     evictions: int
@@ -75,24 +76,24 @@ class Row(NamedTuple):
 
 @dataclass
 class Choice:
-    """What the one who looks has chosen."""
+    """The choices of the user."""
 
     sort: str = "name"
     only: str = ""
     selected: str = ""
-    #: The first row that is shown.
+    #: The first row shown.
     first: int = 0
 
     def sort_next(self) -> None:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
 
     def move(self, rows: list[Row], by: int) -> None:
-        """Select another row, so many further down."""
+        """Select another row, `by` rows further down."""
         if rows:
             self.selected = rows[min(max(self._index(rows) + by, 0), len(rows) - 1)].name
 
     def settle(self, rows: list[Row], height: int) -> int:
-        """Have one of `rows` selected, and in sight among `height` lines; return its place."""
+        """Have one of `rows` selected, and visible in `height` lines; return its index."""
         if not rows:
             self.first = 0
             return -1
@@ -109,7 +110,7 @@ class Choice:
 
 
 def listed(every: Iterable[Row], choice: Choice) -> list[Row]:
-    """Those of them that are shown, in order."""
+    """The rows to show, in order."""
     found = [row for row in every if choice.only.lower() in row.name.lower()]
     return sorted(found, key=_ORDERS[choice.sort])
 
@@ -123,7 +124,7 @@ _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
 
 
 def all_rows(watch: Watch, now: float) -> Iterator[Row]:
-    """In the order of registration; what is streamed in parts as one."""
+    """All rows, in the order of registration; a streamed component is one row."""
     families: dict[str, list[Item]] = {}
     for item in watch.picture.items.values():
         is_part = item.part_of and item.name.startswith(part_name(item.part_of, ""))
@@ -177,7 +178,7 @@ def _row(
 class _Column(NamedTuple):
     heading: str
     cells: int
-    #: It is shown from this width on.
+    #: Least width of the view that shows it.
     from_width: int
     right: bool
     text: Callable[[Row], str]
@@ -202,7 +203,7 @@ def _last_use(row: Row) -> str:
 
 
 def ago(span_s: float) -> str:
-    """In whole units: it changes as seldom as people look."""
+    """In whole units, so that it changes rarely."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if span_s >= length:
             return f"{int(span_s // length)} {unit}"
@@ -243,7 +244,7 @@ def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator
 
 
 def bar(rows: Iterable[Row], budget: int, width: int) -> Text:
-    """The arena: what is on the device, as large as its share of it."""
+    """The arena: each resident component, as wide as its share."""
     text = Text(no_wrap=True)
     used = cells = 0
     for row in rows:
@@ -286,7 +287,7 @@ def budget_bytes(watch: Watch) -> int:
     return start.chunks * start.chunk_bytes if start else 0
 
 
-# --- who waits, what moves, what happened ------------------------------------------------
+# --- waits, copies, records --------------------------------------------------------------
 
 
 def _waits(watch: Watch, now: float) -> list[str]:
@@ -324,13 +325,13 @@ def _block(title: str, lines: list[str], most: int) -> list[tuple[str, str]]:
     return [(title, "bold"), *((line, "") for line in shown)] if lines else []
 
 
-# --- all of it ---------------------------------------------------------------------------
+# --- the whole view ----------------------------------------------------------------------
 
 
 def lines(
     watch: Watch, choice: Choice, width: int, height: int, now: float, note: str = ""
 ) -> list[Text]:
-    """Exactly `height` lines of at most `width` cells. `now`: Unix time; `note`: what is amiss."""
+    """Exactly `height` lines of at most `width` cells. `now`: Unix time; `note`: a problem."""
     every = list(all_rows(watch, now))
     chosen = listed(every, choice)
     shown: list[Text] = [_head(watch, every, width)]
@@ -370,5 +371,5 @@ def _log(watch: Watch, height: int) -> Iterator[Text]:
 
 
 def clock(time: float) -> str:
-    """Local time of day: the date is that of today, or of the last records there are."""
+    """Local time of day: the date is today's, or that of the last records."""
     return datetime.fromtimestamp(time).astimezone().strftime("%H:%M:%S")

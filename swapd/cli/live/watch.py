@@ -1,7 +1,7 @@
-"""What the records of a run amount to, as far as a live view shows it. Pure: records in.
+"""The state of a run from its records, for a live view. Pure: records in.
 
-A view that falls behind leaves records out, and one that comes late has not seen the first: what
-the daemon says of itself (`told`) mends the picture then.
+A view that falls behind skips records, and a late one has not seen the first. Then the daemon's
+status (`told`) corrects the picture.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.protocol import StatusReply
 
-#: Lines of the log that are kept.
+#: Most lines of the log that it keeps.
 LINES_MAX = 200
 
 Direction = Literal["in", "out"]
@@ -27,13 +27,13 @@ class Transfer(NamedTuple):
     name: str
     direction: Direction
     nbytes: int
-    #: Since when it is copied, as far as that is known; None: others are copied first.
+    #: The start of its copy, as far as known; None: it waits for others.
     since: float | None
-    #: Of the last copy in this direction; None before the first.
+    #: Speed of the last copy in this direction; None before the first.
     bytes_per_s: float | None
 
     def done(self, now: float) -> float | None:
-        """The share that is there by now, if it is as fast as the last one; None: nobody knows."""
+        """The share copied by now, at the speed of the last copy; None if that is unknown."""
         if self.since is None:
             return 0.0
         if self.bytes_per_s is None:
@@ -43,23 +43,23 @@ class Transfer(NamedTuple):
 
 
 class Watch:
-    """`note` each record of a run, in order; then look."""
+    """Call `note` with each record of a run, in order; then read it."""
 
     def __init__(self) -> None:
         self.picture = Picture()
-        #: What the daemon said of itself last, and when (Unix time).
+        #: The daemon's last status, and its time (Unix time).
         self.status: StatusReply | None = None
         self.told_at = 0.0
-        #: The last records that people read, with their time.
+        #: The last records for people, with their time.
         self.said: deque[tuple[float, Said]] = deque(maxlen=LINES_MAX)
         self._speed: dict[Direction, float] = {}
-        #: When the last copy of each direction ended: they run one after the other.
+        #: The end of the last copy in each direction: copies of one direction run one by one.
         self._ended: dict[Direction, float] = {"in": 0.0, "out": 0.0}
 
     def note(self, record: Record) -> None:
-        """Look at the next record; what is missing before it is counted."""
+        """Take the next record; count those missing before it."""
         if record.dropped:
-            return  # the numbers tell it as well
+            return  # the numbers show it, too
         last = self.picture.seq
         if record.seq > last + 1:
             self.picture.missed(record.seq - last - 1 if last else 0)
@@ -71,19 +71,19 @@ class Watch:
         self.picture.note(record)
 
     def told(self, status: StatusReply, now: float, *, quiet: bool = False) -> None:
-        """What the daemon says of itself at `now`. `quiet`: no record came while it did, so it is
-        what is true after the last one."""
+        """Take the daemon's status at `now`. `quiet`: no record came meanwhile, so the status is
+        that after the last record."""
         self.status, self.told_at = status, now
         for session in status.sessions:
             self.picture.seen.labels.setdefault(session.session, session.label)
         if not self.picture.seq:
-            self.picture.uncertain = True  # no record was seen
+            self.picture.uncertain = True  # no record yet
         uncertain, self.picture.uncertain = self.picture.uncertain, self.picture.uncertain or quiet
         self.picture.correct(status)
         self.picture.uncertain = uncertain
 
     def transfers(self) -> list[Transfer]:
-        """The copies under way, and those that are to follow."""
+        """The copies under way, and those that wait."""
         found = []
         busy: set[Direction] = set()
         for order, began in self.picture.seen.copies.values():
@@ -111,7 +111,7 @@ class Watch:
 
 
 def _is_everyday(record: Record) -> bool:
-    """Whether it is one of the many that nobody reads: thousands of them may come in a second."""
+    """Whether people skip it: thousands of such records may come in a second."""
     match record.event or record.action:
         case events.Asked(request=protocol.Acquire() | protocol.Release() | protocol.Cancel()):
             return True

@@ -3,10 +3,10 @@
 | file | lives there |
 | --- | --- |
 | `file.py` | the file: read and checked |
-| `stages.py` | when each stage starts, starts again and ends; pure |
+| `stages.py` | when each stage starts, restarts and ends; pure |
 | `runner.py` | the processes of stages |
-| `guard.py` | what ends stages if `swapd run` is killed |
-| `lines.py` | what a stage writes, as lines with its name; pure |
-| `output.py` | the output of all of them on one stream |
-| `outcomes.py` | what the swap log says of each stage afterwards; pure |
+| `guard.py` | a process that ends stages if `swapd run` is killed |
+| `lines.py` | a stage's output, as lines with its name; pure |
+| `output.py` | the output of all stages on one stream |
+| `outcomes.py` | the outcome of each stage, from the swap log; pure |
 """

@@ -1,7 +1,7 @@
 """FILE.toml: the daemons of a run and its stages, read and checked before anything starts.
 
 `[daemon]` has the settings of `swapd serve`, or `[[daemon]]` for each of several GPUs;
-`[stages.NAME]` says what is run. Paths in it are relative to its folder.
+`[stages.NAME]` has a command. Paths are relative to the file's folder.
 """
 
 import os
@@ -28,20 +28,20 @@ from swapd.shared.config import (
 )
 from swapd.shared.units import parse_span
 
-#: What a stage's name may be: it goes into labels of sessions, before a slash.
+#: A stage's name: sessions have it in their labels, before a slash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Settings of a daemon that are paths; and those that no two daemons can share.
+#: Settings of a daemon that are paths; and those that only one daemon can have.
 _PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
 OF_ONE = frozenset(("runtime_dir", "swap_log", "http"))
-#: What `swapd run` sets itself.
+#: Variables that `swapd run` sets itself.
 _OURS = frozenset((ENDPOINT_VARIABLE, STAGE_VARIABLE))
-#: Longest pause before a start, and longest time to stop, that is taken for what was meant.
+#: Longest pause before a start, and longest time to stop: a longer one is a mistake.
 SPAN_MAX_S = 86400.0
 
 Restart = Literal["no", "on-failure", "always"]
-#: When those after a stage may start: it was started; a session of it has registered a component;
-#: it has ended with status 0.
+#: The condition for starting the stages after a stage: it has started; a session of it has
+#: registered a component; it has ended with status 0.
 Ready = Literal["started", "registered", "ended"]
 
 
@@ -53,18 +53,18 @@ class Stage(NamedTuple):
     environment: dict[str, str]
     directory: Path
     restart: Restart
-    #: So many starts after failures in a row; None: any number.
+    #: Most starts after failures in a row; None: no limit.
     retries: int | None
     backoff_s: float
     after: tuple[str, ...]
     ready: Ready
     stop_timeout_s: float
-    #: Its end is that of the run, whatever its status.
+    #: The run ends when it ends, with any status.
     ends_all: bool
 
 
 class DaemonTable(NamedTuple):
-    """Settings of a daemon. `budget` is None if the file says none; `flags`: all the others."""
+    """Settings of a daemon. `budget` is None if the file has none; `flags`: all the others."""
 
     device: str | None
     budget: int | None
@@ -72,7 +72,7 @@ class DaemonTable(NamedTuple):
 
 
 class RunFile(NamedTuple):
-    """What is to be run. At least one of each; `after` leads in no circle."""
+    """The stages of a run and their daemons, at least one of each; `after` has no cycle."""
 
     path: Path
     daemons: tuple[DaemonTable, ...]
@@ -80,7 +80,7 @@ class RunFile(NamedTuple):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """`[stages.NAME]`, as it is written."""
+    """`[stages.NAME]`, as written."""
 
     command: str | list[str]
     env: dict[str, str | int | float] = {}
@@ -95,7 +95,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> RunFile:
-    """Read and check all of it. Raises: ConfigError, with the file, the key and what to do."""
+    """Read and check the whole file. Raises: ConfigError, with the file, the key and advice."""
     raw = read_toml(path)
     _known(raw, ("daemon", "stages"), f"{path}: ")
     tables = raw.get("stages", {})
@@ -129,7 +129,7 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
 
 def _one_of_several(table: Mapping[str, Any], source: str) -> None:
     if "device" not in table:
-        raise ConfigError(f'{source}device is missing: say which GPU, as in device = "cuda:0"')
+        raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')
     for name in sorted(OF_ONE & table.keys()):
         raise ConfigError(f"{source}{name}: only a file with one daemon may set it; leave it out")
 
@@ -155,13 +155,13 @@ def _stage(path: Path, name: str, raw: Any) -> Stage:
     source = f"{path}: stages.{name}"
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{path}: stages: {name!r} can be no name: at most 40 letters, digits, dots, _ and -"
+            f"{path}: stages: {name!r} cannot be a name: at most 40 letters, digits, dots, _ and -"
         )
     if not isinstance(raw, dict):
         raise ConfigError(f"{source} is no table: write [stages.{name}]")
     _known(raw, Table.__struct_fields__, f"{source}.")
     if "command" not in raw:
-        raise ConfigError(f'{source}.command is missing: say what to run, command = "..."')
+        raise ConfigError(f'{source}.command is missing: write command = "..."')
     table = _converted(raw, source)
     _check_restart(raw, table, source)
     environment = _environment(table.env, f"{source}.env")
@@ -195,12 +195,12 @@ def _check_restart(raw: Mapping[str, Any], table: Table, source: str) -> None:
     if table.restart == "no":
         for name in sorted({"retries", "backoff"} & raw.keys()):
             raise ConfigError(
-                f'{source}.{name} is for a stage that is started again: say restart = "on-failure"'
+                f'{source}.{name} is for a stage that restarts: set restart = "on-failure"'
             )
     if table.restart == "always":
         for name in sorted(n for n in ("ready", "ends_all") if raw.get(n) in ("ended", True)):
             raise ConfigError(
-                f"{source}.{name}: what is always started again never ends: say restart = "
+                f"{source}.{name}: a stage that always restarts never ends: set restart = "
                 '"on-failure"'
             )
 
@@ -209,9 +209,9 @@ def _words(command: str | list[str], source: str) -> list[str]:
     try:
         words = shlex.split(command) if isinstance(command, str) else command
     except ValueError as exc:
-        raise ConfigError(f"{source}: {exc}: each quotation mark needs its other") from exc
+        raise ConfigError(f"{source}: {exc}: a quotation mark is missing") from exc
     if not words or not words[0]:
-        raise ConfigError(f"{source} is empty: say what to run")
+        raise ConfigError(f"{source} is empty: give a command")
     _no_zero(words, source)
     return words
 
@@ -219,9 +219,9 @@ def _words(command: str | list[str], source: str) -> list[str]:
 def _environment(env: Mapping[str, str | int | float], source: str) -> dict[str, str]:
     for name in env:
         if name in _OURS:
-            raise ConfigError(f"{source}.{name} is what swapd run sets itself: leave it out")
+            raise ConfigError(f"{source}.{name} is set by swapd run itself: leave it out")
         if not _VARIABLE.fullmatch(name):
-            raise ConfigError(f"{source}: {name!r} is no name of a variable")
+            raise ConfigError(f"{source}: {name!r} is not the name of a variable")
     found = {name: str(value) for name, value in env.items()}
     for name, value in found.items():
         _no_zero([value], f"{source}.{name}")
@@ -238,11 +238,11 @@ def _directory(folder: Path, named: str, source: str) -> Path:
     try:
         found = (folder / Path(named).expanduser()).absolute()
         mode = found.stat().st_mode
-    except (OSError, RuntimeError) as exc:  # no such user
+    except (OSError, RuntimeError) as exc:  # RuntimeError: no such user
         why = exc.strerror if isinstance(exc, OSError) else exc
         raise ConfigError(f"{source}: {named}: {why}; it is relative to the file's folder") from exc
     if not stat.S_ISDIR(mode):
-        raise ConfigError(f"{source}: {found} is no folder")
+        raise ConfigError(f"{source}: {found} is not a folder")
     return found
 
 
@@ -264,7 +264,7 @@ def _span(value: str | float, source: str) -> float:
     except ValueError as exc:
         raise ConfigError(f"{source}: {exc}") from exc
     if not 0.0 <= found <= SPAN_MAX_S:
-        raise ConfigError(f"{source}: {value} is no such time: write 0 to 1d, as in 500ms or 30s")
+        raise ConfigError(f"{source}: {value} is out of range: write 0 to 1d, as in 500ms or 30s")
     return found
 
 
@@ -272,7 +272,7 @@ def _span(value: str | float, source: str) -> float:
 
 
 def _check_after(path: Path, stages: Mapping[str, Stage]) -> None:
-    """That each has a turn to start."""
+    """Check that every stage can start. Raises: ConfigError."""
     for stage in stages.values():
         source = f"{path}: stages.{stage.name}.after"
         for name in stage.after:

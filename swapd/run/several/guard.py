@@ -1,9 +1,9 @@
-"""Ends what stages have left when `swapd run` itself is killed: a process that only waits for that.
+"""A process that ends the stages' processes if `swapd run` itself is killed.
 
-The kernel tells the first process of a stage alone; a program that a shell has started would go on,
-and keep its memory of the GPU. `python -I -S guard.py` is the process. A line of its stdin is the
-number of a start and its process group, or 0 when that is no more; the end of it is that of
-`swapd run`. It imports nothing of swapd.
+The kernel signals only the first process of a stage; a program started by its shell would go on,
+and keep its GPU memory. `python -I -S guard.py` is the process. Each line of its stdin is the
+number of a start and its process group, or 0 when that group has ended. End of file means that
+`swapd run` has ended. It imports nothing of swapd.
 """
 
 import os
@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: What has not ended so long after SIGTERM is killed.
+#: A group that still runs so long after SIGTERM is killed.
 _TERM_S = 30.0
 _LOOK_S = 0.05
 
 
 class Guard:
-    """That process, as `swapd run` has it."""
+    """The process, for `swapd run`."""
 
     def __init__(self) -> None:
         """Raises: OSError."""
@@ -33,16 +33,16 @@ class Guard:
         )
 
     def watch(self, start: int) -> None:
-        """To be called by the first process of a group, before it runs a program: afterwards would
-        be too late if `swapd run` is killed in between. `start`: any number, once."""
+        """Report a group; its first process calls this before it runs a program: later would be too
+        late if `swapd run` is killed in between. `start`: any number, once."""
         self._write(f"{start} {os.getpid()}\n")
 
     def forget(self, start: int) -> None:
-        """No process of its group is left, or there never was one."""
+        """Report that its group has ended, or never existed."""
         self._write(f"{start} 0\n")
 
     def close(self) -> None:
-        """What it still watches ends."""
+        """End the groups that it still watches."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -50,7 +50,7 @@ class Guard:
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # somebody has killed it: the first processes are told all the same
+        with suppress(OSError):  # it was killed: the kernel still signals the first processes
             os.write(self._process.stdin.fileno(), line.encode())
 
 
@@ -65,7 +65,7 @@ def _main() -> None:
 
 
 def _left(groups: Iterable[int], number: int) -> set[int]:
-    """Those that are there a while after they got a signal."""
+    """The groups that still exist a while after a signal."""
     left = {group for group in groups if _tell(group, number)}
     until = time.monotonic() + _TERM_S
     while left and time.monotonic() < until:
@@ -75,7 +75,7 @@ def _left(groups: Iterable[int], number: int) -> set[int]:
 
 
 def _tell(group: int, number: int) -> bool:
-    """Whether there was such a group."""
+    """Whether the group exists."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

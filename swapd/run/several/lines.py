@@ -1,28 +1,28 @@
-"""What a stage writes, as lines with its name in front. Pure: bytes in, bytes out.
+"""A stage's output, as lines with its name in front. Pure: bytes in, bytes out.
 
 May not live here: descriptors, threads.
 """
 
 import re
 
-#: A line that is longer is shown in pieces; and what stands without an end so long is shown, too.
+#: A longer line is shown in pieces; an unfinished line is shown after UNENDED_S.
 LINE_MAX_BYTES = 16 << 10
 UNENDED_S = 1.0
-#: Stages take turns in these; each is bold.
+#: Colours of the stages, in turn, all bold.
 _COLOURS = (36, 33, 35, 32, 34, 31)
-#: Of what a terminal would obey, colours alone are left: they move nothing.
+#: The only control sequences that stay: colours, which move nothing.
 _COLOURED = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 class Lines:
-    """The output of one stage, cut into lines. Holds at most one that has not ended."""
+    """The output of one stage, cut into lines. Holds at most one unfinished line."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._since = 0.0
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """What has ended by it, without line ends."""
+        """Take some output; return the lines that it finishes, without line ends."""
         if not self._rest:
             self._since = now
         *whole, rest = (self._rest + data).split(b"\n")
@@ -34,17 +34,17 @@ class Lines:
 
     @property
     def due(self) -> float | None:
-        """When what has not ended is to be shown all the same; None if there is nothing."""
+        """The time at which to show an unfinished line; None if there is none."""
         return self._since + UNENDED_S if self._rest else None
 
     def unended(self) -> list[bytes]:
-        """The last line, which has no end: because it is due, or nothing more comes."""
+        """The unfinished line, which is due, or will not be finished."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
 
 def _pieces(line: bytes) -> list[bytes]:
-    """A line in pieces that are not too long, cut between characters; one if it is empty."""
+    """A line in pieces of bounded length, cut between characters; one if it is empty."""
     found = []
     while len(line) > LINE_MAX_BYTES:
         at = LINE_MAX_BYTES
@@ -56,16 +56,16 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 def prefix(name: str, width: int, number: int, *, coloured: bool) -> bytes:
-    """What is before each line of the stage with this number."""
+    """The prefix for each line of the stage with this number."""
     text = f"{name:<{width}} | "
     colour = _COLOURS[number % len(_COLOURS)]
     return (f"\x1b[1;{colour}m{text}\x1b[0m" if coloured else text).encode()
 
 
 def on_terminal(line: bytes) -> bytes:
-    r"""A line as a terminal may show it: what a progress bar shows last, and colours alone.
+    r"""A line as a terminal may show it: the last state of a progress bar, with its colours.
 
-    The rest of what a terminal would obey, and what is no text, is escaped, as in \x1b.
+    It escapes other control sequences and bytes that are not text, as in \x1b.
     """
     last = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = last.decode(errors="backslashreplace")

@@ -1,7 +1,7 @@
-"""What each stage did on a device, by the swap log of its daemon. Pure.
+"""Each stage's swaps and waits on a device, from the swap log of its daemon. Pure.
 
-Sessions of a stage have its name before their label. What moved is of the stage that had registered
-it, whoever asked for it; what waited is of the stage that asked.
+Labels of a stage's sessions begin with its name. Moves count for the stage that registered the
+component, even if another asked for it; waits count for the stage that asked.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +16,7 @@ from swapd.shared.units import seconds, size
 
 
 class StageOutcome(msgspec.Struct):
-    """Of one stage, on all devices. `status` is None if it never ended."""
+    """The sums of one stage, on all devices. `status` is None if it never ended."""
 
     name: str
     starts: int = 0
@@ -44,7 +44,7 @@ class StageOutcome(msgspec.Struct):
 
 
 def stage_of(label: str, names: Collection[str]) -> str | None:
-    """The stage whose session has this label; None if it is of none."""
+    """The stage whose session has this label; None if there is none."""
     name, slash, _ = label.partition("/")
     return name if slash and name in names else None
 
@@ -52,7 +52,7 @@ def stage_of(label: str, names: Collection[str]) -> str | None:
 def outcomes(
     told: Mapping[str, Told], runs: Iterable[Iterable[Record]], since: float
 ) -> list[StageOutcome]:
-    """Of each stage, from then on, in Unix time. `runs`: the logs of all daemons."""
+    """The sums of each stage since `since`, Unix time. `runs`: the logs of all daemons."""
     found = {name: StageOutcome(name, one.starts, one.status) for name, one in told.items()}
     for records in runs:
         _count(found, records, since)
@@ -61,7 +61,7 @@ def outcomes(
 
 def _count(found: dict[str, StageOutcome], records: Iterable[Record], since: float) -> None:
     seen = Seen()
-    #: Stages by session, and by the name of what they have registered.
+    #: Stages by session, and by the names of their components.
     sessions: dict[int, StageOutcome] = {}
     owners: dict[str, StageOutcome] = {}
     for record in records:

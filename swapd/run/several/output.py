@@ -1,7 +1,8 @@
-"""The output of all stages on one stream, whole lines only; a thread of its own writes it.
+"""Writes the output of all stages to one stream, in whole lines, in its own thread.
 
-Whoever writes too fast waits in its own pipe: at most one line of each stage is kept here, and
-each is read in turn. If nobody reads the stream, stages wait, and those who look after them do not.
+A stage that writes too fast blocks on its own pipe: this module holds at most one line of each
+stage, and reads the stages in turn. If nobody reads the stream, stages block, and their runner does
+not.
 """
 
 import os
@@ -17,14 +18,14 @@ from functools import partial
 from swapd.run.several.lines import Lines, on_terminal, prefix
 from swapd.shared.text import plain
 
-#: Of each stage in its turn.
+#: Most bytes of a stage in its turn.
 _READ_BYTES = 64 << 10
-#: What a pipe can hold, and so what its stage can have left behind.
+#: Capacity of a pipe: a stage can leave at most so much behind.
 _PIPE_MAX_BYTES = 1 << 20
 
 
 class Pipe:
-    """What one start of a stage writes to. `theirs` is the caller's to close."""
+    """The output of one start of a stage. The caller closes `theirs`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +35,7 @@ class Pipe:
 
 
 class Output:
-    """Writes to `out` what stages write, and to `err` what swapd says of them, in that order.
+    """Writes the stages' output to `out`, and messages of swapd about them to `err`, in order.
 
     Owns neither.
     """
@@ -54,10 +55,10 @@ class Output:
             for number, name in enumerate(names)
         }
         self._out, self._err = out, err
-        #: Nobody can read `out` any more.
+        #: Whether `out` has no reader any more.
         self.broken = False
         self._shown = on_terminal if terminal else bytes
-        #: What was last written there was lost.
+        #: Whether the last write there was lost.
         self._losing = False
         self._pipes: set[Pipe] = set()
         self._selector = selectors.DefaultSelector()
@@ -69,23 +70,23 @@ class Output:
         self._thread.start()
 
     def begins(self, name: str) -> Pipe:
-        """A stage is to start. Raises: OSError."""
+        """A pipe for a stage that starts. Raises: OSError."""
         pipe = Pipe(name)
         self._order(partial(self._begin, pipe))
         return pipe
 
     def ends(self, pipe: Pipe) -> None:
-        """A stage has ended: what it has written is shown, and no more."""
+        """A stage has ended: show its remaining output."""
         self._order(partial(self._end, pipe))
 
     def say(self, text: str) -> None:
-        """A line of swapd's own, after what stages had written."""
+        """Print a line of swapd's own, after the stages' earlier output."""
         self._order(
             partial(self._write, self._err, f"swapd: {plain(text)}\n".encode(errors="replace"))
         )
 
     def close(self) -> None:
-        """Returns when all is written, or nobody can read it."""
+        """Block until all is written, or `out` has no reader."""
         self._order(self._end_all)
         self._thread.join()
         self._selector.close()
@@ -96,7 +97,7 @@ class Output:
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
-        with suppress(BlockingIOError):  # it is awake
+        with suppress(BlockingIOError):  # the pipe is full: the thread is awake
             os.write(self._wake, b"\0")
 
     def _run(self) -> None:
@@ -126,7 +127,7 @@ class Output:
         self._selector.register(pipe.ours, selectors.EVENT_READ, pipe)
 
     def _read(self, pipe: Pipe) -> int:
-        """How much there was."""
+        """Read once; return the number of bytes."""
         try:
             data = os.read(pipe.ours, _READ_BYTES)
         except BlockingIOError:
@@ -141,10 +142,10 @@ class Output:
         left = _PIPE_MAX_BYTES
         while pipe in self._pipes and left > 0 and (count := self._read(pipe)):
             left -= count
-        self._close(pipe)  # others, that it has left behind, might still write
+        self._close(pipe)  # processes that it left behind might still write
 
     def _close(self, pipe: Pipe) -> None:
-        """More than once is once."""
+        """Repeated calls do nothing."""
         if pipe in self._pipes:
             self._pipes.remove(pipe)
             self._selector.unregister(pipe.ours)
@@ -174,18 +175,18 @@ class Output:
         else:
             if to == self._out and self._losing:
                 self._losing = False
-                self.say("what stages write is shown again")
+                self.say("the output of stages is shown again")
 
     def _say_lost(self, exc: OSError) -> None:
         self.broken = isinstance(exc, BrokenPipeError)
         if not self._losing:
             self._losing = True
-            self.say(f"what stages write cannot be shown: {exc.strerror}")
+            self.say(f"the output of stages cannot be shown: {exc.strerror}")
 
 
 def _written(to: int, data: memoryview) -> int:
     try:
         return os.write(to, data)
-    except BlockingIOError:  # another process that has the same terminal wants it so
+    except BlockingIOError:  # another process has made the shared terminal non-blocking
         select.select((), (to,), ())
         return 0

@@ -1,7 +1,7 @@
-"""The processes of stages: started, told, waited for, as `stages.py` says.
+"""Starts, signals and awaits the processes of stages, as `stages.py` decides.
 
-Each stage is a process group in a session of its own: the terminal's signals come through here, and
-a stage has ended when none of its processes is left.
+Each stage is a process group in its own session: the terminal's signals come through here, and a
+stage has ended when its last process has.
 """
 
 import ctypes
@@ -25,29 +25,29 @@ from swapd.run.several.output import Output, Pipe
 from swapd.run.several.stages import Action, Kill, Say, Signal, Stages, Start
 from swapd.shared.config import STAGE_VARIABLE
 
-#: How often daemons are asked what is registered while stages wait for that, and other things done.
+#: Pauses between two checks: while stages wait for a registration, and otherwise.
 _ASK_S = 0.25
 _IDLE_S = 1.0
-#: What is killed is gone by then, or for somebody else to wait for.
+#: Killed processes are gone by then, or belong to another parent.
 _KILLED_S = 5.0
-#: Signals that stages get and that end nothing.
+#: Signals that stages get without ending.
 _HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class _Child:
-    """A start of a stage."""
+    """One start of a stage."""
 
     def __init__(
         self, stage: Stage, start: int, process: "subprocess.Popen[bytes]", pipe: Pipe
     ) -> None:
         self.stage = stage
-        #: Its number.
+        #: The number of the start.
         self.start = start
         self.pipe = pipe
-        #: Of the process that was started, when it has ended; others of its group may be left.
+        #: Status of the first process once it has ended; others of its group may be left.
         self.status: int | None = None
-        #: When these are killed; then when they are given up.
+        #: Time at which these are killed; then the time at which it gives them up.
         self.kill_at = math.inf
         self._killed = False
         self._process = process
@@ -57,12 +57,12 @@ class _Child:
         return self._process.pid
 
     def tell(self, number: int) -> None:
-        """Send a signal to all of its processes that this user may send one."""
+        """Send a signal to all of its processes, as far as this user may."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
     def is_over(self, now: float) -> bool:
-        """Whether none of its processes is left; those that outlive the first are told to end."""
+        """Whether all its processes have ended; tells those that outlive the first to end."""
         if self.status is None:
             if (code := self._process.poll()) is None:
                 return False
@@ -70,7 +70,7 @@ class _Child:
             self.kill_at = now + self.stage.stop_timeout_s
             self.tell(signal.SIGTERM)
         elif self.kill_at <= now:
-            if self._killed:  # another user's, or one that nobody waits for
+            if self._killed:  # another user's process, or one whose parent does not reap it
                 return True
             self._killed, self.kill_at = True, now + _KILLED_S
             self.tell(signal.SIGKILL)
@@ -84,7 +84,7 @@ class _Child:
             os.killpg(self.group, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # one that has become another user's
+        except PermissionError:  # one runs as another user now
             pass
         return False
 
@@ -100,8 +100,8 @@ class Runner:
         registered: Callable[[Collection[str]], Collection[str]],
         while_it_runs: Callable[[], None],
     ) -> None:
-        """`registered(names)`: those of the stages that have registered a component. It is called
-        while that matters, and `while_it_runs` about once a second."""
+        """`registered(names)` returns the stages that have registered a component. It is called
+        while stages wait for that, and `while_it_runs` about once a second."""
         self._specs = stages
         self.stages = Stages(stages, signal.SIGTERM)
         self._environment = environment
@@ -110,13 +110,13 @@ class Runner:
         self._while_it_runs = while_it_runs
         self._children: dict[str, _Child] = {}
         self._guard = Guard()
-        #: Of starts.
+        #: Numbers of starts.
         self._numbers = itertools.count()
         self._came: deque[int] = deque()
         self._output_is_broken = False
 
     def run(self) -> int:
-        """Returns when no process of any stage is left: the run's exit status."""
+        """Block until all processes of all stages have ended; return the run's exit status."""
         _adopt_orphans()
         with _woken(self._came) as woken:
             try:
@@ -207,14 +207,14 @@ class Runner:
 
 
 def environment_of(stage: Stage, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a stage gets: Python writes at once, for it writes to no terminal."""
+    """A stage's variables: Python writes unbuffered, because its output is not a terminal."""
     ours = {STAGE_VARIABLE: stage.name}
     return {"PYTHONUNBUFFERED": "1", **environment, **stage.environment, **ours}
 
 
 @contextmanager
 def _woken(came: deque[int]) -> Iterator[int]:
-    """What is readable when a signal came, or a child has ended; `came` has which."""
+    """A descriptor that is readable after a signal or a child's end; `came` has the signals."""
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
@@ -233,5 +233,5 @@ def _woken(came: deque[int]) -> Iterator[int]:
 
 
 def _adopt_orphans() -> None:
-    """Processes whose parents have ended become children of this one, which can wait for them."""
+    """Become the parent of orphaned descendants, so that this process can wait for them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

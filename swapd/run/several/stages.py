@@ -1,8 +1,8 @@
-"""When each stage starts, starts again and ends, and what the run ends with. Pure: no processes.
+"""Decides when each stage starts, restarts and ends, and the run's status. Pure: no processes.
 
-Something happens (a method is called, with the time), and actions come back, in order. The run ends
-when no stage runs or is still to start. A stage that fails and is not started again ends the
-others; the first such status is the run's. So does one that is to end all, whatever its status.
+A method reports an event, with its time, and returns actions, in order. The run ends when no stage
+runs or will start. A stage that fails for good ends the others, and the first such status is the
+run's. So does a stage with `ends_all`, with any status.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,12 @@ from swapd.run.child import SIGNALLED
 from swapd.run.several.file import Stage
 from swapd.shared.units import seconds
 
-#: A pause before a start is twice the one before, and at most so long.
+#: A pause before a restart is twice the one before, and at most so long.
 PAUSE_MAX_S = 60.0
 _DOUBLED_MAX = 20
-#: What ran for so long was well: the next failure of it is its first.
+#: After running for so long, the next failure counts as the first.
 WELL_AFTER_S = 300.0
-#: The run's, if a stage waits for what can never be.
+#: The run's status if a stage waits for a condition that can never be met.
 NEVER = 1
 
 
@@ -28,14 +28,14 @@ class Start(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """To all processes of a stage."""
+    """Send a signal to all processes of a stage."""
 
     name: str
     number: int
 
 
 class Kill(NamedTuple):
-    """All processes of a stage."""
+    """Kill all processes of a stage."""
 
     name: str
 
@@ -48,55 +48,55 @@ Action = Start | Signal | Kill | Say
 
 
 class _Is(Enum):
-    #: For those that it starts after.
+    #: For the stages before it.
     WAITING = "waits"
-    #: Whoever got its `Start` does that now.
+    #: The caller is carrying out its `Start`.
     STARTING = "starts"
     RUNNING = "runs"
-    #: Until it is started again.
+    #: Until its restart.
     PAUSING = "pauses"
     ENDED = "ended"
 
 
 class _State:
-    """Of one stage."""
+    """The state of one stage."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.now = _Is.WAITING
-        #: Those after it may start.
+        #: Whether the stages after it may start.
         self.up = False
         self.starts = 0
-        #: In a row, and the time at which it was last started.
+        #: Failures in a row, and the time of its last start.
         self.failures = 0
         self.since = 0.0
-        #: When it is started again, or killed as it was told to end long ago.
+        #: Time of its restart, or of its kill after a signal to end.
         self.due: float | None = None
-        #: Of its last end.
+        #: Status of its last end.
         self.status: int | None = None
 
 
 class Told(NamedTuple):
-    """What became of a stage."""
+    """The starts of a stage, and its last status."""
 
     starts: int
     status: int | None
 
 
 class Stages:
-    """All stages of a run. `begin`, then say what happens, and do what comes back."""
+    """All stages of a run. `begin`, then report events, and carry out the returned actions."""
 
     def __init__(self, stages: Mapping[str, Stage], terminate: int) -> None:
         """`terminate`: the signal for stages that end because another has failed."""
         self._states = {name: _State(stage) for name, stage in stages.items()}
         self._terminate = terminate
         self._stopping = False
-        #: Of the stage that ended the run, else of the first that failed after a signal.
+        #: Status of the stage that ended the run, else of the first that failed after a signal.
         self._status: int | None = None
 
     @property
     def status(self) -> int:
-        """The run's: 0 if no stage failed for good."""
+        """The run's status: 0 if no stage failed for good."""
         return self._status or 0
 
     @property
@@ -105,12 +105,12 @@ class Stages:
 
     @property
     def due(self) -> float | None:
-        """When `tick` has something to do."""
+        """The time at which to call `tick`."""
         return min((at for s in self._states.values() if (at := s.due) is not None), default=None)
 
     @property
     def awaited(self) -> list[str]:
-        """Stages that run, and have to register a component before others start."""
+        """Running stages that must register a component before others start."""
         before = {n for s in self._states.values() if s.now is _Is.WAITING for n in s.stage.after}
         return [
             name
@@ -122,32 +122,32 @@ class Stages:
         ]
 
     def told(self) -> dict[str, Told]:
-        """What became of each."""
+        """Starts and last status of each stage."""
         return {name: Told(state.starts, state.status) for name, state in self._states.items()}
 
     def is_starting(self, name: str) -> bool:
-        """Whether its `Start` still holds: another stage may have failed since."""
+        """Whether its `Start` is still valid: another stage may have failed since."""
         return self._states[name].now is _Is.STARTING
 
-    # --- what happens ---------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------
 
     def begin(self) -> list[Action]:
         return list(self._starts())
 
     def started(self, name: str, now: float) -> list[Action]:
-        """A process of it runs."""
+        """A process of the stage runs."""
         state = self._states[name]
         state.now, state.since, state.due = _Is.RUNNING, now, None
         state.starts += 1
         return self.is_up(name) if state.stage.ready == "started" else []
 
     def is_up(self, name: str) -> list[Action]:
-        """It is what its `ready` says. More than once is once."""
+        """The condition in its `ready` holds. Repeated calls do nothing."""
         self._states[name].up = True
         return list(self._starts())
 
     def ended(self, name: str, status: int, now: float) -> list[Action]:
-        """No process of it runs any more, or none could be started. `status`: as a shell has it."""
+        """All its processes have ended, or none could start. `status`: as a shell has it."""
         state = self._states[name]
         state.status = status
         if state.now is _Is.RUNNING and now - state.since >= WELL_AFTER_S:
@@ -167,7 +167,7 @@ class Stages:
         return [Say(how), *self._without(state, now)]
 
     def stop(self, number: int, now: float) -> list[Action]:
-        """All are to end: with that signal, and at the second time at once."""
+        """End all stages with this signal; kill them at the second call."""
         how = Signals(number).name
         if self._stopping:
             return [Say(f"{how}: all stages are killed"), *map(Kill, self._running())]
@@ -177,7 +177,7 @@ class Stages:
         ]
 
     def tick(self, now: float) -> list[Action]:
-        """It is `due`."""
+        """Return the actions that are due at `now`."""
         actions: list[Action] = []
         for name, state in self._states.items():
             if state.due is None or now < state.due:
@@ -192,7 +192,7 @@ class Stages:
                 actions += [Say(why), Kill(name)]
         return actions
 
-    # --- what follows ---------------------------------------------------------------------
+    # --- consequences ---------------------------------------------------------------------
 
     def _starts(self) -> Iterator[Action]:
         for name, state in self._states.items():
@@ -204,7 +204,7 @@ class Stages:
         return [name for name, state in self._states.items() if state.now is _Is.RUNNING]
 
     def _tell(self, number: int, now: float) -> list[Signal]:
-        """All that run are to end, and no other starts."""
+        """Tell all running stages to end, and start no other."""
         self._stopping = True
         told = [Signal(name, number) for name in self._running()]
         for state in self._states.values():
@@ -227,7 +227,7 @@ class Stages:
         return [*self._tell(self._terminate, now)]
 
     def _without(self, ended: _State, now: float) -> list[Action]:
-        """A stage is done. Those after it that can never start any more have the run fail."""
+        """A stage has ended. If stages after it can never start now, the run fails."""
         if ended.up:
             return []
         name = ended.stage.name
