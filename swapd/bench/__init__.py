@@ -1,8 +1,7 @@
-"""`swapd bench`: what swapd costs, each figure beside what it is compared with.
+"""`swapd bench`: the costs of swapd, each with its baseline.
 
-Every measurement takes both sides in turn in one run and reports medians: the machine's
-speed drifts, the ratio does not. Each is watched (`machine.py`): what a busy machine spoils is not
-judged.
+Every measurement runs both sides in turn and reports medians: the machine's speed drifts, the ratio
+does not. `machine.py` watches the machine, and figures of a busy machine are not judged.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ __all__ = ["FULL", "QUICK", "Extent", "Judged", "Raw", "Report", "run"]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much is measured. Sizes are bytes."""
+    """The extent of the measurements. Sizes are bytes."""
 
     #: Rounds of swap cycles in the search for leaks, and cycles of each.
     leak_rounds: int = leaks.ROUNDS
@@ -36,12 +35,12 @@ class Extent(msgspec.Struct, frozen=True):
     stream_block_s: float = streaming.BLOCK_S
     load_bytes: int = load.NBYTES
     load_rounds: int = load.ROUNDS
-    #: Then its counts are judged, and its times are not.
+    #: Judge the counts, but not the times.
     too_short: bool = False
 
 
 FULL = Extent()
-#: Every line runs and every count is right; the times are of too few rounds.
+#: Every line runs and every count is right; the times have too few rounds.
 QUICK = Extent(
     leak_bytes=4 << 20,
     swap_bytes=16 << 20,
@@ -59,14 +58,14 @@ QUICK = Extent(
 
 
 def run(say: Callable[[str], None], device: str = "host", extent: Extent = FULL) -> Report:
-    """Measure everything; takes about a minute. `say` hears what is being measured.
+    """Measure everything; takes about a minute. `say` gets the name of each measurement.
 
-    Raises: ModuleNotFoundError before anything is measured, on the host without torch.
+    Raises: ModuleNotFoundError before it measures anything, on the host without torch.
     """
     if device == "host" and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     machine = Machine()
-    # first: what the others leave to be collected, or open late, is not counted here
+    # first: later it would count garbage and late descriptors of the other measurements
     say(f"{extent.leak_rounds * extent.leak_cycles} swap cycles: descriptors, memory; then idle")
     leak = machine.watch(
         "leaks",

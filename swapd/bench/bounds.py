@@ -1,7 +1,7 @@
-"""The bounds that the project holds itself to, and whether figures keep them.
+"""The project's bounds, and whether the figures keep them.
 
-Counts are judged anywhere. Times are judged if the machine was quiet while they were measured.
-A bound in microseconds is that of one CPU: on another it is as many passes of the plain loop.
+Counts are always judged. Times are judged if the machine was quiet during the measurement.
+A bound in microseconds is for one CPU: on another it is as many passes of the plain loop.
 """
 
 from typing import Literal, NamedTuple
@@ -10,12 +10,12 @@ from swapd.bench.machine import too_busy
 from swapd.bench.pace import REFERENCE_US
 from swapd.bench.report import Judged, Report
 
-#: The bound of the first on a GPU, whose copies cost the host nothing.
+#: Bound of swap_in_ratio on a GPU, whose copies do not use the CPU.
 GPU_SWAP_IN = 0.95
 
 
 class Bound(NamedTuple):
-    """`key` is of Report; `of`, the measurement that it is from, of Raw."""
+    """`key` is a field of Report; `of` is its measurement, a field of Raw."""
 
     key: str
     of: str
@@ -42,7 +42,7 @@ BOUNDS = (
 
 
 def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
-    """Every figure that was measured; `too_short`: none of their times says anything."""
+    """Judge every measured figure; `too_short`: judge the counts only."""
     return {
         bound.key: _judged(report, bound, too_short)
         for bound in BOUNDS
@@ -61,7 +61,7 @@ def _judged(report: Report, bound: Bound, too_short: bool) -> Judged:
 
 
 def _unclear(report: Report, bound: Bound, too_short: bool) -> str:
-    """Why nobody can judge a time; "" if one can."""
+    """The reason why a time is not judged; "" if it is."""
     conditions = report.machine.conditions[bound.of]
     if too_short:
         return "too few rounds to judge times by"

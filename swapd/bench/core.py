@@ -12,17 +12,17 @@ from swapd.core.events import AnyEvent
 from swapd.shared import protocol
 
 EVENTS = 20_000
-#: The plain loop runs after so many of them, for as long as they took.
+#: Events between two runs of the plain loop, each as long as they took.
 BATCH = 200
 SEED = 7
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """Microseconds of CPU time."""
+    """The result, in microseconds of CPU time."""
 
     mean_us: float
     worst_us: float
-    #: A pass of the plain loop meanwhile, the mean.
+    #: Mean time of a pass of the plain loop meanwhile.
     loop_us: float
     events: int
     components: int
@@ -31,10 +31,10 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Trace:
-    """Agents that acquire, hold and release, so that about `waiters` always wait.
+    """Threads that acquire, hold and release, so that about `waiters` acquires always wait.
 
-    Components of unequal size, a device that holds a third of them; some acquires take
-    two components, some have a deadline or a priority, some are cancelled.
+    Components have different sizes, and the device holds a third of them. Some acquires take two
+    components, some have a deadline or a priority, some are cancelled.
     """
 
     def __init__(self, components: int, waiters: int) -> None:
@@ -52,13 +52,13 @@ class Trace:
         self._open(sizes)
 
     def run(self, count: int) -> None:
-        """Feed events until `count` were handled, and keep the time of each."""
+        """Feed events until `count` were handled, and record the time of each."""
         until = len(self.times_s) + count
         while len(self.times_s) < until:
             self._feed(self._next())
 
     def fill(self) -> None:
-        """Let as many wait as always shall; nothing is timed."""
+        """Add waiting acquires up to `waiters`; nothing is timed."""
         while len(self._waiting) < self._waiters:
             self._feed(self._acquire())
         self.times_s.clear()
@@ -101,7 +101,7 @@ class Trace:
         return self._now
 
     def _feed(self, event: AnyEvent) -> None:
-        started = time.thread_time()  # the core waits for nothing; a busy machine may let it wait
+        started = time.thread_time()  # CPU time: waits on a busy machine do not count
         done = self.core.handle(event)
         self.times_s.append(time.thread_time() - started)
         for action in done:
@@ -120,7 +120,7 @@ class Trace:
 
 
 def measure(components: int, waiters: int, count: int = EVENTS) -> Handle:
-    """Mean microseconds an event, `waiters` acquires always waiting; the plain loop in turn."""
+    """Mean microseconds of an event with `waiters` waiting acquires; the plain loop in turn."""
     trace, loop = Trace(components, waiters), Loop()
     trace.fill()
     paces = []

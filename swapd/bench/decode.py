@@ -1,6 +1,6 @@
-"""A decode loop that acquires and releases at every step, beside its own work.
+"""A decode loop that acquires and releases at every step, besides its own work.
 
-The step is the same work done for a fixed time: what is measured is what swapd adds to it.
+A step works for a fixed time: the measurement is the time that swapd adds.
 """
 
 import statistics
@@ -17,14 +17,14 @@ WARM_UP = 20
 
 
 class Decode(msgspec.Struct, frozen=True):
-    """Medians over `steps`. `share`: what acquire and release cost, of a step."""
+    """Medians over `steps`. `share`: acquire and release as a share of a step."""
 
     share: float
     acquire_s: float
     release_s: float
     step_s: float
     steps: int
-    #: Uses that the daemon has counted, warm-up included: none goes untold for good.
+    #: Uses that the daemon counted, warm-up included: every use is reported in the end.
     uses: int
 
 
@@ -47,7 +47,7 @@ def measure(device: str = "host", steps: int = STEPS) -> Decode:
                 lease.release()
                 releases.append(time.perf_counter() - stepped)
                 acquires.append(acquired - started)
-            client.status()  # before it asks for anything else it says what it used
+            client.status()  # a request reports the uses before it
             uses = observer.status().hits - hits
     acquire_s = statistics.median(acquires[WARM_UP:])
     release_s = statistics.median(releases[WARM_UP:])

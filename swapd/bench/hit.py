@@ -1,7 +1,7 @@
 """Acquire and release of a resident component against two bare round trips.
 
-Two components in turn, so that each use is asked for: who takes the same again at once sends no
-message (`decode.py`).
+Two components in turn, so that each use sends a message: using the same one again sends none
+(`decode.py`).
 
 The bare side is ZeroMQ's sockets with nothing behind them: a DEALER here, a ROUTER under
 zmq.asyncio and uvloop there, the same messages encoded and decoded by msgspec on both sides.
@@ -37,7 +37,7 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
-    """Blocks of either side in turn."""
+    """Run blocks of both sides in turn."""
     hits, bare = [], []
     with (
         tempfile.TemporaryDirectory(prefix="swapd-") as folder,
@@ -67,7 +67,7 @@ def _hit(client: swapd_client.Client) -> float:
 
 
 class _Echo:
-    """The bare side, in a process of its own."""
+    """The bare side, in its own process."""
 
     def __init__(self, endpoint: str) -> None:
         spawned = multiprocessing.get_context("spawn")

@@ -1,9 +1,8 @@
-"""What hooks cost a model that fits: forwards of it attached, and of its twin that is not.
+"""The cost of hooks for a model that fits: forwards of an attached model, and of a plain twin.
 
-A block computes on its weights, and then waits until a fixed time is over: what the hooks take
-is what is left, whatever the machine's speed does meanwhile. The model is made as most are, of a
-list of blocks and a norm: attached as one it has hooks around it and the norm, streamed around
-each block too.
+A block computes on its weights, and then waits until a fixed time is over: so the time of hooks is
+the difference, at any speed of the machine. Like most models it has a list of blocks and a norm.
+Attached as a whole it has hooks around itself and the norm, streamed around each block, too.
 """
 
 import statistics
@@ -20,14 +19,14 @@ BLOCKS = 16
 WIDTH = 256
 ROUNDS = 60
 WARM_UP = 5
-#: Who comes back at once for the third time sends no message any more.
+#: Forwards before each measurement: from the third on, an immediate reuse sends no message.
 LEAD = 3
 
 
 class Hooks(msgspec.Struct, frozen=True):
     """Medians over `rounds` forwards of `blocks` blocks of `block_s` seconds each."""
 
-    #: What hooks add to a forward: of a whole component, and of one that is streamed.
+    #: Share that hooks add to a forward: of a whole component, and of a streamed one.
     whole_share: float
     streamed_share: float
     bare_s: float
@@ -39,7 +38,7 @@ class Hooks(msgspec.Struct, frozen=True):
 
 
 def measure(rounds: int = ROUNDS) -> Hooks:
-    """Forwards of the three in turn, in one process with everything resident."""
+    """Run forwards of the three in turn, in one process with everything resident."""
     import torch
 
     models = [_model() for _ in range(3)]
@@ -69,7 +68,7 @@ def measure(rounds: int = ROUNDS) -> Hooks:
 
 
 def _forwards(model: Any, x: Any) -> float:
-    """Seconds that a forward in a loop takes: those before it have made it one."""
+    """Seconds of a forward in a loop: LEAD forwards come before it."""
     for _ in range(LEAD):
         model(x)
     started = time.perf_counter()

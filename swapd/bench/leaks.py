@@ -1,4 +1,4 @@
-"""Swap cycles: what daemon and worker keep of them. And how still an idle daemon is."""
+"""Leaks of daemon and worker over swap cycles. And wake-ups of an idle daemon."""
 
 import os
 import statistics
@@ -13,12 +13,12 @@ import msgspec
 import swapd_client
 from swapd import spawn
 
-#: In all 1,000 cycles, of two swaps each.
+#: 1,000 cycles in all, of two swaps each.
 ROUNDS = 10
 CYCLES = 100
 WARM_UP = 200
 NBYTES = 8 << 20
-#: The last records are written in this time; after that nothing is left to do.
+#: Time to write the last records; after that nothing is left to do.
 SETTLE_S = 0.5
 IDLE_S = 1.0
 IDLE_LOOKS = 3
@@ -30,10 +30,10 @@ class Leaks(msgspec.Struct, frozen=True):
     rounds: int
     cycles: int
     swaps: int
-    #: Descriptors that a round leaves open.
+    #: Descriptors that a round leaves open, in the median.
     daemon_fds: float
     worker_fds: float
-    #: Growth over all rounds.
+    #: Growth over all rounds, in bytes.
     daemon_rss_bytes: int
     worker_rss_bytes: int
     idle_wakeups_per_s: float
@@ -49,7 +49,7 @@ class Footprint(NamedTuple):
 def measure(
     device: str = "host", rounds: int = ROUNDS, cycles: int = CYCLES, nbytes: int = NBYTES
 ) -> Leaks:
-    """Two components that do not fit together, in turn; figures after a warm-up."""
+    """Swap two components that do not fit together in turn; count after a warm-up."""
     with (
         spawn.daemon(device=device, budget=nbytes + (2 << 20), chunk="2MiB") as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
@@ -61,7 +61,7 @@ def measure(
         daemons, workers = [_footprint(daemon.pid)], [_footprint(os.getpid())]
         for _ in range(rounds):
             _cycle(client, cycles)
-            swaps = client.status().loads - loads  # the answer comes when the last release is done
+            swaps = client.status().loads - loads  # the answer comes after the last release
             daemons.append(_footprint(daemon.pid))
             workers.append(_footprint(os.getpid()))
         time.sleep(SETTLE_S)
@@ -80,9 +80,9 @@ def measure(
 
 
 def growth(counts: Sequence[int]) -> float:
-    """By how much a count grows from one look to the next, in the median.
+    """Median growth of a count from one look to the next.
 
-    What is opened once, early or late, is no leak; a leak is there again after each round.
+    A descriptor that is opened once is not a leak; a leak grows in each round.
     """
     return statistics.median(after - before for before, after in pairwise(counts))
 
@@ -102,7 +102,7 @@ def _footprint(pid: int) -> Footprint:
 
 
 def _idle_wakeups_per_s(pid: int) -> float:
-    """The median of some looks: what was still on its way is seen in the first."""
+    """The median of some looks, of which only the first may see unfinished work."""
     counts = []
     for _ in range(IDLE_LOOKS):
         before = _switches(pid)
@@ -112,7 +112,7 @@ def _idle_wakeups_per_s(pid: int) -> float:
 
 
 def _switches(pid: int) -> int:
-    """How often the threads of a process have been switched to."""
+    """Context switches of all threads of a process."""
     switches = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         for line in (task / "status").read_text().splitlines():

@@ -1,8 +1,7 @@
 """Loading a component from a safetensors file, against reading that file into fresh memory.
 
-The file is in the page cache. What is counted as memory is what both processes have of their own,
-or map of files, and the host copies, each once: above what it was before, in a load that is not
-timed.
+The file is in the page cache. Memory is the private memory of both processes, their mapped file
+pages, and the host copies, each once. A separate load measures its growth, without timing.
 """
 
 import json
@@ -22,7 +21,7 @@ from swapd import spawn
 from swapd.shared import vm
 
 NBYTES = 512 << 20
-#: Tensors of different sizes, of which few are whole pages: as in a checkpoint.
+#: Tensors of different sizes, mostly not whole pages: as in a checkpoint.
 TENSORS = 61
 ROUNDS = 5
 _STEP_BYTES = 16 << 20
@@ -30,7 +29,7 @@ _SAMPLE_S = 0.002
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Medians, seconds; `peak_bytes` above the state before."""
+    """Medians, in seconds; `peak_bytes` is the growth of memory."""
 
     nbytes: int
     load_s: float
@@ -47,7 +46,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) -> Load:
-    """Both in turn, after one of each that is not counted."""
+    """Run both in turn, after a warm-up of each."""
     with (
         tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder,
         spawn.daemon(device=device, budget=nbytes + (64 << 20)) as daemon,
@@ -67,7 +66,7 @@ def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) ->
 
 
 def write(path: Path, nbytes: int) -> None:
-    """A file of about so many bytes of tensors."""
+    """Write a file with about `nbytes` of tensors."""
     sizes = [nbytes * (i + 1) // (TENSORS * (TENSORS + 1) // 2) // 2 * 2 for i in range(TENSORS)]
     head, end = {}, 0
     for i, size in enumerate(sizes):
@@ -84,7 +83,7 @@ def write(path: Path, nbytes: int) -> None:
 
 
 def read(path: Path) -> float:
-    """Seconds to read the whole file into memory that is used for the first time."""
+    """Seconds to read the whole file into fresh memory."""
     began = time.perf_counter()
     with path.open("rb", buffering=0) as file:
         nbytes = os.fstat(file.fileno()).st_size
@@ -98,22 +97,22 @@ def read(path: Path) -> float:
 
 
 def load(client: swapd_client.Client, path: Path) -> float:
-    """Seconds from the call until the component may be acquired; nothing is left of it then."""
+    """Seconds from the call until the component may be acquired; then it is unregistered."""
     began = time.perf_counter()
     client.load("loaded", path)
     took = time.perf_counter() - began
     client.unregister("loaded")
-    while client.status().host_copy_bytes:  # until it is dropped it is in the way of the next
+    while client.status().host_copy_bytes:  # until it is dropped it delays the next load
         time.sleep(0.01)
     return took
 
 
 class Peak:
-    """The most that was seen, in bytes above what there was before."""
+    """The peak growth of memory, in bytes."""
 
-    #: What processes have of their own, and host copies: memory that nothing else can have.
+    #: Private memory of processes, and host copies: memory that nothing else can use.
     own = 0
-    #: That, and what they map of files: pages that may be dropped and read again.
+    #: The same with mapped file pages, which the kernel can drop and read again.
     with_files = 0
 
 
@@ -140,7 +139,7 @@ def peak(worker: int, daemon: int | None = None) -> Iterator[Peak]:
 
 
 def _host_bytes(worker: int, daemon: int | None) -> tuple[int, int]:
-    """Own memory, and what is mapped of files."""
+    """Private memory, and mapped file pages."""
     counted = [_of_process(pid) for pid in (worker, daemon) if pid is not None]
     masters = 0 if daemon is None else _masters(daemon)
     return sum(own for own, _ in counted) + masters, sum(files for _, files in counted)
@@ -154,7 +153,7 @@ def _of_process(pid: int) -> tuple[int, int]:
 
 
 def _masters(daemon: int) -> int:
-    """What host copies occupy, whether anybody has mapped them or not."""
+    """Memory of the host copies, mapped or not."""
     occupied = {}
     folder = f"/proc/{daemon}/fd"
     for fd in os.listdir(folder):

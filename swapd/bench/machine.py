@@ -1,9 +1,9 @@
-"""Whether the machine was quiet while a figure was measured: else nobody can judge the figure.
+"""Checks whether the machine was quiet during a measurement: else the figure is not judged.
 
-Before and after each measurement the plain loop of `pace.py` runs alone, and shows how fast the
-machine is and whether its thread has to wait for a CPU. Of the time between, the kernel says how
-much the CPUs did that was not ours, and how much the hypervisor kept. What the kernel does not say
-(another kernel, a container) is named, and the rest is still looked at.
+Before and after each measurement the plain loop of `pace.py` runs alone: it shows the machine's
+speed, and waits of its thread for a CPU. For the time between, the kernel's counters show the CPU
+time of other processes, and the time that the hypervisor took. Missing counters (another kernel, a
+container) are named, and the rest is still checked.
 """
 
 import os
@@ -19,37 +19,37 @@ from swapd.bench.pace import Loop
 
 Measured = TypeVar("Measured")
 
-#: A probe is the quietest of some slices: what our own last measurement leaves ends in the first.
+#: A probe is the quietest of some slices: leftovers of the last measurement end in the first.
 SLICES = 3
 SLICE_S = 0.02
-#: Of the time of a probe, most that its thread may wait for a CPU.
+#: Largest share of a probe's time for which its thread may wait for a CPU.
 WAITED_MAX = 0.1
-#: Of the time in which CPUs have work, most that the hypervisor may give to others.
+#: Largest share of busy CPU time that the hypervisor may give to others.
 STEAL_MAX = 0.02
-#: What others may use, in CPUs, where fewer than NEEDED_CPUS are left: a worker's and the daemon's.
+#: Most CPUs that other processes may use, if that leaves fewer than the two of worker and daemon.
 OTHERS_MAX_CPUS = 0.25
 NEEDED_CPUS = 2
-#: How many times as long as at best the plain loop may take.
+#: Longest time of the plain loop, as a multiple of its best.
 SLOWER_MAX = 1.5
-#: The kernel's counts are believed if they are of so much of the time that went by.
+#: Least share of the elapsed time that the kernel's counts must cover.
 _COUNTED_MIN = 0.5
-#: A clock of CPU time that goes in longer steps says nothing of what is measured here.
+#: Largest useful step of the CPU time clock.
 STEP_MAX_S = 1e-3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: What is not known without it.
-_OF_STAT = "steal time, and what other processes use of the CPUs"
+#: Facts that are unknown without it.
+_OF_STAT = "steal time, and the CPU time of other processes"
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """What a measurement had of the machine. None: not known here."""
+    """The machine's state during a measurement. None: unknown here."""
 
-    #: Microseconds a pass of the plain loop, before it or after it: the slower.
+    #: Microseconds of a pass of the plain loop, before or after: the slower.
     loop_us: float
-    #: Of the time of that loop, the share in which it waited for a CPU.
+    #: Share of that loop's time for which it waited for a CPU.
     waited: float | None
-    #: CPUs that other processes, and the kernel for them, kept busy meanwhile.
+    #: CPUs that other processes, and the kernel for them, kept busy.
     others_cpus: float | None = None
-    #: Of the time in which CPUs had work, the share that the hypervisor gave to others.
+    #: Share of busy CPU time that the hypervisor gave to others.
     steal: float | None = None
 
 
@@ -59,17 +59,17 @@ class Surroundings(msgspec.Struct, frozen=True):
     cpus: int
     loop_us: float
     conditions: dict[str, Conditions]
-    #: What the kernel does not say here.
+    #: Facts that the kernel does not report here.
     not_probed: list[str]
 
 
 class CpuTimes(NamedTuple):
-    """Seconds of all CPUs that this process may use, since the machine's start."""
+    """Seconds of all CPUs that this process may use, since boot."""
 
     cpus: int
     counted_s: float
     idle_s: float
-    #: None where the kernel has no such count.
+    #: None if the kernel does not count it.
     steal_s: float | None
 
     def since(self, before: "CpuTimes") -> "CpuTimes":
@@ -89,17 +89,17 @@ class Machine:
         self._loop = Loop()
         self._cpus = os.sched_getaffinity(0)
         self._best_us = float("inf")
-        #: The probe after the last measurement is the one before the next.
+        #: The probe after the last measurement, which is also the one before the next.
         self._last: Conditions | None = None
         self._conditions: dict[str, Conditions] = {}
         self._not_probed: dict[str, None] = {}
         self._step_s = clock_step_s()
         if self._step_s > STEP_MAX_S:
             self._not_probed[f"waiting for a CPU: CPU time has steps of {self._step_s:g} s"] = None
-        self._loop.run(SLICE_S)  # the interpreter learns it
+        self._loop.run(SLICE_S)  # warms up the interpreter
 
     def watch(self, name: str, measure: Callable[[], Measured]) -> Measured:
-        """What `measure` returns. The processes that it starts must have ended by then."""
+        """Run `measure`; return its result. Its child processes must have ended by then."""
         before = self._last or self._probe()
         times, own_s, began = self._times(), _own_s(), time.monotonic()
         result = measure()
@@ -135,7 +135,7 @@ class Machine:
     def _meanwhile(
         self, before: CpuTimes | None, took_s: float, own_s: float
     ) -> tuple[float | None, float | None]:
-        """CPUs that others used, and the share of steal."""
+        """CPUs used by others, and the share of steal."""
         after = self._times()
         if before is None or after is None:
             return None, None
@@ -160,7 +160,7 @@ class Machine:
 
 
 def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
-    """The counts of `cpus` in what /proc/stat says. Raises: ValueError if they are not there."""
+    """The counts of `cpus` in the text of /proc/stat. Raises: ValueError if they are missing."""
     ticks = {}
     for line in stat.splitlines():
         name, *counts = line.split()
@@ -178,12 +178,12 @@ def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
     )
 
 
-#: Where a count stands in its line; those after steal are parts of others.
+#: Columns of the counts; those after steal are parts of others.
 _IDLE, _IO_WAIT, _STEAL = 3, 4, 7
 
 
 def too_busy(found: Conditions, surroundings: Surroundings) -> str:
-    """Why nothing can be judged that was measured then; "" if it can."""
+    """The reason why figures of that time are not judged; "" if they are."""
     reasons = []
     if found.waited is not None and found.waited > WAITED_MAX:
         reasons.append(f"waited {100 * found.waited:.0f} % of the time for a CPU")
@@ -199,7 +199,7 @@ def too_busy(found: Conditions, surroundings: Surroundings) -> str:
 
 
 def clock_step_s() -> float:
-    """By how much the clock of a thread's CPU time goes on, at the least."""
+    """The smallest step of the clock of a thread's CPU time."""
     began = time.thread_time()
     while (now := time.thread_time()) == began:
         pass
@@ -211,6 +211,6 @@ def _share(part: float, whole: float) -> float:
 
 
 def _own_s() -> float:
-    """CPU seconds of this process, and of those of its children that it has waited for."""
+    """CPU seconds of this process and of its reaped children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

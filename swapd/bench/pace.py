@@ -1,8 +1,8 @@
-"""How fast this machine runs plain Python just now: a loop of the kind of work that the core does.
+"""The speed of plain Python on this machine just now: a loop of work like the core's.
 
-Small objects made and dropped, attributes, dicts, calls of small functions, short sorts. It runs
-between what is measured, for about as long: whatever slows one slows the other, and bounds in
-microseconds are so many passes of it.
+It makes and drops small objects, and uses attributes, dicts, small functions and short sorts. It
+runs between the measurements, for about as long, so a slow machine slows both. Bounds in
+microseconds count passes of it.
 """
 
 import time
@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Microseconds a pass on the CPU on which the bounds in microseconds were set.
+#: Microseconds of a pass on the CPU on which the bounds in microseconds were set.
 REFERENCE_US = 7.3
 
 _THINGS = 600
 _STEPS = 12
-#: A look at the clock is a system call.
+#: Passes between two looks at the clock, each of which is a system call.
 _BETWEEN_LOOKS = 16
 
 
@@ -36,10 +36,10 @@ class _Taken(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Some passes of the loop, one at least."""
+    """Some passes of the loop, at least one."""
 
     passes: int
-    #: Of CPU time: what a busy machine lets it wait is not in it.
+    #: CPU time, which does not include waits on a busy machine.
     seconds: float
 
     @property
@@ -49,13 +49,13 @@ class Pace(NamedTuple):
 
 
 def total(paces: Iterable[Pace]) -> Pace:
-    """All of them. There must be one."""
+    """The sum of all, at least one."""
     passes, seconds = zip(*paces, strict=True)
     return Pace(sum(passes), sum(seconds))
 
 
 class Loop:
-    """Things that are taken in turn, looked at, and given back."""
+    """Takes things in turn, looks at them, and gives them back."""
 
     def __init__(self) -> None:
         self._things = {f"thing-{i}": _Thing(f"thing-{i}", i * 7 % 13 + 1) for i in range(_THINGS)}
@@ -65,7 +65,7 @@ class Loop:
         self._now = 0
 
     def run(self, for_s: float) -> Pace:
-        """As many passes as take about `for_s` seconds of CPU time; one at least."""
+        """Run for about `for_s` seconds of CPU time, at least one pass."""
         began = time.thread_time()
         passes, took_s = 0, 0.0
         while took_s < for_s or not passes:

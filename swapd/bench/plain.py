@@ -1,7 +1,7 @@
-"""What a swap-in is compared with: the plainest copy of as many bytes onto the device.
+"""The baseline of a swap-in: the simplest copy of as many bytes onto the device.
 
-On the host `torch.Tensor.copy_`; on a GPU one cudaMemcpyAsync from pinned memory, which is
-the driver's cuMemcpyHtoDAsync by another name.
+On the host that is `torch.Tensor.copy_`; on a GPU one cudaMemcpyAsync from pinned memory, which
+is the driver's cuMemcpyHtoDAsync.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Copier(NamedTuple):
-    """`copy` blocks until all bytes are there, in `threads` threads of the host."""
+    """`copy` blocks until all bytes are copied, in `threads` threads of the host."""
 
     copy: Callable[[], object]
     threads: int
 
 
 def copier(device: str, nbytes: int) -> AbstractContextManager[Copier]:
-    """A copier of `nbytes` bytes onto `device`, its memory its own. Raises: DeviceError."""
+    """A copier of `nbytes` bytes onto `device`, with its own memory. Raises: DeviceError."""
     return _on_host(nbytes) if device == "host" else _on_gpu(device, nbytes)
 
 

@@ -1,4 +1,4 @@
-"""What `swapd bench` finds."""
+"""The result of `swapd bench`."""
 
 from typing import Literal
 
@@ -18,23 +18,23 @@ class Raw(msgspec.Struct, frozen=True):
     handle_busy: core.Handle
     leaks: leaks.Leaks
     load: load.Load
-    #: On the host alone, which can be told how slow to be.
+    #: On the host device only, which has a configurable bandwidth.
     stream: streaming.Streaming | None = None
     hooked: hooks.Hooks | None = None
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A figure beside its bound, which is `bound` on this machine."""
+    """A figure and its bound on this machine."""
 
     side: Literal["at least", "at most"]
     bound: float
     verdict: Literal["ok", "failed", "not judged"]
-    #: Of what is not judged.
+    #: The reason if it is not judged.
     why: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `swapd bench --json` prints."""
+    """The output of `swapd bench --json`."""
 
     #: Speed of a swap-in, call to grant, over that of a plain copy (above 1: faster):
     #: `torch.Tensor.copy_` on the host, one from pinned memory on a GPU.
@@ -43,29 +43,28 @@ class Report(msgspec.Struct, frozen=True):
     bytes_back: int
     #: Acquire and release of a resident component over two bare round trips.
     hit_rtt_ratio: float
-    #: What acquire and release at every step add to a loop of 5 ms a step.
+    #: Share that acquire and release add to a loop of 5 ms a step.
     decode_share: float
     #: Mean microseconds of `Residency.handle`: 10 components and 10 waiters; 100 and 1,000.
     handle_us: float
     handle_busy_us: float
-    #: Descriptors that a round of swap cycles leaves open, and bytes after all rounds: the larger
-    #: of daemon and worker.
+    #: Descriptors that a round of swap cycles leaves open, and memory growth over all rounds: the
+    #: larger of daemon and worker.
     fd_growth: float
     rss_growth_bytes: int
-    #: Speed of loading a safetensors file, call to acquirable, over that of reading it; and the
-    #: most host memory meanwhile, over the file's bytes.
+    #: Speed of loading a safetensors file, call to acquirable, over that of reading it; and peak
+    #: host memory over the file's bytes.
     load_speed_ratio: float
     load_memory_ratio: float
     raw: Raw
     machine: Surroundings
     device: str = "host"
-    #: A pass over 16 blocks whose copies take as long as they compute, over computing alone; and
-    #: the most that was on the device, in blocks. None: not measured.
+    #: A pass over 16 blocks whose copies take as long as their computing, over computing alone; and
+    #: the peak on the device, in blocks. None: not measured.
     stream_ratio: float | None = None
     stream_peak_blocks: float | None = None
-    #: What hooks add to a forward that finds all of the model there, of 16 blocks of 1 ms: of one
-    #: that is a component, or of one that is streamed, whichever is more.
-    #: None: not measured.
+    #: Share that hooks add to a forward of a resident model, of 16 blocks of 1 ms: the larger of a
+    #: whole component and a streamed one. None: not measured.
     hooks_share: float | None = None
     #: By the name of the figure.
     judged: dict[str, Judged] = {}

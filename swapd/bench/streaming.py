@@ -1,7 +1,7 @@
-"""A component streamed block by block, beside the same computation on what never moves.
+"""Streaming a component block by block, against the same computation on resident weights.
 
 The device is so slow that a block's copy takes as long as its computation, and passes follow each
-other at once: whatever is not hidden shows.
+other at once: any copy that computing does not hide costs time.
 """
 
 import copy
@@ -17,7 +17,7 @@ import swapd_client
 from swapd import spawn
 
 BLOCKS = 16
-#: Small, since the host copies by its own hands: what counts is how long it takes.
+#: Small, because the CPU copies on the host: only its duration matters.
 BLOCK_BYTES = 4 << 20
 BLOCK_S = 0.03
 ROUNDS = 5
@@ -32,12 +32,12 @@ class Streaming(msgspec.Struct, frozen=True):
     alone_s: float
     blocks: int
     block_bytes: int
-    #: What a block's computation takes, and its copy.
+    #: Seconds of a block's computation, and of its copy.
     block_s: float
     rounds: int
-    #: The most that was on the device at a time, in blocks.
+    #: Peak on the device, in blocks.
     peak_blocks: float
-    #: By how many blocks are kept: which, in their order; and how many a pass then copies.
+    #: By the number of kept blocks: a map of the kept ones; and the blocks that a pass copies then.
     kept: dict[int, str]
     copied: dict[int, float]
 
@@ -51,7 +51,7 @@ def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> Streaming:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread: the other core copies. And where a core is busy, two threads
+    """torch computes in one thread: the other core copies. With a busy core, two threads would
     wait for each other in every block."""
     import torch
 
@@ -69,7 +69,7 @@ def _measure(torch: Any, rounds: int, block_s: float) -> Streaming:
     alone_s, stream_s = [], []
     with (
         torch.inference_mode(),
-        # room for all of them: what is not used was not needed
+        # room for all of them, so the peak shows the need
         spawn.daemon(
             budget=(BLOCKS + 4) * BLOCK_BYTES, bandwidth=f"{int(BLOCK_BYTES / block_s)}B/s"
         ) as daemon,
@@ -106,10 +106,10 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
     side = int((BLOCK_BYTES // 4) ** 0.5)
 
     class Block(torch.nn.Module):  # type: ignore[misc]
-        """It goes on with all of its weights until its time is over.
+        """A block that computes on all of its weights until a fixed time is over.
 
-        By the clock, since the machine's speed drifts and the device's does not: what shows is
-        what of the copies is not hidden.
+        Its time is fixed by the clock, as the device's speed is, although the machine's speed
+        drifts: so any extra time is that of copies.
         """
 
         def __init__(self) -> None:
@@ -137,14 +137,14 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
 
 
 def _kept(client: swapd_client.Client) -> str:
-    """Which are kept, one character each."""
+    """A map of the parts, one character each: k is kept."""
     return "".join(
         "." if c.policy == "sequential" else "k" for c in client.status().components if c.part_of
     )
 
 
 def _copied(client: swapd_client.Client, run: Callable[[], None]) -> float:
-    """How many blocks a pass copies, once those that are kept are in."""
+    """Blocks that a pass copies, once the kept ones are resident."""
     run()
     before = client.status().bytes_in
     run()

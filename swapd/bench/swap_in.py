@@ -1,7 +1,7 @@
-"""Swap-in of an absent component, an idle one of the same size evicted, call to grant.
+"""Time of a swap-in, call to grant, which evicts an idle component of the same size.
 
-The plain copy comes after the swap, not before: for some milliseconds after an operation
-torch's threads spin on every core, and whatever is measured then is measured beside them.
+The plain copy comes after the swap, not before: torch's threads spin on every core for some
+milliseconds after an operation, and would disturb a measurement there.
 """
 
 import multiprocessing
@@ -18,11 +18,11 @@ from swapd import spawn
 from swapd.bench import plain
 
 NBYTES = 256 << 20
-#: A GPU's copies are so fast that less would measure the messages.
+#: Larger for a GPU, whose copies are so fast that messages would dominate.
 GPU_NBYTES = 1 << 30
 ROUNDS = 51
 WARM_UP = 3
-#: Host copies are pinned in the background; a GPU's copies are not at their speed before.
+#: Host copies are pinned in the background; before that a GPU's copies are slow.
 PIN_S_PER_GIB = 0.8
 
 
@@ -51,7 +51,7 @@ def measure(
     program: Sequence[str] = spawn.SERVE,
     **settings: object,
 ) -> SwapIn:
-    """Two workers take turns; each swap is followed by a plain copy of as many bytes."""
+    """Two workers take turns; a plain copy of as many bytes follows each swap."""
     swaps, copies, first, later = [], [], [], []
     with (
         plain.copier(device, nbytes) as copier,
@@ -89,7 +89,7 @@ def measure(
 
 
 def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
-    """What is registered, and how all of it is read: on the host alone, where torch does it."""
+    """The weights, and a call that reads all of them: on the host only, with torch."""
     if device != "host":
         return bytearray(nbytes), lambda: None
     import torch
@@ -99,7 +99,7 @@ def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
 
 
 def _warm_up(client: swapd_client.Client, rival: "_Rival", device: str, nbytes: int) -> None:
-    """Some rounds; on a GPU until the host copies must have been pinned, which is not told."""
+    """Run some rounds; on a GPU until the host copies must be pinned, which nothing reports."""
     wait_s = 0.0 if device == "host" else 2 * nbytes / (1 << 30) * PIN_S_PER_GIB
     until = time.monotonic() + wait_s
     rounds = 0

@@ -15,17 +15,17 @@ from swapd.demo import stages, worker
 from swapd.demo.wire import unpack
 from swapd.shared.units import size
 
-#: Above the largest stage by 15 %, and under half of the three together.
+#: 15 % more than the largest stage, and less than half of the three together.
 BUDGET_BYTES = 168 << 20
 SEED = 7
 
 
 class DemoError(Exception):
-    """A stage failed; the message is its own."""
+    """A stage failed; the message is its error."""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What `swapd demo --json` prints. Bytes and seconds."""
+    """The output of `swapd demo --json`. Bytes and seconds."""
 
     bit_identical: bool
     evictions: int
@@ -83,13 +83,13 @@ def run(
 ) -> Summary:
     """Run the demo and write `wav`.
 
-    `say` hears what happens next; `watch` gets the daemon's folder, to follow its log.
+    `say` gets the next step; `watch` gets the daemon's folder, to follow its log.
     Blocks for the whole run. Raises: DemoError, SpawnError.
     """
     budget = BUDGET_BYTES
     with spawn.daemon(budget=budget) as daemon, _workers(str(daemon.folder)) as workers:
         watch(daemon.folder)  # before the workers connect, which takes them a while
-        say("Building thinker, talker and token2wav, each in a process of its own")
+        say("Building thinker, talker and token2wav, each in its own process")
         sizes = {stage.name: stage.built() for stage in workers}
         say(", ".join(f"{name} {size(n)}" for name, n in sizes.items()))
         say(f"First {rounds} rounds without swapd: all {size(sum(sizes.values()))} in memory")

@@ -2,11 +2,11 @@
 
 Every stage is the architecture that the transformers package ships, with a reduced
 configuration and weights drawn from a seed, so nothing has to be downloaded. The weights
-were never trained: what comes out is noise, but it depends on every layer that runs, which
-makes it a sensitive check that a stage ran with the weights it should have. It shows nothing
-about the vision tower, nor about embeddings of tokens that do not occur.
+are untrained, so the output is noise. But it depends on every layer that runs, which makes it a
+sensitive check that a stage ran with its own weights. It checks neither the vision tower nor
+embeddings of tokens that do not occur.
 
-A process builds the one stage it serves and passes dicts of plain CPU tensors on::
+Each process builds one stage, and passes dicts of plain CPU tensors on::
 
     thinker = build("thinker", seed=1)
     talker = build("talker", seed=1)
@@ -62,7 +62,7 @@ THINKER_WIDTH = 768
 MEL_BINS = 128
 
 # The codec's size and special tokens are the full model's. Tokens from CODES upwards are
-# special ones, which the vocoder has no embedding for.
+# special ones, for which the vocoder has no embedding.
 CODES = 8193
 CODEC_VOCABULARY = 8448
 CODEC_PAD = 8292
@@ -229,7 +229,7 @@ def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor, rate: int = 
         out.setnchannels(1)
         out.setsampwidth(2)
         out.setframerate(rate)
-        # A wave file is little-endian whatever this machine is.
+        # A wave file is little-endian on every machine.
         out.writeframes(samples.numpy().astype("<i2").tobytes())
 
 
@@ -256,7 +256,7 @@ def _talker_inputs(
     entry runs from the first layer's input to the last layer's output.
     """
     prompt, *reply = [entry[0] + entry[-1] for entry in hidden_states]
-    # The talker gets what the thinker made of a sound, but not the sound itself.
+    # The talker gets the thinker's encoding of a sound, but not the sound itself.
     is_audio = (prompt_ids == AUDIO).unsqueeze(-1)
     prompt = torch.where(is_audio, hidden_states[0][-1], prompt)
     special = torch.tensor([[SPEECH_START, SPEECH_END, SPEECH_PAD]])
@@ -363,7 +363,7 @@ def _token2wav(transformers: Any) -> tuple[Any, Any]:
     return transformers.Qwen2_5OmniToken2WavModel, config
 
 
-# By stage: what returns the class to build, and its reduced configuration.
+# For each stage, the function that returns its class and its reduced configuration.
 _ARCHITECTURES: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "thinker": _thinker,
     "talker": _talker,

@@ -1,4 +1,4 @@
-"""How the demo's processes hand tensors to each other: bytes with a type and a shape."""
+"""The encoding of tensors between the demo's processes: bytes with a type and a shape."""
 
 import msgspec
 import torch

@@ -1,4 +1,4 @@
-"""One stage in a process of its own: build it, then run it, with or without swapd."""
+"""One stage in its own process: build it, then run it, with or without swapd."""
 
 import time
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def main(connection: Connection, stage: str, seed: int, endpoint: str) -> None:
         _serve(connection, stage, seed, endpoint)
     except EOFError:
         return
-    except Exception as exc:  # noqa: BLE001 - whatever it is, the demo must hear it
+    except Exception as exc:  # noqa: BLE001 - the demo must get any error
         connection.send_bytes(msgspec.msgpack.encode(Failed(f"{type(exc).__name__}: {exc}")))
 
 

@@ -1,8 +1,8 @@
-"""Who may see the page: the token, the name it was asked by, and what browsers are told.
+"""Access to the page: the token, the allowed host names, and the headers for browsers.
 
-On the loopback a page of another site could have a browser ask here by a name of its own
-(rebinding): only the loopback's names are served there. Elsewhere the token, which such a page has
-not, is required.
+On the loopback, a page of another site could make a browser ask here by its own host name (DNS
+rebinding): so only the loopback's names are served there. Elsewhere the token is required, which
+such a page does not have.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 COOKIE = "swapd"
-#: Of a form with a token.
+#: Largest login form.
 FORM_MAX_BYTES = 4096
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -29,14 +29,14 @@ _LOGIN = """<!doctype html><html lang="en"><meta charset="utf-8">
 
 
 class Door:
-    """Around an ASGI app: lets in whoever may see it."""
+    """Wraps an ASGI app, and lets in only requests with access."""
 
     def __init__(self, app: App, token: str, *, loopback: bool, policy: str) -> None:
-        """`token`: "" if none is needed. `policy`: what browsers may load for the page."""
+        """`token`: "" if none is needed. `policy`: the page's content security policy."""
         self._app = app
         self._token = token.encode()
         self._loopback = loopback
-        #: What a cookie holds is good for this token, and does not tell it.
+        #: The cookie's value: it is valid for this token, and does not reveal it.
         self._cookie = hmac.new(self._token, b"swapd page", hashlib.sha256).hexdigest()
         self._headers = [
             (b"cache-control", b"no-store"),
@@ -57,7 +57,7 @@ class Door:
         await (answer or self._app)(scope, receive, headed)
 
     async def _refusal(self, request: Request) -> Response | None:
-        """Why it is not let in; None if it is."""
+        """The refusal of a request; None if it is let in."""
         if self._loopback and _name(request.headers.get("host", "")) not in _LOOPBACK:
             return PlainTextResponse("ask for it by localhost or 127.0.0.1\n", 421)
         if _from_another_site(request):
@@ -98,13 +98,13 @@ class Door:
 
 
 def _name(host: str) -> str:
-    """Of a Host header, less its port."""
+    """The name in a Host header, without its port."""
     if host.startswith("["):
         return host[: host.find("]") + 1]
     return host.partition(":")[0].lower()
 
 
 def _from_another_site(request: Request) -> bool:
-    """Whether a page of another site asks, other than by a link to follow."""
+    """Whether a page of another site sent the request, except to follow a link."""
     told = request.headers.get
     return told("sec-fetch-site") == "cross-site" and told("sec-fetch-mode") != "navigate"

@@ -1,7 +1,7 @@
-"""The daemon's swap log as it grows, record by record: none doubled, none left out unnoticed.
+"""The daemon's swap log as it grows: each record once, and missing ones counted.
 
-It subscribes first; what came before, and what the stream leaves out when records come faster than
-they are read, is taken from the file. What is in neither is counted.
+It subscribes first. It takes earlier records from the file, and also those that the stream omits
+when records come faster than they are read. It counts the records that neither has.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from swapd.shared.runtime_dir import Folder
 from swapd_client import Client, NotAnswering, connect
 from swapd_client.session.endpoint import find
 
-#: As commands are called, whose sessions are no workers.
+#: Like a command's label: its sessions are not workers.
 LABEL = "swapd http"
-#: How long the daemon may take to let in, and to answer first.
+#: Seconds that the daemon may take for a connection, and for its first answer.
 CONNECT_S = 10.0
-#: Records that wait to be read here. Past that they wait in the daemon, which drops some at last.
+#: Most unread records here. Beyond that they wait in the daemon, which drops some in the end.
 WAITING_MAX = 50_000
-#: So many are looked at before anything else has its turn.
+#: Most records that are read before other tasks run.
 BATCH = 200
-#: How far the file may lag behind the stream.
+#: Longest lag of the file behind the stream.
 LAG_S = 2.0
 
 
 class Feed:
-    """Of one daemon, for one task. Made in any thread; the caller closes it."""
+    """The records of one daemon, for one task. Made in any thread; the caller closes it."""
 
     def __init__(self, path: Path) -> None:
         """Connect to the daemon that serves `path`. Blocks. Raises: SwapdError, OSError."""
@@ -42,30 +42,30 @@ class Feed:
         try:
             with find(path) as folder:
                 self._socket = _subscribed(self._context, folder)
-                # only now: the record of this session comes by the stream, and what was before it
-                # is in the file
+                # only now, so that this session's record comes by the stream, and all records
+                # before it are in the file
                 self.client: Client = connect(path, label=LABEL, timeout=CONNECT_S)
             self.status: StatusReply = self.client.status(timeout=CONNECT_S)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        #: Set when all that was there before this has been looked at.
+        #: Set when all records before its start have been read.
         self.begun = asyncio.Event()
 
     def close(self) -> None:
-        """Let go of the daemon. Blocks for a moment."""
+        """Disconnect. Blocks for a moment."""
         self._context.destroy(linger=0)
         self.client.close()
 
     async def run(self, take: Callable[[Record], None], missed: Callable[[int], None]) -> None:
-        """Call `take` with each record, in order, and `missed` with how many there are none of
+        """Call `take` with each record, in order, and `missed` with the number of records missing
         before the next; until it is cancelled."""
         loop, come = asyncio.get_running_loop(), asyncio.Event()
         whole = Whole(Path(self.status.swap_log), take, missed)
         loop.add_reader(self._socket.fileno(), come.set)
         try:
             while True:
-                # libzmq says only once that there is something: read until nothing is left
+                # libzmq signals only the first message: read until nothing is left
                 while lines := self._read():
                     for line in lines:
                         await whole.received(line)
@@ -85,7 +85,7 @@ class Feed:
 
 
 class Whole:
-    """What a stream brings, and before each record what it left out, as far as a file has it."""
+    """The records of a stream, completed from a file as far as possible."""
 
     def __init__(
         self, path: Path, take: Callable[[Record], None], missed: Callable[[int], None]
@@ -93,11 +93,11 @@ class Whole:
         self._path = path
         self._take = take
         self._missed = missed
-        #: The number of the record that was handed on last.
+        #: The number of the last record passed on.
         self._last = 0
 
     async def received(self, line: bytes) -> None:
-        """The next one; one that is not new, or that this version does not read, is passed over."""
+        """Take the next record; skip an old one, or one that this version cannot read."""
         record = _parsed(line)
         if record is None or record.seq <= self._last:
             return
@@ -115,7 +115,7 @@ class Whole:
         self._take(record)
 
     async def _before(self, first: int) -> list[Record]:
-        """The records that the stream did not bring, from the file, which may lag behind it."""
+        """The records missing in the stream, from the file, which may lag behind it."""
         give_up = time.monotonic() + LAG_S
         while True:
             found = await asyncio.to_thread(_between, self._path, self._last, first)
@@ -125,27 +125,27 @@ class Whole:
 
 
 def _subscribed(context: "zmq.Context[zmq.Socket[bytes]]", folder: Folder) -> "zmq.Socket[bytes]":
-    """The stream, once the daemon knows of it. Blocks. Raises: NotAnswering."""
+    """The stream, once the daemon has the subscription. Blocks. Raises: NotAnswering."""
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.RCVHWM, WAITING_MAX)
     socket.subscribe(b"")
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
     socket.connect(f"ipc://{folder.inside / runtime_dir.EVENTS}")
     if not monitor.poll(int(CONNECT_S * 1000)):
-        raise NotAnswering(f"the daemon at {folder.path} lets nobody read its swap log")
+        raise NotAnswering(f"the daemon at {folder.path} accepts no reader of its swap log")
     socket.disable_monitor()
     return socket
 
 
 def _between(path: Path, last: int, first: int) -> list[Record]:
-    """Of the run that wrote last, the records after `last` and before `first` that are there."""
+    """The last run's records after `last` and before `first`, as far as the file has them."""
     with suppress(OSError):
         return [each.record for each in between(path, last, first) if not each.record.dropped]
     return []
 
 
 def _parsed(line: bytes) -> Record | None:
-    """None for what this version does not read."""
+    """The record; None if this version cannot read it."""
     try:
         return parse(line)
     except (OtherSchema, msgspec.MsgspecError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Bounds on what comes by HTTP: connections, headers, time, and what nobody reads.
+"""Bounds for HTTP: connections, headers, times, and unread data.
 
-uvicorn bounds the size of headers; how long they may take, and how long somebody may not read, it
-does not. Once a second each connection is looked at.
+uvicorn bounds the size of headers, but neither the time to send them nor the time without reading.
+This module checks each connection once a second.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: Connections at a time. One more takes the place of the one that has been idle longest.
+#: Most connections. One more replaces the one that has been idle longest.
 CONNECTIONS_MAX = 200
-#: How long a connection may take to ask something, and to read what it was sent.
+#: Seconds that a connection may take to send a request, and to read an answer.
 ASK_S = 10.0
 READ_S = 10.0
 HEADERS_MAX_BYTES = 16 << 10
@@ -25,7 +25,7 @@ class Guarded(H11Protocol):
     """One connection."""
 
     idle_since = 0.0
-    #: How much it has not read, and since when it has read nothing.
+    #: Its unread bytes, and the time since which it has read none.
     unread = 0
     unread_since = 0.0
 
@@ -34,17 +34,17 @@ class Guarded(H11Protocol):
         self.idle_since = self.loop.time()
         there = [each for each in self.connections if isinstance(each, Guarded) and each.there]
         if len(there) > CONNECTIONS_MAX:
-            idle = [each for each in there if each.idle]  # this one, if no other
+            idle = [each for each in there if each.idle]  # at least this one
             min(idle, key=lambda each: each.idle_since).transport.abort()
 
     @property
     def there(self) -> bool:
-        """Whether it has not ended; that it has is heard later."""
+        """Whether it is open; its end is reported later."""
         return not self.transport.is_closing()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being answered."""
+        """Whether it has no request in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def on_response_complete(self) -> None:
@@ -52,7 +52,7 @@ class Guarded(H11Protocol):
         super().on_response_complete()
 
     def look(self) -> None:
-        """End it if it takes too long."""
+        """End the connection if it takes too long."""
         now = self.loop.time()
         unread = self.transport.get_write_buffer_size()
         if not unread or not self.unread or unread < self.unread:
@@ -64,14 +64,14 @@ class Guarded(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves until it is told to end; signals are its process's own business."""
+    """Serves until it is told to end; the process handles signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def watch(self) -> None:
-        """Look at every connection, again and again."""
+        """Check every connection, again and again."""
         while True:
             await asyncio.sleep(LOOK_S)
             for each in list(self.server_state.connections):
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
 
 
 def server(app: Any) -> Server:
-    """One that says nothing of itself, and writes no log of who comes."""
+    """A server without a Server header and without an access log."""
     return Server(
         uvicorn.Config(
             app,

@@ -1,8 +1,8 @@
-"""What the page shows, as JSON: whole for whoever comes, and what has changed for those there.
+"""The page's data as JSON: everything for a new page, then the changes.
 
-Changes are put together for a moment, so that however fast records come, a page gets a few updates
-a second. A page that takes longer than that gets everything anew: nothing is kept for it. All of it
-is bounded: components shown, records, and how much of each one's past.
+It gathers changes for a moment, so a page gets a few updates a second, however fast records come.
+It keeps nothing for a slow page, which gets everything anew instead. All data is bounded: the
+components, the records, and the history of each component.
 """
 
 import asyncio
@@ -20,34 +20,34 @@ from swapd.shared import protocol
 from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 
-#: Changes wait so long for others, and updates are at least so far apart.
+#: Changes wait so long for others; the least time between updates.
 GATHER_S = 0.02
 APART_S = 0.1
-#: A connection on which nothing else goes shows so that it is there.
+#: A silent connection gets a comment so often, as a sign of life.
 SILENCE_S = 15.0
-#: The last records, the components that are shown, the waiters that are.
+#: Most records, components and waits that a page shows.
 LINES = 60
 ROWS_MAX = 500
 WAITS_MAX = 50
-#: What is told of the past. Of what changes all the time only a state a second.
+#: Bounds of the history. Frequent changes are reduced to one state a second.
 PAST_S = 300.0
 TRACK_MAX = 400
 TRACK_DENSE = 100
 DENSE_S = 1.0
 
-#: A state as it is drawn: coming, held, there, leaving; else out.
+#: Codes of drawn states: loading, held, resident, leaving; all others are out.
 _CODES = {"loading": "l", "lending": "l", "resident": "r", "lent": "h"}
 _LEAVING = ("revoking", "writing back", "reclaiming")
 
-#: Requests that a page says nothing of, so that nobody need find words for them.
+#: Requests that a page never shows: making their text would be wasted.
 _UNSAID = (protocol.Acquire, protocol.Release, protocol.Cancel, protocol.Prefetch, protocol.Commit)
 
-#: When, as what, and which share of it; of a component the share is 1.
+#: Time, state and resident share; the share of a component without parts is 1.
 Mark = tuple[float, str, float]
 
 
 class Live:
-    """Of one daemon. `take` and `missed` are a feed's; all in one loop."""
+    """The data of one daemon. A feed calls `take` and `missed`; all in one loop."""
 
     def __init__(self, status: StatusReply, clock: Callable[[], float]) -> None:
         """`clock()`: Unix time."""
@@ -66,7 +66,7 @@ class Live:
         self._updated_at = 0.0
         self._news = asyncio.Event()
         self.viewers = 0
-        #: Set when a page begins to look: what it is told of memory should not be old.
+        #: Set when a page connects: its memory figures should not be old.
         self.looked_at = asyncio.Event()
         self.closed = False
 
@@ -83,18 +83,18 @@ class Live:
         self._gather()
 
     def told(self, status: StatusReply) -> None:
-        """The daemon has said how it is."""
+        """Take the daemon's status."""
         self.status = status
         self.picture.correct(status)
         self._gather()
 
     def close(self) -> None:
-        """Nothing comes any more: `updates` end."""
+        """The daemon has ended: end `updates`."""
         self.closed = True
         self._news.set()
 
     async def updates(self) -> AsyncIterator[bytes]:
-        """For one page: server-sent events, the first with everything; until the daemon ends."""
+        """Server-sent events for one page, the first with everything; until the daemon ends."""
         self.viewers += 1
         self.looked_at.set()
         try:
@@ -112,7 +112,7 @@ class Live:
             self.viewers -= 1
 
     async def _is_news(self) -> bool:
-        """Whether there is an update, or an end, before the silence is too long."""
+        """Wait for an update or the end; False after SILENCE_S."""
         try:
             async with asyncio.timeout(SILENCE_S):
                 await self._news.wait()
@@ -145,7 +145,7 @@ class Live:
         news.set()
 
     def _everything(self) -> bytes:
-        """Made once for all who ask before the next update."""
+        """Encoded once for all pages that need it before the next update."""
         if not self._whole:
             since = self._clock() - PAST_S
             rows, _ = self._rows(self.picture.items)
@@ -187,7 +187,7 @@ class Live:
         }
 
     def _used(self) -> int:
-        """Whole chunks of what is on the device."""
+        """Bytes of the resident components, in whole chunks."""
         chunk = self.status.chunk_bytes
         items = self.picture.items.values()
         return sum(-(-item.nbytes // chunk) * chunk for item in items if item.inside)
@@ -203,7 +203,7 @@ class Live:
         }
 
     def _rows(self, names: Iterable[str]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Of these items what the page shows, parts together; and what it shows no more."""
+        """The rows of these items, with parts together; and rows to remove."""
         items = self.picture.items
         wanted = {_row_of(items[name]) if name in items else name for name in names}
         parts: dict[str, list[Item]] = {}
@@ -217,7 +217,7 @@ class Live:
     # --- the past ------------------------------------------------------------------------
 
     def _mark(self, rows: Iterable[dict[str, Any]]) -> dict[str, list[Mark]]:
-        """Note which of these are not where they were; return what was noted."""
+        """Record the rows whose drawn state changed; return these marks."""
         fresh = {}
         now = round(self._clock(), 2)
         for row in rows:
@@ -231,13 +231,13 @@ class Live:
             if track and track[-1][1:] == mark[1:]:
                 continue
             if len(track) > TRACK_DENSE and track[-1][0] > now - DENSE_S:
-                mark = (track.pop()[0], *row["where"])  # the page replaces what is of one time
+                mark = (track.pop()[0], *row["where"])  # the page replaces marks of the same time
             track.append(mark)
             fresh[name] = [mark]
         return fresh
 
     def _line(self, record: Record) -> dict[str, Any] | None:
-        """What a record says, if it belongs to what people follow."""
+        """The line of a record, if people follow such records."""
         event, action = record.event, record.action
         if type(event) is events.Asked:
             if isinstance(event.request, _UNSAID):
@@ -258,7 +258,7 @@ class Live:
 
 
 def _sent(data: bytes) -> bytes:
-    """As an event: JSON has no line break."""
+    """The data as a server-sent event: JSON has no line break."""
     return b"data: " + data + b"\n\n"
 
 
@@ -306,7 +306,7 @@ def _state(parts: list[Item]) -> str:
 
 
 def _code(parts: list[Item]) -> str:
-    """How the row is drawn now."""
+    """The code of the row's drawn state."""
     inside = [part for part in parts if part.inside]
     if not inside:
         return "o"
@@ -317,7 +317,7 @@ def _code(parts: list[Item]) -> str:
 
 
 def _recent(track: Iterable[Mark], since: float) -> list[Mark]:
-    """The marks that count since then: the last one before, too."""
+    """The marks since then, and the last one before."""
     marks = list(track)
     first = next((at for at, mark in enumerate(marks) if mark[0] >= since), len(marks))
     return marks[max(first - 1, 0) :]

@@ -1,7 +1,7 @@
-"""What `/metrics` says: the counts of the swap log, and what the daemon says of memory.
+"""The metrics of `/metrics`: the counts of the swap log, and the memory in the daemon's status.
 
-Pure. Names follow Prometheus: units are in them, bytes and seconds; counters end in `_total`.
-`deploy/grafana` and `deploy/prometheus` are written over these names.
+Pure. Names follow Prometheus: they have units, bytes and seconds; counters end in `_total`.
+`deploy/grafana` and `deploy/prometheus` use these names.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,20 +24,20 @@ from swapd.shared.protocol import StatusReply
 
 
 class Told(NamedTuple):
-    """What the daemon said last, and how many seconds ago."""
+    """The daemon's last status, and its age in seconds."""
 
     status: StatusReply
     age_s: float
 
 
 def render(now: Picture, told: Told, time: float, accept: str) -> tuple[bytes, str]:
-    """The text, and what it is, in a form that `accept` asks for. `time`: Unix time."""
+    """The text and its content type, in a form that `accept` allows. `time`: Unix time."""
     encode, kind = choose_encoder(accept)
     return encode(_Families(_families(now, told, time))), kind
 
 
 class _Families(list[Metric]):
-    """What an encoder takes: it asks a registry to collect."""
+    """A registry for the encoder, which collects from it."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         super().__init__(families)
@@ -72,7 +72,7 @@ def _memory(told: Told) -> Iterator[Metric]:
     for name, about, value in (
         ("swapd_arena_bytes", "Device memory that the daemon owns", status.budget_bytes),
         ("swapd_resident_bytes", "Arena that components and workspaces have", resident),
-        ("swapd_free_bytes", "Arena that nobody has", free),
+        ("swapd_free_bytes", "Arena that nothing uses", free),
         (
             "swapd_quarantined_bytes",
             "Arena to which a process that left may still write",
@@ -87,7 +87,7 @@ def _memory(told: Told) -> Iterator[Metric]:
         ),
         (
             "swapd_unpinned_bytes",
-            "Host copies that were refused to be pinned: their copies are slower",
+            "Host copies whose pinning failed: their copies are slower",
             status.unpinned_bytes,
         ),
         ("swapd_device_bytes", "Memory of the device", status.device_bytes),
@@ -97,7 +97,7 @@ def _memory(told: Told) -> Iterator[Metric]:
             status.device_free_bytes,
         ),
         ("swapd_uptime_seconds", "Since the daemon started", status.uptime_s + told.age_s),
-        ("swapd_status_age_seconds", "Since the daemon said how much memory it has", told.age_s),
+        ("swapd_status_age_seconds", "Since the daemon's last status", told.age_s),
     ):
         yield GaugeMetricFamily(name, about, value)
 
@@ -116,7 +116,7 @@ def _of_components(now: Picture) -> Iterator[Metric]:
         for label, tally in now.counts.of.items():
             family.add_metric((label,), count(tally))
         yield family
-    about = "Requests refused that named the component, by why"
+    about = "Requests refused that named the component, by reason"
     refusals = CounterMetricFamily("swapd_refusals", about, labels=("component", "code"))
     for label, tally in now.counts.of.items():
         for code, number in tally.refusals.items():
@@ -128,7 +128,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
     ("swapd_loads", "Copies of the component to the device", lambda tally: tally.loads),
     ("swapd_evictions", "Times it left the device", lambda tally: tally.evictions),
     ("swapd_hits", "Uses that found it on the device", lambda tally: tally.hits),
-    ("swapd_skips", "Acquires that only tried, and did not get it", lambda tally: tally.skips),
+    ("swapd_skips", "Optional acquires that did not get it", lambda tally: tally.skips),
 )
 
 
@@ -150,7 +150,7 @@ def _times(counts: Counts) -> Iterator[Metric]:
 def _queue(now: Picture, time: float) -> Iterator[Metric]:
     waits = now.waits.values()
     yield GaugeMetricFamily("swapd_queue_length", "Acquires without an answer", len(waits))
-    longest = "How long the acquire waits that has waited longest"
+    longest = "How long the longest waiting acquire has waited"
     value = picture.waiting(waits, time)
     yield GaugeMetricFamily("swapd_longest_wait_seconds", longest, max(value, 0.0))
 

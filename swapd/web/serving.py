@@ -1,6 +1,6 @@
-"""The page's process: what it serves, and how long.
+"""The page's process: its HTTP routes, and its lifetime.
 
-Lives here: putting feed, picture and HTTP together. May not live here: what any of them decides.
+Lives here: joining feed, picture and HTTP. May not live here: their decisions.
 """
 
 import asyncio
@@ -35,23 +35,23 @@ from swapd_client import SwapdError
 
 log = logging.getLogger("swapd.web")
 
-#: Pages that are kept up to date at a time.
+#: Most pages open at the same time.
 VIEWERS_MAX = 32
-#: A status that is no older is not asked for again; while anybody looks, one is asked so often.
+#: A newer status is used again; while pages are open, it is refreshed every LOOK_S.
 FRESH_S = 0.5
 LOOK_S = 5.0
-#: How long the daemon may take for one.
+#: Seconds that the daemon may take for a status.
 ANSWER_S = 5.0
-#: How long a daemon that has ended all sessions may take to stop.
+#: Seconds that a daemon may take to stop after it has ended all sessions.
 END_S = 10.0
-#: So much this gives way to what it watches.
+#: This process's niceness, in favour of the daemon.
 NICE = 5
-#: A scrape waits no longer for it: it goes on with the last one, which says how old it is.
+#: Longest wait of a scrape for a status: then it uses the last one, with its age.
 SCRAPE_S = 1.0
 
 
 class Memory:
-    """What the daemon says by `status`: asked for one at a time, however many want to know."""
+    """The daemon's status: one request at a time, however many tasks want it."""
 
     def __init__(self, feed: Feed) -> None:
         self._client = feed.client
@@ -64,7 +64,7 @@ class Memory:
         return time.monotonic() - self._at
 
     async def ask(self, within_s: float = ANSWER_S) -> StatusReply:
-        """How it is now, or was a moment ago. Raises: SwapdError; TimeoutError."""
+        """The current status, at most FRESH_S old. Raises: SwapdError; TimeoutError."""
         if self.age_s > FRESH_S:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.get_running_loop().create_task(self._ask(), name="status")
@@ -74,7 +74,7 @@ class Memory:
         return self.last
 
     async def _ask(self) -> SwapdError | None:
-        """Ask; what went wrong is returned, for perhaps nobody waits for it any more."""
+        """Ask; return an error instead of raising it, because no task may wait any more."""
         try:
             self.last = await asyncio.to_thread(self._client.status, timeout=ANSWER_S)
         except SwapdError as exc:
@@ -84,7 +84,7 @@ class Memory:
 
 
 class Site:
-    """What is there to be asked for."""
+    """The routes of the page."""
 
     def __init__(self, live: Live, memory: Memory) -> None:
         self._live = live
@@ -136,15 +136,15 @@ class Site:
 
 
 def main(settings: bytes) -> None:
-    """Serve until the daemon ends, or whoever started this does: then standard input ends.
+    """Serve until the daemon ends, or the process that started this one: then standard input ends.
 
     `settings`: a `Told`, as JSON.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the daemon is told, and tells this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # the daemon gets them, and ends this process
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of garbage it would warn
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of invalid requests
     fds.raise_limit()
     try:
         asyncio.run(_serve(msgspec.json.decode(settings, type=Told)))
@@ -183,7 +183,7 @@ async def _watch(feed: Feed, told: Told) -> None:
 
 
 def _readable(fd: int) -> asyncio.Event:
-    """Set once there is something to read, or the end; it stays there unread."""
+    """An event that is set once `fd` has data or has ended; the data stays unread."""
     loop, event = asyncio.get_running_loop(), asyncio.Event()
 
     def is_readable() -> None:
@@ -195,15 +195,15 @@ def _readable(fd: int) -> asyncio.Event:
 
 
 async def _end(told_to_end: asyncio.Event, ended: asyncio.Event) -> None:
-    """Wait until this process is told to end, or was not though its session has ended."""
+    """Wait until this process is told to end, or its session has ended for long enough."""
     await _first(told_to_end, ended)
-    with suppress(TimeoutError):  # a daemon that stops tells this process when it has stopped
+    with suppress(TimeoutError):  # a daemon ends this process when it has stopped
         async with asyncio.timeout(END_S):
             await told_to_end.wait()
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Wait for any of them."""
+    """Wait for any of the events."""
     loop = asyncio.get_running_loop()
     waits = [loop.create_task(event.wait(), name="event") for event in events]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +212,7 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 async def _look(memory: Memory, live: Live) -> None:
-    """Ask how it is, again and again while anybody looks at it."""
+    """Refresh the status while pages are open."""
     while True:
         if live.viewers or live.picture.uncertain:
             try:
@@ -230,7 +230,7 @@ def _clock() -> float:
 
 
 def _policy(page: str) -> str:
-    """What a browser may load and run: what is in the page, and nothing else."""
+    """The content security policy: a browser may load and run only the page's own parts."""
     allowed = {
         kind: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(pattern, page, re.DOTALL))
         for kind, pattern in (
