@@ -81,8 +81,8 @@ def _unknown(name: str, lines: Sequence[Line]) -> str:
     if near:
         hint = f"did you mean {' or '.join(map(repr, near))}?"
     else:
-        hint = f"it speaks of {', '.join(map(plain, sorted(names))) or 'no component'}"
-    return f"the swap log does not speak of {name!r}; {hint}"
+        hint = f"it has {', '.join(map(plain, sorted(names))) or 'no component'}"
+    return f"the swap log does not have {name!r}; {hint}"
 
 
 def _said(lines: Iterable[Line], wanted: set[int]) -> dict[int, Text]:

@@ -149,7 +149,7 @@ def _between(path: Path, last: int, following: Line) -> list[Line]:
 def _say_how_it_ended(client: Client) -> None:
     error = client.session.error
     if isinstance(error, DaemonStopping):
-        say_error("the daemon has stopped, and with it its log")
+        say_error("the daemon has stopped, so its log ends here")
     elif error is not None:
-        say_error("the daemon is gone without a goodbye, and with it its log")
+        say_error("the daemon is gone without a goodbye, so its log ends here")
         sys.exit(1)

@@ -196,7 +196,7 @@ def _token(config: Config) -> str:
         except OSError as exc:
             raise ConfigError(f"{where}: {exc.strerror}") from exc
         except UnicodeDecodeError as exc:
-            raise ConfigError(f"{where}: a token is of ASCII characters") from exc
+            raise ConfigError(f"{where}: a token may have ASCII characters only") from exc
     else:
         where, token = "$SWAPD_HTTP_TOKEN", http_token_from_environment() or ""
         if not token:

@@ -92,7 +92,7 @@ def say(record: Record, seen: Seen) -> Said:
             f"{size(start.chunk_bytes)}"
         )
         return Said("start", what, "", "bold", True)
-    why = "the disk was full, or it or this reader too slow"
+    why = "the disk was full, or the disk or this reader was too slow"
     return Said("missing", f"{record.dropped} records: {why}", "", BAD, True)
 
 
@@ -300,7 +300,7 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
     if seen.scratch.get(a.name) == "dropped":
         return f"dropped, {why}"
     if a.name in seen.scratch and seen.used.get(a.name) == 0:
-        return f"dropped, for nothing of it is used, {why}"
+        return f"dropped, as none of it is used, {why}"
     return why
 
 

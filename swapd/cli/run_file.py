@@ -141,7 +141,7 @@ def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:
     for one in list(here):
         if one.process is not None and (status := one.process.poll()) is not None:
             here.remove(one)
-            output.say(f"{one} has ended with status {status}; its own words are in {folder}")
+            output.say(f"{one} has ended with status {status}; its log is in {folder}")
 
 
 @contextmanager

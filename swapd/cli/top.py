@@ -20,8 +20,8 @@ def top(
 ) -> None:
     """Watch a device live, full-screen: components, waiters and copies.
 
-    Keys pin, unpin and evict the selected component, and tell its story; ? lists them. It waits for
-    a daemon that is restarted. NO_COLOR switches colours off.
+    Keys pin, unpin and evict the selected component, and show its records; ? lists them. It waits
+    for a daemon that is restarted. NO_COLOR switches colours off.
     """
     with needed("swapd top"):
         from swapd.cli.live.app import Top

@@ -174,7 +174,7 @@ def needs_of(
 def _without_cache(stage: Stage, room: int | None) -> Needs:
     usual = workspace.USUAL_BYTES[stage.kind]
     note = (
-        f"{stage.name}: taken to need {usual >> 30} GiB of workspace; say --room {stage.name}=SIZE"
+        f"{stage.name}: taken to need {usual >> 30} GiB of workspace; give --room {stage.name}=SIZE"
     )
     said = stage.kv_cache_bytes or 0
     return Needs(room or usual, said, said=True, notes=() if room else (note,))

@@ -232,7 +232,7 @@ def _header(path: Path) -> dict[str, int]:
         with regular(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _HEADER_MAX:
-                raise ValueError("its header is longer than any is")
+                raise ValueError("its header is too long")
             header = parsed_json(file.read(length))
         header.pop("__metadata__", None)
         return {name: _between(*e["data_offsets"]) for name, e in header.items()}

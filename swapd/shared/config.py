@@ -295,7 +295,7 @@ def _ignored(variables: list[str]) -> str:
     named = ", ".join(f"${v}" for v in variables)
     hint = "; ".join(meant) if meant else f"settings are: {', '.join(_KINDS)}"
     return (
-        f"ignored, as they are no settings: {named} (Kubernetes sets such for a service called "
+        f"ignored, as they are not settings: {named} (Kubernetes sets such for a service called "
         f"swapd); {hint}"
     )
 

@@ -77,9 +77,9 @@ def test_an_unknown_name_says_so_with_the_near_ones(swap_log: Path) -> None:
     done = swapd("log", "talkr", "--file", swap_log, status=1)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert "does not speak of 'talkr'; did you mean 'talker' or 'thinker'?" in line
+    assert "does not have 'talkr'; did you mean 'talker' or 'thinker'?" in line
     far = swapd("log", "zzz", "--file", swap_log, status=1).stderr
-    assert "it speaks of talker, thinker" in far
+    assert "it has talker, thinker" in far
 
 
 def test_of_a_running_daemon(daemon: Running) -> None:

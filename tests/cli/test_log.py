@@ -133,7 +133,7 @@ def test_following_misses_nothing_and_doubles_nothing(daemon: Running) -> None:
         rest, err = process.communicate(timeout=60)
     assert shown + rest == daemon.swap_log.read_text()
     assert process.returncode == 0
-    assert err == "swapd: the daemon has stopped, and with it its log\n"
+    assert err == "swapd: the daemon has stopped, so its log ends here\n"
 
 
 def test_following_shows_what_happens_as_it_happens(daemon: Running) -> None:
@@ -149,7 +149,7 @@ def test_a_daemon_that_dies_ends_it_with_a_clear_line(daemon: Running) -> None:
         daemon.stop(signal.SIGKILL)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == "swapd: the daemon is gone without a goodbye, and with it its log\n"
+    assert err == "swapd: the daemon is gone without a goodbye, so its log ends here\n"
 
 
 def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:

@@ -99,7 +99,7 @@ def test_the_log_of_a_turn_says_what_came_in_by_part_and_what_became_of_the_cach
         "weights 2 MiB in 2 of 3 parts, kv 8 MiB of zeros",
     ]
     evicted = [words for words in _said(daemon, "kv") if words.startswith("evict ")]
-    assert "dropped, for nothing of it is used, to make room for other" in evicted[1]
+    assert "dropped, as none of it is used, to make room for other" in evicted[1]
 
 
 def test_the_log_says_why_a_cache_is_lost(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class Top(App[None]):
             self._tell(reason(exc), error=True)
             return
         if not lines:
-            self._tell(f"the swap log does not speak of {plain(name)}", error=True)
+            self._tell(f"the swap log does not have {plain(name)}", error=True)
             return
         left_out = len(lines) - _STORY_MAX
         if left_out > 0:
