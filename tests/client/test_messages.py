@@ -1,4 +1,4 @@
-"""What the client raises and warns of says what happened to what, and what to do."""
+"""Each error and warning of the client names its subject, and a remedy."""
 
 import ast
 from collections.abc import Iterator
@@ -13,30 +13,30 @@ from swapd_client.session.channel import _named
 
 CLIENT = Path(swapd_client.__file__).parent
 
-#: Messages that name nothing, for there is one thing they can be about; or that nobody is shown.
+#: Messages without a name, since they have one possible subject, or no user sees them.
 OF_ONE_THING = {
     "budget= is for a daemon that connect starts: add start=True",
     "faults are not explained: there is no handler for this machine",
-    "cpu_offload_components names nothing; leave it out to offload all that is found",
+    "cpu_offload_components is empty; leave it out to offload all components found",
     "this client is closed; connect again",
     "there is no such work",  # a bug
     "there is no such memory",  # a bug
     "scratch has no values to update; write to it under a lease",  # it is mutable: refused before
     "this process was forked from one that uses swapd: sessions and weights stay with the parent. "
     "Connect in the child, or start it with spawn",
-    "a second welcome",  # ends the session, which says it in its own words
+    "a second welcome",  # ends the session, whose error says more
     "this program does not say which Python it is; run `swapd serve` yourself",
     "this version of vLLM does not make its KV cache as one buffer: set kv: private",
-    # by `_parsed`, with the option and its value
+    # from `_parsed`, with the option and its value
     "give seconds, 0 or more",
     "give seconds, more than 0",
     "give a number of chunks, 0 or more",
-    "somebody else is at its address",  # by `ranks`, with the rank
+    "somebody else is at its address",  # from `ranks`, with the rank
 }
 
 
 def bare_messages() -> Iterator[str]:
-    """The texts in which nothing is named, of all that is raised or logged as a warning."""
+    """The texts that name nothing, among all errors and logged warnings."""
     for path in CLIENT.rglob("*.py"):
         tree = ast.parse(path.read_text())
         raised = [
@@ -44,7 +44,7 @@ def bare_messages() -> Iterator[str]:
             for node in ast.walk(tree)
             if isinstance(node, ast.Raise)
             and isinstance(node.exc, ast.Call)
-            and isinstance(node.exc.func, ast.Name)  # else it is made elsewhere, of more
+            and isinstance(node.exc.func, ast.Name)  # else the text is longer, from another place
         ]
         logged = [
             node

@@ -1,4 +1,4 @@
-"""What holds a component, from when to when, and that nothing stays held."""
+"""A component is held from the beginning of a call to its end, and nothing stays held."""
 
 import asyncio
 import signal
@@ -469,7 +469,7 @@ def test_grad_mode_is_refused_unless_it_is_held_over_backward(client: Client) ->
         with torch.no_grad():
             model(X)
         model.requires_grad_(False)
-        with pytest.raises(NotWhileAttached, match="what it returned requires grad"):
+        with pytest.raises(NotWhileAttached, match="its output requires grad"):
             model(X.clone().requires_grad_())
         model(X)
         assert held_now(client) == 0

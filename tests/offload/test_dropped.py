@@ -113,7 +113,7 @@ def test_what_is_in_use_elsewhere_stays_and_is_named(
         gc.collect()
         while "stays registered, though its model is no more" not in caplog.text:
             pass
-        assert "client.unregister('vae') takes it back" in caplog.text
+        assert "client.unregister('vae') makes it private" in caplog.text
     client.unregister("vae")
 
 

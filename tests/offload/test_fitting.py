@@ -1,4 +1,4 @@
-"""What can never be in at once is said when it is attached, or by the call, with what to do."""
+"""A component that can never be on the device at once is refused, or warned of, with advice."""
 
 import logging
 import re
@@ -71,7 +71,7 @@ def test_what_shares_too_much_to_be_in_at_once_is_refused(client: Client) -> Non
 
 
 def test_blocks_that_do_not_fit_beside_what_is_in_none_are_refused(client: Client) -> None:
-    with pytest.raises(TooLarge, match=r"'dit' is streamed, and needs what is in no block and one"):
+    with pytest.raises(TooLarge, match=r"'dit' is streamed, and needs one block and all tensors"):
         attached(client, {"dit": Layered(4, 4, 13)}, blocks=["layers"], resident=0)
 
 
@@ -79,7 +79,10 @@ def test_what_will_not_fit_beside_what_stays_is_a_warning(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     attached(client, {"vae": layer(9), "dit": layer(9)}, stay=["vae"])
-    assert "once what stays is in (vae), a call of 'dit' will be refused" in warnings(caplog)
+    assert (
+        "with the permanent components on the device (vae), a call of 'dit' will be refused"
+        in warnings(caplog)
+    )
     caplog.clear()
     attached(client, {"vae": layer(5), "dit": layer(9)}, stay=["vae"])
     assert not warnings(caplog)
@@ -92,7 +95,9 @@ def test_a_call_in_a_call_for_which_there_is_no_room_says_so(
     with client.attach({"t": outer}, ["t", "t.second"]), torch.inference_mode():
         assert "'t.second' is in 't', and a call that comes from there will be" in warnings(caplog)
         outer.second(X)
-        with pytest.raises(WouldDeadlock, match=r"'t.second' was called inside .*one component"):
+        with pytest.raises(
+            WouldDeadlock, match=r"'t.second' was called from another .*one component"
+        ):
             outer(X)
 
 

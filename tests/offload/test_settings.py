@@ -192,7 +192,7 @@ def test_masters_are_pinned_by_the_daemon_whatever_is_asked_and_that_is_said() -
 
 
 def test_settings_made_directly_are_checked_too() -> None:
-    with pytest.raises(InvalidSettings, match="names nothing"):
+    with pytest.raises(InvalidSettings, match="is empty"):
         OffloadSettings(cpu_offload_components=())
 
 

@@ -351,7 +351,7 @@ def test_without_blocks_a_component_is_not_streamed_and_that_is_said(
     model = seeded(Decoder)
     with client.attach({"dit": model}, enable_layerwise_offload=True):
         assert leases(client).keys() == {"dit"}
-    assert "blocks= says which" in caplog.text
+    assert "Name its blocks in blocks=" in caplog.text
 
 
 def test_weights_that_blocks_share_are_with_the_rest(client: Client) -> None:

@@ -1,8 +1,8 @@
-"""What people build around attached modules, and would then run, or write to, without its hooks.
+"""Refuses wrappers and traces of attached modules, which would use the weights without the hooks.
 
-It is seen when it is registered: what `torch.fx` traced takes over modules and parameters, and so
-do wrappers that read and write all weights as they are made. Both are refused in words, before
-anything is read.
+They show when a module is registered. A `torch.fx` trace takes over modules and parameters;
+DistributedDataParallel and FSDP read and write all weights in their constructors. Both get an error
+before they read anything.
 """
 
 import sys
@@ -15,10 +15,11 @@ from swapd_client.errors import NotWhileAttached
 from swapd_client.memory import ranges
 from swapd_client.offload import find
 
-#: They broadcast, or flatten, what they are given.
+#: Their constructors broadcast or flatten all parameters.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-#: Above who asks are what torch calls, what it registers a parameter by, and the module's
-#: `__setattr__`; and what keeps all that from being compiled.
+#: Frames searched above `_is_copied_by_fx`: torch's own calls, its registration of a parameter, the
+#: module's `__setattr__`, and the frames that keep these from being compiled.
+
 _NEAR = 8
 
 
@@ -28,19 +29,19 @@ def refuse(module: Module, new: object) -> None:
         if isinstance(new, Module) and (owner := _owner(new)) is not None:
             kind = type(module).__name__
             raise NotWhileAttached(
-                f"{owner!r} is attached to swapd, and a {kind} reads and writes all weights as it "
-                "is made, when nothing holds them: call detach() on its attachment first. A "
-                "DistributedDataParallel that is there can be attached"
+                f"{owner!r} is attached to swapd, and a {kind} reads and writes all weights in its "
+                "constructor, without a lease: call detach() on its attachment first. An existing "
+                "DistributedDataParallel can be attached"
             )
     elif _is_copied_by_fx() and (owner := _owner(new)) is not None:
         raise NotWhileAttached(
-            f"{owner!r} is attached to swapd, and what torch.fx traces of it would not "
-            "bring its weights in: call detach() on its attachment first"
+            f"{owner!r} is attached to swapd, and a module traced by torch.fx would not "
+            "load its weights: call detach() on its attachment first"
         )
 
 
 def _is_copied_by_fx() -> bool:
-    """Whether what is registered is being taken over from a module that was traced."""
+    """Whether `torch.fx` is copying attributes of a traced module."""
     fx = sys.modules.get("torch.fx.graph_module")
     copying: CodeType | None = getattr(getattr(fx, "_copy_attr", None), "__code__", None)
     frame = sys._getframe(1)
@@ -54,7 +55,7 @@ def _is_copied_by_fx() -> bool:
 
 
 def _owner(new: object) -> str | None:
-    """The component that any of this is in."""
+    """The component that holds any of these bytes."""
     tensors = [new] if isinstance(new, torch.Tensor) else []
     if isinstance(new, Module):
         tensors += new.parameters()

@@ -1,4 +1,4 @@
-"""How a model is attached: find, say how, register, install. All of it, or nothing."""
+"""Attaches a model: finds its components, registers them, installs hooks. All of it, or nothing."""
 
 import gc
 import itertools
@@ -31,30 +31,30 @@ log = logging.getLogger("swapd_client")
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `Client.attach` was told, see there."""
+    """The arguments of `Client.attach`."""
 
     components: Sequence[str] | None
     settings: OffloadSettings | None
     prefix: str
-    #: For all components, unless there are settings.
+    #: For all components, if there are no settings.
     how: How
     resident: int | str | Mapping[str, int | str] | None
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
     wrap_methods: Methods
     extra_tensors: Sequence[str]
-    #: Where a component's name does not say what it is.
+    #: For components whose name does not show their kind.
     kinds: Mapping[str, Kind]
-    #: Those that are never evicted, whatever is said of the others.
+    #: Components that are never evicted; overrides the settings.
     stay: Sequence[str]
     trainable: Trainable
 
 
 def attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
-    """See `Client.attach`."""
+    """Implements `Client.attach`."""
     try:
         return _attach(client, model, arguments)
     except DuplicateName:
-        gc.collect()  # it may be of a model that is garbage
+        gc.collect()  # the name may belong to a model that is garbage
         dropped.settle()
         return _attach(client, model, arguments)
 
@@ -80,7 +80,7 @@ def _attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
 
 
 def chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
-    """The settings, given as such or as keyword arguments. Raises: InvalidSettings."""
+    """The settings, from `settings=` or from keyword arguments. Raises: InvalidSettings."""
     if not flags:
         return given
     if given is not None:
@@ -90,7 +90,7 @@ def chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSe
 
 
 class _Attaching:
-    """One `attach`, or one `refresh`: then much of the model is registered already."""
+    """One `attach` or `refresh`. At a `refresh`, much of the model is registered already."""
 
     def __init__(
         self, client: Lender, model: object, arguments: Arguments, attachment: Attachment
@@ -104,17 +104,18 @@ class _Attaching:
         self._found = find.components_of(self._roots, wanted)
         find.refuse_compiled(self._roots, self._found)
         self._starts = {id(one.module) for one in self._found}
-        #: The component that is the whole model, if one is: it is called as the prefix is.
+        #: The name of the component that is the whole model, if there is one: the daemon gets the
+        #: prefix.
         self._whole = next((one.name for one in self._found if one.whole), None)
-        #: Whether nobody named it.
+        #: Whether the whole model is one component because the caller named none.
         self._guessed = wanted is None and self._whole is not None
         plain = find.plain_tensors(self._roots, self._found)
         extra = _extra(plain, arguments.extra_tensors)
-        #: Tensors that are neither parameters nor buffers, and stay where they are.
+        #: Tensors that are neither parameters nor buffers; they stay private.
         self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
         walks = [find.walk(one.module, self._starts) for one in self._found]
         modules = find.modules_of(self._roots)
-        #: What stays private, as it did when it was attached.
+        #: Parameters that stay private, now and at each `refresh`.
         self._trained = trained_of(walks, modules, arguments.trainable)
         before = attachment.trained
         for parameter in (p for m in modules.values() for p in m._parameters.values()):
@@ -129,16 +130,17 @@ class _Attaching:
             trained=self._trained,
         )
         used = {p for parts in self._owned.made_of.values() for p in parts if isinstance(p, str)}
-        #: Names of this model's that are registered: what is new beside them needs others.
+        #: Registered names of this model; new components need other names.
         self._taken = used.union(attachment.registered)
         self._taken.update(c.part_of for n, c in components.items() if n in self._taken)
 
     def refuse_attached(self) -> None:
-        """Raise if any of it is: two that undo their hooks in any order would undo each other's."""
+        """Raise if a module is attached already: two attachments could undo each other's hooks."""
+
         for one in self._found:
             if any(map(hooks.is_hooked, one.module.modules())):
                 raise InvalidSource(
-                    f"{one.name!r} is attached already, and comes in whoever calls it: name the "
+                    f"{one.name!r} is attached already, and its hooks serve every caller: name the "
                     "others (components=[...]), or detach() first; if it has grown, refresh()"
                 )
 
@@ -158,7 +160,7 @@ class _Attaching:
             self._warn(stays)
 
     def _called(self, name: str) -> str:
-        """What a piece is to be called in the daemon."""
+        """The name of a piece in the daemon."""
         prefix = self._arguments.prefix
         called = f"{prefix}.{name}" if prefix else name
         if prefix and name == self._whole:
@@ -169,8 +171,11 @@ class _Attaching:
         return called
 
     def _hows(self) -> dict[str, How]:
-        """By component; what is in another, has others in it, or runs at each step of a DiT and was
-        not named, excludes nobody.
+        """How each component shares the device.
+
+        A component excludes no other if it is nested in one, contains one, or runs at each step of
+        a DiT and the caller did not name it.
+
         """
         given = self._arguments
         sizes = {one.name: self._own_bytes(one) for one in self._found}
@@ -220,7 +225,7 @@ class _Attaching:
         self._names_of = registering.names_of
 
     def _names(self, parts: Sequence[find.Part]) -> list[str]:
-        """As the daemon knows them."""
+        """The names in the daemon."""
         found = [[part] if isinstance(part, str) else self._names_of[part] for part in parts]
         return [name for names in found for name in names]
 
@@ -249,7 +254,7 @@ class _Attaching:
         try:
             refuse_what_never_fits(self._client, components, never_leave)
         except TooLarge as exc:
-            if not again:  # else the old ones are in use, and the new ones registered beside them
+            if not again:  # at a refresh, the old components are in use already
                 raise
             log.warning("%s", exc)
 
@@ -272,11 +277,11 @@ class _Attaching:
         return attached
 
     def _summary(self, stays: Staying) -> str:
-        """One line: what was found, how big it is, and what is left where it is."""
+        """One line: the components, their sizes, and the bytes that stay private."""
         components = self._attachment.components.values()
         if not components:
-            return "nothing: no setting says that anything is to be offloaded"
-        why = "none of the usual names says which parts it has, so all of it is one component: "
+            return "nothing: no setting enables offloading"
+        why = "no module has a usual name, so the whole model is one component: "
         found = ", ".join(_described(one, self._attachment.streamed) for one in components)
         rest = f"; {said}" if (said := stays.line()) else ""
         if trained := self._owned.trained_bytes:
@@ -320,5 +325,5 @@ def _said_of(plain: Mapping[str, torch.Tensor]) -> str:
     said = ", ".join(f"{name} ({size(tensor.nbytes)})" for name, tensor in plain.items())
     return (
         f"tensors that are neither parameters nor buffers stay in private memory: {said}. "
-        "extra_tensors= takes in those that never change"
+        "Name those that never change in extra_tensors="
     )

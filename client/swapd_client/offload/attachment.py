@@ -1,6 +1,6 @@
-"""A model that is attached to swapd: its components, how to hold them, and the way back.
+"""A model that is attached to swapd: its components, leases on them, and `detach`.
 
-How it is made is in `attaching.py`; what happens around a call in `hooks.py`.
+`attaching.py` makes it; `hooks.py` runs around each call.
 """
 
 import logging
@@ -23,7 +23,8 @@ from swapd_client.offload.training import Trained
 
 log = logging.getLogger("swapd_client")
 
-#: What patches registration for the whole process (loaders do) must not see half of one here.
+#: Held while hooks are installed: loaders that patch registration for the whole process must not
+#: see it half done.
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -43,12 +44,12 @@ class Attached:
     ) -> None:
         self.name = name
         self.module = module
-        #: By a call of it. None if there is nothing to hold: it has no parameters.
+        #: Held by a call of the module. None if it has no parameters.
         self.held = held
-        #: The same, unless it is streamed.
+        #: All of the component. The same as `held`, unless it is streamed.
         self.all_of_it = all_of_it
         self.nbytes = nbytes
-        #: If it is streamed, the blocks by module.
+        #: The blocks of a streamed component, by module.
         self.blocks: dict[torch.nn.Module, Block] = {}
 
     def __repr__(self) -> str:
@@ -56,20 +57,20 @@ class Attached:
 
 
 class Use:
-    """A `with` block in which components are in; may be nested, and used more than once."""
+    """A `with` block that holds components. It may be nested, and used more than once."""
 
     def __init__(
         self, client: Lender, all_of: Sequence[Attached], parts: Sequence[Holdable]
     ) -> None:
-        """`all_of` these components, and of others those `parts` that a call would hold."""
+        """Hold `all_of` these components, and the `parts` that a call of others would hold."""
         names = dict.fromkeys(name for one in all_of for name in one.all_of_it.names)
-        #: All are asked for at once: who takes one after the other may wait for who does not.
+        #: One acquire takes all: threads that took them one by one could wait for each other.
         self._taken: list[Holdable] = list(parts)
         if len(all_of) == 1:
             self._taken.insert(0, all_of[0].all_of_it)
         elif all_of:
             self._taken.insert(0, Leased(client, list(names)))
-        #: What calls hold, and need not take any more.
+        #: Calls inside the block find these held, and acquire nothing.
         self._lent = [one.held for one in all_of if one.held is not None]
         self._lent += [one.all_of_it for one in all_of]
 
@@ -100,7 +101,7 @@ class Use:
                 for _ in self._taken:
                     stack.callback(self._leave_last)
         except SwapdError:
-            if exc is None:  # else what went wrong first is what to say
+            if exc is None:  # an earlier error is the one to report
                 raise
 
     def _leave_last(self) -> None:
@@ -110,26 +111,27 @@ class Use:
 
 
 class Attachment:
-    """What `Client.attach` made; `detach` undoes it, and so does the end of a `with` block."""
+    """The result of `Client.attach`. `detach`, or the end of a `with` block, undoes it."""
 
     def __init__(self, client: Lender, prefix: str) -> None:
         self.components: dict[str, Attached] = {}
-        #: In order of registration, as the daemon calls it: what `detach` unregisters.
+        #: Components that `detach` unregisters, by their names in the daemon, in order of
+        #: registration.
         self.registered: list[str] = []
-        #: By component, those that are streamed.
+        #: The streamed components, by name.
         self.streamed: dict[str, Streamed] = {}
         #: Parameters that stay private.
         self.trained: Trained = {}
-        #: What it says of itself, in a line.
+        #: One line for the log and for `str()`.
         self.summary = ""
-        #: Attaches the model again, as it is now, to what is registered and to what is not yet.
+        #: Attaches the model again, with the modules and parameters that it has by then.
         self._again: Callable[[], None] = _nothing
-        #: Called by a component's call that finds the daemon gone: it is to let go of all of this
-        #: (`Client.close`), and the call then goes on. None: the call raises.
+        #: Called when a call of a component finds that the daemon is gone. It must make the model
+        #: private (`Client.close`); then the call goes on. None: the call raises.
         self._when_gone: Callable[[SessionEnded], None] | None = None
         self._client = client
         self._prefix = prefix
-        #: Undoes what was done to modules.
+        #: Removes hooks and guards from the modules.
         self._installed = ExitStack()
 
     def __repr__(self) -> str:
@@ -147,12 +149,12 @@ class Attachment:
         self.detach()
 
     def use(self, *what: str | torch.nn.Module) -> Use:
-        """A `with` block in which components are in, for what no hook sees.
+        """A `with` block that holds components, for code that no hook sees.
 
-        `what`: names of components, or modules. A component, or what has some in it, stands for
-        all of each; a module inside a component that is streamed, for as much as a call of it
-        brings in. For weights that are read outside of forward, methods that are not wrapped, and
-        backward. All are brought in together, or none. Raises, when it is entered, as
+        `what`: names of components, or modules. A component means all of it, and a module around
+        components all of each; a module inside a streamed component means the part that a call of
+        it would hold. Needed for methods that are not wrapped, for backward, and for code that
+        reads weights outside of forward. One acquire takes all. Entering it raises the errors of
         `Client.acquire`.
         """
         whole: dict[str, Attached] = {}
@@ -165,16 +167,17 @@ class Attachment:
         return Use(self._client, list(whole.values()), list(parts))
 
     def edit(self, *what: str | torch.nn.Module) -> AbstractContextManager[None]:
-        """A `with` block in which weights may be written to: by anything, wherever they are.
+        """A `with` block in which any code may write to the weights in place.
 
-        `what`: as for `use`; without it, all components. Until its end the tensors are over private
-        copies, in host memory the pages that are written to, on a GPU all of it. Then what was
-        written is the weights' new value, of all components at once, also if the block raises; what
-        this thread holds it holds anew. What `load_state_dict` says of other threads holds here.
+        `what`: as for `use`; without it, all components. Within the block the tensors are over
+        private copies: on the host only the written pages are copied, on a GPU all bytes. At its
+        end, also after an exception, the copies become the new weights of all components at once.
+        Leases of this thread are acquired again, and so have the new bytes. Other threads are
+        treated as by `load_state_dict`.
 
-        Nothing may be replaced by other shapes or types: detach for that. Blocks, and raises, as
-        `Client.update` and, for what is held, as an acquire; NotWhileAttached, naming the tensor
-        that got another shape, which is as it was.
+        Shapes and types must not change: detach for that. Blocks and raises as `Client.update` and,
+        to acquire again, as `Client.acquire`. Raises: NotWhileAttached, naming a tensor whose shape
+        changed; that tensor keeps its old bytes.
         """
         modules: dict[torch.nn.Module, None] = {}
         for item in what or self.components:
@@ -185,7 +188,7 @@ class Attachment:
         return writable(*modules)
 
     def _meant_by(self, what: str | torch.nn.Module) -> tuple[list[Attached], Holdable | None]:
-        """Components of which all is meant; or what a call of a module in one would hold."""
+        """The components that `what` names; or the holdable of a module inside one."""
         if isinstance(what, str):
             name = what.removeprefix(f"{self._prefix}.") if self._prefix else what
             if (one := self.components.get(what) or self.components.get(name)) is None:
@@ -205,44 +208,45 @@ class Attachment:
         return [], next(blocks, one.held)
 
     def _between_passes(self, name: str) -> AbstractContextManager[None]:
-        """A `with` block in which no call passes through a family, in any other thread."""
+        """A `with` block in which no other thread calls a module of a family."""
         if all(name != streamed.stream.family for streamed in self.streamed.values()):
             return nullcontext()
         return quiet({self._client: self._client.session.registry.family(name)})
 
     def _daemon_gone(self, error: SessionEnded) -> None:
-        """A call finds the daemon gone. Raises `error` unless somebody sees to it."""
+        """A call found that the daemon is gone. Raises `error` unless `_when_gone` is set."""
         if self._when_gone is None:
             raise error
         self._when_gone(error)
 
     def _to_undo(self, undo: Callable[[], None]) -> None:
-        """Something was done to a module; `undo()` is called when it is detached."""
+        """Call `undo()` at `detach`."""
         self._installed.callback(undo)
 
     def refresh(self) -> None:
-        """Take in what came into the model since: new parameters, replaced children.
+        """Register parameters and modules that the model gained since it was attached.
 
-        They are registered beside what is there ("dit~2"). Nothing of it may be in use. Blocks for
-        the copies. Raises as `Client.attach`; then the new ones stay private.
+        They become further components ("dit~2"). No component of the model may be in use. Blocks
+        for the copies. Raises as `Client.attach`; then the new parameters stay private.
         """
         await_given_back()
         with ONE_AT_A_TIME:
             self._again()
 
     def detach(self) -> None:
-        """Put everything back as it was: no hooks, and weights in ordinary private memory.
+        """Remove all hooks, and move the weights back into ordinary private memory.
 
-        What was registered, or loaded, before it was attached is so afterwards, and may be touched
-        under a lease only: the log names it, `client.unregister` takes it back.
+        Components that were registered or loaded before `attach` stay registered, and only a lease
+        lets code use them: the log names them, and `client.unregister` makes them private.
 
-        Nothing of it may be in use. Done again it does nothing. Raises: ComponentInUse,
-        DeviceMemoryExhausted, SessionEnded: then what is left is attached as before.
+
+        No component of the model may be in use. A second call does nothing. Raises: ComponentInUse,
+        DeviceMemoryExhausted, SessionEnded: then the remaining components are still attached.
         """
-        await_given_back()  # what the caller let go of is not in use
+        await_given_back()  # garbage that the caller dropped is not in use
         with ONE_AT_A_TIME:
-            with suppress(ClientClosed):  # then all of it is private memory
-                self._client._refuse_in_use(self.registered)  # while all of it can go on
+            with suppress(ClientClosed):  # then all of it is private already
+                self._client._refuse_in_use(self.registered)  # before anything is undone
                 self._take_back()
                 self._tell_of_the_rest()
             self._let_go()
@@ -251,16 +255,16 @@ class Attachment:
         names = {name: None for one in self.components.values() for name in one.all_of_it.names}
         if names and self._again is not _nothing:
             log.warning(
-                "detached, and registered as before, to be touched under a lease only: %s. "
-                "client.unregister takes it back",
+                "detached; still registered, as before attach, and to be used under a lease only: "
+                "%s. client.unregister moves them to private memory",
                 ", ".join(names),
             )
 
     def _take_back(self) -> None:
-        """Have the weights in private memory; what is not there yet is still held by calls."""
+        """Move the weights to private memory; until one is moved, calls still hold it."""
         while self.registered:
             name = self.registered[-1]
-            if name in self._client.session.components:  # else somebody did
+            if name in self._client.session.components:  # the caller may have unregistered it
                 self._client.unregister(name)
             self.registered.pop()
             for one in self.components.values():
@@ -268,7 +272,7 @@ class Attachment:
                     one.all_of_it.names.remove(name)
 
     def _let_go(self) -> None:
-        """Leave the modules alone: their weights are in private memory."""
+        """Remove the hooks: the weights are private."""
         self.registered.clear()
         self.trained = {}
         self._again = _nothing
@@ -276,7 +280,7 @@ class Attachment:
         self._client._forget(self)
 
     def _uninstall(self) -> None:
-        """Leave the modules alone for now."""
+        """Remove the hooks; the weights stay in swapd."""
         self._installed.close()
 
 

@@ -1,19 +1,19 @@
-"""Which modules of a model are its components, where nobody says. Pure: looks at names and sizes.
+"""Chooses the components of a model when the caller names none. Pure: looks at names and sizes.
 
-What is taken apart should run in turns: an encoder once, then a decoder for each token. What
-alternates many times in a request is to stay one component: the blocks of a stack, an LLM and its
-head, the encoder and the decoder of one transformer. Where there is no room for both, each step
-would copy them in. So these are components:
+Components should run in turns: an encoder once, then a decoder for each token. Modules that
+alternate many times in a request must stay one component: the blocks of a stack, an LLM and its
+head, the encoder and the decoder of one transformer. Without room for both, each step would load
+them again. So these modules are components:
 
-1. What has a usual name.
-2. What is a model of its own: its config has another `model_type` than the one around it. So
-   authors of models say it: of T5 neither half has, of Llava the tower and the language model do.
-3. Where names leave more than a fifth, and no config says anything: the largest of the rest.
+1. Modules with a usual name.
+2. Models inside the model: the config has another `model_type` than the config around it. Neither
+   half of T5 has one; Llava's tower and language model do.
+3. The largest other modules, if the named ones leave more than a fifth and the model has no config.
 
-Names mislead: a `transformer` may be one block of a hundred. So nothing in a component, or in a
-list of blocks, is one. A single part that only its config or a lesser name speaks for is none; and
-if more than a fifth is in no part, the model is one component. Where there are usual names and no
-config, that is half: people give settings for these names.
+Names mislead: a `transformer` may be one block of a hundred. So no module inside a component or
+inside a list of blocks is a component. A single part that only has a config of its own or a lesser
+name is none. If more than a fifth of the bytes is in no part, the model is one component. The limit
+is half for usual names in a model without a config: people write settings for these names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from torch.nn.parameter import UninitializedParameter
 DITS = ("transformer", "transformer_2", "dit", "unet")
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 VAES = ("vae",)
-#: Run at every step of a DiT: taking turns with it would cost a copy at each.
+#: These run at every step of a DiT: alternating with it would copy both at each step.
 BESIDE_DITS = ("controlnet", "adapter", "motion_adapter")
 #: A part with one of these names is a component, however small.
 USUAL = (
@@ -35,7 +35,7 @@ USUAL = (
     *ENCODERS,
     *VAES,
 )
-#: With one of these, if it is large enough, and there is another.
+#: A part with one of these names is a component if it is large enough and there is another part.
 LESSER = (
     *("vision_tower", "vision_model", "vision_encoder", "image_tower", "video_tower"),
     *("text_model", "text_decoder", "audio_model", "audio_encoder", "speech_encoder"),
@@ -43,22 +43,22 @@ LESSER = (
     *("controlnet", "prior", "movq", "vqvae", "audio_vae"),
 )
 NAMES = (*USUAL, *LESSER)
-#: These are never called: whoever holds them calls, or reads, what is in them.
+#: torch never calls these: the module around them calls, or reads, their contents.
 CONTAINERS = (ModuleList, ModuleDict, ParameterList, ParameterDict)
 
-#: What may be in no component without more being looked for, or a warning: a share of the model.
+#: The share of a model that may be in no component before more is looked for, or a warning given.
 MAY_STAY = 0.2
-#: Usual names say something about a model without a config if they name this share of it.
+#: Usual names in a model without a config count only if they cover this share of it.
 _MOST = 0.5
-#: A part that is smaller than both is not worth the chunk that it would take.
+#: A part below both limits does not justify a chunk.
 _LEAST = 0.01
 _LEAST_BYTES = 256 << 20
-#: The largest of the rest have this share of the model at least.
+#: Minimum share of the model for "the largest other modules".
 _LARGE = 0.05
 
 
 def parts_of(root: Module) -> dict[str, Module]:
-    """The modules of a model that are components, by path; none: the model is one component."""
+    """The components of a model, by path. Empty: the whole model is one component."""
     parts = _Parts(root)
     found = dict(parts.named(root, "", ""))
     if len(found) < 2 and not has_usual(found):
@@ -68,24 +68,24 @@ def parts_of(root: Module) -> dict[str, Module]:
         if parts.share(found.values()) < enough:
             found |= parts.largest(root, "", {id(part) for part in found.values()})
         if has_usual(found):
-            enough = _MOST  # of the rest there is a warning
+            enough = _MOST  # staying.py warns of the rest
     return found if parts.share(found.values()) >= enough else {}
 
 
 def has_usual(paths: Iterable[str]) -> bool:
-    """Whether one of these has a usual name."""
+    """Whether any of these paths ends in a usual name."""
     return any(_last(path) in USUAL for path in paths)
 
 
 def children_of(module: Module, path: str) -> Iterator[tuple[str, Module]]:
-    """What is in a module, by path."""
+    """The children of a module, by path."""
     for name, child in module._modules.items():
         if child is not None:
             yield (f"{path}.{name}" if path else name), child
 
 
 class Sizes:
-    """Bytes of the parameters in each module of a model; what is tied counts where it is first."""
+    """Bytes of the parameters in each module of a model; a tied one counts at its first place."""
 
     def __init__(self, root: Module) -> None:
         self._of: dict[int, int] = {}
@@ -98,7 +98,7 @@ class Sizes:
     def _measure(self, module: Module) -> int:
         if id(module) in self._of:
             return 0
-        self._of[id(module)] = 0  # until it is known: it may be in itself
+        self._of[id(module)] = 0  # until it is known: a module may contain itself
         own = [p for p in module._parameters.values() if p is not None]
         nbytes = sum(_nbytes(parameter, self._seen) for parameter in own)
         nbytes += sum(self._measure(child) for _, child in children_of(module, ""))
@@ -115,13 +115,14 @@ class _Parts:
         self._least = min(_LEAST * self._total, _LEAST_BYTES)
 
     def share(self, parts: Iterable[Module]) -> float:
-        """How much of the model is in these."""
+        """The share of the model's bytes in these modules."""
         seen: set[int] = set()
         held = sum(_nbytes(p, seen) for part in parts for p in part.parameters())
         return held / self._total if self._total else 1.0
 
     def named(self, module: Module, path: str, around: str) -> Iterator[tuple[str, Module]]:
-        """The outermost that a name or a config speaks for. `around`: the model type there."""
+        """The outermost modules whose name or config counts. `around`: the model type there."""
+
         if isinstance(module, ModuleList):
             return
         around = _model_type(module) or around
@@ -138,11 +139,11 @@ class _Parts:
                 yield from self.named(child, where, around)
 
     def _may_be_one(self, module: Module, name: str) -> bool:
-        """Not if the rest is next to nothing: then it is a wrapper around the model."""
+        """False if the rest is nearly nothing: then it is a wrapper around the model."""
         return name in USUAL or self._total - self._sizes.of(module) >= _LEAST * self._total
 
     def largest(self, module: Module, path: str, inside: set[int]) -> dict[str, Module]:
-        """Those beside `inside` that are more than one layer."""
+        """The largest modules of more than one layer, besides `inside`."""
         found: dict[str, Module] = {}
         for where, child in children_of(module, path):
             if id(child) in inside or isinstance(child, ModuleList):

@@ -1,8 +1,8 @@
-"""One request of several calls: what a call has brought in stays for the calls after it.
+"""Requests of several calls: a call's lease stays with the thread for the calls after it.
 
-A DiT is called at every step of a request, and others may want its memory meanwhile. If they got it
-between two steps they would have to give it back for the next one. So within a request a lease is
-kept from call to call, as long as it may be; but none is kept while the thread waits for another.
+A request calls a DiT at every step, and other sessions may want its memory meanwhile. If they got
+it between two steps, the next step would load the DiT again. So the thread keeps its lease from
+call to call, as long as the quantum allows, but never while it waits for another acquire.
 """
 
 import time
@@ -16,13 +16,13 @@ from swapd_client.offload.scope import Holdable, Kept, Leased, here
 
 
 class _Lease:
-    """One lease that is kept between calls."""
+    """One lease kept between calls."""
 
     def __init__(self, lease: Lease | None) -> None:
         self._lease = lease
 
     def rests(self) -> None:
-        """A call under it has ended."""
+        """A call that uses it has ended."""
         if self._lease is not None:
             self._lease.rests()
 
@@ -32,7 +32,7 @@ class _Lease:
 
 
 class KeptBetweenCalls(Kept):
-    """What one thread keeps between calls. Used by that thread alone."""
+    """The leases that one thread keeps between calls. Used by that thread alone."""
 
     def __init__(self, client: Lender, keeping: RequestKeeping) -> None:
         self._client = client
@@ -66,10 +66,10 @@ class KeptBetweenCalls(Kept):
 
 @contextmanager
 def kept_between_calls(client: Lender, within_s: float) -> Iterator[None]:
-    """A request: what its calls bring in, of what `client` has, this thread keeps between them.
+    """A request: this thread keeps the leases of its calls on `client`'s components between them.
 
-    What somebody else wants is kept for `within_s` more, in seconds. Inside of one another begins
-    none.
+    `within_s`: seconds to keep a lease after another session wants the memory. A request within a
+    request does nothing.
     """
     scope = here()
     if scope.kept is not None:

@@ -1,7 +1,7 @@
-"""The blocks of a component: what it runs one after the other, and is streamed by.
+"""The blocks of a component: modules that run one after the other, loaded one by one.
 
-Lives here: which modules they are, as the model's class says, as the caller says, or as they are
-found. May not live here: whose each tensor is (`find.py`), or when they run (`stream.py`).
+Lives here: which modules they are, by the model's class, by the caller, or by detection. May not
+live here: ownership of tensors (`find.py`), the order of calls (`stream.py`).
 """
 
 import warnings
@@ -14,38 +14,38 @@ from swapd.shared.units import size
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.find import is_called
 
-#: What a class that knows its blocks calls the attribute that names the lists of them.
+#: The attribute by which a model's class names its lists of blocks.
 ATTRIBUTE = "_layerwise_offload_blocks_attrs"
 _OLD_ATTRIBUTE = "_layerwise_offload_blocks_attr"
 
-#: So many modules are named in a message.
+#: Modules named in a message.
 _NAMED = 4
 
-#: Where blocks are looked for, they must have this share of the component's bytes.
+#: Detected lists must hold this share of the component's bytes.
 _MOST = 0.5
-#: A list with less than this share of what all lists have is not worth streaming.
+#: A list below this share of all lists' bytes is not worth streaming.
 _LITTLE = 0.05
 
 
 @dataclass(frozen=True)
 class Block:
-    """One part of a component: a block, or neighbours that are small."""
+    """One part of a component: a block, or several small neighbours."""
 
     #: Path in the component: "transformer_blocks.3", or "transformer_blocks.0-3".
     name: str
-    #: What is called of it.
+    #: The modules that are called.
     modules: tuple[Module, ...]
     nbytes: int
 
 
 def blocks_of(component: Module, named: Sequence[str] | None = None, least: int = 0) -> list[Block]:
-    """The blocks of a component, in the order in which they are declared; [] if none are found.
+    """The blocks of a component, in order of declaration; [] if none are found.
 
-    `named`: paths in it, of lists of blocks or of single ones. Without it the names that its class
-    gives; without these the lists of like modules that have most of its bytes.
+    `named`: paths of lists of blocks, or of single blocks. Default: the names that the component's
+    class declares; else the lists of like modules that hold most of its bytes.
 
-    `least`: neighbours of one list that have fewer bytes are one block: what is smaller than a
-    chunk takes one all the same. Raises: InvalidSource, if a name leads nowhere.
+    `least`: neighbours of one list with fewer bytes become one block, since each takes a whole
+    chunk. Raises: InvalidSource, if a path does not exist.
     """
     if named is not None:
         lists = [_at(component, path, "blocks") for path in named]
@@ -59,12 +59,12 @@ def blocks_of(component: Module, named: Sequence[str] | None = None, least: int 
     return [block for found in lists for block in _grouped(found, least, seen)]
 
 
-#: A path, and the modules at it by their own paths.
+#: A path, and the modules there by their own paths.
 _Found = tuple[str, dict[str, Module]]
 
 
 def none_found(component: Module) -> str:
-    """What to do about a component without blocks that is larger than the device."""
+    """Advice for a component without blocks that is larger than the device."""
     inside = list(component.named_children())
     while len(inside) == 1:
         path, only = inside[0]
@@ -73,13 +73,13 @@ def none_found(component: Module) -> str:
     largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
     there = ", ".join(f"{name} ({size(sizes[name])})" for name in largest)
     return (
-        "It was to be streamed, but no list of blocks holds most of it: name in blocks= those of "
-        f"its modules that run one after the other (largest: {there or 'it has none'})"
+        "It was to be streamed, but no list of blocks holds most of it: name in blocks= its "
+        f"modules that run one after the other (largest: {there or 'it has none'})"
     )
 
 
 def _declared(component: Module) -> Sequence[str] | None:
-    """What the class says of its blocks. A single name is old, and still read."""
+    """The lists that the class declares. A single name is the old form, and still works."""
     names = getattr(component, ATTRIBUTE, None)
     if names is None and (old := getattr(component, _OLD_ATTRIBUTE, None)) is not None:
         warnings.warn(
@@ -117,7 +117,7 @@ def _detected(component: Module) -> list[_Found]:
 
 
 def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
-    """The outermost lists of several modules of one class in `module`, which is at `path`."""
+    """The outermost lists of several modules of one class in `module`, whose path is `path`."""
     children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
     alike = len({type(child) for child in children.values()}) == 1
     if isinstance(module, ModuleList) and len(children) > 1 and alike:
@@ -128,7 +128,7 @@ def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
 
 
 def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
-    """The blocks of one list, neighbours together until they are large enough."""
+    """The blocks of one list; small neighbours are joined until they have `least` bytes."""
     path, children = found
     names: list[str] = []
     modules: list[Module] = []
@@ -148,7 +148,7 @@ def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
 
 
 def _called(module: Module) -> Iterator[Module]:
-    """A module; or, as a list is never called, nor are lists in it, those that are in its place."""
+    """A module; for a list, which torch never calls, the modules in it."""
     if is_called(module):
         yield module
     else:

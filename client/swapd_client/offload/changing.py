@@ -1,10 +1,10 @@
-"""Weights that change while other threads call the modules that have them.
+"""Weights that change while other threads call the modules that use them.
 
-An update of a component that is held as a whole needs nothing of this: a lease has the old bytes or
-the new ones. What a call holds part by part, or does not hold at all (blocks that are streamed,
-buffers, mutable weights), changes while no call of it is under way in any other thread, and none
-begins. Waited for are calls, not `use` blocks, and not generators between two steps: whoever is in
-one may wait for the thread that changes the weights.
+An update of a component that calls hold as a whole needs none of this: a lease has the old bytes or
+the new ones. Other weights are held part by part or not at all: streamed blocks, buffers, mutable
+weights. They change while no other thread is in a call of the component, and none begins. The
+change waits for calls only. It does not wait for `use` blocks or for generators between two steps:
+a thread inside one may be waiting for the thread that changes the weights.
 """
 
 import os
@@ -17,7 +17,7 @@ from types import FrameType
 from swapd_client.lease import Lender
 from swapd_client.offload.scope import Holdable, Scope, here, scopes
 
-#: A call that ended by an interrupt says nothing: so it is looked again.
+#: A call that an interrupt ended sends no signal, so the wait polls.
 _LOOK_AGAIN_S = 0.1
 
 
@@ -26,7 +26,7 @@ Components = Mapping[Lender, Collection[str]]
 
 
 class Change:
-    """Of these components the weights are being changed."""
+    """A change of these components' weights, under way."""
 
     def __init__(self, components: Components) -> None:
         self._components = components
@@ -35,8 +35,8 @@ class Change:
         return any(held.has_any(client, names) for client, names in self._components.items())
 
     def is_called_by(self, scope: Scope) -> bool:
-        """Whether a call of any of them is under way in a thread, or begins."""
-        # in this order: what begins becomes an entry
+        """Whether a thread is in a call of any of them, or begins one."""
+        # in this order: a call that begins becomes an entry
         begins = scope.begins
         entries = list(scope.entries)
         if begins is not None and self._is_of(begins):
@@ -49,7 +49,7 @@ class Change:
         )
 
     def is_for(self, scope: Scope) -> bool:
-        """Whether the call that begins in a thread has to wait: not in one that is waited for."""
+        """Whether a thread's new call must wait: not if the change waits for that thread."""
         begins, scope.begins = scope.begins, None
         waits = begins is not None and self._is_of(begins) and not self.is_called_by(scope)
         scope.begins = begins
@@ -57,16 +57,17 @@ class Change:
 
 
 class _Changing:
-    """What is changed now, if anything is."""
+    """The change under way, if any."""
 
     def __init__(self) -> None:
         self.start_over()
-        os.register_at_fork(after_in_child=self.start_over)  # threads of the parent's are not there
+        # the child has none of the parent's threads
+        os.register_at_fork(after_in_child=self.start_over)
 
     def start_over(self) -> None:
         #: Read at the beginning and the end of every call.
         self.now: Change | None = None
-        #: The thread that changes it; 0: none.
+        #: The thread that makes the change; 0: none.
         self.by = 0
         self.one_at_a_time = threading.Lock()
         self.said = threading.Condition()
@@ -76,7 +77,7 @@ changing = _Changing()
 
 
 def wait() -> None:
-    """A call begins in this thread, and weights are being changed: wait, if they are its own."""
+    """Called when a call begins while weights change: wait, if they are weights of that call."""
     scope = here()
     if changing.by == scope.thread:
         return
@@ -90,17 +91,17 @@ def wait() -> None:
 
 
 def tell() -> None:
-    """A call has ended in this thread."""
+    """Called when a call has ended in this thread."""
     with changing.said:
         changing.said.notify_all()
 
 
 @contextmanager
 def quiet(components: Components) -> Iterator[None]:
-    """No call of these components is under way in another thread, and none begins.
+    """A `with` block during which no other thread is in a call of these components.
 
-    Blocks until those that are under way have ended. In a thread that is in a call itself it does
-    nothing: others may wait for that one. Nor in another such block.
+    Blocks until the calls under way have ended. In a thread that is itself in a call it does
+    nothing, since other threads may wait for that one; nor inside another such block.
     """
     scope = here()
     scope.reap()

@@ -1,7 +1,7 @@
-"""What becomes garbage while it is held is given back, in a thread of its own.
+"""Releases leases of collected objects in a thread of its own.
 
-The garbage collector runs in any thread, in the midst of anything, under any lock: what is done
-there may take none. To give back a lease takes several.
+The garbage collector runs in any thread, at any point, under any lock, so a finalizer must take no
+lock. Releasing a lease takes several.
 """
 
 import _thread
@@ -13,16 +13,16 @@ from contextlib import suppress
 
 GiveBack = Callable[[], None]
 
-#: Who asks is told what is true; who cannot be answered in this time has a daemon that is stopped.
+#: Callers want to see the releases done. A daemon that takes longer than this is stopped.
 AWAIT_S = 5.0
 
 
 class _Collected:
-    """A queue that may be put to by a finalizer, and the thread that empties it."""
+    """A queue that finalizers can put to, and the thread that empties it."""
 
     def __init__(self) -> None:
         self.start_over()
-        os.register_at_fork(after_in_child=self.start_over)  # what is in it is the parent's
+        os.register_at_fork(after_in_child=self.start_over)  # its items belong to the parent
 
     def start_over(self) -> None:
         self._queue: queue.SimpleQueue[GiveBack] = queue.SimpleQueue()
@@ -32,7 +32,7 @@ class _Collected:
     def put(self, give_back: GiveBack) -> None:
         self._queue.put(give_back)
         if not self._is_running:
-            with suppress(RuntimeError):  # the process ends, and its leases with it
+            with suppress(RuntimeError):  # the process is ending, and its leases with it
                 _thread.start_new_thread(self._run, (self._queue,))
                 self._is_running = True
 
@@ -45,7 +45,7 @@ class _Collected:
     def _run(self, given: "queue.SimpleQueue[GiveBack]") -> None:
         self._runs_in = threading.get_ident()
         while True:
-            with suppress(Exception):  # there is nobody to tell
+            with suppress(Exception):  # no caller is there to get the error
                 given.get()()
 
 
@@ -53,10 +53,10 @@ _collected = _Collected()
 
 
 def give_back_later(give_back: GiveBack) -> None:
-    """Have `give_back()` called by another thread. Takes no lock; for finalizers."""
+    """Have another thread call `give_back()`. Takes no lock; for finalizers."""
     _collected.put(give_back)
 
 
 def await_given_back() -> None:
-    """Block until what was collected by now is given back; under no lock that takes."""
+    """Block until all releases queued by now are done. Hold no lock that a release takes."""
     _collected.flush()

@@ -1,9 +1,8 @@
 """Private tensors with the bytes of components, whether these are on the device or not.
 
-What a clean component holds is in its master, so reading it needs no lease and no room on the
-device: the copies are a private mapping of the master, whose pages are copied when they are
-written to. A mutable component's latest bytes may be on the device alone: they are copied under
-a lease.
+A clean component's bytes are in its host copy, so reading it needs no lease and no device memory:
+the copies are a private mapping of the host copy, whose pages are copied on write. A mutable
+component's latest bytes may be on the device only: they are copied under a lease.
 """
 
 import ctypes
@@ -18,7 +17,7 @@ from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import inner_names, is_wrapper, view
 from swapd_client.session.session import Session
 
-#: Memory that goes when the last tensor over it does.
+#: Memory that is freed with the last tensor over it.
 _Memory = ctypes.Array[ctypes.c_ubyte]
 
 
@@ -26,14 +25,14 @@ def start_of(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage; 0 if it has none."""
     try:
         return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
-    except (RuntimeError, NotImplementedError):  # sparse, fake, not initialised
+    except (RuntimeError, NotImplementedError):  # sparse, fake, uninitialised
         return 0
 
 
 class Copies:
-    """Copies that belong together: tensors on one storage have copies on one storage.
+    """Copies that belong together: tensors on one storage get copies on one storage.
 
-    Each has a storage of just its own bytes, on the CPU, and is nobody else's.
+    Each copy has a storage on the CPU with its own bytes only, used by no other tensor.
     """
 
     def __init__(
@@ -42,20 +41,20 @@ class Copies:
         find: Callable[[int], Part | None],
         hold: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        """`find(address)`: whose it is. `hold()`: a lease on all that is found."""
+        """`find(address)`: the component there. `hold()`: a lease on all that `find` returns."""
         self._session = session
         self._find = find
         self._hold = hold
-        #: The masters that were mapped, by component; None of one that is none any more.
+        #: The mapped host copies, by component; None if the component has been unregistered.
         self._masters: dict[str, _Memory | None] = {}
-        #: By the address of the storage that each is a copy of.
+        #: By the address of the original storage.
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor; of one that wraps others, around copies of those.
+        """A private copy of a tensor; a wrapper is copied around copies of its inner tensors.
 
-        Without a component's bytes it is the tensor itself, detached. Blocks for a lease if the
-        component is mutable, and raises what an acquire raises.
+        A tensor outside all components is returned itself, detached. Blocks for a lease if the
+        component is mutable, and raises as `Client.acquire`.
         """
         with torch.inference_mode(False), torch.no_grad():
             if is_wrapper(tensor):
@@ -106,6 +105,6 @@ class Copies:
 
 
 def _copied(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The bytes, which can be read now."""
+    """A copy of bytes that are readable now."""
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return whole.set_(storage).to("cpu", copy=True)

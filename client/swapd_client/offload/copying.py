@@ -1,4 +1,4 @@
-"""Copies of modules whose weights are swapd's: plain modules, with weights of their own."""
+"""Copies of modules whose weights are in swapd: plain modules, with weights of their own."""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from swapd_client.offload.ours import without_ours
 
 
 def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The module's own tensors: parameters, buffers, attributes, and those in lists and dicts."""
+    """The module's own tensors: parameters, buffers, attributes, and tensors in lists and dicts."""
     for value in vars(module).values():
         if isinstance(value, torch.Tensor):
             yield value
@@ -24,23 +24,23 @@ def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 def stand_in(
     tensor: torch.Tensor, copies: Copies, device: torch.device | None = None
 ) -> torch.Tensor:
-    """What is pickled instead of a tensor: the same with other memory, on the CPU or `device`."""
+    """The tensor to pickle instead of `tensor`: an equal one, private, on the CPU or `device`."""
     with torch.inference_mode(False):
         made = copies.of(tensor).to(device or "cpu")
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        if not is_wrapper(tensor):  # what is set on those is what they are made of
+        if not is_wrapper(tensor):  # a wrapper's attributes are its inner tensors
             vars(made).update(vars(tensor))
         return made
 
 
 def private(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
-    """As `copy.deepcopy` of the tensor, were it not swapd's."""
+    """As `copy.deepcopy` of an ordinary tensor."""
     return copy.deepcopy(stand_in(tensor, copies, tensor.device))
 
 
 def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
-    """`copy.deepcopy` of a module, less what is swapd's; its tensors' copies are in `memo`."""
+    """`copy.deepcopy` of a module without swapd's attributes. `memo` has its tensors' copies."""
     if (own := getattr(type(module), "__deepcopy__", None)) is not None:
         made = own(module, memo)
         object.__setattr__(made, "__dict__", without_ours(vars(made)))
@@ -51,7 +51,8 @@ def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
     made = memo[id(module)] = make(*copy.deepcopy(arguments, memo))
     if isinstance(state, dict):
         state = without_ours(state)
-    elif isinstance(state, tuple) and isinstance(state[0], dict):  # and what is in slots
+    # a second item: the state in slots
+    elif isinstance(state, tuple) and isinstance(state[0], dict):
         state = without_ours(state[0]), *state[1:]
     if state is not None:
         made.__setstate__(copy.deepcopy(state, memo))

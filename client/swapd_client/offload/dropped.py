@@ -1,12 +1,12 @@
-"""Models that become garbage while they are attached: their components are unregistered.
+"""Unregisters the components of models that become garbage while they are attached.
 
-Not so on a GPU: there private memory stays for as long as the process lives, in which work that was
-put on a stream may still read it. A component that stays registered costs less: it is evicted when
-others need the memory. So that is said, and it stays.
+Not on a GPU: private memory there stays for the life of the process, since work queued on a stream
+may still read it. A component that stays registered costs less, because the daemon can evict it. So
+it stays, and the log says so.
 
-An attachment is kept by the hooks that it put on its model, and by nothing of the client's. So it
-goes with the model, and not before. It is the garbage collector that says so, in any thread, under
-any lock, perhaps in a forked child: whoever hears it takes none, and leaves the rest to a thread.
+Only the hooks on its model keep an attachment alive, nothing of the client's does. So it is
+collected with the model. The garbage collector may run in any thread, under any lock, or in a
+forked child: the finalizer takes no lock, and leaves the work to a thread.
 """
 
 import _thread
@@ -24,13 +24,13 @@ from swapd_client.offload.attachment import Attachment
 
 log = logging.getLogger("swapd_client")
 
-#: Clients, and what they registered for models that are no more.
+#: Clients, and the components of models that were collected.
 _left: deque[tuple[Lender, list[str]]] = deque()
 _one_at_a_time = threading.Lock()
 
 
 def take_back_if_dropped(client: Lender, attachment: Attachment) -> None:
-    """See to it that what is registered for `attachment` goes with it, if it is not detached."""
+    """Unregister an attachment's components when it is collected without `detach`."""
     gone = weakref.finalize(attachment, _dropped, client, attachment.registered)
     gone.atexit = False
 
@@ -39,12 +39,12 @@ def _dropped(client: Lender, names: list[str]) -> None:
     if not names or client.session.forked:
         return
     _left.append((client, names))
-    with suppress(RuntimeError):  # the process ends
+    with suppress(RuntimeError):  # the process is ending
         _thread.start_new_thread(settle, ())
 
 
 def settle() -> None:
-    """Unregister what is left of models that are no more. Blocks until it is done."""
+    """Unregister the components of collected models. Blocks until that is done."""
     with _one_at_a_time:
         while True:
             try:
@@ -53,27 +53,28 @@ def settle() -> None:
                 break
             while names:
                 _take_back(client, names.pop())
-            del client  # it may be garbage too
+            del client  # the client may be garbage too
     growth.rest()
 
 
 def _take_back(client: Lender, name: str) -> None:
     if client.session.processor.memory_is_scarce and client.session.error is None:
         log.warning(
-            "%r stays registered, though its model is no more: it leaves the GPU when others need "
-            "the memory, and the host when the client is closed. Before a model goes, detach() it",
+            "%r stays registered, though its model is no more: swapd evicts it when others need "
+            "the memory, and frees the host copy when the client closes. detach() a model before "
+            "you drop it",
             name,
         )
         return
     try:
         client.unregister(name)
-    except UnknownComponent:  # somebody did
+    except UnknownComponent:  # already unregistered
         pass
     except SwapdError as exc:
-        if client.session.error is None:  # else nothing is registered any more
+        if client.session.error is None:  # else no component is registered any more
             log.warning(
                 "%r stays registered, though its model is no more: %s. client.unregister(%r) "
-                "takes it back",
+                "makes it private",
                 name,
                 exc,
                 name,
@@ -81,7 +82,7 @@ def _take_back(client: Lender, name: str) -> None:
 
 
 def _forget_in_child() -> None:
-    global _one_at_a_time  # whoever holds it is the parent's
+    global _one_at_a_time  # the parent's thread may hold the lock
     _one_at_a_time = threading.Lock()
     _left.clear()
 

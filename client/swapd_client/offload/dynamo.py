@@ -1,7 +1,7 @@
-"""What is done about `torch._dynamo`, as soon as somebody imports it, and not before.
+"""Work that needs `torch._dynamo`, done once another module imports it, and not before.
 
-To import it takes 1 to 3 s of CPU, and most processes compile nothing: so nothing here, and nothing
-that an attached model does, imports it. `torch.compile` does.
+The import takes 1 to 3 s of CPU, and most processes compile nothing. So no code here, and none that
+an attached model runs, imports it. `torch.compile` does.
 """
 
 import importlib
@@ -23,7 +23,7 @@ _waiting: list[Callable[[], None]] = []
 
 
 def when_imported(do: Callable[[], None]) -> None:
-    """Call `do()` once `torch._dynamo` can be used: now, or by who imports it, before it returns.
+    """Call `do()` once `torch._dynamo` can be used: now, or at the end of its import.
 
     Blocks while another thread imports it.
     """
@@ -33,12 +33,12 @@ def when_imported(do: Callable[[], None]) -> None:
                 sys.meta_path.insert(0, _Finder())
             _waiting.append(do)
             return
-    importlib.import_module(_NAME)  # another thread may be in the midst of it
+    importlib.import_module(_NAME)  # another thread may be importing it
     do()
 
 
 class _Finder(MetaPathFinder):
-    """Finds the one module, once, as those after it do."""
+    """Finds that one module, once, by the finders after it."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _NAME or self not in sys.meta_path:
@@ -51,7 +51,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Telling(Loader):
-    """A module's own loader, and afterwards those who wait are told."""
+    """A module's own loader, which then runs the waiting callbacks."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -75,9 +75,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def uncompiled(function: _F) -> _F:
-    """Have a function of a module called as it is from compiled code, which is cut in two there.
+    """Have compiled code call a module's function uncompiled, with a graph break.
 
-    It is replaced, where its module has it, once there may be such code.
+    Replaces the function in its module once compiled code can exist.
     """
     made = [function]
 
@@ -86,7 +86,7 @@ def uncompiled(function: _F) -> _F:
         setattr(sys.modules[function.__module__], function.__name__, made[0])
 
     when_imported(replace)
-    return made[0]  # replaced already, if it could be
+    return made[0]  # replaced already, if that was possible
 
 
 def _disabled(function: _F) -> _F:
@@ -94,9 +94,9 @@ def _disabled(function: _F) -> _F:
     try:
         called: _F = disable(
             function,
-            reason="swapd brings weights in here. To export, or to compile as one graph: call "
-            "detach() on the attachment, or compile first and attach what is compiled",
+            reason="swapd loads weights here. To export, or to compile as one graph: call "
+            "detach() on the attachment, or compile first and attach the compiled module",
         )
-    except TypeError:  # torch older than 2.7 cannot be told why
+    except TypeError:  # torch before 2.7 takes no reason
         called = disable(function)
     return called

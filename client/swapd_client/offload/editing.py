@@ -1,9 +1,9 @@
-"""Writing to weights where they are: copies take their place, and then the copies' values.
+"""Writing to weights in place: the tensors are over copies meanwhile, whose values they then take.
 
-Weights are read-only in the process, so what writes to them would die of it. While they are edited,
-each tensor is over a private copy of its bytes; what was written becomes the weights' value, of all
-components at once, when the outermost edit of the thread ends. No call of other threads is under
-way meanwhile. What this thread holds it holds anew then, and so has the new values.
+Weights are read-only in the process, so a write to them would crash it. During an edit, each tensor
+is over a private copy of its bytes. When the thread's outermost edit ends, the written values
+become the weights of all components at once. No other thread is in a call of them meanwhile. Then
+leases of this thread are acquired again, and so have the new values.
 """
 
 import functools
@@ -22,20 +22,20 @@ from swapd_client.offload.weights_of import Changes, Weights
 
 Module = torch.nn.Module
 
-#: A tensor, what it is called, and whose it is.
+#: A tensor, its name, and its owner.
 Covered = tuple[torch.Tensor, str, Weights]
 
 
 class _Edited:
-    """One tensor that has bytes, over a copy of them."""
+    """One tensor with bytes of its own, over a copy of them."""
 
     def __init__(self, covered: Covered, copies: Copies, written: torch.Tensor | None) -> None:
-        """`written`: what an edit before it, that has not taken place yet, has made of it."""
+        """`written`: its value from an earlier edit of this thread, not applied yet."""
         self.tensor, self._name, self.weights = covered
         self._there = self.tensor.data
         copy = copies.of(self.tensor).to(self.tensor.device) if written is None else written
         self._put(copy)
-        #: Where it is now, unless that may differ from what it was at first.
+        #: The copy's address; 0 if the copy may already differ from the weights.
         self._memory = copy.data_ptr() if written is None else 0
 
     def _put(self, data: torch.Tensor) -> None:
@@ -43,14 +43,14 @@ class _Edited:
             self.tensor.data = data
 
     def end(self, unchanged: Callable[[Weights], Copies]) -> torch.Tensor | None:
-        """Be where it was; return its new value, if it has one. Raises: NotWhileAttached."""
+        """Put the tensor back; return its value if it changed. Raises: NotWhileAttached."""
         value = self.tensor.data
         self._put(self._there)
         if value.shape != self._there.shape or value.dtype != self._there.dtype:
             raise NotWhileAttached(
-                f"{self._name!r} became {tuple(value.shape)} of {value.dtype}, and where it is in "
-                f"swapd, as part of {self.weights.name!r}, is room for {tuple(self._there.shape)} "
-                f"of {self._there.dtype}: it is as it was. detach() first, then do this, then "
+                f"{self._name!r} became {tuple(value.shape)} of {value.dtype}, but in swapd, as "
+                f"part of {self.weights.name!r}, it is {tuple(self._there.shape)} of "
+                f"{self._there.dtype}: it keeps its old bytes. detach() first, then do this, then "
                 "attach() again"
             )
         if value.data_ptr() == self._memory and _same_bytes(
@@ -61,15 +61,14 @@ class _Edited:
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """NaNs are equal if they are the same."""
+    """Bit by bit, so equal NaNs compare equal."""
     bits = [t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
     return torch.equal(*bits)
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        #: The new values that the edits of this thread have for tensors, by their ids; None: there
-        #: are no edits.
+        #: New values from this thread's edits, by owner and tensor id; None outside of an edit.
         self.values: dict[Weights, dict[int, tuple[torch.Tensor, torch.Tensor]]] | None = None
 
 
@@ -78,10 +77,10 @@ _here = _Here()
 
 @contextmanager
 def edits(weights: Sequence[Weights]) -> Iterator[None]:
-    """All that is edited in it, of these weights or others, changes at once at its end.
+    """A `with` block. At its end all edited weights change at once, of `weights` and of others.
 
-    Also if it raises: then what was written by then is there, as it would be in private memory.
-    Blocks until calls in other threads are through, and raises what an update and an acquire raise.
+    Also if it raises: then the values written so far apply, as they would in private memory. Blocks
+    until calls in other threads have ended. Raises as `Client.update` and `Client.acquire`.
     """
     if _here.values is not None:
         yield
@@ -110,7 +109,7 @@ def edits(weights: Sequence[Weights]) -> Iterator[None]:
 
 @contextmanager
 def edited(covered: Iterable[Covered], weights: Sequence[Weights]) -> Iterator[None]:
-    """These tensors can be written to, in any way; see `edits`."""
+    """A `with` block in which any code may write to these tensors; see `edits`."""
     with edits(weights):
         values = _here.values
         assert values is not None
@@ -144,7 +143,7 @@ def _copies(made: dict[Weights, Copies], weights: Weights) -> Copies:
 
 
 def with_bytes(tensor: torch.Tensor, name: str, weights: Weights) -> Iterator[Covered]:
-    """A tensor, or, of one that wraps others, those."""
+    """A tensor with bytes of its own; for a wrapper, its inner tensors."""
     if is_wrapper(tensor):
         for inner in inner_names(tensor):
             yield from with_bytes(getattr(tensor, inner), f"{name}.{inner}", weights)

@@ -1,9 +1,8 @@
-"""Which modules of a model are components, and whose each tensor is.
+"""Finds the components of a model, and the owners of each tensor.
 
-A model is a module, a pipeline (what has `components`, or a `model`), or a mapping of names to
-modules. Lives here: names, patterns, nested components, and what components share; what is found
-without names is in `automatic.py`.
-Nothing here touches the daemon, or changes the model.
+A model is a module, a pipeline (an object with `components`, or a `model`), or a mapping of names
+to modules. Lives here: names, patterns, nested components, shared tensors; detection without names
+is in `automatic.py`. Nothing here talks to the daemon or changes the model.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from swapd_client.offload.automatic import CONTAINERS as CONTAINERS
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
-#: Classes of torch.distributed.fsdp, which takes long to import.
+#: Classes of torch.distributed.fsdp, whose import is slow.
 _SHARDS = ("FSDPModule", "FullyShardedDataParallel")
 
 #: (first byte, first byte after it)
@@ -31,45 +30,44 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Found:
-    """A module that is a component, under the name it has in the model."""
+    """A module that is a component, under its name in the model."""
 
     name: str
     module: Module
-    #: It is all there is; then its name is that of its class.
+    #: The component is the whole model; its name is that of the class.
     whole: bool = False
 
 
 @dataclass(eq=False)
 class Piece:
-    """Tensors that are to be registered as one: a component's own, or what several share."""
+    """Tensors to register as one component: a component's own, or tensors that several share."""
 
     name: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     nbytes: int = 0
 
 
-#: A piece, or the name of what is registered already.
+#: A piece, or the name of a registered component.
 Part = Piece | str
 
 
 @dataclass
 class Ownership:
-    """Whose each tensor is."""
+    """The owners of each tensor."""
 
-    #: By name: to be registered.
+    #: To be registered, by name.
     pieces: dict[str, Piece] = field(default_factory=dict)
-    #: By component: all it is made of.
+    #: All parts of each component.
     made_of: dict[str, list[Part]] = field(default_factory=dict)
-    #: Modules that use tensors of a component without being in it alone, and what these need: those
-    #: in none, and those in several.
+    #: Modules that use tensors of components without being in exactly one, and the parts they need.
     outside: dict[Module, list[Part]] = field(default_factory=dict)
-    #: Bytes of the parameters that are in no component, by path.
+    #: Bytes of the parameters in no component, by path.
     left: dict[str, int] = field(default_factory=dict)
-    #: Of those that are, and stay private.
+    #: Bytes of the parameters in components that stay private.
     trained_bytes: int = 0
 
 
-# --- the model, whatever it is -----------------------------------------------------------
+# --- the model ---------------------------------------------------------------------------
 
 
 def roots_of(model: object) -> dict[str, Module]:
@@ -95,7 +93,7 @@ def roots_of(model: object) -> dict[str, Module]:
 
 
 def _around_a_model(model: object) -> Mapping[str, Module] | None:
-    """The modules of an object that has a `model`, as transformers' pipelines do."""
+    """The modules of an object with a `model`, as in transformers' pipelines."""
     if not isinstance(getattr(model, "model", None), Module):
         return None
     modules = {n: m for n, m in vars(model).items() if isinstance(m, Module)}
@@ -103,7 +101,7 @@ def _around_a_model(model: object) -> Mapping[str, Module] | None:
 
 
 def modules_of(roots: Mapping[str, Module]) -> dict[str, Module]:
-    """All modules by path, one that has two paths under both."""
+    """All modules by path; one with two paths under both."""
     return {
         _join(name, path): module
         for name, root in roots.items()
@@ -121,9 +119,9 @@ def _join(*parts: str) -> str:
 def components_of(roots: Mapping[str, Module], wanted: Sequence[str] | None) -> list[Found]:
     """The components that `wanted` names, by path or pattern; "." is the whole model.
 
-    A path may begin with a usual name, wherever that is. Without `wanted`, as in `automatic.py`.
+    A path may begin with a usual name, at any depth. Without `wanted`, as in `automatic.py`.
 
-    Raises: InvalidSource, naming what there is.
+    Raises: InvalidSource, naming the modules there are.
     """
     modules = modules_of(roots)
     if wanted is None:
@@ -139,7 +137,7 @@ def components_of(roots: Mapping[str, Module], wanted: Sequence[str] | None) -> 
 def _automatic(name: str, root: Module) -> Iterable[Found]:
     parts = {} if name in automatic.NAMES else automatic.parts_of(root)
     if not automatic.has_usual(parts) and compiled_around(root, parts.values()) is not None:
-        parts = {}  # compiled as one it can be attached, though not in parts
+        parts = {}  # compiled as one, it can be attached as a whole, but not in parts
     if not parts:
         return _whole({name: root})
     return [Found(_join(name, path), module) for path, module in parts.items()]
@@ -158,7 +156,7 @@ def _whole_root(name: str, root: Module) -> list[Found]:
 def _never_called(name: str, module: Module) -> Found:
     raise InvalidSource(
         f"{repr(name) if name else 'this'} is a {type(module).__name__}, which nobody calls: no "
-        "hook could bring it in. Attach the module that reads it; or client.register it, and "
+        "hook could load it. Attach the module that reads it; or client.register it, and "
         "acquire it"
     )
 
@@ -169,7 +167,7 @@ def _named(
     if name == ".":
         return _whole(roots)
     matches = {p: m for p, m in modules.items() if p and (p == name or fnmatchcase(p, name))}
-    if not matches and name.partition(".")[0] in automatic.NAMES:  # wherever it is
+    if not matches and name.partition(".")[0] in automatic.NAMES:  # at any depth
         matches = {p: m for p, m in modules.items() if fnmatchcase(p, f"*.{name}")}
     if not matches:
         raise InvalidSource(f"no module is called, or matches, {name!r}; {_listed(modules)}")
@@ -177,14 +175,14 @@ def _named(
 
 
 def _listed(modules: Mapping[str, Module], limit: int = 40) -> str:
-    """What there is, outermost first, as much of it as one can read."""
+    """The paths there are, outermost first, up to `limit`."""
     paths = sorted((p for p in modules if p), key=lambda path: path.count("."))
     more = f", and {len(paths) - limit} more" if len(paths) > limit else ""
     return f"there are: {', '.join(paths[:limit])}{more}" if paths else "there are none"
 
 
 def _outermost(matches: Mapping[str, Module]) -> Iterator[Found]:
-    """Those in no other; what is never called stands for what is in it."""
+    """Matches inside no other match; a module that torch never calls stands for its children."""
     done: list[str] = []
     for path in sorted(matches, key=lambda p: p.count(".")):
         if any(path.startswith(f"{outer}.") for outer in done):
@@ -202,19 +200,19 @@ def _callable(path: str, module: Module) -> Iterator[Found]:
 
 
 def is_called(module: Module) -> bool:
-    """Whether it runs by a call of it: else whoever holds it calls, or reads, what is in it."""
+    """Whether torch calls it. Otherwise the module around it calls, or reads, its contents."""
     none = getattr(module.forward, "__func__", None) is Module.forward
     return not none and not isinstance(module, CONTAINERS)
 
 
 def bare(module: Module) -> Module:
-    """What a compiled module was made from."""
+    """The original of a compiled module; any other module itself."""
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
 
 
 def compiled_around(root: Module, modules: Iterable[Module]) -> Module | None:
-    """What is compiled as one with any of `modules` in it, and so may run without their hooks."""
+    """A module compiled as one around any of `modules`, whose hooks may not run there."""
     inner = {id(module) for module in modules}
     for outer in root.modules():
         compiled = bare(outer) is not outer or outer._compiled_call_impl is not None
@@ -233,12 +231,12 @@ def refuse_hooked(roots: Mapping[str, Module]) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidSource(
                 f"{where!r} is scripted or traced (torch.jit), and runs without the hooks that "
-                "would bring its weights in: attach the module that it was made from"
+                "would load its weights: attach the module that it was made from"
             )
         if any(kind.__name__ in _SHARDS for kind in type(module).__mro__):
             raise InvalidSource(
                 f"{where!r} is sharded by FSDP, which gathers its weights from memory of its own: "
-                "load it without; what is tensor parallel (DTensor) can be attached"
+                "load it without; tensor parallel modules (DTensor) can be attached"
             )
         if hook := module.__dict__.get("_hf_hook"):
             raise InvalidSource(
@@ -257,19 +255,19 @@ def refuse_hooked(roots: Mapping[str, Module]) -> None:
 
 
 def refuse_compiled(roots: Mapping[str, Module], found: Sequence[Found]) -> None:
-    """Raise for components in what is compiled as one: compiled code does not see new hooks."""
+    """Raise for components inside a compiled module: compiled code does not see new hooks."""
     for root in roots.values():
         for one in found:
             if (outer := compiled_around(root, [one.module])) is not None:
                 raise InvalidSource(
                     f"{one.name!r} is in a {type(bare(outer)).__name__} that is compiled as one, "
-                    "and would run there without its hooks: attach all of that "
-                    "(components='.'), or compile the components instead of it"
+                    "and would run there without its hooks: attach the whole model "
+                    "(components='.'), or compile the components instead"
                 )
 
 
 def _check(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise for a component that has no bytes, or has them in two places."""
+    """Raise for a component without bytes, or with bytes on two devices."""
     places: dict[torch.device, str] = {}
     for path, tensor in tensors.items():
         if isinstance(tensor, _UNINITIALISED):
@@ -288,11 +286,11 @@ def _check(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         raise InvalidSource(f"{name!r} is on two devices, {said}: one lease cannot cover both")
 
 
-# --- whose is what -----------------------------------------------------------------------
+# --- ownership ---------------------------------------------------------------------------
 
 
 class _Owners:
-    """Who uses each module: components, as far as they reach, or nobody."""
+    """The components that use each module, as far as they reach."""
 
     def __init__(self, roots: Mapping[str, Module], found: Sequence[Found]) -> None:
         self.modules = modules_of(roots)
@@ -300,12 +298,12 @@ class _Owners:
         for path, module in self.modules.items():
             self.paths.setdefault(id(module), path)
         starts = {id(one.module) for one in found}
-        #: By module: the components it is in.
+        #: The components that a module is in, by its id.
         self.of: dict[int, list[str]] = {}
         for one in found:
             for module in walk(one.module, starts):
                 self.of.setdefault(id(module), []).append(one.name)
-        #: Those that are called from elsewhere than the component they are in.
+        #: Modules that a caller outside of the components calls.
         self.outside = {
             id(module): module
             for root in roots.values()
@@ -315,7 +313,7 @@ class _Owners:
 
 
 def walk(root: Module, stops: Iterable[int] = ()) -> Iterator[Module]:
-    """`root` and the modules in it, each once, but none of `stops` and what is in those."""
+    """`root` and the modules in it, each once, except `stops` and their contents."""
     seen = {id(root)}.union(stops)
     waiting = [root]
     while waiting:
@@ -335,12 +333,12 @@ def own(
     registered: Mapping[str, Span],
     trained: Collection[int] = (),
 ) -> Ownership:
-    """Say whose each tensor is: an inner component's before an outer one's.
+    """Find the owners of each tensor: an inner component comes before an outer one.
 
-    Tensors whose bytes overlap stay together: if they are used by several components, or by a
-    module that is in none, they are a piece of their own. `extra`: tensors that are no parameters,
-    by path. `registered`: where what is registered already lies. `trained`: parameters, by id, that
-    stay where they are, with what shares bytes with them. Raises: InvalidSource.
+    Tensors whose bytes overlap stay together. If several components use them, or a module in no
+    component does, they become a piece of their own. `extra`: tensors that are no parameters, by
+    path. `registered`: the addresses of components there are. `trained`: parameters, by id, that
+    stay private together with all tensors that share their bytes. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
@@ -384,15 +382,15 @@ def _add(parts: list[Part], part: Part) -> None:
 class _Tensor:
     path: str
     tensor: torch.Tensor
-    #: The components that it is in; if in none, only `holder` knows of it.
+    #: The components around it; if none, only `holder` has it.
     users: tuple[str, ...]
     holder: Module
-    #: It is not to be moved.
+    #: It stays private.
     stays: bool = False
 
 
 def _called_in(cluster: Sequence[_Tensor], prefix: str | None) -> dict[str, torch.Tensor]:
-    """Tensors by name: as in the component's own state dict, or, shared, as in the model's."""
+    """Tensors by name: as in the component's own state dict; if shared, as in the model's."""
     if prefix is None:
         return {one.path: one.tensor for one in cluster}
     return {
@@ -418,7 +416,7 @@ def _tensors(
 
 
 def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that have the bytes: of a wrapper those that it wraps."""
+    """The tensors with bytes of their own: for a wrapper, its inner tensors."""
     if not is_wrapper(tensor):
         yield name, tensor
         return
@@ -427,7 +425,7 @@ def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Ten
 
 
 def bytes_of(module: Module) -> Iterator[torch.Tensor]:
-    """What has the bytes of a module's own parameters."""
+    """The tensors that hold the bytes of a module's own parameters."""
     for parameter in module._parameters.values():
         if parameter is not None:
             yield from (tensor for _, tensor in _unwrapped("", parameter))
@@ -436,7 +434,7 @@ def bytes_of(module: Module) -> Iterator[torch.Tensor]:
 def by_block(
     piece: Piece, component: Module, blocks: Sequence[Sequence[Module]], stops: Iterable[int]
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """A piece's tensors: those that are used beside the blocks, or in several; and each block's."""
+    """Split a piece's tensors: those used outside the blocks or in several; and each block's."""
     users: dict[int, tuple[str, ...]] = {}
     within = {id(module) for modules in blocks for module in modules}
     for module in walk(component, within.union(stops)):
@@ -466,7 +464,7 @@ def _holder(name: str, modules: Mapping[str, Module]) -> Module:
 
 
 def _above(one: _Tensor, owners: _Owners) -> Iterator[Module]:
-    """The modules around a tensor that are in the same components as it."""
+    """The modules around a tensor that are in the same components."""
     path = one.path
     while path:
         path = path.rpartition(".")[0]
@@ -476,7 +474,7 @@ def _above(one: _Tensor, owners: _Owners) -> Iterator[Module]:
 
 
 def _called(holder: Module, owners: _Owners) -> Module:
-    """The module in whose forward `holder`'s tensors are used."""
+    """The module whose forward uses `holder`'s tensors."""
     path = owners.paths[id(holder)]
     while path and not is_called(owners.modules[path]):
         path = path.rpartition(".")[0]
@@ -486,13 +484,13 @@ def _called(holder: Module, owners: _Owners) -> Module:
 
 
 def bytes_in(tensor: torch.Tensor) -> list[Span]:
-    """Where the bytes of a tensor are; of a wrapper, those of what it wraps."""
+    """Where the bytes of a tensor are; for a wrapper, of its inner tensors."""
     spans = [span_of(inner) for _, inner in _unwrapped("", tensor)]
     return [span for span in spans if span is not None]
 
 
 def span_of(tensor: torch.Tensor) -> Span | None:
-    """The bytes a tensor reaches over; None if it has none, or none that can be seen."""
+    """The bytes that a tensor covers; None if it has none, or none that can be located."""
     if isinstance(tensor, _UNINITIALISED) or tensor.is_meta or not tensor.numel():
         return None
     if tensor.layout is not torch.strided:
@@ -503,7 +501,7 @@ def span_of(tensor: torch.Tensor) -> Span | None:
 
 
 def _clusters(tensors: Iterable[_Tensor]) -> Iterator[list[_Tensor]]:
-    """Group those whose bytes overlap; each without bytes is alone."""
+    """Group tensors whose bytes overlap; each without bytes is alone."""
     placed: list[tuple[Span, _Tensor]] = []
     for one in tensors:
         span = span_of(one.tensor)
@@ -530,7 +528,7 @@ def _nbytes(cluster: Sequence[_Tensor]) -> int:
 
 
 def _place(cluster: Sequence[_Tensor], registered: Mapping[str, Span]) -> str | None:
-    """What is registered already and has these bytes."""
+    """The registered component that has these bytes."""
     span = span_of(cluster[0].tensor)
     if span is None:
         return None
@@ -546,7 +544,7 @@ def _place(cluster: Sequence[_Tensor], registered: Mapping[str, Span]) -> str | 
 def plain_tensors(roots: Mapping[str, Module], found: Sequence[Found]) -> dict[str, torch.Tensor]:
     """Tensors of components that are attributes, or in lists and dicts: by path.
 
-    Parameters and buffers are not among them, nor what is one under another name.
+    Without parameters and buffers, and without other names of them.
     """
     owners = _Owners(roots, found)
     known = {id(t) for m in owners.modules.values() for t in (*_own_tensors(m),)}

@@ -1,6 +1,6 @@
-"""What a component needs on the device at once, and what to do if there can never be room for it.
+"""The device memory that a component needs at once, and advice if it can never fit.
 
-Without this, a model would be attached, and its first call refused.
+Without this check a model would be attached, and its first call refused.
 """
 
 import logging
@@ -17,8 +17,9 @@ log = logging.getLogger("swapd_client")
 def refuse_what_never_fits(
     client: Lender, components: Mapping[str, Attached], staying: Sequence[str]
 ) -> None:
-    """Raise TooLarge for a component that no call could ever bring in; warn of one that may come to
-    be so. `staying`: what never leaves of what was registered, as the daemon knows it.
+    """Raise TooLarge for a component that no call could ever load; warn if that may happen later.
+
+    `staying`: registered components that are never evicted, by their names in the daemon.
     """
     for one in components.values():
         needed = _needed(client, one)
@@ -27,7 +28,8 @@ def refuse_what_never_fits(
         beside = [name for name in staying if name not in needed]
         if needed and beside and (refused := _refused(client, [*needed, *beside])) is not None:
             log.warning(
-                "once what stays is in (%s), a call of %r will be refused: %s",
+                "with the permanent components on the device (%s), a call of %r will be refused: "
+                "%s",
                 ", ".join(beside),
                 one.name,
                 refused,
@@ -36,8 +38,8 @@ def refuse_what_never_fits(
             both = dict.fromkeys([*needed, *_needed(client, inner)])
             if (refused := _refused(client, list(both))) is not None:
                 log.warning(
-                    "%r is in %r, and a call that comes from there will be refused, as both are to "
-                    "be in: %s. Attach the outer one alone, or stream it",
+                    "%r is in %r, and a call that comes from there will be refused, as it needs "
+                    "both on the device: %s. Attach the outer one alone, or stream it",
                     inner.name,
                     one.name,
                     refused,
@@ -45,7 +47,7 @@ def refuse_what_never_fits(
 
 
 def _needed(client: Lender, one: Attached) -> list[str]:
-    """What has to be in at once for any call of a component; of a streamed one, the largest."""
+    """The names that a call of a component holds at once; if streamed, with the largest part."""
     names = list(one.all_of_it.names)
     if not isinstance(one.held, Passed):
         return names
@@ -59,7 +61,7 @@ def _refused(client: Lender, names: Sequence[str]) -> TooLarge | None:
         client.forecast(*names)
     except TooLarge as exc:
         return exc
-    except SwapdError:  # the acquire will say it
+    except SwapdError:  # the acquire will raise it
         pass
     return None
 
@@ -72,11 +74,11 @@ def _inside(one: Attached, others: Iterable[Attached]) -> list[Attached]:
 def _advice(one: Attached, needed: Sequence[str]) -> str:
     if isinstance(one.held, Passed):
         return (
-            f"{one.name!r} is streamed, and needs what is in no block and one block at once: name "
-            "more, or smaller ones, in blocks="
+            f"{one.name!r} is streamed, and needs one block and all tensors outside the blocks at "
+            "once: name more, or smaller ones, in blocks="
         )
     return (
-        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: what others use "
-        "too, and what came later, is registered by itself. Attach anew what came later, and "
-        "together what shares"
+        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: tensors that others "
+        "use too, and later ones, are components of their own. detach() and attach() again to "
+        "join later tensors; attach components that share tensors as one"
     )

@@ -1,10 +1,10 @@
-"""A `forward` of its own for each module that has hooks, so that compiled code is not mistaken.
+"""Gives each hooked module a `forward` of its own, so that torch runs no code compiled for another.
 
-torch finds compiled code again by guards, and these look at no hooks: what was compiled for one
-module of a class, or for this one before it was attached, would run here without a lease. They do
-look at whether a module has a `forward` of its own. One that is attached has: it calls that of the
-class, whatever that is by then. Where nothing can be compiled yet, for nobody has imported
-`torch._dynamo`, none is needed: each call of it would cost a function more.
+torch finds compiled code by guards, and these ignore hooks: code compiled for another module of the
+class, or for this one before it was attached, would run here without a lease. Guards do see whether
+a module has a `forward` of its own. So an attached module gets one, which calls the current
+`forward` of its class. Before the first import of `torch._dynamo` no code can be compiled, so
+modules get none: it would add a function to each call.
 """
 
 import inspect
@@ -20,14 +20,14 @@ from swapd_client.offload import dynamo
 from swapd_client.offload.ours import Ours
 
 _lock = threading.Lock()
-#: Modules that are to have one as soon as anything may be compiled. None: it may.
+#: Modules that get a forward once code may be compiled. None: code may be compiled already.
 _waiting: WeakSet[torch.nn.Module] | None = WeakSet()
 
 
 def distinguish(module: torch.nn.Module) -> Callable[[], None]:
-    """Have no code run for `module` that was compiled for others; returns what undoes it.
+    """Keep code compiled for other modules away from `module`; returns the undo.
 
-    One that has a `forward` of its own already keeps it: code compiled for it is its own.
+    A module with a `forward` of its own keeps it: code compiled for it is its own.
     """
     with _lock:
         if _waiting is None:
@@ -40,7 +40,7 @@ def distinguish(module: torch.nn.Module) -> Callable[[], None]:
             if _waiting is not None:
                 _waiting.discard(module)
             made = vars(module).get("forward")
-            if getattr(made, "__func__", None) in _made:  # else it was replaced by somebody
+            if getattr(made, "__func__", None) in _made:  # else other code replaced it
                 del vars(module)["forward"]
 
     return undo
@@ -68,9 +68,9 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return type(self).forward(self, *args, **kwargs)
 
 
-#: torch counts, for each code object, what it was compiled for: so each class has its own.
+#: torch counts recompilations by code object, so each class has its own.
 _by_class: "WeakKeyDictionary[type, FunctionType]" = WeakKeyDictionary()
-#: All of these.
+#: All functions in `_by_class`.
 _made: WeakSet[FunctionType] = WeakSet()
 
 
@@ -82,7 +82,7 @@ def _of_class(kind: type[torch.nn.Module]) -> FunctionType:
         made.ours = Ours()  # type: ignore[attr-defined]
         _by_class[kind] = made
         _made.add(made)
-    made.__wrapped__ = _static(kind)  # type: ignore[attr-defined] # whose signature it has
+    made.__wrapped__ = _static(kind)  # type: ignore[attr-defined] # gives it the signature
     made.__doc__ = made.__wrapped__.__doc__  # type: ignore[attr-defined]
     return made
 

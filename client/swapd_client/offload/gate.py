@@ -1,7 +1,7 @@
-"""The way into a component, plainly: what a call of it holds, and what is looked at before.
+"""The way into a component, in full: the checks before a call, and the leases of it.
 
-`shortcuts.py` has the same for the calls that most are, in fewer steps; what it does not see to
-itself is done here.
+`shortcuts.py` does the same in fewer steps for the most frequent calls, and leaves the others to
+this module.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _NOTHING = Lent()
 
 
 class Gate:
-    """The way into a component: what is held, and what is looked at before."""
+    """The way into a component: the leases of a call, and the checks before it."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Gate:
         lent: Lent = _NOTHING,
         all_lent: Lent | None = None,
     ) -> None:
-        """`held` is what an entry here holds: the component, or a block of it; `whole` is held
-        whenever any of it is, and with `all_of_it` there is nothing left to hold. `parameters`:
-        those that backward would read. `gone(error)` is told that the daemon is, and raises, or
-        sees to it that there is nothing to hold any more. `lent`: what is held by `held`;
-        `all_lent`: by `whole`, if that is more.
+        """`held`: acquired by an entry here: the component, or a block of it. `whole`: held
+        whenever any part is. With `all_of_it` held, there is nothing left to acquire. `parameters`:
+        those that backward would read. `gone(error)` is called when the daemon is gone: it raises,
+        or makes the weights private. `lent`: the addresses under `held`; `all_lent`: under `whole`,
+        if larger.
         """
         self.name = name
         self.held = held
@@ -52,10 +52,10 @@ class Gate:
         self._gone = gone
 
     def begin(self, by: object, far: int) -> int:
-        """A hook says that a call of its module begins, `by` which it is entered if need be.
+        """Called by a hook when a call of its module begins; enters it as `by` if needed.
 
-        0: it was entered. Else its thread has it for longer: how far up the stack the call is that
-        holds it. `far` is where that is looked for first. Raises as `enter`.
+        Returns 0 if it entered. Otherwise the thread holds the component for longer: returns how
+        far up the stack the call is that holds it. The search starts at `far`. Raises as `enter`.
         """
         scope = thread.scope
         found = scope.has(self.held, self.all_of_it, far) if scope.counts else 0
@@ -64,7 +64,7 @@ class Gate:
         return found
 
     def end(self, by: object, output: Any) -> Any:
-        """A hook says that a call returns, or raises: what it returns instead, or None.
+        """Called by a hook when a call returns or raises. Returns a new output, or None to keep it.
 
         Raises as `leave`.
         """
@@ -78,10 +78,10 @@ class Gate:
         return generators.lease(output, self.held, self.own) if later else None
 
     def enter(self, by: object, frame: FrameType | None = None) -> None:
-        """A call begins, and its thread does not have it. `frame`: the call, if its end may be
-        heard of from nobody.
+        """A call begins in a thread that does not hold the component.
 
-        Raises as `Client.acquire`; NotWhileAttached.
+        `frame`: the frame of the call, if its end may go unnoticed. Raises as `Client.acquire`;
+        NotWhileAttached.
         """
         scope = thread.scope
         if scope.entries:
@@ -93,7 +93,7 @@ class Gate:
                 self._refuse_grad()
             if torch._C._get_tracing_state() or torch.compiler.is_exporting():
                 raise self._untraceable()
-            scope.begins = self.held  # said before it is looked who changes it
+            scope.begins = self.held  # set before the check for a change
             if changing.now is not None:
                 wait()
         try:
@@ -104,19 +104,20 @@ class Gate:
             scope.begins = None
 
     def refused(self, error: SwapdError) -> None:
-        """What it holds was not to be had. Raises `error`, or returns if nothing is needed."""
+        """The acquire failed. Raises `error`, or returns if the call needs no lease any more."""
         if isinstance(error, SessionEnded) and self._gone is not None:
             self._gone(error)
         elif isinstance(error, WouldDeadlock):
             raise WouldDeadlock(
-                f"{error}. If {self.name!r} was called inside of a call of what is held, both have "
-                "to be in at once: attach them as one component, or stream the larger (resident=)"
+                f"{error}. If {self.name!r} was called from another component's call, both must "
+                "be on the device at once: attach them as one component, or stream the larger "
+                "(resident=)"
             ) from error
         else:
             raise error
 
     def leave(self, entry: Entry, output: Any) -> Any:
-        """That call ends, and returns `output`: returns that, without what is lent no longer.
+        """The call ends. Returns `output`, with copies of tensors whose lease ends.
 
         Raises: NotWhileAttached, and as a release.
         """
@@ -134,12 +135,14 @@ class Gate:
             and self.whole not in scope.counts
             and _needs_grad(output)
         ):
-            raise self._grad("what it returned requires grad")
+            raise self._grad("its output requires grad")
         return output
 
     def own(self, output: Any) -> Any:
-        """What a call returns, or a generator yields, that is about to leave: with copies of what
-        is lent no longer then. Raises: NotWhileAttached."""
+        """The output of a call or a generator, with copies of tensors whose lease is about to end.
+
+        Raises: NotWhileAttached.
+        """
         counts = thread.scope.counts
         count = counts.get(self.held)
         if count is None or count.n > 1:
@@ -148,21 +151,21 @@ class Gate:
         return (self.all_lent if ends else self._lent).copied(output, self.name)
 
     def _refuse_grad(self) -> None:
-        # backward may come when nothing is held any more
+        # backward may run after the lease has ended
         if not self.whole.uses and any(p.requires_grad for p in self._parameters):
             raise self._grad("its parameters require grad")
 
     def _untraceable(self) -> NotWhileAttached:
         return NotWhileAttached(
-            f"{self.name!r} is attached to swapd, and what is exported or traced would not "
-            "bring its weights in: call detach() on its attachment first"
+            f"{self.name!r} is attached to swapd, and an exported or traced module would not "
+            "load its weights: call detach() on its attachment first"
         )
 
     def _grad(self, why: str) -> NotWhileAttached:
         return NotWhileAttached(
             f"{self.name!r} was called in grad mode, and {why}: backward would read its weights "
-            "when nothing holds them any more. Call it under torch.inference_mode() or "
-            f"torch.no_grad(), or hold it over backward too: with attachment.use({self.name!r})"
+            "after their lease. Call it under torch.inference_mode() or torch.no_grad(), or hold "
+            f"it over backward too: with attachment.use({self.name!r})"
         )
 
 
@@ -177,5 +180,5 @@ def _needs_grad(output: Any) -> bool:
 
 
 def _is_of(entry: Entry, call: FrameType | None) -> bool:
-    """Whether it was made by this call, not by one of the same module around it."""
+    """Whether this call made the entry, not an outer call of the same module."""
     return entry.frame is call or entry.frame is None or call is None

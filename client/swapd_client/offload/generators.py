@@ -1,7 +1,7 @@
-"""What runs later: generators and coroutines that a component's call returned.
+"""Generators and coroutines that a component's call returned, and that run later.
 
-Their component is held from the first step to exhaustion, close or collection; if no step is
-ever taken, never.
+They hold their component from the first step to exhaustion, close or collection. Without a first
+step, they never hold it.
 """
 
 import os
@@ -15,12 +15,12 @@ from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.scope import Holdable, here
 
-#: What somebody is given who does not hold what it may be a view of.
+#: Copies values that may be views of weights for a caller without the lease.
 Own = Callable[[Any], Any]
 
 
 def lease(work: Any, held: Holdable, own: Own) -> Any:
-    """`work`, holding `held` while it is under way. What it gives goes through `own`."""
+    """Wrap `work` so that it holds `held` while it runs. Its values go through `own`."""
     if isinstance(work, GeneratorType):
         return LeasedGenerator(work, held, own)
     if isinstance(work, CoroutineType):
@@ -42,8 +42,8 @@ class _Span:
     ) -> None:
         """A step that raises is the last one, unless it raises `goes_on`.
 
-        What is streamed is held for each step, and not between them. `yields`: what a step gives
-        is for the caller, not for who runs what is awaited.
+        A streamed component is held for each step, and not between them. `yields`: the value of a
+        step is for the caller, not for the event loop.
         """
         self._held = held
         self._own = own
@@ -53,15 +53,15 @@ class _Span:
         self._process = os.getpid()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
-        # whoever collects may be in the midst of anything, with locks held
+        # the collector may run at any point, with locks held
         if self._give_back is not None and self._process == getpid():
             give_back_later(self._give_back)
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
-        """Take a step. Raises what it raises, and as `Client.acquire`."""
+        """Take a step. Raises as the step, and as `Client.acquire`."""
         scope = here()
         scope.reap()
-        scope.begins = self._held  # said before it is looked who changes it
+        scope.begins = self._held  # set before the check for a change
         if changing.now is not None:
             wait()
         try:
@@ -69,7 +69,7 @@ class _Span:
                 scope.count_up(self._held)
             else:
                 if self._give_back is None:
-                    if scope.kept is not None:  # it may be given back by another thread
+                    if scope.kept is not None:  # another thread may release it
                         scope.kept.end()
                     self._give_back = self._held.take()
                 scope.lend(self._held)
@@ -98,7 +98,7 @@ class _Span:
         return self._own(value) if self._yields else value
 
     def drive(self, steps: Any) -> Generator[Any, Any, Any]:
-        """All steps of something that is awaited."""
+        """All steps of an awaitable."""
         take, value = steps.send, None
         while True:
             try:
@@ -118,7 +118,7 @@ class _Span:
 
 
 class LeasedGenerator(Generator[Any, Any, Any]):
-    """As the generator in it."""
+    """Wraps a generator."""
 
     def __init__(self, inner: "Generator[Any, Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
@@ -138,7 +138,7 @@ class LeasedGenerator(Generator[Any, Any, Any]):
 
 
 class LeasedCoroutine(Coroutine[Any, Any, Any]):
-    """As the coroutine in it."""
+    """Wraps a coroutine."""
 
     def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
@@ -161,11 +161,11 @@ class LeasedCoroutine(Coroutine[Any, Any, Any]):
 
 
 class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
-    """As the asynchronous generator in it."""
+    """Wraps an asynchronous generator."""
 
     def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
-        self._span = _Span(held, own, goes_on=StopIteration)  # so each value ends
+        self._span = _Span(held, own, goes_on=StopIteration)  # each value ends a step so
 
     async def asend(self, value: Any) -> Any:
         return await _Awaited(self._span, self._inner.asend(value))
@@ -184,7 +184,7 @@ class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
 
 
 class _Awaited:
-    """What is awaited for the next value."""
+    """Awaits the next value of an asynchronous generator."""
 
     def __init__(self, span: _Span, steps: Any) -> None:
         self._span = span

@@ -1,7 +1,7 @@
-"""Parameters and modules that come into a component after it was attached (LoRA, new heads).
+"""Parameters and modules added to a component after it was attached (LoRA, new heads).
 
-torch tells of each that is registered on any module of the process; whoever watches a module
-notes that it has grown, and at its next call says once what of it stays in private memory.
+torch calls a hook for each one registered on any module of the process. The component is marked as
+grown, and at its next call the log names once the parameters that stay private.
 """
 
 import logging
@@ -20,12 +20,12 @@ log = logging.getLogger("swapd_client")
 
 
 class Growth:
-    """What a component got since it was attached."""
+    """The parameters that a component gained since it was attached."""
 
     def __init__(
         self, name: str, modules: Callable[[], Iterable[Module]], is_known: Callable[[Any], bool]
     ) -> None:
-        """`modules()`: those of the component as it is now. `is_known(tensor)`: it is swapd's, or
+        """`modules()`: the modules of the component now. `is_known(tensor)`: it is in swapd, or
         stays private.
         """
         self.changed = False
@@ -34,7 +34,7 @@ class Growth:
         self._is_known = is_known
 
     def tell(self) -> None:
-        """Say what stays private, and watch what is new as well."""
+        """Log the parameters that stay private, and watch the new modules."""
         self.changed = False
         private = []
         for module in self._modules():
@@ -43,8 +43,8 @@ class Growth:
             private += [n for n, p in named if p is not None and not self._is_known(p)]
         if private:
             log.warning(
-                "%r has parameters that stay in private memory, for they came after it was "
-                "attached: %s. refresh() of its attachment takes them in",
+                "%r has parameters that stay in private memory, since they were added after "
+                "attach: %s. refresh() of its attachment registers them",
                 self._name,
                 ", ".join(private),
             )
@@ -56,7 +56,7 @@ _handles: list[Any] = []
 
 
 def watch(growth: Growth, modules: Iterable[Module]) -> Callable[[], None]:
-    """Have `growth` told of what is registered on these; returns what ends that."""
+    """Mark `growth` when a parameter or module is registered on these modules; returns the undo."""
     with _lock:
         for module in modules:
             _watched[module] = growth
@@ -79,7 +79,7 @@ def watch(growth: Growth, modules: Iterable[Module]) -> Callable[[], None]:
 
 
 def rest() -> None:
-    """Have torch tell of nothing any more, if nothing is watched."""
+    """Remove the hooks from torch if no module is watched."""
     with _lock:
         if not _watched:
             for handle in _handles:

@@ -1,8 +1,8 @@
-"""What people do to a module besides calling it, while its weights may be out.
+"""Operations on a module, other than calls, while its weights may be absent.
 
-`guard(module, weights)` has each of these do what it would do to any other module, or refuse:
-`state_dict`, `load_state_dict`, `copy.deepcopy`, pickle and `torch.save`, `.to()` and its kind.
-One Guard for each submodule: which of them is asked, and through which parent, does not matter.
+`guard(module, weights)` makes each do the same as for any other module, or raise: `state_dict`,
+`load_state_dict`, `copy.deepcopy`, pickle and `torch.save`, `.to()` and its kind. Each submodule
+has its own Guard, so it does not matter which of them the caller uses, or through which parent.
 """
 
 import weakref
@@ -22,16 +22,16 @@ from swapd_client.offload.weights_of import Weights
 
 Module = torch.nn.Module
 
-#: Where a module has its guard.
+#: The attribute that holds a module's guard.
 _GUARD = "_swapd_guard"
 
 
 def guard(module: Module, weights: Weights) -> Callable[[], None]:
-    """Guard a module, and all that is in it, as far as its tensors are `weights`'s.
+    """Guard a module and its submodules, for their tensors that belong to `weights`.
 
-    A module may be guarded for several. Give the whole model rather than the component alone: then
-    what is tied across components is tied in what is saved and copied as well, and a move that is
-    refused has moved nothing. Returns what undoes it.
+    A module may have guards for several. Pass the whole model rather than the component alone: then
+    tensors tied across components stay tied in state dicts and copies, and a refused move has moved
+    nothing. Returns the undo.
     """
     guards = [guard_of(m) or Guard(m) for m in module.modules()]
     for one in guards:
@@ -52,7 +52,7 @@ def guard_of(module: Module) -> "Guard | None":
 
 
 def writable(*modules: Module) -> AbstractContextManager[None]:
-    """A `with` block in which the weights of modules, and of what is in them, are written to.
+    """A `with` block in which code may write to the weights of modules and their submodules.
 
     See `editing.edits`.
     """
@@ -70,7 +70,7 @@ def writable(*modules: Module) -> AbstractContextManager[None]:
 
 
 class Guard(Ours):
-    """Stands in for some methods of one module."""
+    """Replaces some methods of one module."""
 
     def __init__(self, module: Any) -> None:
         self.weights: list[Weights] = []
@@ -79,7 +79,7 @@ class Guard(Ours):
             module.register_state_dict_post_hook(_StateDict(self)),
             module.register_load_state_dict_post_hook(_Loaded()),
         ]
-        # before the hooks that are there: they are to see bytes that can be read
+        # before the existing hooks: they must see bytes that are readable
         module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
         attributes: dict[str, Any] = {
             _GUARD: self,
@@ -90,7 +90,7 @@ class Guard(Ours):
         }
         for name, runs in writers.of(module).items():
             attributes[name] = Writer(self, name, runs)
-        #: What the module, and not its class, had there.
+        #: Attributes that the module itself, and not its class, had under these names.
         self._own = {name: vars(module).get(name) for name in attributes}
         vars(module).update(attributes)
 
@@ -98,7 +98,7 @@ class Guard(Ours):
         return f"<Guard of a {type(self._module).__name__} for {self.weights}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Guard":
-        return self  # a class that copies its attributes by hand gets it; then it is dropped
+        return self  # a class that copies attributes by hand gets the guard; the copy then drops it
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -113,7 +113,7 @@ class Guard(Ours):
         return self._own.get(name)
 
     def _method(self, name: str, module: Module | None = None) -> Callable[..., Any]:
-        """The module's own, bound to it, or to what stands in for it."""
+        """The module's own method, bound to it or to its stand-in."""
         module = self._module if module is None else module
         own: Callable[..., Any] | None = self._own[name]
         if own is None:
@@ -123,7 +123,7 @@ class Guard(Ours):
         return own
 
     def owner(self, tensor: torch.Tensor) -> Weights | None:
-        """Whose weights a tensor is."""
+        """The weights that a tensor belongs to."""
         return next((w for w in self.weights if w.covers(tensor)), None)
 
     # --- instead of the module's own methods ---------------------------------------------
@@ -137,7 +137,7 @@ class Guard(Ours):
         self._fill(memo, copying.stand_in)
         plain = copying.copied(self._module, memo)
         if (starting := get_spawning_popen()) is not None:
-            # the new process is handed descriptors of what was pickled a moment after
+            # the new process gets the descriptors a moment after the pickling
             vars(starting).setdefault("_swapd_pickled", []).append(plain)
         return plain.__reduce_ex__(protocol)
 
@@ -154,7 +154,7 @@ class Guard(Ours):
         if recurse:
             for child in module.children():
                 child._apply(fn)
-        rest: Any = Module()  # of this module, what is not swapd's
+        rest: Any = Module()  # the module's tensors that are not in swapd
         for table in ("_parameters", "_buffers"):
             mine = getattr(module, table)
             getattr(rest, table).update({k: t for k, t in mine.items() if k not in covered})
@@ -189,7 +189,7 @@ class Guard(Ours):
             if isinstance(method, MethodType):
                 method(*given)
                 return
-            with loading.in_place(module, stand_in):  # somebody's function, that knows the module
+            with loading.in_place(module, stand_in):  # a bound function that knows the module
                 method(*given)
 
         calls = [weights for weights in self.weights if weights.has_inside(module)]
@@ -198,7 +198,7 @@ class Guard(Ours):
     # --- what is there -------------------------------------------------------------------
 
     def covered(self) -> Iterator[tuple[str, torch.Tensor, Weights]]:
-        """The module's own parameters and buffers that are swapd's."""
+        """The module's own parameters and buffers that are in swapd."""
         for table in (self._module._parameters, self._module._buffers):
             for name, tensor in table.items():
                 if tensor is not None and (weights := self.owner(tensor)) is not None:
@@ -213,7 +213,7 @@ class Guard(Ours):
         return writable(*modules)
 
     def _staged(self, calls: list[Weights]) -> Iterator[tuple[str, torch.Tensor, Weights | None]]:
-        """What is not to be loaded into where it is; of a module in components all of it."""
+        """Tensors that loading must not write in place; in a module of components, all of them."""
         for table in (self._module._parameters, self._module._buffers):
             for name, tensor in table.items():
                 if tensor is None:
@@ -225,7 +225,7 @@ class Guard(Ours):
     def _fill(
         self, memo: dict[int, Any], copy: Callable[[torch.Tensor, Copies], torch.Tensor]
     ) -> None:
-        """Say what the copies of swapd's tensors are, to who copies the module."""
+        """Put copies of swapd's tensors into the memo of a copy of the module."""
         made: dict[Weights, Copies] = {}
         for module in self._module.modules():
             if (its := guard_of(module)) is None:
@@ -255,7 +255,7 @@ class Writer(Ours):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The method itself; its signature is this one's."""
+        """The original method, which gives this one its signature."""
         return self._guard._method(self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +263,7 @@ class Writer(Ours):
 
 
 class _StateDict(Ours):
-    """After a module has put its tensors into a state dict: copies instead of them."""
+    """Puts copies into a state dict after a module has put in its tensors."""
 
     def __init__(self, owner: Guard) -> None:
         self._guard = owner
@@ -272,24 +272,25 @@ class _StateDict(Ours):
         copies = None
         for name, tensor, weights in self._guard.covered():
             value = state.get(prefix + name)
-            if value is None or value is tensor:  # not saved; or asked for as it is (keep_vars)
+            # not saved; or the caller wants the tensor itself (keep_vars)
+            if value is None or value is tensor:
                 continue
             copies = copies or _copies_in(state, module, prefix)
             state[prefix + name] = copies.of(tensor, weights)
 
 
 class _Loaded(Ours):
-    """After a module, and what is in it, was loaded."""
+    """Runs after a module and its submodules were loaded."""
 
     def __call__(self, module: Module, incompatible: Any) -> None:
         loading.ended(incompatible.missing_keys, module)
 
 
 class _CopiesIn:
-    """What one call of `state_dict` copied, so that what is tied is tied in its result."""
+    """The copies for one call of `state_dict`, so that tied tensors stay tied in its result."""
 
     def __init__(self) -> None:
-        #: By their ids and prefixes: those that were put into it.
+        #: Modules already put into it, by id and prefix.
         self.modules: set[tuple[int, str]] = set()
         self._copies: dict[Weights, Copies] = {}
 
@@ -299,20 +300,20 @@ class _CopiesIn:
         return self._copies[weights].of(tensor)
 
 
-#: By the id of its result, while that lives.
+#: By the id of the result, while that lives.
 _copied: dict[int, _CopiesIn] = {}
 
 
 def _copies_in(state: dict[str, Any], module: Module, prefix: str) -> _CopiesIn:
-    """Those of the call in which `module` is put into `state` under `prefix`."""
+    """The copies of the call that puts `module` into `state` under `prefix`."""
     known = _copied.get(id(state))
     if known is None:
         try:
             weakref.finalize(state, _copied.pop, id(state), None).atexit = False
-        except TypeError:  # a plain dict of the caller's: nobody says when it goes
+        except TypeError:  # a plain dict of the caller's: its end cannot be observed
             return _CopiesIn()
     where = id(module), prefix
-    if known is None or where in known.modules:  # it is put there once more
+    if known is None or where in known.modules:  # the same module again: a new call
         known = _copied[id(state)] = _CopiesIn()
     known.modules.add(where)
     return known

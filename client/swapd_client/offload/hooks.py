@@ -1,6 +1,6 @@
-"""What is put around a module's forward and methods: its component comes in, and may go.
+"""Hooks and wrapped methods around a module's calls: they acquire its component, and release it.
 
-Native hooks: forward does what it did (`forwards.py`). What they do is in `shortcuts.py` and, in
+Native hooks: forward stays as it was (`forwards.py`). The hooks' work is in `shortcuts.py` and, in
 full, in `gate.py`. Hooks and wrapped methods are objects of classes, so that a module can be
 pickled and copied: in the copy they do nothing.
 """
@@ -24,12 +24,12 @@ from swapd_client.offload.shortcuts import Enter, Leave, Pair
 def install(
     module: torch.nn.Module, gate: Gate, *, is_compiled: bool = False
 ) -> tuple[Pair, Callable[[], None]]:
-    """Have `gate` entered by each call of `module`, and left; returns also what undoes it.
+    """Have each call of `module` enter and leave `gate`; returns the hooks, and the undo.
 
-    One that `is_compiled` as one has its hooks outside of that, and stays compiled as it was.
+    If `is_compiled`, the module is compiled as one: its hooks stay outside of the compiled code.
 
-    Before every pre-hook there is, and after every forward hook there is. A hook that is
-    registered later runs without the component, unless its own call comes in between.
+    The hooks run before every existing pre-hook and after every existing forward hook. A hook
+    registered later runs without the component, unless the call is inside another one.
     """
     by = object()
     pair = Pair(module, Enter(gate, by), Leave(gate, by))
@@ -50,12 +50,12 @@ def is_hooked(module: torch.nn.Module) -> bool:
     return _TO_SCRIPT in module.__dict__
 
 
-#: What torch.jit.script calls first.
+#: `torch.jit.script` calls this first.
 _TO_SCRIPT = "__prepare_scriptable__"
 
 
 class _Unscriptable(Ours):
-    """Has torch.jit.script say what to do. Of a copy of the module it is said that it may be."""
+    """Makes `torch.jit.script` raise with advice. A copy of the module can be scripted."""
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
         self._module = module
@@ -67,8 +67,8 @@ class _Unscriptable(Ours):
     def __call__(self) -> torch.nn.Module:
         if self._name:
             raise NotWhileAttached(
-                f"{self._name!r} is attached to swapd, and what is scripted would not bring its "
-                "weights in: call detach() on its attachment first"
+                f"{self._name!r} is attached to swapd, and a scripted module would not load its "
+                "weights: call detach() on its attachment first"
             )
         return self._module
 
@@ -78,15 +78,15 @@ class _Unscriptable(Ours):
 
 @uncompiled
 def _apart(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What is done around a call is no part of what is compiled."""
+    """Run `function` outside of compiled code."""
     return function(*args, **kwargs)
 
 
 class Method(Ours):
     """A method of one module that holds its component while it runs.
 
-    An attribute of the module, so that the class is as it was. In a copy of the module it is the
-    copy's method, and holds nothing.
+    An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
+    method, and holds nothing.
     """
 
     def __init__(self, module: torch.nn.Module, name: str, gate: Gate) -> None:
@@ -94,7 +94,7 @@ class Method(Ours):
         self._name = name
         self._gate: Gate | None = gate
         self.__name__ = name
-        #: What the module had there of its own.
+        #: The module's own attribute of that name, if it had one.
         self._before = module.__dict__.get(name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Method(Ours):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The method itself; its signature is this one's."""
+        """The original method, which gives this one its signature."""
         if self._before is not None:
             method: Callable[..., Any] = self._before
         else:
@@ -134,7 +134,7 @@ class Method(Ours):
         try:
             output = self.__wrapped__(*args, **kwargs)
         except BaseException:
-            with suppress(SwapdError):  # what went wrong first is what to say
+            with suppress(SwapdError):  # an earlier error is the one to report
                 self._leave(gate, by, None)
             raise
         later = isinstance(output, LATER)
@@ -150,7 +150,7 @@ class Method(Ours):
 
 
 def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
-    """Have a method hold `gate` while it runs; returns what undoes it."""
+    """Have a method hold `gate` while it runs; returns the undo."""
     method = Method(module, name, gate)
     setattr(module, name, method)
 
@@ -164,7 +164,7 @@ def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
 
 
 class _Twin(Method):
-    """The call of what a compiled module was made from: by itself, or by the compiled one."""
+    """A call of a compiled module's original, from the compiled module or directly."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._held(args, kwargs)
@@ -177,10 +177,10 @@ class _Twin(Method):
 
 
 def wrap_twin(compiled: torch.nn.Module, gate: Gate) -> Callable[[], None]:
-    """Have also what `compiled` was made from hold `gate` when it is called; returns what undoes
-    it. What is compiled of it is as it was.
+    """Have also the original of `compiled` hold `gate` when it is called; returns the undo.
 
-    Of one whose call torch compiles as well, as it does of torch's own classes, nothing is done.
+    Its compiled code stays valid. If torch compiles the call as well, as for torch's own classes,
+    nothing is done.
     """
     twin = find.bare(compiled)
     calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
@@ -189,7 +189,7 @@ def wrap_twin(compiled: torch.nn.Module, gate: Gate) -> Callable[[], None]:
     from torch._dynamo.decorators import skip
 
     for function in (_Twin.__call__, _Twin._held, _Twin._enter, _Twin._leave):
-        skip(function)  # what they call is compiled, they are not
+        skip(function)  # torch compiles the functions that they call, not these
     held = vars(twin)["_call_impl"] = _Twin(twin, "_call_impl", gate)
 
     def undo() -> None:
@@ -199,15 +199,15 @@ def wrap_twin(compiled: torch.nn.Module, gate: Gate) -> Callable[[], None]:
     return undo
 
 
-#: Of a component's own methods, these only switch something.
+#: Methods of a component with these prefixes only switch an option.
 _SWITCHES = ("enable_", "disable_", "set_")
 
 
 def methods_of(module: torch.nn.Module) -> Iterable[str]:
     """The public methods that a component's own class adds, and `generate`.
 
-    Own is what is defined beside the class, or beside the class that has its forward; not what
-    torch's own classes have, which is for building them.
+    Own methods are those defined in the module of the class, or of the class that has its forward.
+    The methods of torch's own classes are for building modules.
     """
     kind = type(module)
     forward = next((c for c in kind.__mro__ if "forward" in vars(c)), kind)

@@ -1,4 +1,4 @@
-"""Hooks, wrapped methods and guards: where on a model's modules they are put."""
+"""Chooses the modules of a model that get hooks, wrapped methods and guards."""
 
 import inspect
 import weakref
@@ -18,7 +18,7 @@ from swapd_client.offload.returned import Lent
 from swapd_client.offload.scope import Block, Holdable, Leased, Passed
 from swapd_client.offload.weights_of import Registered
 
-#: How deep below a component's root modules are called from outside.
+#: Callers outside of a component call its modules down to this depth.
 DEPTH = 2
 
 #: By component, or for all that have them.
@@ -26,9 +26,9 @@ Methods = Mapping[str, Sequence[str]] | Sequence[str]
 
 
 def methods_of(found: Sequence[Found], named: Methods) -> dict[str, list[str]]:
-    """By component, the methods that are to hold it: its own, and those `named`.
+    """The methods of each component that must hold it: its own, and those `named`.
 
-    Raises: InvalidSource, if a component or its method is not there.
+    Raises: InvalidSource, if a component or its method does not exist.
     """
     modules = {one.name: find.bare(one.module) for one in found}
     methods = {name: set(hooks.methods_of(module)) for name, module in modules.items()}
@@ -52,18 +52,18 @@ def methods_of(found: Sequence[Found], named: Methods) -> dict[str, list[str]]:
 
 
 class Installer:
-    """Puts on a model's modules what `Attachment._uninstall` takes off again."""
+    """Installs on a model's modules, for `Attachment._uninstall` to remove."""
 
     def __init__(
         self, client: Lender, attachment: Attachment, roots: Mapping[str, Module], starts: set[int]
     ) -> None:
-        """`starts`: the modules, by id, that components begin with."""
+        """`starts`: the root modules of components, by id."""
         self._client = client
         self._attachment = attachment
         self._roots = roots
         self._starts = starts
         self._hooked: set[int] = set()
-        #: What compiled modules were made from, by id.
+        #: The originals of compiled modules, by id.
         self._compiled = {
             id(find.bare(module))
             for root in roots.values()
@@ -73,14 +73,14 @@ class Installer:
         self._gone = attachment._daemon_gone
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
-        """A module that uses some of what components are made of, and is in none alone."""
+        """Hook a module that uses tensors of components, but is not in exactly one."""
         held = Leased(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
         name, lent = "+".join(names), self._lent(names)
         self._hook(module, Gate(name, held, held, held, parameters, None, self._gone, lent))
 
     def component(self, one: Attached, methods: Sequence[str]) -> None:
-        """One component, which has something to hold."""
+        """Hook one component that has something to hold."""
         assert one.held is not None
         known = _known(self._client, self._attachment.trained)
         grown = Growth(one.name, _modules_now(one.module, self._starts), known)
@@ -125,7 +125,7 @@ class Installer:
         return Lent((part.address, part.address + part.nbytes) for part in parts)
 
     def guard(self, one: Attached) -> None:
-        """What else people do to modules; all of the model's, for what is tied across them."""
+        """Guard other operations, on all modules of the model: tensors may be tied across them."""
         parts = [self._client.session.own(name) for name in one.all_of_it.names]
         weights = Registered(
             self._client,
@@ -140,7 +140,7 @@ class Installer:
     def _hook(
         self, module: Module, gate: Gate, held: Holdable | None = None, *, layer: bool = False
     ) -> None:
-        """If `held` is a pass, they go aside in those that hold all of it."""
+        """If `held` is a pass, passes that hold the whole component remove these hooks."""
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
@@ -155,11 +155,11 @@ class Installer:
         return find.walk(one.module, self._starts)
 
 
-# What watches a model's growth is kept by a table of the whole process: it must not keep the model.
+# The table that watches growth belongs to the whole process, so it must not keep the model alive.
 
 
 def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
-    """What gives the modules of a component, as long as that lives."""
+    """Returns a function: the modules of a component, as long as it lives."""
     living = weakref.ref(root)
 
     def modules() -> Iterable[Module]:
@@ -170,7 +170,7 @@ def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module
 
 
 def _known(client: Lender, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
-    """What says whether a tensor is in components of a client, or stays private to be `trained`."""
+    """Returns a function: whether a tensor is in components of a client, or is `trained`."""
 
     def known(tensor: torch.Tensor) -> bool:
         if id(tensor) in trained:
@@ -185,9 +185,9 @@ def _known(client: Lender, trained: Container[int]) -> Callable[[torch.Tensor], 
 
 
 def parts_of_first(one: Attached) -> Iterator[Module]:
-    """Of a component that is streamed, the parts of its first block.
+    """The parts of a streamed component's first block.
 
-    Caches between steps (TeaCache) call them by themselves, to find out whether to run any block.
+    Caches between steps (TeaCache) call them directly to decide whether to run any block.
     """
     for block in one.blocks:
         return block.children()
@@ -195,19 +195,20 @@ def parts_of_first(one: Attached) -> Iterator[Module]:
 
 
 def is_layer(module: Module) -> bool:
-    """Whether it is a single one, and its call is over when it returns.
+    """Whether the module is a single layer whose call ends when it returns.
 
-    What has others in it may return a generator, which is to be held for until it ends.
+    A module with children may return a generator, which must hold the component until it ends.
     """
     later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return not module._modules and not any(is_later(module.forward) for is_later in later)
 
 
 def entrances(root: Module, starts: set[int]) -> list[Module]:
-    """The modules of a component that are called from outside it.
+    """The modules of a component that callers outside of it call.
 
-    The root, its children and theirs, and embeddings at any depth; not what is in a list or a
-    Sequential, which is called in turn, nor what is compiled into one with what is around it.
+    The root, its children and theirs, and embeddings at any depth. Not the modules in a list or a
+    Sequential, which calls them in turn, and not those compiled into one with the module around
+    them.
     """
     found = [root]
     waiting = [(root, 0)]

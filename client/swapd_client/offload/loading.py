@@ -1,9 +1,9 @@
-"""`load_state_dict` into weights that cannot be written to where they are.
+"""`load_state_dict` for weights that are read-only in place.
 
-What loads a module is given a stand-in for it: the same attributes, with copies of its tensors. So
-torch, and a class's own loading, do and say what they always do, and who calls the module meanwhile
-sees nothing of it. What was written is collected, and becomes the tensors' new value when the
-outermost guarded module is through: all of it at once, or, if something raises before, none.
+The loading code gets a stand-in for the module: the same attributes, with copies of its tensors. So
+torch, and a class's own loading, work and report as always, and a concurrent call of the module
+sees no change. The written values become the tensors' new values when the outermost guarded module
+is loaded: all at once, or none if an error comes first.
 """
 
 import threading
@@ -20,7 +20,8 @@ from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.copies import Copies, start_of
 from swapd_client.offload.weights_of import Changes, Weights
 
-#: A module's tensors by name: whose each is; None: this process's, for calls of the component.
+#: A module's tensors by name, with their owner; None: a private tensor that calls of the component
+#: use.
 Staged = Iterable[tuple[str, torch.Tensor, Weights | None]]
 
 _TABLES = ("_parameters", "_buffers")
@@ -28,10 +29,10 @@ _HOOKS = "_load_state_dict_pre_hooks"
 
 
 class Load:
-    """One call of `load_state_dict`, in so far as it comes by guarded modules."""
+    """One call of `load_state_dict`, as far as it passes through guarded modules."""
 
     def __init__(self, missing_keys: list[str], first: torch.nn.Module) -> None:
-        #: The list that is handed to every module of one call: by it a call is known.
+        #: Every module of one call gets this list, so it identifies the call.
         self.missing_keys = missing_keys
         #: The outermost guarded module.
         self.first = first
@@ -46,9 +47,9 @@ class Load:
         staged: Staged,
         calls: list[Weights],
     ) -> None:
-        """Have `load` load a module's own tensors, of which `staged` are not to be written to.
+        """Have `load` load a module's own tensors; it must not write to those `staged` in place.
 
-        `calls`: of components in whose calls it runs.
+        `calls`: the components whose calls run the module.
         """
         copies: dict[Weights, Copies] = {}
         with torch.inference_mode(False), torch.no_grad():
@@ -71,7 +72,7 @@ class Load:
             raise
 
     def end(self) -> None:
-        """Have all of it there, at once. Raises what `Changes.apply` raises."""
+        """Apply all values at once. Raises as `Changes.apply`."""
         changes = Changes()
         for weights, values in self._values.items():
             weights.change(values, changes)
@@ -97,7 +98,7 @@ def _copy(
 
 
 class _StandIn:
-    """For a module, to what loads it. What that sets on it, the module has afterwards."""
+    """Stands in for a module while it is loaded; the module then gets the attributes set on it."""
 
     def __init__(self, module: torch.nn.Module, staged: "list[_Staged]") -> None:
         self._of = module
@@ -116,7 +117,7 @@ class _StandIn:
         self._staged = {(one.table, one.name) for one in staged}
 
     def end(self) -> None:
-        """Set on the module what was set on this, but for what was staged."""
+        """Set on the module the attributes that were set on this, except the staged tensors."""
         found, target, before = vars(self.module), vars(self._of), self._before
         for table in _TABLES:
             staged = {name for where, name in self._staged if where == table}
@@ -126,7 +127,7 @@ class _StandIn:
 
 @contextmanager
 def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Iterator[None]:
-    """The module has the tensors of its stand-in, for all threads."""
+    """Give the module its stand-in's tensors, for all threads, within the block."""
     tables = {table: vars(module)[table] for table in _TABLES}
     vars(module).update({table: vars(stand_in)[table] for table in _TABLES})
     try:
@@ -138,7 +139,7 @@ def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Iterator[Non
 def _carry_over(
     target: dict[str, Any], found: dict[str, Any], before: dict[str, Any], but: Collection[str]
 ) -> None:
-    """Have in `target` what is in `found` and was not there before, and nothing that went."""
+    """Apply to `target` the items added to or removed from `before`, as `found` shows them."""
     for name in before.keys() - found.keys() - set(but):
         target.pop(name, None)
     new = ((name, value) for name, value in found.items() if before.get(name, but) is not value)
@@ -146,8 +147,8 @@ def _carry_over(
 
 
 def _called_with(stand_in: torch.nn.Module, module: torch.nn.Module, hook: Any) -> Any:
-    """A hook of the module's, that is given the stand-in where it would be given the module."""
-    inner = getattr(hook, "hook", hook)  # torch wraps them
+    """A hook of the module that gets the stand-in in place of the module."""
+    inner = getattr(hook, "hook", hook)  # torch wraps hooks
     if isinstance(inner, MethodType) and inner.__self__ is module:
         inner = MethodType(inner.__func__, stand_in)
     if getattr(hook, "with_module", False):
@@ -173,14 +174,14 @@ class _Staged:
         if isinstance(tensor, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
         self.copy = copy
-        #: What was loaded; None if nothing was.
+        #: The loaded value; None if none was loaded.
         self.value: torch.Tensor | None = None
         self._target: dict[str, Any] = vars(module)[self.table]
         self._found: Any = copy
         self._before = _traces(copy)
 
     def find(self, module: torch.nn.Module, prefix: str) -> None:
-        """See what is there now. Raises: NotWhileAttached if it does not fit in a component."""
+        """Look at the loaded tensor. Raises: NotWhileAttached if it does not fit its component."""
         self._found = vars(module)[self.table].get(self.name)
         if self._found is self.copy:
             self.value = self.copy.detach() if _traces(self.copy) != self._before else None
@@ -191,24 +192,24 @@ class _Staged:
         found = self._found
         if not isinstance(found, torch.Tensor) or found.shape != self.tensor.shape:
             raise NotWhileAttached(
-                f"{key!r} was replaced while it was loaded, by what does not fit where it is in "
-                "swapd. detach() first, then load, then attach() again"
+                f"loading replaced {key!r} by a tensor that does not fit its place in swapd. "
+                "detach() first, then load, then attach() again"
             )
-        # the parameter stays, as everybody knows it; it takes the value
+        # callers know the parameter: it stays, and takes the value
         with torch.inference_mode(False), torch.no_grad():
             if type(found.data) is type(self.copy.data) and found.dtype == self.copy.dtype:
                 return found.detach()
             return self.copy.detach().copy_(found)
 
     def differs(self) -> bool:
-        """Whether `write` changes what a call computes."""
+        """Whether `write` changes the results of a call."""
         if self._found is not self.copy:
             return True
         value, tensor = self.value, self.tensor
         return value is not None and (value.shape != tensor.shape or not torch.equal(value, tensor))
 
     def write(self) -> None:
-        """A tensor that is no component's takes its value, or gives its place to another."""
+        """Give a private tensor its value, or put another tensor in its place."""
         if self._found is not self.copy:
             if self._found is None:
                 self._target.pop(self.name, None)
@@ -222,15 +223,15 @@ class _Staged:
 
 
 def _traces(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """What is different once a tensor was written to, or its memory replaced."""
+    """A value that a write to a tensor, or to its memory's place, changes."""
     inner = inner_names(tensor) if is_wrapper(tensor) else ()
-    # what writes to a wrapper counts for it, and need not for those inside
+    # a write to a wrapper counts for the wrapper, but not always for its inner tensors
     own = (0 if inner else start_of(tensor), tensor._version)
     return [own, *(trace for name in inner for trace in _traces(getattr(tensor, name)))]
 
 
 def is_copied(tensor: torch.Tensor | None) -> bool:
-    """Whether a tensor that is no component's can be staged: it has bytes."""
+    """Whether a private tensor can be staged: it has bytes."""
     return tensor is not None and not is_lazy(tensor) and not tensor.is_meta
 
 
@@ -243,23 +244,23 @@ _here = _Here()
 
 
 def _loads() -> list[Load]:
-    """Those under way in this thread; more than one if a module's loading loads another."""
+    """The loads under way in this thread; more than one if a module's loading loads another."""
     return _here.loads
 
 
 def of(missing_keys: list[str], module: torch.nn.Module) -> Load:
-    """The call that this list is of; `module` is the first of it, if it is not known."""
+    """The load with this list; a new one, with `module` as its first, if there is none."""
     for load in _loads():
         if load.missing_keys is missing_keys:
             return load
-    # one that began here before, and is still there, ended elsewhere by an exception
+    # an older load that began at this module ended by an exception
     _loads()[:] = [load for load in _loads() if load.first is not module]
     _loads().append(Load(missing_keys, module))
     return _loads()[-1]
 
 
 def ended(missing_keys: list[str], module: torch.nn.Module) -> None:
-    """`module`, and what is in it, was loaded. Raises what `Changes.apply` raises."""
+    """`module` and its submodules were loaded. Raises as `Changes.apply`."""
     for load in _loads():
         if load.missing_keys is missing_keys and load.first is module:
             _loads().remove(load)

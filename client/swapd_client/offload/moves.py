@@ -1,4 +1,4 @@
-"""Casts and moves of a module whose weights are swapd's: those that change nothing, and others."""
+"""Casts and moves of a module whose weights are in swapd: allowed only if they change nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,9 @@ from swapd_client.errors import NotWhileAttached
 def refuse_move(
     name: str, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], component: str
 ) -> None:
-    """Raise NotWhileAttached unless `fn`, as `Module._apply` has it, gives back what it is given.
+    """Raise NotWhileAttached unless `fn`, the argument of `Module._apply`, returns its input.
 
-    It is tried on a few elements of the tensor's kind, since the tensor may be out.
+    Tries `fn` on a few elements of the tensor's kind, since the tensor may be absent.
     """
     probe = _like(tensor)
     shared = probe.is_shared()

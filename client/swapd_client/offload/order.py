@@ -1,34 +1,34 @@
-"""In which order the parts of a component are used. Pure.
+"""The order in which a component's parts are used. Pure.
 
-At first that is taken to be the order in which they were declared; then it is as in the last
-pass. Passes may differ: a step cache skips blocks, a model may call one block twice.
+At first the order of declaration; then the order of the last pass. Passes may differ: a step cache
+skips blocks, a model may call one block twice.
 """
 
 from collections.abc import Sequence
 
 
 class Order:
-    """What is known of the order. Passes of several threads may read and teach it at once."""
+    """The known order. Passes of several threads may read and teach it at once."""
 
     def __init__(self, parts: int) -> None:
-        #: As in the last pass; and as in one of which the last ones were a part.
+        #: The order of the last pass; and of the last complete one, if recent passes skipped parts.
         self._last = self._whole = tuple(range(parts))
 
     def expected(self) -> "Expected":
-        """What to expect of a pass that begins."""
+        """The expected order of a pass that begins."""
         return Expected(self._last, self._whole)
 
     def learn(self, seen: Sequence[int]) -> None:
-        """A pass used these parts, one after the other."""
+        """A pass used these parts, in this order."""
         if self._last[: len(seen)] == tuple(seen):
-            return  # as expected, or it ended early: an error says nothing of the next pass
+            return  # as expected, or ended early: an error says nothing about the next pass
         self._last = tuple(seen)
         if not _is_within(seen, self._whole):
             self._whole = self._last
 
 
 class Expected:
-    """How far a pass has come, and what is expected of the rest of it."""
+    """The position of a pass, and the parts expected after it."""
 
     def __init__(self, last: tuple[int, ...], whole: tuple[int, ...]) -> None:
         self._order = last
@@ -46,7 +46,7 @@ class Expected:
         return self._order
 
     def used(self, part: int) -> None:
-        """This is the one that came: go on from there, whether it was expected or not."""
+        """The pass used this part, expected or not: go on from there."""
         for order, start in ((self._order, self._at), (self._whole, 0)):
             if part in order[start:]:
                 self._order, self._at = order, order.index(part, start) + 1

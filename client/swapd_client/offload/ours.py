@@ -1,24 +1,24 @@
-"""What swapd puts on a module, and how the module is without it.
+"""Marks the attributes that swapd puts on a module, and finds the module's own ones behind them.
 
-Copies of a module, and what is pickled of it, have none of it: they compute with weights of
-their own, and know of no client.
+Copies and pickles of a module have none of swapd's attributes: they have weights of their own, and
+no client.
 """
 
 from typing import Any
 
 
 class Ours:
-    """Base of every hook and every attribute that swapd puts on a module of somebody else's."""
+    """Base of every hook and attribute that swapd puts on a module."""
 
     __slots__ = ()
 
     def before(self, name: str) -> Any:
-        """What the module itself had there, of its own; None if that is nothing."""
+        """The module's own attribute of that name; None if it had none."""
         return None
 
 
 def without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's `__dict__` less what is swapd's; the tables of its hooks are not changed."""
+    """A module's `__dict__` without swapd's attributes; does not change its tables of hooks."""
     plain = {}
     for name, value in attributes.items():
         own = value
@@ -27,7 +27,7 @@ def without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
         if own is not None or value is None:
             plain[name] = own
     tables = {name: value for name, value in plain.items() if _is_hooks(name, value)}
-    # a hook's number is in other tables as well, which say how it is to be called
+    # other tables have the same numbers, with options of the hooks
     gone = {number for t in tables.values() for number, hook in t.items() if _ours(hook)}
     for name, table in tables.items():
         if not gone.isdisjoint(table):
@@ -40,7 +40,7 @@ def _is_hooks(name: str, value: object) -> bool:
 
 
 def _ours(value: object) -> Ours | None:
-    """The object of ours that this is, or is a method of, or that its function is marked by."""
+    """The marked object: the value itself, its `__self__`, or its function's mark."""
     function = getattr(value, "__func__", None)
     for one in (value, getattr(value, "__self__", None), getattr(function, "ours", None)):
         if isinstance(one, Ours):

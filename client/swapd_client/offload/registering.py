@@ -1,4 +1,4 @@
-"""Moving a model's weights into swapd: each piece as one component, or as a family of blocks."""
+"""Moves a model's weights into swapd: each piece as one component, or as a family of blocks."""
 
 import itertools
 import logging
@@ -26,15 +26,15 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Streamed:
-    """How a component passes through the device."""
+    """A streamed component: its stream and its blocks."""
 
     stream: Stream
-    #: The modules of each of the stream's parts.
+    #: The modules of each part of the stream.
     blocks: tuple[tuple[Module, ...], ...]
 
 
 class Registering:
-    """Registers what is new of a model; all of it, or nothing."""
+    """Registers the new pieces of a model; all of them, or none."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Registering:
         hows: Mapping[str, How],
         called: Callable[[str], str],
     ) -> None:
-        """`called(name)`: what a piece is to be called."""
+        """`called(name)`: the name of a piece in the daemon."""
         self._client = client
         self._owned = owned
         self._hows = hows
         self._called = called
         self._group = f"attach {client.session.welcome.session}.{next(_numbers)}"
-        #: By piece: what it was registered as.
+        #: By piece: the names of its components.
         self.names_of: dict[Piece, list[str]] = {}
         self.streamed: dict[str, Streamed] = {}
 
@@ -60,15 +60,16 @@ class Registering:
         stops: Iterable[int],
         trained: training.Trained,
     ) -> None:
-        """`blocks`: by component, the paths of its blocks. `stops`: modules that begin another.
-        `trained`: parameters that stay private.
+        """Register all pieces.
 
-        Blocks for the copies. Raises as `Client.register` and `register_family`.
+        `blocks`: by component, the paths of its blocks. `stops`: modules that begin another
+        component. `trained`: parameters that stay private. Blocks for the copies. Raises as
+        `Client.register` and `register_family`.
         """
         by_name = {one.name: one for one in found}
         gpu = self._client.session.processor.index
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
-        # as with module.to(): they stay private, and are computed with where the weights are
+        # as with module.to(): they stay private, on the device that computes with the weights
         buffers = Buffers(ModuleList(one.module for one in found), target)
         buffers.copy()
         try:
@@ -80,7 +81,7 @@ class Registering:
                 elif not self._in_blocks(piece, how, one, blocks.get(one.name), stops):
                     log.warning(
                         "%r has no list of blocks that holds most of it: it is not streamed. "
-                        "blocks= says which they are",
+                        "Name its blocks in blocks=",
                         piece.name,
                     )
                     self._whole(piece, how, one)
@@ -96,7 +97,7 @@ class Registering:
         training.move(trained, target.device)
 
     def take_back(self) -> None:
-        """Have in private memory again what was registered here."""
+        """Move all that was registered here back into private memory."""
         while self.names_of:
             _, names = self.names_of.popitem()
             for name in reversed(names):
@@ -104,7 +105,7 @@ class Registering:
 
     @property
     def names(self) -> list[str]:
-        """All that was registered here, in order."""
+        """All names that were registered here, in order."""
         return [name for names in self.names_of.values() for name in names]
 
     def _how(self, piece: Piece) -> How:
@@ -112,11 +113,11 @@ class Registering:
         if parts is None:
             return self._shared(piece)
         if any(isinstance(part, str) for part in parts):
-            return How()  # it comes beside what may be of a group, or streamed
+            return How()  # it joins components that may be in a group, or streamed
         return self._hows[piece.name]
 
     def _shared(self, piece: Piece) -> How:
-        """What several use goes when all of them would, and stays if one would."""
+        """A shared piece is sequential if all its users are, and permanent if one is."""
         users = [self._hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
         if all(how.policy == "sequential" for how in users):
             return How("sequential")
@@ -133,8 +134,10 @@ class Registering:
                 part_of=self._called(how.part_of) if how.part_of else "",
             )
         except TooLarge as exc:
-            advice = f"What is streamed need not fit: attach(..., resident={{{piece.name!r}: 0}})"
-            if how.streamed and one is not None:  # that was done
+            advice = (
+                f"A streamed component need not fit: attach(..., resident={{{piece.name!r}: 0}})"
+            )
+            if how.streamed and one is not None:  # it is streamed already
                 advice = none_found(find.bare(one.module))
             raise TooLarge(f"{exc}. {advice}") from exc
         self.names_of[piece] = [called]
@@ -147,7 +150,7 @@ class Registering:
         named: Sequence[str] | None,
         stops: Iterable[int],
     ) -> bool:
-        """Register a piece block by block; False if it has none."""
+        """Register a piece block by block; False if it has no blocks."""
         least = self._client.session.welcome.chunk_bytes
         blocks = blocks_of(find.bare(one.module), named, least)
         modules = [module for block in blocks for module in block.modules]
@@ -180,10 +183,10 @@ class Registering:
 
 
 def stream_of(client: Lender, one: Found, names: Sequence[str]) -> Streamed | None:
-    """How to stream a component that was registered, or loaded, as a family; None if it was not.
+    """How to stream a component registered or loaded as a family; None if that is impossible.
 
-    `names`: what it is made of. Its blocks are the outermost modules whose tensors are all in one
-    part; if a part has tensors outside of them, nobody could say when it is needed: None too.
+    `names`: its components. Its blocks are the outermost modules whose tensors are all in one part.
+    If a part has tensors outside of them, no call would show when it is needed: None.
     """
     session = client.session
     families = {session.own(name).part_of for name in names} - {""}
@@ -199,7 +202,7 @@ def stream_of(client: Lender, one: Found, names: Sequence[str]) -> Streamed | No
         module = waiting.pop(0)
         within = {
             _part_of(client, tensor, parts) for m in module.modules() for tensor in find.bytes_of(m)
-        } - {""}  # what is private is there whenever it is needed
+        } - {""}  # private tensors are always there
         if len(within) == 1 and within <= numbers.keys() and find.is_called(module):
             blocks[numbers[within.pop()]].append(module)
             continue

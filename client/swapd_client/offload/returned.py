@@ -1,9 +1,9 @@
-"""What a call returns that is still swapd's memory: views of weights, and weights themselves.
+"""Copies the outputs of calls that are still swapd's memory: weights, and views of weights.
 
-The caller reads it when the call's lease is over, and the bytes may be another component's then. So
-it gets copies: same values, same shape and strides, memory of its own. Looked for are tensors, and
-those in lists, tuples, dicts and dataclasses, in each other too; of other objects, those that are
-their attributes.
+The caller reads an output after the call's lease, when the bytes may be another component's. So it
+gets copies: same values, shapes and strides, in private memory. The search covers tensors, also
+inside lists, tuples, dicts and dataclasses, nested or not, and the tensor attributes of other
+objects.
 """
 
 import copy
@@ -19,54 +19,54 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.tensors import inner_names, is_wrapper, view
 
-#: Structures in structures are looked into so far.
+#: How deep structures are searched.
 _DEPTH_MAX = 12
 
-#: What runs later: what that gives is looked at when it does.
+#: Work that runs later: its results are checked when it yields or returns them.
 LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype})
 
 
 class Lent:
-    """The addresses of some components: what is there is the device's, and gone after a lease."""
+    """The addresses of some components; their bytes are valid during a lease only."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         """`spans`: (first byte, first byte after it)."""
         sorted_spans = sorted(spans)
         self._starts = [start for start, _ in sorted_spans]
         self._ends = [end for _, end in sorted_spans]
-        #: All of it is in here, and others' memory may be too.
+        #: All spans are in between; other memory may be too.
         self.low = self._starts[0] if sorted_spans else 0
         self.high = self._ends[-1] if sorted_spans else 0
 
     def copied(self, output: Any, component: str) -> Any:
-        """`output`, with copies of the tensors that lie here; itself, if there are none.
+        """`output`, with copies of its tensors at these addresses; `output` itself if it has none.
 
-        Costs some 0.2 us for a tensor that lies elsewhere. On a GPU the copy is ordered on the
-        current stream. A Parameter's copy is a Parameter. Raises: NotWhileAttached, naming
-        `component`, if what has them cannot be copied.
+        Costs about 0.2 us for a tensor elsewhere. On a GPU the copy is queued on the current
+        stream. The copy of a Parameter is a Parameter. Raises: NotWhileAttached, naming
+        `component`, if a structure around such tensors cannot be copied.
         """
         if not self._are_in((output,), _DEPTH_MAX):
             return output
         return _Copying(self, component).of(output, _DEPTH_MAX)
 
     def may_be_in(self, output: Any) -> bool:
-        """Whether `copied` may return something else, or `output` runs later. At every call."""
+        """Whether `copied` may return a copy, or `output` runs later. Runs at every call."""
         if type(output) is torch.Tensor:
             try:
                 return self.low <= output.data_ptr() < self.high
-            except RuntimeError:  # of functorch, sparse
+            except RuntimeError:  # functorch, sparse
                 return True
         return isinstance(output, LATER) or self._are_in((output,), _DEPTH_MAX)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's bytes lie here."""
+        """Whether a tensor's bytes are at these addresses."""
         try:
             start = tensor.data_ptr()
         except RuntimeError:
             if not is_functorch_wrapped_tensor(tensor):
-                return False  # sparse ones are not moved
+                return False  # sparse tensors are not moved
             return self.has(get_unwrapped(tensor))
         if self.low <= start < self.high:
             return start < self._ends[bisect_right(self._starts, start) - 1]
@@ -77,7 +77,7 @@ class Lent:
         )
 
     def _are_in(self, values: Iterable[Any], depth: int) -> bool:
-        """Whether any of them lies here, or has what does. At every call: so in one piece."""
+        """Whether a value is at these addresses, or contains one that is. Runs at every call."""
         low, high = self.low, self.high
         for value in values:
             kind = type(value)
@@ -87,7 +87,7 @@ class Lent:
                 try:
                     if not low <= value.data_ptr() < high:
                         continue
-                except RuntimeError:  # of functorch, sparse
+                except RuntimeError:  # functorch, sparse
                     pass
             if isinstance(value, torch.Tensor):
                 if self.has(value):
@@ -105,21 +105,21 @@ class Lent:
 
 
 def _items(output: Any) -> Iterator[tuple[str, Any]]:
-    """What a structure has by name that may be, or have, tensors."""
+    """The named items of a structure that may be, or contain, tensors."""
     if isinstance(output, Mapping):
         yield from output.items()
     elif is_dataclass(output) and not isinstance(output, type):
         for one in fields(output):
             if hasattr(output, one.name):
                 yield one.name, getattr(output, one.name)
-    elif not callable(output):  # modules are what weights are at home in
+    elif not callable(output):  # modules own weights, they are no views of them
         for name, value in getattr(output, "__dict__", {}).items():
             if isinstance(value, torch.Tensor):
                 yield name, value
 
 
 class _Copying:
-    """Of one output: what is in it twice is one in its copy."""
+    """One output: an item that occurs twice is copied once."""
 
     def __init__(self, lent: Lent, component: str) -> None:
         self._lent = lent
@@ -141,8 +141,8 @@ class _Copying:
         except (TypeError, ValueError, AttributeError) as exc:
             raise NotWhileAttached(
                 f"{self._component!r} returned a {type(output).__name__} with tensors that are its "
-                f"weights, or views of them, and it cannot be copied ({exc}). They can be read "
-                f"while it is held: call it in `with attachment.use({self._component!r})`"
+                f"weights, or views of them, and it cannot be copied ({exc}). To read them, hold "
+                f"it: call it in `with attachment.use({self._component!r})`"
             ) from exc
 
     def _rebuilt(self, output: Any, depth: int) -> Any:
@@ -160,7 +160,7 @@ class _Copying:
             if isinstance(made, MutableMapping):
                 made[name] = value
             else:
-                object.__setattr__(made, name, value)  # also of a frozen dataclass
+                object.__setattr__(made, name, value)  # works for a frozen dataclass, too
         return made
 
 
@@ -174,7 +174,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     ):
         return tensor.clone()
     with torch.no_grad():
-        # its own bytes, not as many as an expanded one seems to have
+        # its own bytes: an expanded tensor seems to have more
         end = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         used = torch.as_strided(tensor, (end,), (1,), tensor.storage_offset()).clone()
         made = view(used.untyped_storage(), 0, tensor)

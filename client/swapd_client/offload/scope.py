@@ -1,9 +1,9 @@
-"""What each thread holds, counted: the first entry takes, the last gives back.
+"""The leases that each thread holds, counted: the first entry acquires, the last one releases.
 
-A call inside a call that holds the same needs no entry: it ends first. A thread's entries are given
-back by whoever made them. Those made by a forward that ended by
-KeyboardInterrupt or CancelledError are not, since torch then calls no hook: they are found at the
-thread's next entry, by the frame of the call, which is not on the stack any more.
+A call inside a call that holds the same needs no entry: it ends first. Each entry is left by its
+creator. There is one exception: if KeyboardInterrupt or CancelledError ends a forward, torch calls
+no hook. The thread's next entry finds such entries, because the frame of the call is no longer on
+the stack.
 """
 
 import os
@@ -26,48 +26,49 @@ from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.
 CALL = torch.nn.Module._call_impl.__code__
-#: Above who asks for a hook are at least its gate, the hook itself and torch's `inner`...
+#: Frames between `calling` and the call of the module: a gate, the hook, torch's `inner`...
 _NEAR = 3
-#: ... then comes the call; what keeps a hook from being compiled is in between.
+#: ... and frames that keep a hook from being compiled, at most.
 _SPARE = 6
 
 
 class Holdable(Protocol):
-    """Something that a thread holds or does not."""
+    """A thing that a thread holds or does not hold."""
 
-    #: Whether what `take` gives may be given back by another thread, and taken twice by one.
+    #: Whether another thread may release it, and one thread may take it twice.
     is_lease: bool
-    #: How many `use` blocks hold it, in any thread: backward may run in one of torch's own.
+    #: The number of `use` blocks that hold it, in any thread: backward may run in a thread of
+    #: torch's.
     uses: int
 
     def take(self) -> Callable[[], None]:
-        """Have it in this thread; what is returned gives it back. Raises as `Client.acquire`."""
+        """Hold it in this thread; returns the release. Raises as `Client.acquire`."""
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
-        """Whether it is of any of these components of a client."""
+        """Whether it holds any of these components of a client."""
 
 
 class Hooks(Protocol):
-    """The hooks of a component's blocks, out of the way of passes that need none of them."""
+    """The hooks of a streamed component's blocks, removed during passes that need none."""
 
     def add(self, pair: Any) -> None:
-        """Have those of one module put aside from now on; while no pass is under way."""
+        """Manage the hooks of one more module. Call it while no pass is under way."""
 
     def begin(self, *, whole: bool) -> None:
-        """A pass begins that holds all of it, or goes block by block."""
+        """A pass begins that holds the whole component, or goes block by block."""
 
     def end(self, *, whole: bool) -> None:
-        """It has ended."""
+        """The pass has ended."""
 
 
 class Kept(Protocol):
-    """What a thread has of things that it does not hold by any call."""
+    """Leases that a thread keeps between calls."""
 
     def take(self, held: Holdable) -> Callable[[], None]:
-        """As `held.take()`; what is returned may keep it instead."""
+        """As `held.take()`; the returned function may keep the lease instead."""
 
     def end(self) -> None:
-        """Give all of it back. Raises what giving back raises."""
+        """Release all of them. Raises as a release."""
 
 
 class Leased:
@@ -78,14 +79,14 @@ class Leased:
     def __init__(self, client: Lender, names: list[str]) -> None:
         self.uses = 0
         self._client = client
-        #: Of components, as the daemon knows them. May change while nobody holds it.
+        #: Components, by their names in the daemon. Changes only while no thread holds them.
         self.names = names
 
     def __repr__(self) -> str:
         return f"<Leased {' + '.join(self.names)}>"
 
     def take(self) -> Callable[[], None]:
-        if not self.names:  # as lease
+        if not self.names:  # as in `lease`
             return _nothing
         lease = self._client.acquire(*self.names)
         lease._is_answered_for = True
@@ -95,8 +96,10 @@ class Leased:
         return client is self._client and not set(names).isdisjoint(self.names)
 
     def lease(self) -> Lease | None:
-        """As `take`, for something that gives it back even when it is garbage; None if there is
-        nothing to acquire, as all of it is in private memory again."""
+        """As `take`, for callers that release it even when they are collected.
+
+        None if all of it is private again.
+        """
         if not self.names:
             return None
         lease = self._client.acquire(*self.names)
@@ -105,18 +108,18 @@ class Leased:
 
 
 class Passed:
-    """A component that is streamed: what is in no block, for one pass through its blocks."""
+    """A streamed component: the tensors outside its blocks, for one pass through the blocks."""
 
     is_lease = False
 
     def __init__(
         self, stream: Stream, beside: Leased | None, everything: Leased, hooks: Hooks
     ) -> None:
-        """`beside`: what it has that is in none of the stream's parts. `everything`: all of it."""
+        """`beside`: its components outside the stream. `everything`: all of it."""
         self.uses = 0
         self.stream = stream
         self.everything = everything
-        #: Those of its blocks.
+        #: The hooks of its blocks.
         self.hooks = hooks
         self._beside = beside
 
@@ -137,7 +140,7 @@ class Passed:
             self.hooks.begin(whole=False)
             return partial(self._leave, beside)
         scope = thread.scope
-        scope.lend(self.everything)  # then its blocks are nothing to hold
+        scope.lend(self.everything)  # then its blocks need no lease
         self.hooks.begin(whole=True)
         return partial(self._leave_whole, scope, lease, beside)
 
@@ -163,16 +166,16 @@ class Passed:
 
 
 class Block:
-    """One block of a component that is streamed, and so the component's pass."""
+    """One block of a streamed component, and the component's pass."""
 
     is_lease = False
 
     def __init__(self, whole: Passed, number: int | None) -> None:
-        """`number`: which block; None: a layer beside them, which the pass alone is for."""
+        """`number`: of the block; None: a layer outside the blocks, which needs the pass only."""
         self.uses = 0
         self._whole = whole
         self._number = number
-        #: What it is beside the pass.
+        #: The component that it holds beside the pass.
         self.names = () if number is None else (whole.stream.parts[number],)
 
     def __repr__(self) -> str:
@@ -181,7 +184,7 @@ class Block:
 
     def take(self) -> Callable[[], None]:
         scope, whole, number = here(), self._whole, self._number
-        # it was called by its hooks, and is left by them: whatever is in, they stay
+        # its hooks called it and will leave it, so they stay installed in any case
         whole.hooks.begin(whole=False)
         try:
             scope.count_up(whole)
@@ -213,37 +216,37 @@ class Block:
         return self._whole.has_any(client, names)
 
 
-# These two are made at every forward, and by msgspec: no Python runs for it.
+# msgspec makes these two at every forward: no Python runs for it.
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One call, or one `with` block, under something held."""
+    """One call, or one `with` block, that holds something."""
 
     held: Any
-    #: The call; None if its end is sure to be heard of.
+    #: The call's frame; None if its end cannot go unnoticed.
     frame: Any
     by: object
-    #: Not a `with` block.
+    #: False for a `with` block.
     is_call: bool = True
 
 
 class Count(msgspec.Struct, eq=False):
-    #: None if it was lent.
+    #: None if the caller lent it.
     give_back: Callable[[], None] | None = None
     n: int = 1
 
 
 class Scope:
-    """What one thread holds. Used by that thread alone."""
+    """The leases of one thread. Used by that thread alone."""
 
     def __init__(self) -> None:
-        #: What is held, and how often.
+        #: The holdables, and how often each is held.
         self.counts: dict[Holdable, Count] = {}
         #: The last is the innermost.
         self.entries: list[Entry] = []
-        #: Through it things are taken, if there is one; see `between_calls.py`.
+        #: If set, leases are taken through it; see `between_calls.py`.
         self.kept: Kept | None = None
-        #: What a call that begins is going to hold, until it is an entry; see `changing.py`.
+        #: The holdable of a call that begins, until the call is an entry; see `changing.py`.
         self.begins: Holdable | None = None
         self.thread = threading.get_ident()
         with _registering:
@@ -254,8 +257,8 @@ class Scope:
         return f"<Scope {self.counts}>"
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
-        # the thread has ended, and left something behind. In a forked child all but one have: what
-        # they held is the parent's
+        # the thread ended while it held something. In a forked child all other threads have ended:
+        # their leases belong to the parent
         if self._process == getpid() and self.counts:
             give_back_later(partial(_give_back, self.counts))
 
@@ -263,10 +266,11 @@ class Scope:
         return held in self.counts
 
     def has(self, held: Holdable, all_of_it: Holdable, far: int) -> int:
-        """Whether one of them is held for longer than a call that begins now; 0 if not.
+        """How far up the stack the call is that holds one of them; 0 if no call does.
 
-        Asked at every call. Else it is how far up the stack the call is that holds them, for the
-        next time: `far` is where to look first.
+        Runs at every call. Nonzero means that the lease outlasts a call that begins now. The search
+        starts at `far`, which is the result of the last search. A `with` block counts as found at
+        `far`.
         """
         counts = self.counts
         if held not in counts and all_of_it not in counts:
@@ -277,15 +281,15 @@ class Scope:
         try:
             if sys._getframe(far) is call:
                 return far
-        except ValueError:  # the stack is not that deep
+        except ValueError:  # the stack is shallower
             pass
-        if found := _is_running(call):  # and so is what is below it
+        if found := _is_running(call):  # and so are the calls below it
             return found
         self.reap()
         return far if held in counts or all_of_it in counts else 0
 
     def count_up(self, held: Holdable) -> None:
-        """Hold once more. Raises as `Client.acquire`."""
+        """Hold it once more. Raises as `Client.acquire`."""
         count = self.counts.get(held)
         if count is not None:
             count.n += 1
@@ -294,7 +298,7 @@ class Scope:
             self.counts[held] = Count(held.take() if kept is None else kept.take(held))
 
     def lend(self, held: Holdable) -> None:
-        """Hold once more what is there anyway, under a lease of the caller's."""
+        """Count something once more that the caller holds already, under its own lease."""
         count = self.counts.get(held)
         if count is not None:
             count.n += 1
@@ -302,7 +306,7 @@ class Scope:
             self.counts[held] = Count()
 
     def count_down(self, held: Holdable) -> None:
-        """Hold once less. Raises what giving back raises; then it is given back all the same."""
+        """Hold it once less. Raises as a release; it is released all the same."""
         count = self.counts[held]
         count.n -= 1
         if not count.n:
@@ -318,13 +322,15 @@ class Scope:
         self.entries.append(Entry(held, frame, by, is_call))
 
     def add(self, held: Holdable, by: object) -> Entry:
-        """Something that is held, and counted, is now by a call of `by`; to `leave`."""
+        """Make an entry of `by` for something already counted; end it with `leave`."""
         self.entries.append(Entry(held, None, by))
         return self.entries[-1]
 
     def renew(self, components: Mapping[Lender, Collection[str]]) -> None:
-        """Hold anew what is held of these, which have new bytes. Raises as `Client.acquire`; then
-        it is not held any more."""
+        """Acquire again all that this thread holds of these components, which have new bytes.
+
+        Raises as `Client.acquire`; then the thread no longer holds them.
+        """
         if self.kept is not None:
             self.kept.end()
         mine = [
@@ -334,7 +340,7 @@ class Scope:
             and any(held.has_any(client, names) for client, names in components.items())
         ]
         for held, count in reversed(mine):
-            # what was taken for another of them goes, and comes, with that one
+            # taking one may take others, which go and come with it
             if self.counts.get(held) is count and (give_back := count.give_back) is not None:
                 count.give_back = None
                 give_back()
@@ -343,14 +349,14 @@ class Scope:
                 count.give_back = held.take()
 
     def find(self, by: object) -> Entry | None:
-        """The last entry of `by`; None if there is none."""
+        """The last entry of `by`, or None."""
         for entry in reversed(self.entries):
             if entry.by is by:
                 return entry
         return None
 
     def leave(self, entry: Entry) -> None:
-        """A call, or a block, ends. Once: said again it is not said. Raises as `count_down`."""
+        """A call, or a block, ends. A second time does nothing. Raises as `count_down`."""
         if self.entries and self.entries[-1] is entry:
             self.entries.pop()
         elif entry in self.entries:
@@ -360,13 +366,13 @@ class Scope:
         self.count_down(entry.held)
 
     def reap(self) -> None:
-        """Leave what calls left behind that ended without a word."""
+        """Leave the entries of calls that ended unnoticed."""
         if not self.entries:
             return
         for entry in reversed(self.entries):
             if entry.frame is None:
                 continue
-            if _is_running(entry.frame):  # and so are those below it
+            if _is_running(entry.frame):  # and so are the calls below it
                 return
             with suppress(SwapdError):  # it ended long ago
                 self.leave(entry)
@@ -377,7 +383,7 @@ def _nothing() -> None:
 
 
 def _give_back(counts: "dict[Holdable, Count]") -> None:
-    while counts:  # the last first: giving it back counts down what it was taken in
+    while counts:  # the last first: its release counts down the one that it was taken in
         _, count = counts.popitem()
         if count.give_back is not None:
             with suppress(Exception):
@@ -385,7 +391,7 @@ def _give_back(counts: "dict[Holdable, Count]") -> None:
 
 
 def _is_running(call: FrameType) -> int:
-    """How far above who asks this frame is on the stack; 0 if it is not."""
+    """How far above the caller this frame is on the stack; 0 if it is not."""
     far = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -397,9 +403,9 @@ def _is_running(call: FrameType) -> int:
 
 
 def calling() -> FrameType | None:
-    """The call of a module that one of its hooks is run by; None if it cannot be told.
+    """The frame of the module's call that runs a hook; None if unknown.
 
-    In compiled code it cannot, if the call was made part of its caller's.
+    It is unknown in compiled code that inlined the call.
     """
     frame: FrameType | None = sys._getframe(_NEAR)
     for _ in range(_SPARE):
@@ -409,19 +415,19 @@ def calling() -> FrameType | None:
     return None
 
 
-#: Those of all threads.
+#: The scopes of all threads.
 _scopes: "weakref.WeakSet[Scope]" = weakref.WeakSet()
 _registering = threading.Lock()
 
 
 def scopes() -> list[Scope]:
-    """What each thread holds that has asked for anything yet."""
+    """The scope of each thread that has held something."""
     with _registering:
         return list(_scopes)
 
 
 def _in_child() -> None:
-    """Another thread of the parent may have held it."""
+    """Another thread of the parent may have held the lock."""
     global _registering
     _registering = threading.Lock()
 
@@ -434,10 +440,10 @@ class _Here(threading.local):
         self.scope = Scope()
 
 
-#: What the calling thread holds is its `scope`.
+#: Its `scope` has the leases of the calling thread.
 thread = _Here()
 
 
 def here() -> Scope:
-    """What the calling thread holds."""
+    """The scope of the calling thread."""
     return thread.scope

@@ -1,19 +1,19 @@
-"""The offloading settings that users of vLLM and vLLM-Omni know, under their names.
+"""The offloading settings of vLLM and vLLM-Omni, under the names that their users know.
 
-They come from keyword arguments, a stage file in YAML, or the command line, and become one
-frozen `OffloadSettings`. Lives here: names, meanings, defaults, and what contradicts what.
-May not live here: what is done about them, torch.
+They come from keyword arguments, a stage file in YAML, or the command line, and become one frozen
+`OffloadSettings`. Lives here: names, meanings, defaults, contradictions. May not live here: the
+effects of settings, torch.
 
-Three switches say how a model's components share the device; each excludes the first:
+Three switches choose how a model's components share the device; the first excludes the others:
 
 - `cpu_offload_enabled`: the components `cpu_offload_components` are lent one at a time, as
   `cpu_offload_strategy` says.
 - `enable_cpu_offload`: DiTs and encoders exclude each other, the VAE stays.
-- `enable_layerwise_offload`: DiTs are streamed block by block. Wins over `enable_cpu_offload`,
-  with a warning, if both are set.
+- `enable_layerwise_offload`: DiTs are streamed block by block. If both are set, it wins over
+  `enable_cpu_offload`, with a warning.
 
-`cpu_offload_gb` is a switch of its own, and goes with each of them. `cpu_offload_components`
-narrows whichever is on. Without a switch nothing is offloaded, whatever else is set.
+`cpu_offload_gb` is a switch of its own, and works with each of them. `cpu_offload_components`
+narrows the active switch. Without a switch, other settings offload nothing.
 """
 
 import argparse
@@ -36,14 +36,14 @@ Mode = Literal["off", "alternating", "sequential", "model", "layerwise", "partia
 
 
 class SettingsWarning(UserWarning):
-    """Settings that are accepted, but do less than they say."""
+    """Settings that are accepted, but have less effect than they promise."""
 
 
 class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user wants offloaded, and how. Nothing, by default."""
+    """The components to offload, and how. Default: none."""
 
     cpu_offload_enabled: Annotated[
-        bool, Meta(description="Lend the model's components by swapd instead of keeping them in")
+        bool, Meta(description="Let swapd load and evict the model's components, on demand")
     ] = False
     cpu_offload_components: Annotated[
         tuple[str, ...] | None,
@@ -75,10 +75,10 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raises: InvalidSettings for settings that contradict each other."""
         if self.cpu_offload_components is not None and not self.cpu_offload_components:
             raise InvalidSettings(
-                "cpu_offload_components names nothing; leave it out to offload all that is found"
+                "cpu_offload_components is empty; leave it out to offload all components found"
             )
         if not isfinite(self.cpu_offload_gb):
-            raise InvalidSettings(f"cpu_offload_gb: {self.cpu_offload_gb} is no size")
+            raise InvalidSettings(f"cpu_offload_gb: {self.cpu_offload_gb} is not a size")
         other = "enable_layerwise_offload" if self.enable_layerwise_offload else None
         other = other or ("enable_cpu_offload" if self.enable_cpu_offload else None)
         if other and self.cpu_offload_enabled:
@@ -103,7 +103,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mode(self) -> Mode:
-        """What the switches come to. "partial" is `cpu_offload_gb` alone."""
+        """The combined effect of the switches. "partial" is `cpu_offload_gb` alone."""
         if self.enable_layerwise_offload:
             return "layerwise"
         if self.enable_cpu_offload:
@@ -121,14 +121,14 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 #: The settings' names.
 NAMES = OffloadSettings.__struct_fields__
 _KINDS = get_type_hints(OffloadSettings, include_extras=True)
-#: What some were called before.
+#: Former names, and their successors.
 _FORMER = {"dit_cpu_offload": "enable_cpu_offload"}
 
 
 def from_keywords(**given: Any) -> OffloadSettings:
     """The settings given as keyword arguments; None stands for the default.
 
-    Raises: InvalidSettings, naming what is misspelt, of the wrong type, or in contradiction.
+    Raises: InvalidSettings, naming a setting that is misspelt, of the wrong type, or contradictory.
     """
     for name in given:
         _known(name, name)
@@ -141,10 +141,10 @@ def from_keywords(**given: Any) -> OffloadSettings:
 def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> OffloadSettings:
     """The settings of one stage in a stage file of vLLM-Omni.
 
-    Stages are listed under `stage_args`, with the settings in each one's `engine_args`, or
-    under `stages`, with the settings in the stage itself. `stage` is a `stage_id` or a
-    `model_stage`; it may be left out if the file has one stage only. What is no offloading
-    setting is left alone; what is one, but misspelt, is refused in any stage of the file.
+    Stages are listed under `stage_args`, with the settings in each one's `engine_args`, or under
+    `stages`, with the settings in the stage itself. `stage` is a `stage_id` or a `model_stage`; it
+    may be left out if the file has one stage only. Keys that are no offloading settings are
+    ignored; a misspelt offloading setting is an error in any stage of the file.
 
     Needs PyYAML. Raises: InvalidSettings, naming file, stage and key.
     """
@@ -224,7 +224,7 @@ def _chosen(
 
 
 def _is_ours(key: str) -> bool:
-    """Whether a key of a stage is meant to be one of the settings, well written or not."""
+    """Whether a key of a stage is an offloading setting, well written or not."""
     return "cpu_offload" in key or (key.startswith("enable") and "offload" in key)
 
 
@@ -232,7 +232,7 @@ def _is_ours(key: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` an option for each setting; one that it has already is left to it."""
+    """Give `parser` an option for each setting, except for options that it already has."""
     group = parser.add_argument_group("offloading")
     for name, kind in _KINDS.items():
         flag = "--" + name.replace("_", "-")

@@ -1,14 +1,14 @@
-"""The shortcuts of the forward path: what a call costs that finds all of its component there.
+"""The shortcuts of the forward path: fast code for calls whose component is on the device.
 
-Each does what a plain version does that is named beside it, for the calls that most are, and leaves
-all others to that one; `tests/offload/test_shortcuts.py` and `tests/plugin/test_begin.py` have both
-do the same histories. Python that was not run for a millisecond is slow, each function costs some
-2 us while caches are cold: so what is done at every call is written in one piece here, and nowhere
-else.
+Each does the same as a plain version, named beside it, for the most frequent calls, and leaves all
+others to that version. `tests/offload/test_shortcuts.py` and `tests/plugin/test_begin.py` run both
+with the same histories. Python code that has not run for a millisecond is slow: each function costs
+about 2 us while caches are cold. So the work of every call is written in one piece here, and
+nowhere else.
 
-What each is worth is beside it: medians of one run of both sides, with cold caches, on a slow CPU
-that others kept busy. The whole of what a forward costs more that has a component, acquire and
-release included, was 115 us there, and 162 us if it is streamed.
+The gain of each is beside it: medians of one run of both versions, with cold caches, on a slow CPU
+under load. There a forward with a component, acquire and release included, cost 115 us more than a
+plain one, and 162 us if streamed.
 """
 
 import sys
@@ -31,8 +31,8 @@ _frame = sys._getframe
 _is_grad_enabled = torch.is_grad_enabled
 _is_traced = torch._C._get_tracing_state
 
-#: Whether anything may be compiled or exported here: else torch need not be asked, at every call;
-#: nor need modules have forwards of their own (`forwards.py`): 19 us for 17 of them.
+#: Whether code may be compiled or exported in this process. If not, the hooks need not ask torch at
+#: every call, and modules need no forwards of their own (`forwards.py`): 19 us for 17 of them.
 _compiles = False
 
 
@@ -48,7 +48,7 @@ dynamo.when_imported(_may_compile)
 
 
 class _Hook(Ours):
-    """A hook of one module. A copy of it, or one that was pickled, has no gate."""
+    """A hook of one module. Its copy or pickle has no gate."""
 
     __slots__ = ("_by", "_gate")
 
@@ -60,33 +60,33 @@ class _Hook(Ours):
         return type(self), ()
 
 
-#: Above a hook that torch calls: its `inner`, then the call. Looked at first: to search is slow.
+#: The call is two frames above its hook, after torch's `inner`. Checked first: a search is slow.
 _CALLER = 2
-#: How much nearer than to `Scope.has`, by way of `Gate.begin`, a call is to the hook.
+#: The call is so much nearer to the hook than to `Scope.has`, which `Gate.begin` calls.
 _NEARER = 2
 
 
 @uncompiled
 def _apart(hook: Callable[..., Any], *args: Any) -> Any:
-    """What a hook does is no part of what is compiled. Where nothing is, this would cost most."""
+    """Run a hook outside of compiled code. Too slow for use without compilation."""
     if isinstance(hook, Enter) and hook.pair is not None:
-        hook.pair.have_leave()  # what is compiled next has it for good, or never
+        hook.pair.have_leave()  # code compiled next keeps this hook for good, or never has it
     return hook(*args)
 
 
 class Enter(_Hook):
-    """Before forward. In full: `Gate.begin`.
+    """Runs before forward. In full: `Gate.begin`.
 
-    Worth, with `Leave`, 25 us of 142 for a call that acquires, and 18 us for a layer's in it.
+    Gain, with `Leave`: 25 us of 142 for a call that acquires, and 18 us for a layer's call in it.
     """
 
     __slots__ = ("_far", "pair")
 
     def __init__(self, gate: Gate | None = None, by: object = None) -> None:
         super().__init__(gate, by)
-        #: How far up the stack it last found the call that holds what this one needs.
+        #: How far up the stack the last search found the call that holds the component.
         self._far = 1
-        #: Itself and what leaves, if they are put aside at times.
+        #: The pair of this hook, if the pair is removed at times.
         self.pair: Pair | None = None
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
@@ -100,12 +100,12 @@ class Enter(_Hook):
         counts = scope.counts
         if counts:
             if gate.held in counts or gate.all_of_it in counts:
-                # by a `with` block, or the call that was found last time, if that is under way
+                # a `with` block holds it, or the call found last time does, if that is under way
                 call = scope.entries[-1].frame if scope.entries else None
                 try:
                     if call is None or _frame(self._far) is call:
                         return
-                except ValueError:  # the stack is not that deep
+                except ValueError:  # the stack is shallower
                     pass
         elif (
             scope.kept is None
@@ -135,7 +135,7 @@ class Enter(_Hook):
 
 
 class Leave(_Hook):
-    """After forward, also if it raised. In full: `Gate.end`."""
+    """Runs after forward, also if forward raised. In full: `Gate.end`."""
 
     __slots__ = ()
 
@@ -166,20 +166,19 @@ class Leave(_Hook):
 
 
 # --- hooks that are out of the way -------------------------------------------------------
+# The hooks of a streamed component's blocks are removed during passes that need none of them. A
+# pair of hooks that do nothing still costs a call about 5 us, and several times that with cold
+# caches: too much for blocks of 1 ms. So a pass that holds the whole component removes the hooks of
+# its blocks, and of single layers beside them, and puts them back: a few entries in torch's
+# dictionaries. Direct calls of these modules meanwhile, by another thread or after an interrupt,
+# run under the lease of that pass.
 #
-# The hooks of a streamed component's blocks, out of the way of passes that need none of them. A
-# pair of hooks that do nothing still costs a call some 5 us, and several times that in a process
-# whose caches are cold: too much for blocks of 1 ms. So a pass that holds all of its component puts
-# the hooks of its blocks, and of single layers beside them, aside and back: a few entries in
-# dictionaries of torch's. What is called of these by itself meanwhile, by another thread or after
-# an interrupt, runs under the lease of that pass.
-#
-# Compiled code has the hooks that were there when it was compiled, for good: torch looks no more
-# which there are. So while anything is compiled all of them are there.
+# Compiled code keeps the hooks of the time of its compilation: torch does not check them again. So
+# all hooks are installed during a compilation.
 
 
 class Pair:
-    """A pre-hook and a forward hook of one module. Removed for good, or put aside for a while."""
+    """A pre-hook and a forward hook of one module. Removed for good, or for a while."""
 
     __slots__ = ("after", "always", "aside", "before", "enter", "first", "last", "leave")
 
@@ -192,16 +191,16 @@ class Pair:
         self.first: Any = module._forward_pre_hooks
         self.last: Any = module._forward_hooks
         self.always: Any = module._forward_hooks_always_called
-        #: Who puts it aside, if anybody does.
+        #: The manager that removes the pair at times, if there is one.
         self.aside: BlockHooks | None = None
 
     def leave_if_entered(self) -> None:
-        """`leave` is there from the first call on that says `have_leave`, not before."""
+        """Install `leave` at the first call that says `have_leave`, not before."""
         self.enter.pair = self
         self.last.pop(self.after)
 
     def have_leave(self) -> None:
-        """A call was entered: it is to be left."""
+        """A call entered, so `leave` must run."""
         if self.aside is not None:
             self.aside.have_leave(self)
         elif self.after not in self.last:
@@ -216,29 +215,29 @@ class Pair:
 
 
 class BlockHooks:
-    """The pairs of a component's blocks. They are there unless all passes hold all of it.
+    """The pairs of a component's blocks, installed unless all passes hold the whole component.
 
-    Worth 116 us of 278 for 16 blocks and a layer.
+    Gain: 116 us of 278 for 16 blocks and a layer.
 
-    What is put aside and back goes straight to torch's dictionaries: their handles take ten times
-    as long. That a hook is always called may stay said of one that is not there.
+    Hooks are removed from torch's dictionaries directly, and put back: their handles take ten times
+    as long. torch may list a removed hook as always called.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Of each pair what enters: its dictionary, its key there, and the hook.
+        #: The pre-hook of each pair: its dictionary, its key there, and the hook.
         self._enters: list[tuple[Any, int, Any]] = []
-        #: The pairs whose other hook is there. Once put aside it comes back with a call that needs
-        #: it: most passes hold all, so that would be twice the work for nothing.
+        #: The pairs whose forward hook is installed. Once removed, it returns with a call that
+        #: needs it: most passes hold the whole component, so it is not worth the work for each.
         self._leaving: set[Pair] = set()
-        #: Passes under way that go block by block, and blocks that were called by their hooks; and
-        #: passes that hold all of it.
+        #: Counts of passes under way: those that go block by block, with direct calls of blocks;
+        #: and those that hold the whole component.
         self._by_block = self._whole = 0
         self._aside = False
         _all.add(self)
 
     def add(self, pair: Pair) -> None:
-        """Have it put aside from now on; while no pass is under way."""
+        """Manage a pair from now on. Call it while no pass is under way."""
         pair.enter.pair = pair
         pair.aside = self
         with self._lock:
@@ -246,14 +245,14 @@ class BlockHooks:
             self._enters.append((pair.first, pair.before, pair.enter))
 
     def discard(self, pair: Pair) -> None:
-        """It is being removed: it does not come back."""
+        """The pair is removed for good."""
         with self._lock:
             pair.aside = None
             self._leaving.discard(pair)
             self._enters = [one for one in self._enters if one[2] is not pair.enter]
 
     def have_leave(self, pair: Pair) -> None:
-        """Said while a pass is under way that goes block by block: so it stays."""
+        """Called during a pass that goes block by block, so the hook stays."""
         if pair not in self._leaving:
             with self._lock:
                 if pair.aside is not None:
@@ -261,7 +260,7 @@ class BlockHooks:
                     self._leaving.add(pair)
 
     def begin(self, *, whole: bool) -> None:
-        """A pass begins; its blocks are not called yet."""
+        """A pass begins; it has called no block yet."""
         with self._lock:
             self._whole += whole
             self._by_block += not whole
@@ -276,7 +275,7 @@ class BlockHooks:
                 self._turn()
 
     def compile_begins(self) -> None:
-        """Until `compile_ends` no hook goes aside, those that leave neither."""
+        """Install all hooks, and keep them until `compile_ends`."""
         self.begin(whole=False)
         for _, _, enter in self._enters:  # `discard` makes a new list
             self.have_leave(enter.pair)
@@ -298,12 +297,12 @@ class BlockHooks:
         for first, before, enter in self._enters:
             others = bool(first)
             first[before] = enter
-            if others:  # it is the first to run, as it was
+            if others:  # it must run first again
                 first.move_to_end(before, last=False)
 
 
 _all: "weakref.WeakSet[BlockHooks]" = weakref.WeakSet()
-#: Those that were told, by compilation: one may begin in the midst of another.
+#: The managers told of each compilation; one may begin inside another.
 _told: list[list[BlockHooks]] = []
 
 
@@ -319,7 +318,7 @@ def _compile_ends(*_: object) -> None:
 
 
 def _hear_of_compilations() -> None:
-    """Looked at whenever hooks go aside: `torch.compiler.reset()` forgets who wants to hear."""
+    """Runs whenever hooks are removed: `torch.compiler.reset()` drops its callbacks."""
     callback = sys.modules.get("torch._dynamo.callback")
     handler: Any = getattr(callback, "callback_handler", None)
     if handler is not None and _compile_begins not in handler.start_callbacks:
@@ -334,15 +333,14 @@ dynamo.when_imported(_hear_of_compilations)
 
 
 def begin_step(stage: Any, *, encoders: bool = False) -> None:
-    """Before a step of a stage of vLLM: it has its lease, as most have. In full:
-    `Stage.begin_in_full`, which says what is raised.
+    """Begin a step of a vLLM stage that has its lease, as most do. In full: `Stage.begin_in_full`.
 
-    Worth 7 us of 25, where caches are warm 6.4 of 7.9.
+    Raises as that. Gain: 7 us of 25; with warm caches 6.4 of 7.9.
     """
     if not stage._stepping:
         stage._stepping = True
         gate = stage._gate
-        with gate.lock:  # whoever is just giving the lease back has done so then
+        with gate.lock:  # a release under way ends first
             if gate.shut:
                 gate.await_open()
             gate.depth += 1

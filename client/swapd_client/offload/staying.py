@@ -1,4 +1,4 @@
-"""What of a model stays in private memory when it is attached, and how that is said. Pure."""
+"""The tensors of a model that stay in private memory when it is attached, and the report. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer
 from swapd.shared.units import size
 from swapd_client.offload.automatic import MAY_STAY
 
-#: Less is not worth a warning, however little there is of the model.
+#: A warning needs at least this much, however small the model.
 _LEAST_BYTES = 1 << 20
 #: So many are named, the largest first.
 _NAMED = 4
@@ -24,15 +24,15 @@ _BUFFERS = (
 
 @dataclass
 class Staying:
-    """Bytes by path: of outermost modules that no component is in, or of components."""
+    """Bytes by path: of outermost modules without components, or of components."""
 
     parameters: Counter[str] = field(default_factory=Counter)
     buffers: Counter[str] = field(default_factory=Counter)
-    #: Modules whose weights are in an object that gives no tensor out, by path.
+    #: Paths of modules whose weights are in an object that exposes no tensors.
     packed: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """For the summary; "" if nothing stays."""
+        """A part of the summary; "" if nothing stays."""
         said = " and ".join(
             f"{size(sum(counted.values()))} of {what}"
             for what, counted in (("other parameters", self.parameters), ("buffers", self.buffers))
@@ -41,9 +41,9 @@ class Staying:
         return f"{said} stay where they are" if said else ""
 
     def warnings(self, lent_bytes: int, *, named: bool) -> Iterator[str]:
-        """What somebody should know who thinks that the model's memory is lent now.
+        """Warnings for a user who expects the model's memory to be in swapd now.
 
-        `lent_bytes`: of its components. `named`: somebody named these, and knows the rest.
+        `lent_bytes`: of its components. `named`: the user named these, and knows the rest.
         """
         if self.packed:
             yield (
@@ -59,7 +59,7 @@ class Staying:
             ("buffers", self.buffers, _BUFFERS),
         ):
             nbytes = sum(counted.values())
-            if nbytes > MAY_STAY * stays:  # else the other is the matter
+            if nbytes > MAY_STAY * stays:  # else the other kind is the problem
                 where = _largest(counted)
                 yield f"{size(nbytes)} of {what} stay in private memory: {where}. {advice}"
 
@@ -67,8 +67,10 @@ class Staying:
 def staying(
     modules: Mapping[str, Module], found: Sequence[str], left: Mapping[str, int]
 ) -> Staying:
-    """`modules`: all of the model, by path. `found`: the paths of components. `left`: bytes of the
-    parameters that are in none, by path.
+    """Find the tensors that stay private.
+
+    `modules`: all modules of the model, by path. `found`: the paths of components. `left`: bytes of
+    the parameters in no component, by path.
     """
     result = Staying()
     for path, nbytes in left.items():
@@ -90,7 +92,7 @@ def staying(
 
 
 def _place(path: str, found: Sequence[str]) -> str:
-    """The outermost module around a tensor that no component is in; or the component."""
+    """The outermost module around a tensor that contains no component; or the component."""
     parts = path.split(".")
     for n in range(1, len(parts)):
         where = ".".join(parts[:n])

@@ -1,4 +1,4 @@
-"""What the settings mean for each component of a model. Pure."""
+"""Translates the settings into a policy for each component of a model. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ class How:
     """How a component shares the device."""
 
     policy: Policy = "lru"
-    #: It excludes the others that do.
+    #: It excludes the other exclusive components.
     exclusive: bool = False
-    #: The family that it is part of.
+    #: Its family.
     part_of: str = ""
-    #: Block by block.
+    #: Loaded block by block.
     streamed: bool = False
-    #: Of a streamed one: what is to stay in, bytes or a size; None: what there is room for.
+    #: If streamed: bytes, or a size, to keep on the device. None: as much as fits.
     resident: int | str | None = None
 
 
 def kind_of(name: str) -> Kind:
-    """What a component is, by its name; "" if that does not say."""
+    """The kind of a component, by its name; "" if the name does not show it."""
     last = name.rpartition(".")[2]
     bare = last.rstrip("0123456789").rstrip("_")
     kinds: dict[Kind, tuple[str, ...]] = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
@@ -40,7 +40,7 @@ def kind_of(name: str) -> Kind:
 
 
 def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of) -> list[str]:
-    """Those that run at each step of a DiT: if they excluded it, each step would copy both in."""
+    """Components that run at each step of a DiT: if they excluded it, each step would load both."""
     if not any(kind_of(name) == "dit" for name in names):
         return []
     return [name for name in names if name.rpartition(".")[2] in BESIDE_DITS]
@@ -51,7 +51,10 @@ def of_settings(
     settings: OffloadSettings,
     kind_of: Callable[[str], Kind] = kind_of,
 ) -> dict[str, How]:
-    """`sizes`: of the components, bytes. Without a switch that is on there is none to say."""
+    """How each component shares the device. `sizes`: bytes of the components.
+
+    Empty if no switch is on.
+    """
     match settings.mode:
         case "off":
             return {}
@@ -84,7 +87,7 @@ _ALTERNATING = {
 
 
 def _worth_streaming(names: Mapping[str, int], kind_of: Callable[[str], Kind]) -> list[str]:
-    """The DiTs; if there are none, what is neither an encoder nor a VAE; if need be, all."""
+    """The DiTs; if there are none, components that are no encoder and no VAE; else all."""
     dits = [name for name in names if kind_of(name) == "dit"]
     return dits or [name for name in names if not kind_of(name)] or list(names)
 
@@ -96,9 +99,9 @@ def of_arguments(
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
     kind_of: Callable[[str], Kind] = kind_of,
 ) -> dict[str, How]:
-    """`hows`, and what `attach` was told to stream: what `resident` or `blocks` names.
+    """`hows`, with the components in `resident` and `blocks` streamed.
 
-    Without names they are of all that is worth it. Raises: InvalidSource.
+    Values without names apply to all components worth streaming. Raises: InvalidSource.
     """
     changed = dict(hows)
     for what, given in (("resident", resident), ("blocks", blocks)):
@@ -119,7 +122,7 @@ def of_arguments(
 
 
 def _amount(given: object) -> int | None:
-    """What is to stay in, in bytes; None: what there is room for. Raises: InvalidSource."""
+    """Bytes to keep on the device; None: as much as fits. Raises: InvalidSource."""
     try:
         nbytes = parse_size(given) if isinstance(given, str) else given
     except ValueError as exc:

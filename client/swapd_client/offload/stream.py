@@ -1,12 +1,12 @@
-"""One component, block by block: while one computes, the next are copied.
+"""Streams one component block by block: while one computes, the next are copied.
 
-A part that is not kept leaves the device when it is released, so at most `slots` of them are
-there at a time: the one in use, and those on their way. Reading ahead takes no thread: the next
-parts are asked for when one is needed, and the answers looked at when they are needed in turn.
+A part that is not kept leaves the device at its release, so at most `slots` of them are there at a
+time: the one in use, and those in transfer. Reading ahead takes no thread: when one part is needed,
+the stream requests the next ones, and it reads the answers when their turn comes.
 
-Nobody waits while something is held that was only read ahead: else two that stream could wait
-for each other. What was asked ahead and was not granted by the time it is needed is asked for as by
-anybody who waits, in place of what was asked ahead; all else that was is given back before.
+A thread never waits while it holds parts that it only read ahead: otherwise two streaming threads
+could wait for each other. If a request ahead has no grant when its part is needed, an ordinary
+waiting request takes its place. Before that, the thread releases all other parts read ahead.
 """
 
 import os
@@ -21,31 +21,32 @@ from swapd_client.lease import Lease, Lender
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.order import Expected, Order
 
-#: How long to wait for the grant of what was asked ahead, before it is asked for anew: longer than
-#: an answer takes where nobody has to wait, and short, because nobody is told who waits for whom.
+#: How long to wait for the grant of a request ahead before the ordinary request replaces it. Longer
+#: than an answer takes if no session has to wait; short, because deadlock detection does not see
+#: this wait.
 GRANT_S = 0.01
 
 
 class Stream:
     """The parts of one component of this process, for the passes of any number of threads.
 
-    A pass takes all of it as one, if all of it is in (`whole`). Else its thread says what it is at:
-    `enter`, then `need` and `done` for each block, then `leave`.
+    If all of it is on the device, a pass takes it as one (`whole`). Otherwise its thread reports
+    each step: `enter`, then `need` and `done` for each block, then `leave`.
     """
 
     def __init__(
         self, client: Lender, family: str, rest: str | None, parts: Sequence[str], slots: int = 2
     ) -> None:
-        """`rest` and `parts` are names of components: what is in no block, held for a whole pass;
-        and the blocks, in the order in which they are expected to be used.
+        """`rest` and `parts` are names of components: the tensors outside the blocks, held for a
+        whole pass; and the blocks, in their expected order of use.
 
-        `slots`: how many parts that are not kept may be on the device at a time for one thread.
-        Raises: BadRequest if that is none.
+        `slots`: for one thread, how many parts that are not kept may be on the device at a time.
+        Raises: BadRequest if less than 1.
         """
         if slots < 1:
             raise BadRequest(
-                f"slots={slots}: a block of {family!r} needs one to run in, and the next a second; "
-                "give 1 or more"
+                f"slots={slots}: a running block of {family!r} needs one slot, and the next block "
+                "a second; give 1 or more"
             )
         self.client = client
         self.family = family
@@ -54,11 +55,11 @@ class Stream:
         self.slots = slots
         self.order = Order(len(self.parts))
         self.everything = (*([rest] if rest else []), *self.parts)
-        #: Whether a part leaves the device when it is released, as far as is known.
+        #: Whether a part leaves the device when it is released, as of the last grant.
         self._transient: dict[str, bool] = {}
-        #: Whether it is worth a try to have all of it at once: then no part is known to.
+        #: Whether to try to acquire all of it at once: no part is known to leave.
         self.may_be_in = True
-        #: The grant that this was last learned from.
+        #: The grant that the last two were learned from.
         self._noted: tuple[Placement, ...] = ()
         self._local = threading.local()
 
@@ -67,9 +68,9 @@ class Stream:
         return f"<Stream {self.family}: {len(self.parts)} blocks, {transient} pass through>"
 
     def whole(self) -> Lease | None:
-        """All of it under one lease, if all of it is in; None if not. Never waits.
+        """A lease on the whole component, if all of it is on the device; else None. Never waits.
 
-        Raises what `Client.acquire` raises.
+        Raises as `Client.acquire`.
         """
         if not self.may_be_in:
             return None
@@ -82,46 +83,46 @@ class Stream:
         return lease
 
     def enter(self) -> None:
-        """The component's forward begins in this thread, block by block: what is in no block is
-        there afterwards.
+        """The component's forward begins in this thread: load the tensors outside the blocks.
 
-        Entered again without `leave`, it is left first: whoever may run nested must count.
-        Raises what `Client.acquire` raises; then nothing is held.
+        Without a `leave` in between, it leaves first: callers that may nest must count. Raises as
+        `Client.acquire`; then nothing is held.
         """
         self._here().enter()
 
     def need(self, part: int) -> None:
-        """A block's forward begins: it is there when this returns, or on a GPU the current stream
-        waits for it; and the next are asked for.
+        """A block's forward begins: hold the block, and request the next ones.
 
-        Raises what `Client.acquire` and `Lease.wait` raise; then the block is not held.
+        On return the block is on the device, or on a GPU the current stream waits for it. Raises as
+        `Client.acquire` and `Lease.wait`; then the block is not held.
         """
         self._here().need(part)
 
     def done(self, part: int) -> None:
-        """A block's forward has ended, one way or the other. One that was not needed is nothing."""
+        """A block's forward has ended, normally or not. No-op for a block that was not needed."""
         self._here().done(part)
 
     def leave(self) -> None:
-        """The forward has ended: give everything back, also what a block that failed still holds.
+        """The forward has ended: release everything, also a block that failed.
 
-        Left twice is left once. Raises: SessionFenced, DeviceFailed as `Lease.release`.
+        A second call does nothing. Raises: SessionFenced, DeviceFailed as `Lease.release`.
         """
         self._here().leave()
 
     # --- for passes ----------------------------------------------------------------------
 
     def passes(self, part: int) -> bool:
-        """Whether it takes a slot; one that nothing is known of does."""
+        """Whether a part takes a slot; an unknown part does."""
         return self._transient.get(self.parts[part], True)
 
     def note(self, lease: Lease) -> Lease:
-        """Learn from a grant which parts are kept: that may change at any time. The lease is given
-        back by what notes it, also if that becomes garbage.
+        """Learn from a grant which parts are kept: that may change at any time.
+
+        The pass releases the lease, also if the pass is collected.
         """
         lease._is_answered_for = True
         places = lease._placements
-        if places is not self._noted:  # what is kept from one pass to the next has the same
+        if places is not self._noted:  # a lease kept between passes has the same object
             self._transient.update((place.name, place.transient) for place in places)
             self.may_be_in = not any(self._transient.values())
             self._noted = places
@@ -142,31 +143,32 @@ class _InUse:
 
 
 class _Pass:
-    """What one thread holds of a stream, and has asked for."""
+    """The leases and open requests of one thread for a stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._process = os.getpid()
         self._stream = stream
         self._client = stream.client
-        #: What was asked ahead is abandoned where it was asked: on another channel, which a thread
-        #: that ends would make, that may be heard of before the question.
+        #: A request must be abandoned on the channel that sent it: an ending thread would open a
+        #: new one, whose message could arrive before the request.
         self._channel = stream.client._channel()
         self._rest: Lease | None = None
-        #: Blocks that run now: several if they are nested, or one several times.
+        #: Blocks that run now: several if they are nested; a count if one runs several times.
         self._used: dict[int, _InUse] = {}
-        #: Asked ahead: the request, or the lease of one that is used again at once.
+        #: Read ahead: the request, or the lease of a part that is used again at once.
         self._ahead: dict[int, int | Lease] = {}
         #: None outside of a pass: a block may be called alone.
         self._expected: Expected | None = None
         self._seen: list[int] = []
-        #: Released parts whose work the GPU may not have done, by lease, oldest first.
+        #: Leases of released parts whose GPU work may not be done, oldest first.
         self._ending: list[int] = []
         self._hinted = False
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
-        # the thread has ended in the middle of a pass, and nobody can give back in its place
+        # the thread ended in the middle of a pass, and no other thread releases for it
         held = self._rest is not None or self._used or self._ahead or self._ending
-        if held and self._process == getpid():  # not in a forked child, which began in its midst
+        # not in a forked child, which began in the middle of the pass
+        if held and self._process == getpid():
             give_back_later(self._give_back)
 
     # --- the four ------------------------------------------------------------------------
@@ -200,7 +202,7 @@ class _Pass:
             self._arrive(lease)
         except BaseException:
             self._used.pop(part, None)
-            with suppress(SwapdError):  # what went wrong first is what to say
+            with suppress(SwapdError):  # an earlier error is the one to report
                 lease.release()
             raise
 
@@ -228,15 +230,15 @@ class _Pass:
         finally:
             self._stream.order.learn(self._seen)
             self._seen.clear()
-            with suppress(SwapdError):  # the session ended this moment: nobody reads ahead
+            with suppress(SwapdError):  # the session has just ended: no reading ahead
                 self._hint(self._room())
             self._expected = None
             self._hinted = False
 
-    # --- having what is needed -----------------------------------------------------------
+    # --- acquiring a block ---------------------------------------------------------------
 
     def _take(self, part: int) -> Lease:
-        """The lease of a block: as it was asked for ahead, or by waiting for it."""
+        """The lease of a block: from a request ahead, or by waiting for it."""
         asked = self._ahead.pop(part, None)
         if isinstance(asked, Lease):
             return asked
@@ -244,7 +246,7 @@ class _Pass:
             return lease
         if not self._stream.passes(part):
             if asked is not None:
-                self._channel.abandon(asked)  # what is kept stays
+                self._channel.abandon(asked)  # a kept part stays
                 asked = None
             with suppress(AcquireTimeout):
                 return self._client.acquire(self._stream.parts[part], timeout=0)
@@ -253,7 +255,7 @@ class _Pass:
         return self._wait(part, asked)
 
     def _collect(self, request: int, part: int) -> Lease | None:
-        """What was asked ahead, if it is granted by now. Refused, it is to be asked for again."""
+        """The lease of a request ahead, if granted by now. None: ask again."""
         try:
             name = self._stream.parts[part]
             return self._client._collect(request, name, within_s=GRANT_S)
@@ -262,8 +264,10 @@ class _Pass:
             return None
 
     def _wait(self, part: int, asked: int | None) -> Lease:
-        """By waiting, in place of what was `asked` ahead: that may be granted any moment, and what
-        has come is not to leave, and to be copied again.
+        """The lease of a part, by waiting, in place of the request `asked`.
+
+        The daemon may grant that one at any moment, and a part that has arrived must not leave and
+        arrive a second time.
         """
         name = self._stream.parts[part]
         try:
@@ -276,10 +280,10 @@ class _Pass:
         return self._have_anew(part)
 
     def _have_anew(self, part: int) -> Lease:
-        """Give back all that this thread holds, and have it again together with `part`.
+        """Release everything that this thread holds, and acquire it again together with `part`.
 
-        Others that stream do the same: who holds nothing keeps nobody from going on. Nothing here
-        runs meanwhile, and it comes back to where it was.
+        Other streaming threads do the same: a thread that holds nothing blocks no other. This
+        thread runs nothing meanwhile, and continues where it was.
         """
         stream, client = self._stream, self._client
         used = list(self._used.items())
@@ -289,7 +293,7 @@ class _Pass:
             self._rest.release()
         for _, in_use in used:
             in_use.lease.release()
-        with client.acquire(*names, stream.parts[part]):  # then each is there to be had alone
+        with client.acquire(*names, stream.parts[part]):  # then each can be acquired alone
             if self._rest is not None and stream.rest is not None:
                 self._rest = client.acquire(stream.rest)
             for other, in_use in used:
@@ -308,9 +312,9 @@ class _Pass:
     # --- reading ahead -------------------------------------------------------------------
 
     def _look_ahead(self, *, wait: bool = False) -> None:
-        """Have asked for what comes next, and for nothing else.
+        """Have requests open for the next parts, and for no others.
 
-        With `wait`, for as much as there are slots for once the GPU is done with what it had
+        With `wait`, request as many as will have slots once the GPU has finished its work from
         before the last block.
         """
         if self._expected is None:
@@ -325,12 +329,14 @@ class _Pass:
             if part not in self._ahead:
                 self._ahead[part] = self._client._ask(self._stream.parts[part])
         if not self._hinted and not self._needs_more_slots():
-            self._hinted = True  # this pass needs no more slots: the next may have them
+            self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())
 
     def _wanted(self) -> Iterator[int]:
-        """The parts to have asked for: as many that pass through as there are slots for; and what
-        comes next, also if it is one that is kept."""
+        """The parts to request ahead: as many transient parts as there are slots.
+
+        And the next part, even if it is kept.
+        """
         assert self._expected is not None
         room = self._room()
         seen = set(self._used)
@@ -345,19 +351,19 @@ class _Pass:
             yield part
 
     def _needs_more_slots(self) -> bool:
-        """Whether this pass needs slots for more than what it uses now."""
+        """Whether this pass needs slots for more parts than it uses now."""
         assert self._expected is not None
         return any(map(self._stream.passes, self._expected.coming))
 
     def _room(self) -> int:
-        """Slots that are free, or taken by what was asked ahead."""
+        """Slots that are free, or taken by requests ahead."""
         session = self._client.session
         self._ending = [lease for lease in self._ending if session.leases.is_ending(lease)]
         used = sum(map(self._stream.passes, self._used))
         return self._stream.slots - used - len(self._ending)
 
     def _hint(self, most: int) -> None:
-        """Let the next pass find its first blocks there, if there is room that nobody waits for."""
+        """Have the next pass's first blocks loaded if memory is free and no acquire is waiting."""
         if self._expected is None or self._client.session.error is not None:
             return
         parts = self._stream.parts
@@ -376,7 +382,7 @@ class _Pass:
             self._channel.abandon(asked)
 
     def _give_back(self) -> None:
-        """Hold nothing any more, whatever fails; raise what failed first."""
+        """Release everything, also after errors; raise the first one."""
         leases = [in_use.lease for in_use in self._used.values()]
         if self._rest is not None:
             leases.append(self._rest)
@@ -384,7 +390,7 @@ class _Pass:
         self._rest = None
         problems = []
         for part in list(self._ahead):
-            with suppress(SwapdError):  # the session has ended: nobody is there to be told
+            with suppress(SwapdError):  # the session has ended: no daemon to tell
                 self._drop_ahead(part)
         for lease in leases:
             try:

@@ -1,6 +1,6 @@
 """Parameters that are trained stay private: weights in swapd are read-only.
 
-Lives here: which parameters those are, and what is said to an optimizer that has others.
+Lives here: which parameters those are, and the error for an optimizer of other parameters.
 """
 
 import threading
@@ -17,11 +17,11 @@ from swapd_client.errors import InvalidSource, NotWhileAttached
 from swapd_client.memory import ranges
 from swapd_client.memory.tensors import extent, inner_names, is_wrapper
 
-#: What `attach` is told: all that require gradients, none, or those of these names; None: see
+#: An argument of `attach`: all that require gradients, none, or those of these names; None: see
 #: `trained_of`.
 Trainable = bool | Sequence[str] | None
 
-#: By id, since to compare tensors is to compute.
+#: By id, since `==` on tensors computes.
 Trained = dict[int, torch.Tensor]
 
 
@@ -30,11 +30,11 @@ def trained_of(
 ) -> Trained:
     """The parameters that stay private. `components`: the modules of each; `modules`: by path.
 
-    If nobody says: in grad mode, those that require gradients of a component most of which does
-    not, of what could. A model that was built, and is not trained, requires them of all or nearly
-    all that can have them: not of quantised weights.
+    Default: in grad mode, the parameters that require gradients, in components where they are less
+    than half of those that could. A model that was built, and is not trained, requires gradients of
+    all, or nearly all, that could. Quantised weights could not.
 
-    Raises: InvalidSource for a name that none has.
+    Raises: InvalidSource for a name without a parameter.
     """
     if trainable is False or (trainable is None and not torch.is_grad_enabled()):
         return {}
@@ -88,7 +88,7 @@ def _nbytes(parameters: Trained) -> int:
 
 
 def move(trained: Trained, device: torch.device) -> None:
-    """Have them where the other weights are computed with, as `module.to()`."""
+    """Move them to the device that computes with the other weights, as `module.to()`."""
     for parameter in trained.values():
         if parameter.device != device and not is_wrapper(parameter):
             parameter.data = parameter.data.to(device)
@@ -103,7 +103,7 @@ _handles: list[Any] = []
 
 
 def watch_optimizers() -> Callable[[], None]:
-    """Refuse steps that would write to swapd's weights; returns what ends that."""
+    """Refuse optimizer steps that would write to swapd's weights; returns the undo."""
     global _attached
     with _lock:
         _attached += 1
@@ -126,14 +126,14 @@ def _refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if parameter.grad is not None and (owner := _owner(parameter)) is not None:
                 raise NotWhileAttached(
                     f"{type(optimizer).__name__}.step() would write to weights of {owner!r}, which "
-                    "are in swapd, and read-only. Nothing was changed. What is trained is to stay "
-                    "private: attach(..., trainable=True) for all that requires gradients, or "
+                    "are in swapd, and read-only. Nothing was changed. Trained parameters must "
+                    "stay private: attach(..., trainable=True) for all that require gradients, or "
                     'names or patterns of parameters ("*.lora_*")'
                 )
 
 
 def _owner(parameter: Parameter) -> str | None:
-    """The component that it can only be read in."""
+    """The component that owns a parameter as read-only."""
     if is_wrapper(parameter):
         owners = (_owner(getattr(parameter, name)) for name in inner_names(parameter))
         return next((owner for owner in owners if owner is not None), None)

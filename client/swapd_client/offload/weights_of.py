@@ -1,4 +1,4 @@
-"""The weights of registered components: whose a tensor is, its bytes, new bytes for it."""
+"""The weights of registered components: the owner of a tensor, its bytes, and new bytes."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,7 +13,7 @@ from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.copies import Copies, start_of
 
-#: Takes a lease on all of the components, in a `with` block.
+#: A `with` block with a lease on all of the components.
 Hold = Callable[[], AbstractContextManager[object]]
 
 
@@ -22,36 +22,36 @@ Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Changes:
-    """New values for weights of any number of components, all of which change at once."""
+    """New values for the weights of any number of components, which all change at once."""
 
     def __init__(self) -> None:
-        #: By client: what is updated, and the values by name.
+        #: By client and component: the new values by name.
         self._clean: dict[Lender, dict[str, dict[str, torch.Tensor]]] = {}
         self._mutable: list[tuple[Hold, torch.Tensor, torch.Tensor]] = []
-        #: Components that a call may hold part by part, or that are written to where they are.
+        #: Components that a call may hold part by part, or that are written in place.
         self.in_steps: dict[Lender, set[str]] = {}
 
     def add(self, client: Lender, part: Part, name: str, value: torch.Tensor) -> None:
-        """A tensor of a clean component is to be `value`."""
+        """Give a tensor of a clean component a new value."""
         whole, key = _updated_as(part, name)
         self._clean.setdefault(client, {}).setdefault(whole, {})[key] = value
         if part.part_of:
             self.quieten(client, client.session.registry.family(part.part_of))
 
     def add_mutable(self, hold: Hold, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """A tensor that can be written to while it is held is to be `value`."""
+        """Give a tensor that is writable under a lease a new value."""
         self._mutable.append((hold, tensor, value))
 
     def quieten(self, client: Lender, names: Iterable[str]) -> None:
-        """Have them change while no call of these components is under way."""
+        """Apply the changes while no call of these components is under way."""
         self.in_steps.setdefault(client, set()).update(names)
 
     def apply(self, also: Callable[[], None]) -> None:
-        """Change all of it; `also` what is nobody's but this process's. Of several clients one
-        after the other.
+        """Apply all changes, then call `also` for private tensors. Several clients go one by one.
 
-        Blocks, also for calls in other threads that hold what cannot change under them. Raises what
-        an update and an acquire raise; then nothing has changed, or what is mutable in part.
+        Blocks, also for calls in other threads whose weights cannot change under them. Raises as
+        `Client.update` and `Client.acquire`; then no weights have changed, except mutable ones in
+        part.
         """
         with ExitStack() as stack:
             for hold in dict.fromkeys(hold for hold, _, _ in self._mutable):
@@ -67,24 +67,24 @@ class Changes:
 
 
 class Weights(Protocol):
-    """What one attached component has in swapd, be it registered as one or in parts."""
+    """The weights of one attached component, registered as one or in parts."""
 
     name: str
 
     def covers(self, tensor: torch.Tensor) -> bool:
-        """Whether the bytes of a tensor are swapd's."""
+        """Whether the bytes of a tensor are in the component."""
 
     def copies(self) -> Copies:
-        """Copies of these tensors, to be made one by one; see there."""
+        """A new `Copies` for these tensors."""
 
     def change(self, values: Values, changes: "Changes") -> None:
-        """Have `changes` give these tensors new values."""
+        """Add new values of these tensors to `changes`."""
 
     def quieten(self, changes: Changes) -> None:
-        """Have `changes` take place while no call of the component is under way."""
+        """Have `changes` apply while no call of the component is under way."""
 
     def has_inside(self, module: torch.nn.Module) -> bool:
-        """Whether a module is in the component: it runs when that is held."""
+        """Whether a module is in the component, so that it runs under its lease."""
 
 
 class Registered:
@@ -98,8 +98,9 @@ class Registered:
         hold: Hold | None = None,
         inside: Collection[torch.nn.Module] | None = None,
     ) -> None:
-        """`hold` instead of an acquire, for who counts what each thread holds. `inside`: the
-        modules that are in it; None: all that are guarded for it."""
+        """`hold`: replaces an acquire, for callers that count each thread's leases. `inside`: the
+        modules in the component; None: all that are guarded for it.
+        """
         self.name = name
         self._inside = inside
         self._client = client
@@ -134,7 +135,7 @@ class Registered:
         return self._inside is None or module in self._inside
 
     def _owner(self, address: int) -> Part | None:
-        """Whose range an address is in, unless that component is none any more."""
+        """The component at an address, unless it has been unregistered."""
         at = bisect_right(self._addresses, address) - 1
         if at < 0 or not address:
             return None
@@ -144,7 +145,7 @@ class Registered:
 
 
 def _updated_as(part: Part, name: str) -> tuple[str, str]:
-    """What is updated for a tensor of a component, and what the tensor is called there.
+    """The names for `Client.update` of a component, or of its family, and of a tensor in it.
 
     The blocks of one component are updated together.
     """
@@ -155,7 +156,7 @@ def _updated_as(part: Part, name: str) -> tuple[str, str]:
 
 
 def _unwrapped(values: Values) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same for the tensors that are inside wrappers."""
+    """The same values for the tensors inside wrappers."""
     flat = []
     for tensor, value in values:
         if is_wrapper(tensor):
@@ -167,7 +168,7 @@ def _unwrapped(values: Values) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _name_in(part: Part, tensor: torch.Tensor) -> str:
-    """A tensor's name in its component; if it has several, they are of the same bytes."""
+    """A tensor's name in its component; several names mean the same bytes."""
     layout = part.layout
     assert isinstance(layout, PlacedTensors)
     sought = (

@@ -1,7 +1,7 @@
-"""Methods of other people's classes that write to weights: what each is run with, or told.
+"""Methods of other libraries' classes that write to weights, and how to run each.
 
-Lives here: their names, which are the same over many classes. May not live here: how weights become
-writable (`editing.py`). What else writes goes under `attachment.edit(...)`.
+Lives here: their names, which many classes share. May not live here: how weights become writable
+(`editing.py`). Other code that writes needs `attachment.edit(...)`.
 """
 
 import functools
@@ -19,53 +19,53 @@ Module = torch.nn.Module
 
 
 class Owner(Protocol):
-    """What guards a module."""
+    """The guard of a module."""
 
     weights: list[Weights]
 
     @property
     def module(self) -> Module:
-        """What it guards."""
+        """The guarded module."""
 
     def writable(self, *modules: Module) -> AbstractContextManager[None]:
-        """A `with` block in which the weights of modules and all in them are written to."""
+        """A `with` block in which code may write to the weights of modules and their submodules."""
 
 
-#: Runs a method of what the owner guards.
+#: Runs a method of the guarded module.
 Runs = Callable[[Owner, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 def of(module: Module) -> dict[str, Runs]:
-    """The methods of a module that are to be run by one of these, by name."""
+    """The methods of a module that need one of these, by name."""
     found = {name: runs for name, runs in _RUNS.items() if _has(module, name)}
     return found | dict.fromkeys(_OF_LAYERS, _write) if is_adapted(module) else found
 
 
 def is_adapted(module: Module) -> bool:
-    """Whether it is a layer with adapters, as PEFT's are, which go into the layer and out of it."""
+    """Whether it is a layer with adapters, as in PEFT, that merge into its weights."""
     return "base_layer" in module._modules and all(_has(module, name) for name in _OF_LAYERS)
 
 
 def _has(module: Module, method: str) -> bool:
-    """Whether it is its own; what stands for another module has that one's methods too."""
+    """Whether the class has the method; `getattr` on a stand-in finds those of its module."""
     return callable(getattr(type(module), method, None))
 
 
 def _write(owner: Owner, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """It writes to its module's weights, or those of what is in it."""
+    """For methods that write to the weights of the module or its submodules."""
     with owner.writable(owner.module):
         return method(*args, **kwargs)
 
 
 def _write_layers(owner: Owner, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """It has adapted layers write to themselves, one after the other: so copies are of one each."""
+    """For methods that write to adapted layers one by one: copies one layer at a time."""
     with editing.edits(owner.weights), _layers_written(owner):
         return method(*args, **kwargs)
 
 
 @contextmanager
 def _layers_written(owner: Owner) -> Iterator[None]:
-    """Adapters that came after the model was attached write to copies too."""
+    """Have adapters that were added after `attach` write to copies, too."""
     put: list[tuple[dict[str, Any], str]] = []
     try:
         for layer in owner.module.modules():
@@ -105,7 +105,7 @@ def _refuse_resize(owner: Owner, method: Callable[..., Any], args: Any, kwargs: 
     )
 
 
-#: Of one adapted layer.
+#: Methods of one adapted layer.
 _OF_LAYERS = ("merge", "unmerge")
 
 _RUNS: Mapping[str, Runs] = {
@@ -113,7 +113,7 @@ _RUNS: Mapping[str, Runs] = {
     **dict.fromkeys(
         ("merge_adapter", "unmerge_adapter", "merge_and_unload"), _write_layers
     ),  # PEFT
-    # these make private weights of those that there are, and read them outside of any call
+    # these make new private weights from the existing ones, and read those outside of any call
     **dict.fromkeys(("fuse_qkv_projections", "add_weighted_adapter"), _write),  # diffusers, PEFT
     "_rescale_layers": _write,  # RWKV, in its first forward in each mode
     "resize_token_embeddings": _refuse_resize,  # transformers
