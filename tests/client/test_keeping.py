@@ -1,4 +1,4 @@
-"""Who comes back at once need not ask again; everybody else is told at once."""
+"""A thread that comes back at once need not ask again; other releases reach the daemon at once."""
 
 import threading
 from collections.abc import Iterator
@@ -43,12 +43,12 @@ NEVER_S = 3600.0
 
 @pytest.fixture(autouse=True)
 def anew() -> None:
-    """Nothing has happened to LEASE."""
+    """Resets LEASE."""
     LEASE.again, LEASE.untold_since, LEASE.work, LEASE.transient = 0, None, None, False
 
 
 def trained(now: float = 0.0, told: Told | None = None) -> LoopKeeping:
-    """One whose KEY gave back and came back at once, just before `now`."""
+    """A keeping whose KEY was released and taken again at once, just before `now`."""
     linger = LoopKeeping(told or Told())
     assert not linger.keep(KEY, LEASE, now - SOON)
     assert linger.take(KEY, now) is None
@@ -130,12 +130,12 @@ def test_one_loop_inside_another_is_trusted_with_both() -> None:
                 linger.of(1)  # asks the daemon
         seen.append(linger.keep((1, ("b",)), inner, step * SOON))
         seen.append(linger.keep((1, ("a",)), LEASE, step * SOON))
-    # the outer one is known when it comes back; then nothing is asked before the inner one
+    # the outer one is known when it comes back; then no request precedes the inner one
     assert seen == [False, False, False, True, True, True, True, True]
 
 
 class Daemon:
-    """Hears which leases end."""
+    """Records the leases that end."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
@@ -167,9 +167,9 @@ def daemon() -> Daemon:
 
 @pytest.fixture
 def keeper(daemon: Daemon) -> Iterator[Keeper]:
-    """One whose KEY comes back at once."""
+    """A keeper whose KEY comes back at once."""
     with closing(Keeper(daemon, daemon.give_back, nothing_late)) as keeper:
-        for _ in range(1000):  # should the machine be so busy that a return is not at once
+        for _ in range(1000):  # on a busy machine a return may not be at once
             if keeper.keep(KEY, LEASE):
                 break
             if keeper.take(KEY):
@@ -181,7 +181,7 @@ def keeper(daemon: Daemon) -> Iterator[Keeper]:
 
 def keep(keeper: Keeper) -> None:
     while not keeper.keep(KEY, LEASE):
-        LEASE.untold_since = None  # else the daemon is to be told of it at times
+        LEASE.untold_since = None  # else it must tell the daemon at times
         keeper.take(KEY)
 
 
@@ -222,7 +222,7 @@ def test_it_is_given_back_soon_if_it_then_leaves_the_device(
 def test_what_is_kept_while_it_is_said_that_somebody_waits_does_not_stay(
     daemon: Daemon, endless: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The alarm is set for later just after it was rung."""
+    """The alarm is set to a later time just after it rang."""
     keeper = Keeper(daemon, daemon.give_back, nothing_late)
     set_alarm = Alarm.set
 
@@ -239,7 +239,7 @@ def test_what_is_kept_while_it_is_said_that_somebody_waits_does_not_stay(
 
 
 class Clock:
-    """In the place of `time`: it stands still until it is set."""
+    """Replaces `time`: stands still until it is set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -257,7 +257,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def alarms(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What alarms were set to, by that clock; they do not go off."""
+    """The times of alarms, by that clock; they do not ring."""
     at: list[float] = []
     monkeypatch.setattr(Alarm, "set", lambda alarm, after_s: at.append(clock.now + after_s))
     return at
@@ -302,7 +302,7 @@ def test_another_process_gets_it_at_once_though_its_quantum_is_not_over(endless:
     ):
         looping.register("a", {"x": bytes(12 << 20)})
         other.register("b", {"x": bytes(12 << 20)})
-        while not looping._keeper:  # who comes back at once is trusted to do so again
+        while not looping._keeper:  # a thread that comes back at once is trusted to do so again
             looping.acquire("a").release()
         assert other.status().components[0].holders
         with other.acquire("b"):
@@ -359,12 +359,12 @@ def test_a_lease_that_ended_otherwise_ends_no_thread(daemon: Daemon) -> None:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is not looked through while nobody waits, or so late that it is never seen."""
+    """The sweep of kept leases comes too late to happen in a test."""
     monkeypatch.setattr("swapd_client.leases.keeping.SWEEP_S", NEVER_S)
 
 
 class Work:
-    """GPU work that is done when it is said to be."""
+    """GPU work that ends when the test says so."""
 
     def __init__(self) -> None:
         self.done = False
@@ -389,7 +389,7 @@ def test_on_a_gpu_it_lingers_from_when_the_work_is_done() -> None:
 
 
 def test_hits_wake_no_thread(endless: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of a loop, nor of several components in turn."""
+    """Neither in a loop over one component, nor over several in turn."""
     monkeypatch.setattr("swapd_client.leases.keeping.LINGER_S", NEVER_S)
     with (
         spawn.daemon(budget="16MiB") as daemon,
@@ -406,15 +406,15 @@ def test_hits_wake_no_thread(endless: None, monkeypatch: pytest.MonkeyPatch) -> 
             assert not more_sleeps(before), names
 
 
-# --- leases that are given back while the GPU is still at it ------------------------------
+# --- leases released while the GPU still works ---------------------------------------------
 
 
 def nothing(here: object = None) -> None:
-    """Ends nothing."""
+    """Ends no lease."""
 
 
 def returning(told: Told | None = None) -> WorkKeeping:
-    """One whose thread 1 gave back and came back at once, at 0."""
+    """A keeping whose thread 1 released and came back at once, at time 0."""
     keeping = WorkKeeping(told or Told())
     assert not keeping.keep(1, Work(), nothing, -SOON)
     assert keeping.returned(1, 0.0) == []
@@ -472,7 +472,7 @@ def test_nothing_is_kept_from_those_that_wait(how: str) -> None:
 
 
 def test_nothing_is_kept_from_those_that_begin_to_wait_just_then() -> None:
-    """They look for what is kept, once, when they are told of."""
+    """A session that begins to wait looks for kept leases once, when it is told of them."""
 
     class JustThen(Told):
         def __getattribute__(self, name: str) -> Any:

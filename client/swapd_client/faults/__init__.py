@@ -1,7 +1,6 @@
-"""What is said of a read outside of a lease, before the process dies of it.
+"""Reports an access outside of a lease before the process dies of it.
 
-Lives here: what is said, and the table of what could be said, one row for each component.
-`handler.py` says it.
+Lives here: the messages, and a table of them, one row for each component. `handler.py` prints them.
 """
 
 import ctypes
@@ -16,31 +15,31 @@ from swapd_client.memory import ranges
 
 log = logging.getLogger("swapd_client")
 
-#: Components of a process that are explained; of more than these, those that came first.
+#: Components of a process with a row; if there are more, the first ones have them.
 ROWS_MAX = 16_384
 
-#: What fits into a row, whatever there is to escape.
+#: A name of this length fits into a row, even if every character is escaped.
 _NAME_MAX_CHARS = TEXT_MAX_BYTES - 128
 
 _TAIL = (
-    b": it was read or written outside of a lease, or written to though it is read-only. Wrap what "
-    b"touches it: `with client.acquire(...)`, or `with attachment.use(...)` if attached. What "
-    b"writes to it goes into `with attachment.edit(...)`, or it is registered with mutable=True; "
-    b"what replaces weights (quantize_, share_memory_) comes before attach(), or after detach(). "
-    b"`python -X faulthandler` shows the line.\n"
+    b": it was read or written outside of a lease, or written to though it is read-only. Wrap the "
+    b"access: `with client.acquire(...)`, or `with attachment.use(...)` if attached. Write to it "
+    b"in `with attachment.edit(...)`, or register it with mutable=True; replace weights "
+    b"(quantize_, share_memory_) before attach(), or after detach(). `python -X faulthandler` "
+    b"shows the line.\n"
 )
 _TAIL_IN_CHILD = (
-    b": this process was forked from the one that has it, and sessions and weights stay with the "
-    b"parent. Connect in the child, or start it with spawn.\n"
+    b": this process was forked from its owner, and sessions and weights stay with the parent. "
+    b"Connect in the child, or start it with spawn.\n"
 )
-#: Of a child that inherited components, and has others of its own.
+#: For a child that inherited components, and has others of its own.
 _TAIL_OF_EITHER = (
-    _TAIL.removesuffix(b"\n") + b" What this process had when it was forked is its parent's.\n"
+    _TAIL.removesuffix(b"\n") + b" Components from before it was forked stay with the parent.\n"
 )
 
 
 class _Table:
-    """The rows that handlers read, at an address that does not change."""
+    """The rows that handlers read, at an address that never changes."""
 
     def __init__(self) -> None:
         self.address = vm.map_anonymous(ROWS_MAX * ROW_BYTES)
@@ -58,7 +57,7 @@ class _Table:
         row = self._row_of.get(one.start)
         if row is None:
             if one.part is None or not one.part.where.addressable:
-                return  # on a GPU: the CPU cannot touch it, whatever is held
+                return  # on a GPU: the CPU can never touch it
             if not self._free and self.rows == ROWS_MAX:
                 return
             row = self._free.pop() if self._free else self.rows
@@ -75,7 +74,7 @@ class _Table:
             self._free.append(row)
 
     def _write(self, row: int, start: int, nbytes: int, text: bytes) -> None:
-        """No range until all of it is there: a thread may fault meanwhile."""
+        """The row has no range until it is complete: a thread may fault meanwhile."""
         words = self._words(row)
         words[1] = 0
         ctypes.memmove(self.address + row * ROW_BYTES + 24, text, len(text))
@@ -92,18 +91,18 @@ _handlers: list[Handler] = []
 
 
 def explain_faults() -> bool:
-    """Have this process say what it did when it dies of touching a component outside of a lease.
+    """Have this process print an explanation when it dies of an access outside of a lease.
 
     A segmentation fault or bus error at an address of a component (of any client of the process,
-    now or later) writes one line to stderr: which component, which thread, what to do. Then the
-    process dies as it would have: whatever handled the signal before does so now (`faulthandler`
-    too), and the exit signal and the core are the same. Other faults are as they were. On the
-    host device: on a GPU such a read is an error of CUDA.
+    now or later) writes one line to stderr: the component, the thread, and a remedy. Then the
+    process dies as it would have: the previous handler of the signal runs (also `faulthandler`),
+    and the exit signal and the core are the same. Other faults are unaffected. On the host device
+    only: on a GPU such an access is an error of CUDA.
 
-    Costs nothing until then. Call it after what installs handlers of its own, or once more: done
-    again it does nothing, unless another handler has been installed since. Returns whether faults
-    are explained: not on machines that are neither x86-64 nor aarch64, nor where memory may not be
-    made executable; the log says so.
+    Costs nothing until a fault. Call it after other code that installs handlers, or call it once
+    more: a second call does nothing, unless another handler has been installed since. Returns
+    whether faults are explained. They are not on machines that are neither x86-64 nor aarch64, nor
+    if memory must not become executable; the log says so.
     """
     global _table
     if not runs_here():
@@ -125,7 +124,7 @@ def explain_faults() -> bool:
 
 
 def explain_if(faults: str | None) -> None:
-    """What `connect(faults=...)` says. Raises: BadRequest if that is nothing known."""
+    """Apply `connect(faults=...)`. Raises: BadRequest if the value is unknown."""
     if faults == "explain":
         explain_faults()
     elif faults is not None:
@@ -147,7 +146,7 @@ def _describe() -> None:
 
 def _in_child() -> None:
     global _tail
-    if _table is not None and _table.in_use:  # else what is there will be this process's own
+    if _table is not None and _table.in_use:  # else its components will all be this process's own
         _tail = _TAIL_IN_CHILD
         _describe()
 

@@ -1,10 +1,10 @@
-// The handler of SIGSEGV and SIGBUS on aarch64: handler.py has the same as bytes, and says what it does.
+// The handler of SIGSEGV and SIGBUS on aarch64: handler.py has it as bytes, and describes it.
 // Called as handler(signal in x0, siginfo in x1, context in x2).
 
 handler:
     hint #34                        // bti c
     ldr x9, data
-    ldr w10, [x1, #8]               // si_code: what was sent by a process has no address
+    ldr w10, [x1, #8]               // si_code: a signal from a process has no address
     cmp w10, #0
     b.le chain
     ldr x10, [x1, #16]              // si_addr
@@ -13,7 +13,7 @@ next:
     cbz x12, chain
     ldp x13, x14, [x11]
     sub x13, x10, x13
-    cmp x13, x14                    // below it: in this range
+    cmp x13, x14                    // lower: in this range
     b.lo found
     add x11, x11, #512
     sub x12, x12, #1
@@ -47,7 +47,7 @@ chain:
     ldr x16, [x9, #16]
     cmp x16, #1
     b.hi call
-    mov x11, x0                     // the default, or ignored: put that back
+    mov x11, x0                     // default or ignore: restore that
     mov x12, x1
     add x1, x9, #16
     mov x2, #0
@@ -56,8 +56,8 @@ chain:
     svc #0
     ldr w10, [x12, #8]
     cmp w10, #0
-    b.gt done                       // what was touched is touched again
-    mov x8, #172                    // getpid; it was sent: send it again
+    b.gt done                       // repeat the faulting access
+    mov x8, #172                    // getpid; a process sent it: send it again
     svc #0
     mov x13, x0
     mov x8, #178                    // gettid

@@ -1,13 +1,12 @@
-"""A handler of signals that says in whose range an address lies, then goes on as if it were not
-there. In machine code.
+"""A signal handler in machine code: it names the range of an address, then hands the signal on.
 
-What handles a fault runs in the thread that faults, between two of its instructions. Python cannot:
-handlers of `signal` run later, and the instruction is never done. A ctypes callback would take the
-GIL, which this thread may hold already, and may wait for. A compiled helper would be a wheel for
-each platform; userfaultfd is closed in most containers, and another process that traces this one
-would stand in a debugger's way. So these are 250 bytes that do system calls and nothing else: they
-read a table that is ready, write one line, and restore what was there before, or jump to it. When
-nothing faults they cost nothing.
+The handler of a fault runs in the faulting thread, between two of its instructions. Python cannot
+do that: handlers of `signal` run later, so the faulting instruction would repeat for ever. A ctypes
+callback would take the GIL, which this thread may hold already, and may wait for. A compiled
+extension would need a wheel for each platform; userfaultfd is closed in most containers; and a
+tracing process would exclude a debugger. So these are 250 bytes that make system calls only: they
+read a prepared table, write one line, and restore the previous handler, or jump to it. Without a
+fault they cost nothing.
 
 `x86_64.s` and `aarch64.s` are the source; a test assembles it, and compares.
 """
@@ -43,7 +42,7 @@ _CODE = {
 }
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 
-#: Of a row: where the range begins, its bytes (0: there is none), those of the text, the text.
+#: A row: the start of the range, its bytes (0: unused), the length of the text, the text.
 ROW_BYTES = 512
 TEXT_MAX_BYTES = ROW_BYTES - 24
 
@@ -51,7 +50,7 @@ _SA_SIGINFO, _SA_RESTORER, _SA_ONSTACK = 4, 0x04000000, 0x08000000
 
 
 class _Action(ctypes.Structure):
-    """As the kernel has it."""
+    """The kernel's struct."""
 
     _fields_ = (
         ("handler", ctypes.c_uint64),
@@ -71,7 +70,7 @@ class _LibcAction(ctypes.Structure):
 
 
 class _Data(ctypes.Structure):
-    """What one handler reads: the assembler knows these places."""
+    """The data of one handler; the assembler code knows these offsets."""
 
     _fields_ = (
         ("table", ctypes.c_uint64),
@@ -92,14 +91,15 @@ def runs_here() -> bool:
 
 
 class Handler:
-    """One for a signal, which it handles from now on, and for ever: nothing of it is freed."""
+    """The handler of one signal, for the life of the process: its memory is never freed."""
 
     def __init__(self, number: signal.Signals, table: int, rows: int, tail: bytes) -> None:
-        """`table`: the address of the rows. Raises: OSError if memory may not be made executable
-        here, as some hardened systems have it."""
+        """`table`: the address of the rows. Raises: OSError if memory cannot be made executable, as
+        on some hardened systems.
+        """
         code = bytes.fromhex(_CODE[platform.machine()])
         span = vm.round_up(len(code) + 8 + ctypes.sizeof(_Data))
-        page = vm.map_anonymous(2 * span)  # code, and what it reads: never writable and executable
+        page = vm.map_anonymous(2 * span)  # code, and its data: never writable and executable
         self._data = _Data.from_address(page + span)
         self._data.table = table
         self._data.thread = b"/proc/thread-self"
@@ -117,11 +117,11 @@ class Handler:
 
     @property
     def is_first(self) -> bool:
-        """Whether nobody has taken its place since."""
+        """Whether no other handler has replaced it."""
         return bool(_action(self.number).handler == self._address)
 
     def describe(self, rows: int, tail: bytes) -> None:
-        """How many rows there are, and what follows after the thread."""
+        """Set the number of rows, and the text after the thread's name."""
         self._tail = ctypes.create_string_buffer(tail)
         self._data.tail_bytes = 0
         self._data.tail = ctypes.addressof(self._tail)
@@ -130,7 +130,7 @@ class Handler:
 
     def _install(self) -> None:
         before = self._data.before = _action(self.number)
-        # flags and mask of what was there: it runs as it would without this
+        # the flags and mask of the previous handler, so that it runs as before
         ours = _LibcAction(self._address)
         ours.mask[0] = before.mask
         ours.flags = (before.flags & ~_SA_RESTORER) | _SA_SIGINFO | _SA_ONSTACK

@@ -1,4 +1,4 @@
-# The handler of SIGSEGV and SIGBUS on x86-64: handler.py has the same as bytes, and says what it does.
+# The handler of SIGSEGV and SIGBUS on x86-64: handler.py has it as bytes, and describes it.
 # Called as handler(signal in rdi, siginfo in rsi, context in rdx).
 
     .intel_syntax noprefix
@@ -8,7 +8,7 @@ handler:
     push rsi
     push rdx
     mov r8, [rip + data]
-    cmp dword ptr [rsi + 8], 0      # si_code: what was sent by a process has no address
+    cmp dword ptr [rsi + 8], 0      # si_code: a signal from a process has no address
     jle chain
     mov r9, [rsi + 16]              # si_addr
     mov r10, [r8]                   # the table
@@ -18,7 +18,7 @@ next:
     jz chain
     mov rax, r9
     sub rax, [r10]
-    cmp rax, [r10 + 8]              # below it: in this range
+    cmp rax, [r10 + 8]              # lower: in this range
     jb found
     add r10, 512
     dec rcx
@@ -56,15 +56,15 @@ chain:
     mov rax, [r8 + 16]
     cmp rax, 1
     ja call
-    mov r9, rsi                     # the default, or ignored: put that back
+    mov r9, rsi                     # default or ignore: restore that
     lea rsi, [r8 + 16]
     xor edx, edx
     mov r10d, 8
     mov eax, 13                     # rt_sigaction
     syscall
     cmp dword ptr [r9 + 8], 0
-    jg done                         # what was touched is touched again
-    mov r8, rdi                     # it was sent: send it again
+    jg done                         # repeat the faulting access
+    mov r8, rdi                     # a process sent it: send it again
     mov eax, 39                     # getpid
     syscall
     mov rdi, rax

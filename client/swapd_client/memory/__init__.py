@@ -1,1 +1,1 @@
-"""Where the bytes of components are in this process, and what is behind their addresses."""
+"""The addresses of components in this process, and the memory behind them."""

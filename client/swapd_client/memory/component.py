@@ -1,4 +1,4 @@
-"""A component as the process that registered it sees it."""
+"""A component, for the process that registered it."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Component:
-    """A registered component: where it is, and how much it is. Made by `Client.register`.
+    """A registered component: its address and size. `Client.register` makes it.
 
-    The bytes may be touched under a lease only.
+    Touch its bytes under a lease only.
     """
 
     def __init__(self, part: Part) -> None:
@@ -26,7 +26,7 @@ class Component:
 
     @property
     def name(self) -> str:
-        """As the daemon calls it."""
+        """The name in the daemon."""
         return self._part.name
 
     @property
@@ -41,7 +41,7 @@ class Component:
 
     @property
     def address(self) -> int:
-        """Where its bytes are. Never changes."""
+        """The address of its bytes. Never changes."""
         return self._part.address
 
     @property
@@ -51,13 +51,13 @@ class Component:
 
     @property
     def segments(self) -> int:
-        """How many segments it arrives in."""
+        """The number of segments that it arrives in."""
         return self._part.segments
 
     def view(self, key: str) -> memoryview:
         """One of the buffers it was registered from, at its stable address.
 
-        On the host device only: what is on a GPU is reached by `address`.
+        On the host device only: use `address` for bytes on a GPU.
         """
         layout, where = self._part.layout, self._part.where
         if isinstance(layout, Scratch):
@@ -67,19 +67,19 @@ class Component:
         if not where.addressable:
             raise InvalidSource(
                 f"{self.name!r} is in GPU memory, which the CPU cannot read: give "
-                "component.address to what runs on the GPU"
+                "component.address to code on the GPU"
             )
         view = layout.view(key, self.address)
-        where.used_by([view.obj])  # what all views of the view have in common
+        where.used_by([view.obj])  # all views of the view share it
         return view if self.mutable else view.toreadonly()
 
     @property
     def tensor(self) -> "torch.Tensor":
-        """Of scratch: all of it, as uint8, at its address. To be touched under a lease only."""
+        """For scratch: all of it, as uint8, at its address. Touch it under a lease only."""
         layout, where = self._part.layout, self._part.where
         if not isinstance(layout, Scratch):
             raise InvalidSource(
-                f"{self.name!r} is no scratch, so it has no one tensor: use what it was made of"
+                f"{self.name!r} is no scratch, so it has no single tensor: use its own tensors"
             )
         if layout.tensor is None:
             where.used_by([layout.make_tensor(self.address).untyped_storage()])
@@ -88,19 +88,21 @@ class Component:
 
     @property
     def lost(self) -> bool:
-        """Of scratch: whether what it held last has left the device and was not kept.
+        """For scratch: whether its last contents have left the device and were not kept.
 
-        `lease.fresh` says so as well; this is for who has lost the daemon, and finds zeros there.
+        `lease.fresh` says so as well. Use this after the loss of the daemon, when the bytes are
+        zeros.
         """
         return self._part.is_lost
 
     def used(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Of scratch that is saved: only these `(offset, bytes)` are worth it from now on.
+        """For saved scratch: save only these ranges `(offset, bytes)` from now on.
 
-        Call it under a lease: the daemon hears of it by that lease's release, and it counts until
-        it is called again. What is in no range is zeros when it comes in again; if there is none at
-        all, nothing is saved. Before the first call all of it is. Sends no message, and copies
-        nothing. Raises: InvalidSource for what is no range of it, and for what is not saved.
+        Call it under a lease: the release of that lease tells the daemon, and the ranges hold until
+        the next call. Bytes outside of all ranges are zeros after the next load; without any range,
+        nothing is saved. Before the first call, all of it is saved. Sends no message, and copies
+        nothing. Raises: InvalidSource for an invalid range, and for a component that is not saved
+        scratch.
         """
         if self._part.scratch != "saved":
             raise InvalidSource(
@@ -110,7 +112,7 @@ class Component:
 
     @property
     def tensors(self) -> "Mapping[str, torch.Tensor]":
-        """What was loaded from files, by name. Its bytes may be touched under a lease only."""
+        """The tensors loaded from files, by name. Touch their bytes under a lease only."""
         tensors: Mapping[str, torch.Tensor] | None = getattr(self._part.layout, "tensors", None)
         if tensors is None:
             raise InvalidSource(

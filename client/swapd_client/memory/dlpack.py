@@ -1,7 +1,7 @@
-"""Tensors over bytes at an address: the bytes need not be there yet, and never belong to torch.
+"""Tensors over bytes at an address: the bytes may be absent, and never belong to torch.
 
-DLPack names the device, so torch asks nobody what is behind the address; it also takes every
-device, where other ways in are for the CPU alone, or look at the memory first.
+DLPack names the device, so torch does not query the address. It takes every device, where other
+interfaces take the CPU only, or read the memory first.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 
 
 class Target(NamedTuple):
-    """Where a component's tensors are, in DLPack's terms."""
+    """The device of a component's tensors, in DLPack's terms."""
 
     kind: int
     number: int
@@ -24,12 +24,12 @@ class Target(NamedTuple):
 
 _CPU, _CUDA = 1, 2
 
-#: On the host device.
+#: The host device.
 HOST = Target(_CPU, 0)
 
 
 def gpu(index: int) -> Target:
-    """On the GPU that has this index in this process."""
+    """The GPU that has this index in this process."""
     return Target(_CUDA, index)
 
 
@@ -59,13 +59,13 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
-#: Torch reads these when the last view goes, whenever that is. Nothing is freed then: the
-#: deleter is NULL, since one in Python would lose an exception that is under way.
+#: torch reads these until its last view is gone, at any later time, so they are never freed. The
+#: deleter is NULL: one in Python would lose a pending exception.
 _kept: list[tuple[_ManagedTensor, ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64]]] = []
 
 
 def bytes_at(address: int, nbytes: int, target: Target) -> torch.Tensor:
-    """A uint8 tensor of the bytes there. `address` stays reserved for ever."""
+    """A uint8 tensor of the bytes at `address`, which must stay reserved for ever."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device=target.device)
     shape, strides = (ctypes.c_int64 * 1)(nbytes), (ctypes.c_int64 * 1)(1)

@@ -1,8 +1,8 @@
-"""Ranges of components whose daemon is gone: private memory now, and to be swapd's again.
+"""Ranges of components whose daemon is gone: private memory, for the next component to take back.
 
-CUDA graphs and others hold a tensor's address. So when it is registered with the next daemon, its
-component takes back the range that it lies in. Lives here: which ranges there are, by where they
-begin. May not live here: what is mapped there.
+CUDA graphs and other code hold a tensor's address. So when the tensor is registered with the next
+daemon, its component takes back the tensor's range. Lives here: these ranges, by their start. May
+not live here: mappings.
 """
 
 from typing import NamedTuple
@@ -12,15 +12,15 @@ from swapd_client.memory.place import Place
 
 
 class Former(NamedTuple):
-    """What was a component."""
+    """A former component."""
 
     where: Place
-    #: Of its storages; there is nothing else in its range.
+    #: Its storages; nothing else is in its range.
     spans: Spans
 
 
-#: By device, and by the address of the first storage. Each call below is one of a dict, so no lock
-#: can be held when the process forks.
+#: By device, and by the address of the first storage. Each function below makes one call of the
+#: dict, so no lock can be held at a fork.
 _all: dict[tuple[str, int], Former] = {}
 
 
@@ -28,12 +28,12 @@ def keep(device: str, former: Former) -> None:
     """A component of `device` ("" is the host) has become private memory."""
     if former.spans:
         _all[device, min(former.spans)[0]] = former
-        if former.where.over:  # by now, as no tensor is left there
+        if former.where.over:  # freed already, since no tensor is left there
             forget(former.where)
 
 
 def take(device: str, spans: Spans) -> Former | None:
-    """What has its storages there, those and no others; from now on it is the caller's."""
+    """The former component with exactly these storages. The caller owns it from then on."""
     if not spans:
         return None
     key = device, min(spans)[0]
@@ -44,7 +44,7 @@ def take(device: str, spans: Spans) -> Former | None:
 
 
 def forget(where: Place) -> None:
-    """The memory of this range is no more, as no tensor lies there."""
+    """The memory of this range is free, since no tensor is left there."""
     for key, former in list(_all.items()):
         if former.where is where:
             _all.pop(key, None)

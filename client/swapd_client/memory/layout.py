@@ -1,7 +1,7 @@
-"""What lies where in a component: storages in order, each aligned. No torch.
+"""The order of storages in a component, each aligned. No torch.
 
-A layout is made from a source (buffers here, tensors in `tensors.py`), says how many bytes
-the master needs, fills it once, and then points the source at the component's address.
+A layout is made from a source (buffers here, tensors in `tensors.py`). It says how many bytes the
+host copy needs, fills it once, and then points the source at the component's address.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ from swapd.shared import vm
 from swapd.shared.protocol import Scratch
 from swapd_client.errors import InvalidSource
 
-#: Where storages lie: address and bytes of each.
+#: The address and bytes of each storage.
 Spans = frozenset[tuple[int, int]]
 
-#: Whatever memoryview takes; numpy arrays too.
+#: Any argument of memoryview; numpy arrays, too.
 Buffer = bytes | bytearray | memoryview
 
 #: Every storage starts at a multiple of this: enough for any vector load.
@@ -26,8 +26,10 @@ ALIGN_BYTES = 256
 
 
 class OtherBytes(Exception):
-    """A master that is shared has not the bytes that it was shared as. Nobody outside hears of it:
-    the component is registered again, and shares nothing."""
+    """A shared host copy does not have the bytes of the caller's source.
+
+    Internal: the component is registered again, without sharing.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} has other bytes than its files")
@@ -35,79 +37,80 @@ class OtherBytes(Exception):
 
 
 class Layout(Protocol):
-    """A source of bytes, and where each of them goes."""
+    """A source of bytes, and the place of each."""
 
     nbytes: int
-    #: Where each segment ends, bytes, ascending; the last at `nbytes`.
+    #: The end of each segment, bytes, ascending; the last is `nbytes`.
     segments: tuple[int, ...]
-    #: What the bytes are, if that is known beforehand: who has the same shares its master.
+    #: Identifies the bytes, if that is possible before reading: sessions with the same share a host
+    #: copy.
     content: str
-    #: Whether it is scratch, and what becomes of what is written there; and then, whether there is
-    #: something to fill it with.
+    #: The kind of scratch, which decides on its contents at eviction; and whether it has contents
+    #: to fill in.
     scratch: Scratch
     filled: bool
-    #: Whether something with its bytes may be made whenever somebody asks for it.
+    #: Whether objects with its bytes may be made at any later time.
     has_views: bool
 
     @property
     def memory(self) -> Collection[int]:
-        """Addresses that tell whether two sources share memory that would be moved."""
+        """Addresses by which two sources that would move the same memory are detected."""
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
-        """Name, address and bytes of what the source has now: of what is read, or replaced."""
+        """Name, address and bytes of the memory that the source has now, to be read or replaced."""
 
     def digest(self) -> str:
-        """A hash of names, kinds and places: equal layouts can share a master's bytes."""
+        """A hash of names, kinds and places: equal layouts can share a host copy."""
 
     def fill_file(self, fd: int) -> None:
-        """Copy every byte, once, into a file of `nbytes`; map it no longer than that takes."""
+        """Copy every byte, once, into a file of `nbytes`; unmap it before returning."""
 
     def matches(self, fd: int) -> bool:
-        """Whether a file that somebody else has filled has every byte that `fill_file` writes."""
+        """Whether a file that another session filled has every byte that `fill_file` writes."""
 
     def bind(self, address: int) -> Iterable[object]:
         """The component is registered: point the source at its address.
 
-        Returns what has its bytes there from now on, for as long as it lives.
+        Returns the objects that have bytes there, for as long as they live.
         """
 
     def lies(self) -> Spans:
-        """Where the source's storages are now, all of them; none if any may not stay there."""
+        """Where all of the source's storages are now; empty if any cannot stay there."""
 
     def stay(self, address: int) -> bool:
-        """Have each storage where it lies, in a component at `address`; False if that cannot be."""
+        """Keep each storage at its place, in a component at `address`; False if impossible."""
 
     def spans(self, address: int) -> Spans:
-        """Where its storages are in a component at `address`; none if others may be there too."""
+        """Where the storages are in a component at `address`; empty if others may be there, too."""
 
     def names(self) -> Iterable[str]:
-        """What `writer` takes."""
+        """The names that `writer` takes."""
 
     def writer(self, values: Mapping[str, Any]) -> Callable[[int], None]:
-        """What writes `values` over the component's bytes, at the address that it is given.
+        """A function that writes `values` over the component's bytes, at a given address.
 
-        Raises: InvalidSource, naming the first that does not fit.
+        Raises: InvalidSource, naming the first value that does not fit.
         """
 
 
 class Remote(NamedTuple):
-    """Bytes of this process's own in a GPU's memory, and where in its memory they are to go."""
+    """Private bytes in a GPU's memory, and their target address there."""
 
     target: int
     source: int
     nbytes: int
 
 
-#: Copies them: all that was asked of the GPU by then is done before. Blocks.
+#: Copies them, after all work queued on the GPU so far. Blocks.
 Fetch = Callable[[Sequence[Remote]], None]
 
 
 class Ready:
-    """Layouts that are registered as they are, made by who knows what they are made from."""
+    """A layout that its maker prepared; `register` takes it as it is."""
 
 
 class InMemory(ABC):
-    """Layouts that are filled by address."""
+    """Layouts that write to mapped memory."""
 
     nbytes: int
     content = ""
@@ -127,7 +130,7 @@ class InMemory(ABC):
             vm.free(target, span)
 
     def matches(self, fd: int) -> bool:
-        return False  # nobody can know what is only here
+        return False  # no other session can have these bytes
 
 
 #: Name prefixes of each segment, in the order in which they are needed.
@@ -135,10 +138,10 @@ Segments = Sequence[Sequence[str]]
 
 
 def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
-    """Group `names`: each goes where it, or what it is part of, is named first.
+    """Group `names`: each goes to the first segment that names it, or a prefix of it.
 
-    What is named nowhere goes into segment 0: it may be needed from the start. Raises:
-    InvalidSource if a segment would be empty.
+    Other names go into segment 0: they may be needed from the start. Raises: InvalidSource if a
+    segment would be empty.
     """
     grouped: list[list[str]] = [[] for _ in segments or [()]]
     for name in names:
@@ -149,13 +152,13 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
             there = ", ".join(name for group in grouped for name in group[:3]) or "nothing"
             raise InvalidSource(
                 f"segment {i} names nothing there is: {list(segments[i])}; there are names like "
-                f"{there}. Name these, or what they are part of"
+                f"{there}. Give these, or prefixes of them"
             )
     return grouped
 
 
 class Packer:
-    """Places things one after the other, segment by segment."""
+    """Places items one after the other, segment by segment."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -191,7 +194,7 @@ class BufferLayout(InMemory):
 
     @property
     def memory(self) -> Collection[int]:
-        return ()  # it stays with who gave it
+        return ()  # the caller keeps it
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
         return [(name, *extent_of_buffer(source)) for name, source in self._sources.items()]
@@ -205,7 +208,7 @@ class BufferLayout(InMemory):
                 vm.view(target + offset, nbytes)[:] = self._sources[name]
 
     def lies(self) -> Spans:
-        return frozenset()  # it is copied, and stays as it was
+        return frozenset()  # it is copied, and stays unchanged
 
     def stay(self, address: int) -> bool:
         return False
@@ -214,7 +217,7 @@ class BufferLayout(InMemory):
         return frozenset()
 
     def bind(self, address: int) -> Iterable[object]:
-        self._sources.clear()  # whoever gave them keeps them; `view` is where the bytes are
+        self._sources.clear()  # the caller keeps its buffers; `view` has the component's
         return ()
 
     def names(self) -> Iterable[str]:
@@ -245,7 +248,7 @@ class BufferLayout(InMemory):
 
 
 def extent_of_buffer(value: object) -> tuple[int, int]:
-    """Address and bytes of a buffer; no bytes if it is none, or has none."""
+    """Address and bytes of a buffer; no bytes if it is empty or no buffer."""
     found = _PyBuffer()
     try:
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(value), ctypes.byref(found), 0)
@@ -258,7 +261,7 @@ def extent_of_buffer(value: object) -> tuple[int, int]:
 
 
 class _PyBuffer(ctypes.Structure):
-    """Of Python's C interface: all that tells where a buffer is that is read-only."""
+    """Py_buffer of Python's C interface: it also gives the address of a read-only buffer."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -276,7 +279,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 def no_such(name: str, names: Iterable[str]) -> InvalidSource:
-    """The error for a value of a name that the component has not."""
+    """The error for a value whose name the component does not have."""
     near = get_close_matches(name, list(names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidSource(

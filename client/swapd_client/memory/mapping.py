@@ -1,7 +1,7 @@
-"""A component's address range in this process: always the same address, whatever is behind.
+"""A component's address range in this process: one stable address over changing memory.
 
-Lives here: when pages are at the range, when they are on the shelf beside it, and when
-the range is ordinary private memory again, or was before. No messages, no torch.
+Lives here: mapping chunks at the range, shelving them beside it, and making the range private
+memory, or taking that over. No messages, no torch.
 """
 
 import os
@@ -16,18 +16,18 @@ from swapd_client.memory import former
 from swapd_client.memory.uses import Uses
 from swapd_client.session.files import Files
 
-#: Those that are private memory, for as long as somebody has bytes there.
+#: Ranges that are private memory, while objects have bytes there.
 _private: set["Range"] = set()
-#: Those of them of which nobody has, to be freed.
+#: Private ranges without such objects, to be freed.
 _unused: deque["Range"] = deque()
 
 
 class Range:
     """Reserved once for a component of `nbytes`; chunks come and go behind it.
 
-    Everything here is thread-safe and takes well under a millisecond, except the first
-    mapping of chunks it was not on before. The range is freed when it is private memory, and the
-    last tensor or view of it is gone: these may live as long as they like.
+    All methods are thread-safe and take well under a millisecond, except the first mapping of new
+    chunks. The range is freed when it is private memory and its last tensor or view is gone; these
+    may live as long as they like.
     """
 
     #: Whether the CPU can touch the bytes.
@@ -42,7 +42,8 @@ class Range:
         writable: bool,
         before: "Range | None" = None,
     ) -> None:
-        """`before`: a private one of as many bytes, whose addresses and memory this one takes over.
+        """`before`: a private range of the same size, whose addresses and memory this one takes
+        over.
 
         It has that memory until chunks are shown, or `give_up_private`.
         """
@@ -55,13 +56,13 @@ class Range:
         #: Stable from now until the end of the process.
         self.address: int = vm.reserve(span) if before is None else before.address
         self._reserved: int = span if before is None else before._reserved
-        #: Of the last chunk no more is mapped than fits: chunks may have been smaller before.
+        #: Part of the last chunk may stay unmapped: the old chunks may have been smaller.
         self._span = min(span, self._reserved)
         self.taken_over = before is not None
         self.when_left: Callable[[], None] | None = None
-        #: Whether the memory is there that was taken over.
+        #: Whether the range still has the memory that it took over.
         self._has_before = self.taken_over
-        #: Where the page tables of a component that is out are kept, next to nothing else.
+        #: Keeps the page tables of an evicted component, so that showing it again is cheap.
         self._shelf = vm.reserve(self._span)
         self._can_shelve = True
         #: The chunks whose pages are at the range or on the shelf.
@@ -71,7 +72,7 @@ class Range:
         self._over = False
         self._process = os.getpid()
         self.generation = 0
-        #: The chunks of this generation, while they have the latest bytes; else the master has.
+        #: The chunks of this generation, while they have the latest bytes; None: the host copy has.
         self._latest: Runs | None = None
         self._uses = Uses() if before is None else before._give_up(self)
 
@@ -86,16 +87,16 @@ class Range:
 
     @property
     def over(self) -> bool:
-        """Whether another has taken over its addresses and its memory, or it is freed."""
+        """Whether another range has taken over its addresses and memory, or it is freed."""
         return self._over
 
     @property
     def on_chunks(self) -> bool:
-        """Whether the bytes can be touched, and are not this process's own."""
+        """Whether the bytes can be touched, and are in the daemon's chunks."""
         return self._shown and not self._private
 
     def is_shown(self, generation: int) -> bool:
-        """Whether `show` would find nothing to do."""
+        """Whether `show` would have nothing to do."""
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
@@ -109,7 +110,7 @@ class Range:
             self._put(runs)
 
     def hide(self, generation: int | None = None) -> None:
-        """Any access faults from now on. With `generation`, only if it is not a newer one."""
+        """Any access faults from now on. With `generation`, only if the range shows none newer."""
         with self._lock:
             if self._private or not self._shown:
                 return
@@ -121,35 +122,35 @@ class Range:
                 self._runs = ()
 
     def revoke(self, generation: int | None = None) -> None:
-        """As `hide`: what is on the shelf stands in nobody's way."""
+        """As `hide`: shelved pages do not keep the daemon from lending the chunks."""
         self.hide(generation)
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Nothing: files of the host's memory are lent as holes in them, not as a whole."""
+        """Nothing: the host's files are returned as holes in them, not as a whole."""
 
     def saved(self, generation: int) -> None:
-        """The master has the latest bytes now; the chunks of `generation` are others' to use."""
+        """The host copy has the latest bytes; the daemon may lend the chunks of `generation`."""
         with self._lock:
             if generation == self.generation:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
-        """Nothing: private pages are copied when they are written to."""
+        """Nothing: the kernel copies private pages on write."""
 
     def give_memory_back(self) -> None:
         """Nothing."""
 
     def used_by(self, things: Iterable[object]) -> None:
-        """These have bytes there for as long as they live."""
+        """Objects with bytes there, for as long as they live."""
         self._uses.add(things)
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
-        The bytes are those of `master`, copied page by page only when written to, or zeros; or,
-        with `keep_shown`, those of the chunks if they are later, but for the first `saved` chunks,
-        which may be others' by now. Nothing is shared any more, and a revocation that comes late
-        finds nothing to hide. If no tensor or view of it is left, nothing is.
+        The bytes come from `master` (the host copy), copied page by page on write; without it,
+        zeros. With `keep_shown`, the bytes of the chunks are used if they are later, except for the
+        first `saved` chunks, which the daemon may have lent. Afterwards nothing is shared, and a
+        late revocation has no effect. The range is freed if no tensor or view of it is left.
         """
         with self._lock:
             if self._private:
@@ -174,14 +175,14 @@ class Range:
         free_unused()
 
     def give_up_private(self) -> None:
-        """The component is registered: of the memory that was taken over nothing is left."""
+        """The component is registered: drop all memory that was taken over."""
         with self._lock:
             if self._has_before:
                 self._has_before = False
                 vm.revoke(self.address, self._span)
 
     def stay_private(self) -> bool:
-        """Registering failed: be what was taken over, for good. False if that is gone."""
+        """Registering failed: keep the memory that was taken over. False if it is gone."""
         with self._lock:
             if not self._has_before:
                 return self._private
@@ -192,12 +193,12 @@ class Range:
         return True
 
     def discard(self) -> None:
-        """Free the range: only before any tensor was made over it."""
+        """Free the range; only before any tensor was made over it."""
         vm.free(self.address, self._span)
         vm.free(self._shelf, self._span)
 
     def _give_up(self, to: "Range") -> Uses:
-        """Its addresses are another's from now on, with what lies there."""
+        """Hand the addresses, and the bytes there, to another range."""
         self._over = True
         _private.discard(self)
         self._uses.ended = to._end_of_uses
@@ -211,17 +212,17 @@ class Range:
             _unused.append(self)
 
     def _end_of_uses(self) -> None:
-        """The garbage collector calls, under whatever lock."""
+        """The garbage collector calls this, under any lock."""
         if self._private:
             _unused.append(self)
             free_unused()
 
     def _free_if_unused(self) -> bool:
-        """Whether that is settled. Takes no lock that could be held here."""
+        """Whether the question is settled. Takes no lock that this thread may hold."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            forked = os.getpid() != self._process  # it is not mapped there
+            forked = os.getpid() != self._process  # the child does not have the mapping
             if self._private and not (self._uses or self._over or forked):
                 self._over = True
                 former.forget(self)
@@ -232,7 +233,7 @@ class Range:
         return True
 
     def _put(self, runs: Runs) -> None:
-        """Have the pages of `runs` at the range: they are, or from the shelf, or mapped anew."""
+        """Have the pages of `runs` at the range: already there, from the shelf, or mapped anew."""
         if self._runs != runs or not (self._shown or self._unshelve()):
             for at, first, n in self._pieces(runs):
                 number, place = divmod(first, self._files.chunks_per_file)
@@ -268,7 +269,7 @@ class Range:
             for at, _, n in self._pieces(self._runs):
                 vm.move_pages(self.address + at, self._shelf + at, n)
         except OSError:
-            self._can_shelve = False  # an old kernel: unmap and fault anew instead
+            self._can_shelve = False  # an old kernel: unmap, and fault again later
             return False
         vm.protect_none(self.address, self._span)
         return True
@@ -291,11 +292,11 @@ class Range:
 
 
 def free_unused() -> None:
-    """Free the private memory in which nobody has bytes any more."""
+    """Free private memory without users."""
     for _ in range(len(_unused)):
         try:
             where = _unused.popleft()
         except IndexError:
             return
         if not where._free_if_unused():
-            _unused.append(where)  # its lock is held, perhaps further up in this thread
+            _unused.append(where)  # its lock is held, perhaps by a caller in this thread

@@ -1,4 +1,4 @@
-"""What this process has registered, as the session keeps it; `component.py` is what users see."""
+"""A registered component of this process, as the session keeps it; users see `component.py`."""
 
 from typing import NamedTuple
 
@@ -11,19 +11,18 @@ from swapd_client.memory.scratch import told
 
 
 class Claim(NamedTuple):
-    """What is on its way into a component: the addresses of all that it moves."""
+    """Tensors that are about to become a component: the addresses of all memory that it moves."""
 
     owner: object
-    #: The component, or the family that it is a part of: parts of one may share, as far as this
-    #: goes.
+    #: The component, or its family: parts of a family may share memory.
     name: str
     memory: tuple[int, ...]
 
 
 class Part:
-    """A component of this process: where it is, what it is made of, and its host copy.
+    """A component of this process: its addresses, its layout, and its host copy.
 
-    Fields that change do so under the lock of its session.
+    Fields change under the lock of the session only.
     """
 
     def __init__(
@@ -37,37 +36,37 @@ class Part:
         part_of: str = "",
     ) -> None:
         self.name = name
-        #: The family that it is a part of, or "".
+        #: Its family, or "".
         self.part_of = part_of
         self.nbytes = layout.nbytes
         self.address = where.address
         self.mutable = mutable
-        #: How many segments it arrives in.
+        #: The number of segments that it arrives in.
         self.segments = len(layout.segments)
         self.layout = layout
         self.where = where
         #: Its host copy, once the daemon has sent it.
         self.master: OwnedFd | None = None
-        #: Of the board: where its arrival is told.
+        #: The slot of the board that shows its arrival.
         self.slot = 0
-        #: What it is made of, until that is in its range.
+        #: The memory that it is made from, until the bytes are in its range.
         self.claim = claim
-        #: The request that its master comes for.
+        #: The request that the host copy answers.
         self.request = 0
-        #: Of scratch: since which residency it has the contents that a lease was asked after last.
+        #: For scratch: the residency of the contents that the last lease was asked about.
         self.contents = 0
-        #: The last residency whose contents were not kept: dropped, or not saved.
+        #: The last residency whose contents were dropped, or not saved.
         self.lost = -1
-        #: And what its owner said last is worth saving; None once a release has told it.
+        #: The ranges that the owner wants saved; None once a release has sent them.
         self.used: Used | None = None
         self.used_number = 0
-        #: How many leases of this process are on it.
+        #: The number of leases of this process on it.
         self.holders = 0
         #: Requests up to this one may have been granted the bytes before the last update.
         self.renewed = 0
-        #: Where it was when it was granted last.
+        #: Its place at the last grant.
         self.placed: Placement | None = None
-        #: Not every byte had come in there when the session ended.
+        #: Whether bytes were still missing on the device when the session ended.
         self.incomplete = False
 
     def __repr__(self) -> str:
@@ -80,21 +79,21 @@ class Part:
 
     @property
     def scratch(self) -> Scratch:
-        """Whether it is scratch, and what becomes of its contents when it leaves the device."""
+        """The kind of scratch, which decides on its contents at eviction; "" if it is none."""
         return self.layout.scratch
 
     @property
     def is_lost(self) -> bool:
-        """Of scratch: whether what it had when it was granted last has left, and was not kept."""
+        """For scratch: whether the contents of the last grant have left, and were not kept."""
         return self.lost >= self.where.generation
 
     def note_used(self, ranges: Ranges) -> None:
-        """So much of it is worth saving; the release of a lease on it tells the daemon."""
+        """Save only these ranges; the release of a lease on it tells the daemon."""
         self.used_number += 1
         self.used = Used(self.name, self.used_number, ranges)
 
     def used_in(self, parts: int) -> Used:
-        """What `note_used` was told, as a message has room for that of so many parts."""
+        """The last `note_used`, with as many ranges as fit a message for that many parts."""
         assert self.used is not None
         most = max(RANGES_MAX // parts, 1)
         if len(self.used.ranges) <= most:
@@ -102,14 +101,14 @@ class Part:
         return Used(self.name, self.used.number, told(self.used.ranges, self.nbytes, most))
 
     def is_of(self, name: str) -> bool:
-        """Whether that is what it is called, or a family that it is a part of."""
+        """Whether it has this name, or is in this family."""
         return name in (self.name, self.part_of)
 
     def map_master(self) -> int:
         """Map its host copy, and return the address: private and writable, `span` bytes.
 
-        The pages are the master's until they are written to. The caller frees it, and sees to it
-        that nobody closes the master meanwhile (`Registry.map_master`).
+        The pages are the host copy's until they are written to. The caller frees the mapping, and
+        ensures that the host copy stays open meanwhile (`Registry.map_master`).
         """
         assert self.master is not None
         address = vm.reserve(self.span)
@@ -124,7 +123,7 @@ class Part:
         """It is registered: its bytes are at the range from now on."""
         self.where.used_by(self.layout.bind(self.address))
         if self.layout.has_views:
-            self.where.used_by([self])  # they are made later, too
+            self.where.used_by([self])  # views are made later, too
 
     def close(self) -> None:
         if self.master is not None:

@@ -1,4 +1,4 @@
-"""An address range of a component, whatever it is made of."""
+"""The address range of a component, on any device."""
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -15,16 +15,16 @@ class Place(Protocol):
     nbytes: int
     #: Stable until the end of the process.
     address: int
-    #: Of the residency that was last shown; 0 before the first.
+    #: The residency that was shown last; 0 before the first.
     generation: int
-    #: Whether a former component's tensors lie there, in private memory until it is shown.
+    #: Whether it took over a former component's tensors, in private memory until it is shown.
     taken_over: bool
-    #: To be called when private memory that was the daemon's is there no longer.
+    #: Called when private memory that came from the daemon is gone.
     when_left: Callable[[], None] | None
 
     @property
     def over(self) -> bool:
-        """Whether its addresses are another's by now, or anybody's."""
+        """Whether another range has taken over its addresses, or they are free."""
 
     @property
     def shown(self) -> bool:
@@ -32,44 +32,43 @@ class Place(Protocol):
 
     @property
     def on_chunks(self) -> bool:
-        """Whether this process can touch chunks of the daemon's there."""
+        """Whether this process can touch chunks of the daemon at the range."""
 
     def is_shown(self, generation: int) -> bool:
-        """Whether `show` would find nothing to do."""
+        """Whether `show` would have nothing to do."""
 
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range."""
 
     def hide(self, generation: int | None = None) -> None:
-        """Any access faults from now on; the chunks may be shown again cheaply."""
+        """Any access faults from now on; showing the chunks again is cheap."""
 
     def revoke(self, generation: int | None = None) -> None:
-        """As `hide`; and the chunks are others' to use, or to lend away."""
+        """As `hide`; the daemon may then lend the chunks to others."""
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """The memory of these files goes away: be on none of it."""
+        """The memory of these files goes away: unmap it."""
 
     def saved(self, generation: int) -> None:
-        """The master has the latest bytes now."""
+        """The host copy has the latest bytes now."""
 
     def set_memory_aside(self) -> None:
-        """Have memory for `make_private`, or raise DeviceMemoryExhausted."""
+        """Reserve memory for `make_private`. Raises: DeviceMemoryExhausted."""
 
     def give_memory_back(self) -> None:
-        """It was set aside, and is not needed."""
+        """Return the reserved memory; it is not needed."""
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
-        """Make the range memory of this process's own, with the component's bytes in it;
-        without a master zeros."""
+        """Make the range private memory with the component's bytes; zeros without a host copy."""
 
     def give_up_private(self) -> None:
-        """The component is registered: of the memory that was taken over nothing is left."""
+        """The component is registered: drop all memory that was taken over."""
 
     def stay_private(self) -> bool:
-        """Registering failed: be what was taken over, for good. False if that is gone."""
+        """Registering failed: keep the memory that was taken over. False if it is gone."""
 
     def used_by(self, things: Iterable[object]) -> None:
-        """These have bytes there for as long as they live: no longer is private memory kept."""
+        """These objects have bytes there. When the last is gone, private memory is freed."""
 
     def discard(self) -> None:
-        """Free the range: only before any tensor was made over it."""
+        """Free the range; only before any tensor was made over it."""

@@ -1,8 +1,7 @@
-"""Which component lies where in this process, whichever client registered it. No torch.
+"""The address ranges of all components of this process, of any client. No torch.
 
-Lives here: the address ranges of all components of all clients, and which memory is being moved
-into one. A component that is out cannot be read: so what lies in one may neither be moved into
-another, nor be copied from without a lease.
+Lives here: the ranges, and the memory that is being moved into one. An absent component cannot be
+read, so tensors inside one may not move into another component, and copying them needs a lease.
 """
 
 import os
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.part import Claim, Part
 
-#: Name, address and bytes of something that is to be read, or moved.
+#: Name, address and bytes of memory that is about to be read, or moved.
 Origin = tuple[str, int, int]
 
 
@@ -24,28 +23,27 @@ class Lying(NamedTuple):
     start: int
     end: int
     name: str
-    #: What stands for the session that registered it, which may go while this stays.
+    #: Stands for the session that registered it, which may go first.
     owner: object
-    #: None: its client was closed, and its bytes were not kept.
+    #: None: its client closed without keeping the bytes.
     part: Part | None
 
 
-#: Held while tensors are looked at in order to move them, and while they are moved: who looks
-#: meanwhile would copy from memory that is freed.
+#: Held while tensors are checked and moved: another thread would copy from freed memory.
 moving = threading.RLock()
-#: Sorted, for `_starts` says where each begins; they do not overlap.
+#: Sorted, parallel to `_starts`; they do not overlap.
 _lying: list[Lying] = []
 _starts: list[int] = []
 #: By address.
 _claims: dict[int, Claim] = {}
-#: Called with what was added, and what has left: see `faults`.
+#: Called when a range is added or removed: see `faults`.
 _listeners: list[tuple[Callable[[Lying], None], Callable[[Lying], None]]] = []
 
 
 def claim(made: Claim, origins: Iterable[Origin]) -> None:
-    """A component is to be made of `origins`. Call it under `moving`; `release` it afterwards.
+    """Reserve `origins` for a new component. Call it under `moving`, and `release` after.
 
-    Raises: InvalidSource if any of it is in a component, or on its way into another.
+    Raises: InvalidSource if a tensor is in a component, or is being moved into another.
     """
     for what, start, nbytes in origins:
         if found := find(start, nbytes):
@@ -61,7 +59,7 @@ def claim(made: Claim, origins: Iterable[Origin]) -> None:
 
 
 def release(made: Claim) -> None:
-    """What was claimed is moved, or is not going to be. Released twice is released once."""
+    """End a claim: its memory has been moved, or will not be. A second call does nothing."""
     with moving:
         for address in made.memory:
             if _claims.get(address) is made:
@@ -81,7 +79,7 @@ def add(part: Part, owner: object) -> None:
 
 
 def remove(part: Part, *, is_gone: bool = False) -> None:
-    """Its range is private memory; or, if it `is_gone`, no memory any more."""
+    """Its range is private memory; or, if `is_gone`, freed."""
     with moving:
         at = bisect_left(_starts, part.address)
         if at == len(_starts) or _starts[at] != part.address:
@@ -105,7 +103,7 @@ def find(start: int, nbytes: int) -> Lying | None:
 
 
 def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> None:
-    """Be told of all that are there, and of changes."""
+    """Call `added` for all ranges there are, and both functions for later changes."""
     with moving:
         _listeners.append((added, left))
         for one in _lying:
@@ -113,7 +111,7 @@ def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> Non
 
 
 def refuse_unheld(origins: Iterable[Origin]) -> None:
-    """Raise InvalidSource, naming the first that lies in a component that nobody here holds."""
+    """Raise InvalidSource, naming the first origin in a component without a lease here."""
     for what, start, nbytes in origins:
         found = find(start, nbytes)
         if found and not (found.part and found.part.holders):
@@ -124,7 +122,7 @@ def refuse_unheld(origins: Iterable[Origin]) -> None:
 
 
 def refuse_taken(origins: Iterable[Origin]) -> None:
-    """Raise InvalidSource, naming the first that lies in a component: it cannot be written to."""
+    """Raise InvalidSource, naming the first origin in a component: it cannot be written to."""
     for what, start, nbytes in origins:
         if found := find(start, nbytes):
             raise InvalidSource(
@@ -147,7 +145,7 @@ def _refusal(what: str, found: Lying, made: Claim) -> str:
 
 
 def _renew_lock() -> None:
-    """Another thread of the parent may have held it."""
+    """Another thread of the parent may have held the lock."""
     global moving
     moving = threading.RLock()
 

@@ -1,6 +1,4 @@
-"""Memory without contents of its own, as a component: nothing is filled, and one tensor is all of
-it. Imports torch only when somebody asks for that.
-"""
+"""Scratch as a component: no bytes to fill, one tensor over all of it. Imports torch on demand."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,13 +11,16 @@ from swapd_client.memory.layout import Fetch, Ready, Spans
 if TYPE_CHECKING:
     import torch
 
-#: What more ranges than can be told are rounded to, and then to twice as much, and so on.
+#: The unit to which ranges are rounded if there are too many; doubled until they are few enough.
 _UNIT_BYTES = 4096
 
 
 class Scratch(Ready):
-    """A layout of `nbytes` bytes. `tensor`: where it was, if it lost its daemon and stays there; if
-    it is saved, its contents go with it."""
+    """A layout of `nbytes` bytes.
+
+    `tensor`: the tensor of a former component that keeps its addresses. If the kind is "saved", its
+    contents are kept, too.
+    """
 
     content = ""
     has_views = True
@@ -32,16 +33,17 @@ class Scratch(Ready):
         tensor: "torch.Tensor | None" = None,
         fetch: Fetch | None = None,
     ) -> None:
-        """`gpu`: the index, in this process, of the GPU that it is for; None: the host. `fetch`
-        brings what is there."""
+        """`gpu`: the index of its GPU in this process; None: the host. `fetch` reads bytes on that
+        GPU.
+        """
         self.nbytes = nbytes
         self.segments = (nbytes,)
         self.scratch = kind
         self._gpu = gpu
         self._fetch = fetch
-        #: All of it, where it is; None if nobody has asked for it.
+        #: The tensor over all of it; None until it is asked for.
         self.tensor = tensor
-        #: Whether there are contents to begin with.
+        #: Whether it has contents from the start.
         self.filled = tensor is not None and kind == "saved"
 
     def make_tensor(self, address: int) -> "torch.Tensor":
@@ -54,7 +56,7 @@ class Scratch(Ready):
 
     @property
     def memory(self) -> Collection[int]:
-        return ()  # nothing is moved
+        return ()  # moves no tensor
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
         return ()
@@ -63,7 +65,7 @@ class Scratch(Ready):
         return ""
 
     def fill_file(self, fd: int) -> None:
-        """Without contents, nothing: it comes in as zeros."""
+        """Writes the contents, if it has any. Otherwise it is loaded as zeros."""
         if self.filled and self.tensor is not None:
             from swapd_client.memory.tensors import TensorLayout
 
@@ -95,10 +97,11 @@ class Scratch(Ready):
 
 
 def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX) -> Ranges:
-    """`ranges` (offset, bytes) of `nbytes` bytes as they are told: sorted, joined, at most so many.
+    """Prepare `ranges` (offset, bytes) of `nbytes` bytes for a message: sorted, joined, at most
+    `most`.
 
-    If they are more they are rounded outwards until they are few enough: more is saved then than
-    was said, never less. Raises: InvalidSource if one is none, or beyond the end.
+    If there are more, they are rounded outwards until they are few enough: the daemon saves more
+    bytes then, never fewer. Raises: InvalidSource if a range is invalid, or ends beyond `nbytes`.
     """
     spans = []
     for start, length in ranges:
@@ -118,7 +121,7 @@ def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX)
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted spans (begin, end), those that touch as one."""
+    """Joins sorted spans (begin, end) that touch."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and start <= joined[-1][1]:

@@ -1,4 +1,4 @@
-"""What can be registered, and where it is now. Imports torch only for what is torch's."""
+"""Accepted sources of components, and their addresses. Imports torch only for torch's types."""
 
 import sys
 from collections.abc import Mapping
@@ -18,18 +18,21 @@ from swapd_client.memory.layout import (
 if TYPE_CHECKING:
     import torch
 
-#: What can be registered: a module's parameters, named tensors, named buffers, or what a load
-#: has planned.
+#: Accepted by `register`: a module's parameters, named tensors, named buffers, or a prepared
+#: layout.
 Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer] | Ready"
 
 
 def layout_of(
     source: object, segments: Segments, gpu: int | None, fetch: Fetch | None = None
 ) -> Layout:
-    """What lies where of a source, by its kind; `gpu` is the GPU it is for, and `fetch` brings what
-    is there already. Raises: BadRequest, InvalidSource."""
+    """The layout of a source, by its kind.
+
+    `gpu`: the index of its GPU; None: the host. `fetch` reads bytes on that GPU. Raises:
+    BadRequest, InvalidSource.
+    """
     if isinstance(source, Ready):
-        layout: Any = source  # one of those that are
+        layout: Any = source  # each `Ready` is a layout
         return layout  # type: ignore[no-any-return]
     torch = _torch()
     if torch is not None:
@@ -50,13 +53,13 @@ def layout_of(
 
 
 def _torch() -> Any:
-    """torch, if this process uses it; not if another thread is just importing it."""
+    """torch, if this process has imported it; None while another thread is importing it."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "nn") and hasattr(torch, "Tensor") else None
 
 
 def extent_of(value: object) -> tuple[int, int]:
-    """Address and bytes of a tensor or of a buffer; no bytes if it is neither, or has none."""
+    """Address and bytes of a tensor or buffer; no bytes if it is neither, or has none."""
     torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
         from swapd_client.memory.tensors import extent

@@ -1,9 +1,9 @@
-"""Tensors over a component's address range. With dlpack.py, all of the client that needs torch.
+"""Tensors over a component's address range. Only this module and `dlpack.py` need torch here.
 
-The unit is the storage: tensors that share one (tied weights, views, fused projections)
-share it afterwards too. Each tensor object stays what it is; only its storage moves, once,
-and no swap ever touches a Python object again. Of a tensor that wraps others (a quantised
-weight and its scale) the inner ones are moved, and the outer one stays around them.
+The unit is the storage: tensors that share one (tied weights, views, fused projections) still share
+it afterwards. Each tensor object stays the same; only its storage moves, once, and no swap touches
+a Python object again. Of a wrapper tensor (a quantised weight and its scale) the inner tensors
+move, and the wrapper stays around them.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ Source = torch.nn.Module | Mapping[str, torch.Tensor]
 
 
 class Placed(NamedTuple):
-    """One tensor of a layout. `place` is where its first element is, bytes; 0 if it is empty."""
+    """One tensor of a layout. `place`: the offset of its first element, bytes; 0 if empty."""
 
     name: str
     dtype: torch.dtype
@@ -44,12 +44,12 @@ class Placed(NamedTuple):
 
 
 class PlacedTensors:
-    """What layouts of tensors know of where each is, to write to it."""
+    """The places of the tensors in a layout, for writing to them."""
 
     nbytes: int
-    #: What lies where; a tensor that wraps others is there as these ("weight.scale").
+    #: The place of each tensor; wrappers appear as their inner tensors ("weight.scale").
     placed: tuple[Placed, ...]
-    #: Tied parameters, by their further names.
+    #: The further names of tied parameters, and their first.
     aliases: Mapping[str, str]
     has_views = False
 
@@ -65,9 +65,9 @@ class PlacedTensors:
 class TensorLayout(PlacedTensors, InMemory):
     """The parameters of a module, or named tensors, grouped by storage.
 
-    Buffers of a module stay private: forward may write to them. If the component is to be on
-    a GPU they go there too, as with `module.to()`. Raises InvalidSource, naming the first
-    tensor that cannot be moved.
+    A module's buffers stay private: forward may write to them. For a component on a GPU they move
+    there, too, as with `module.to()`. Raises: InvalidSource, naming the first tensor that cannot be
+    moved.
     """
 
     def __init__(
@@ -78,15 +78,16 @@ class TensorLayout(PlacedTensors, InMemory):
         gpu: int | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        """`gpu`: the index, in this process, of the GPU that it is for; None: the host. `fetch`
-        brings what is on that GPU."""
+        """`gpu`: the index of its GPU in this process; None: the host. `fetch` reads bytes on that
+        GPU.
+        """
         self._target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         self._buffers = Buffers(source, self._target)
         packer = Packer()
-        #: By storage: where its used bytes begin, where they go, and how many they are.
+        #: By storage: the start of its used bytes, their offset in the component, their number.
         self._spans: dict[int, tuple[int, int, int]] = {}
         named = list(_named(source, self._target))
-        #: Those whose bytes the CPU cannot read, by storage; and what can.
+        #: Reads bytes that the CPU cannot; and the storages that have them.
         self._fetch = fetch
         self._remote: dict[int, torch.UntypedStorage] = {
             t.untyped_storage().data_ptr(): t.untyped_storage() for _, t in named if t.is_cuda
@@ -105,7 +106,7 @@ class TensorLayout(PlacedTensors, InMemory):
                     self._grouped[-1].append(key)
             packer.end_segment()
         self._named = named
-        #: Whether the tensors are at their places, and stay there.
+        #: Whether the tensors are at their places already, and stay there.
         self._stays = False
         self._place_all(packer.nbytes, packer.ends)
         self.aliases = _aliases(source)
@@ -140,7 +141,7 @@ class TensorLayout(PlacedTensors, InMemory):
         for keys in self._grouped:
             places = [spans[key][1:] for key in keys]
             if any(place < end for place, _ in places):
-                return False  # its segments are others now
+                return False  # the segments would change
             end = max([end, *(place + nbytes for place, nbytes in places)])
             ends.append(end)
         self._spans = spans
@@ -159,7 +160,7 @@ class TensorLayout(PlacedTensors, InMemory):
             else:
                 vm.copy(target + offset, start, nbytes)
         if remote:
-            assert self._fetch is not None, "only a GPU's session takes what is on a GPU"
+            assert self._fetch is not None, "only a GPU's session takes bytes on a GPU"
             self._fetch(remote)
         self._buffers.copy()
 
@@ -171,12 +172,12 @@ class TensorLayout(PlacedTensors, InMemory):
         self._named.clear()
         if self._remote:
             self._remote.clear()
-            torch.cuda.empty_cache()  # the memory they had is the driver's again
+            torch.cuda.empty_cache()  # return their old memory to the driver
         return storages
 
     def _move(self, address: int) -> None:
-        # a storage for each that there was: who asks which tensors share one (to save them, to
-        # register them again in other components) is told the same as before
+        # one storage for each old one: code that asks which tensors share a storage (to save them,
+        # to register them again) gets the same answer as before
         bases = {
             key: dlpack.bytes_at(address + place, nbytes, self._target).untyped_storage()
             for key, (_, place, nbytes) in self._spans.items()
@@ -197,8 +198,8 @@ class TensorLayout(PlacedTensors, InMemory):
             return None
         key = tensor.untyped_storage().data_ptr()
         offset = tensor.data_ptr() - self._spans[key][0]
-        # of the tensor's kind, whatever the mode of the caller: one that is an inference tensor
-        # in part can be used in neither mode
+        # in the tensor's own mode, not the caller's: a tensor that is partly an inference tensor
+        # works in neither mode
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             return view(bases[key], offset, tensor)
 
@@ -212,9 +213,9 @@ class TensorLayout(PlacedTensors, InMemory):
 def write_over(
     placed: Mapping[str, Placed], values: Mapping[str, torch.Tensor], nbytes: int
 ) -> Callable[[int], None]:
-    """What writes `values` over a component of `nbytes` bytes, at the address that it is given.
+    """A function that writes `values` over a component of `nbytes` bytes, at a given address.
 
-    Raises: InvalidSource, naming the first that does not fit.
+    Raises: InvalidSource, naming the first value that does not fit.
     """
     for name, value in values.items():
         if name not in placed:
@@ -262,7 +263,7 @@ def _aliases(source: Source) -> dict[str, str]:
 
 
 class Buffers:
-    """A module's buffers that are not on the GPU yet where its parameters are going."""
+    """A module's buffers that are not yet on the GPU of its parameters."""
 
     def __init__(self, source: Source, target: Target) -> None:
         self._target = target
@@ -278,7 +279,7 @@ class Buffers:
                 self._places.append((module._buffers, name))
 
     def copy(self) -> None:
-        """Have a copy of each on the GPU. What can fail, does so here."""
+        """Copy each to the GPU. All that can fail fails here."""
         for buffers, name in self._places:
             buffer = buffers[name]
             assert buffer is not None
@@ -286,7 +287,7 @@ class Buffers:
                 self._copies[id(buffer)] = buffer.to(self._target.device)
 
     def replace(self) -> None:
-        """Put the copies in their places; one that was in two places still is."""
+        """Put the copies in their places; one buffer in two places stays one."""
         for buffers, name in self._places:
             buffers[name] = self._copies[id(buffers[name])]
         self._places.clear()
@@ -294,7 +295,7 @@ class Buffers:
 
 
 def _named(source: Source, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
-    """What is to be moved, each checked: tensors that wrap others as those they wrap."""
+    """The tensors to move, each checked; for a wrapper, its inner tensors."""
     if not isinstance(source, torch.nn.Module):
         for name, tensor in source.items():
             yield from _inner(name, tensor, target)
@@ -313,20 +314,20 @@ def _inner(name: str, tensor: torch.Tensor, target: Target) -> Iterator[tuple[st
         return
     if tensor.device != target.device:
         raise InvalidSource(
-            f"{name!r} is a {type(tensor).__name__} on {tensor.device}, which what it wraps cannot "
-            f"leave without it: call .to({str(target.device)!r}) first"
+            f"{name!r} is a {type(tensor).__name__} on {tensor.device}, and its inner tensors "
+            f"cannot move without it: call .to({str(target.device)!r}) first"
         )
     for part in inner_names(tensor):
         yield from _inner(f"{name}.{part}", getattr(tensor, part), target)
 
 
 def is_wrapper(tensor: object) -> bool:
-    """Whether it has no bytes itself, but says by `__tensor_flatten__` which tensors have them."""
+    """Whether it has no bytes itself, but names its inner tensors by `__tensor_flatten__`."""
     return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
 
 
 def inner_names(tensor: torch.Tensor) -> list[str]:
-    """The attributes of a wrapper that are the tensors it wraps; a DTensor's mesh is none."""
+    """The attributes of a wrapper that are its inner tensors; a DTensor's mesh is none."""
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
@@ -354,8 +355,8 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
         raise InvalidSource(f"{name!r} is the result of a computation; detach() it first")
     if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
         raise InvalidSource(
-            f"{name!r} is computed from its bytes whenever it is read (a conjugate, a negative or "
-            "a zero); give resolve_conj().resolve_neg().clone() of it"
+            f"{name!r} is computed from its bytes at each read (a conjugate, a negative or a zero "
+            "tensor); give resolve_conj().resolve_neg().clone() of it"
         )
     if is_wrapper(tensor):
         return
@@ -364,10 +365,10 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
 
 
 def _has_own_bytes(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are those of its storage, and it is nothing but them.
+    """Whether the tensor is nothing but the bytes of its storage.
 
-    A parameter's class may add attributes and methods, as vLLM's do for loading; one that has its
-    operations dispatched to itself may be anything.
+    A parameter's class may add attributes and methods, as vLLM's do for loading; a class with its
+    own `__torch_dispatch__` may have other bytes.
     """
     kind = type(tensor)
     if kind in (torch.Tensor, torch.nn.Parameter):
@@ -391,13 +392,13 @@ def _check_device(name: str, tensor: torch.Tensor, target: Target) -> None:
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """Where the last element ends, bytes from the start of the storage."""
+    """The end of the last element, bytes from the start of the storage."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and bytes of what a tensor reaches over; no bytes if it has none of its own."""
+    """Address and bytes of the memory that a tensor covers; no bytes if it has none of its own."""
     if tensor.is_meta or is_wrapper(tensor) or not tensor.numel():
         return 0, 0
     if tensor.layout is not torch.strided:
@@ -407,17 +408,17 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
-    """The address range that is used of each storage, in order of first appearance."""
+    """The used address range of each storage, in order of first appearance."""
     used: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         if not tensor.numel():
-            continue  # every empty storage has address 0: they are strangers, not one
+            continue  # all empty storages have address 0, but are not one
         key = tensor.untyped_storage().data_ptr()
         start = tensor.data_ptr()
         end = key + _end(tensor)
         known = used.get(key, (start, end))
         used[key] = (min(known[0], start), max(known[1], end))
-    # aligned from the storage's own start, so that each view keeps the alignment it had
+    # aligned from the start of the storage, so that each view keeps its alignment
     return {
         key: (key + (start - key) // ALIGN_BYTES * ALIGN_BYTES, end)
         for key, (start, end) in used.items()

@@ -1,7 +1,7 @@
-"""Who still has bytes of a component's range: tensors' storages, views, and what makes views.
+"""The objects with bytes in a component's range: storages of tensors, views, makers of views.
 
-Lives here: which of them live, and what to do when none does. It is the garbage collector that
-says so, in any thread and under any lock: nothing here takes one.
+Lives here: whether any is alive, and the action after the last. The garbage collector calls in any
+thread and under any lock, so nothing here takes one.
 """
 
 import itertools
@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 
 
 class Uses:
-    """Of one range of addresses, whatever is there: it outlives the ranges of one component after
-    the other that are made over the same addresses."""
+    """The users of a range of addresses. The next component at these addresses takes it over."""
 
     def __init__(self) -> None:
         self._living: dict[int, weakref.ref[object]] = {}
         self._numbers = itertools.count()
-        #: Whether it is known who they are.
+        #: Whether `add` was called: before that, the users are unknown.
         self._known = False
         #: Called when the last has gone.
         self.ended: Callable[[], None] | None = None
@@ -26,7 +25,7 @@ class Uses:
         return bool(self._living) or not self._known
 
     def add(self, things: Iterable[object]) -> None:
-        """Count on these until they are no more."""
+        """Count these until they are collected."""
         self._known = True
         for thing in things:
             number = next(self._numbers)

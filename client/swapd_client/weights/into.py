@@ -1,4 +1,4 @@
-"""The places in a module that loaded tensors are for: parameters, and buffers that are kept.
+"""The places in a module for loaded tensors: parameters and persistent buffers.
 
 Parameters become views of the component. Buffers stay private, as with `register`: forward may
 write to them.
@@ -18,7 +18,7 @@ _Place = tuple[dict[str, torch.nn.Parameter | None], str]
 
 
 class Slots:
-    """One parameter: all names and places it has in a module."""
+    """One parameter, with all its names and places in a module."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
@@ -30,9 +30,9 @@ class Slots:
         self._places.append(place)
 
     def put(self, tensor: torch.Tensor) -> torch.nn.Parameter:
-        """Have the parameter be `tensor`; return it.
+        """Set the parameter to `tensor`; return the parameter.
 
-        It stays the same object, unless it was on the meta device: then another takes its place
+        It stays the same object, unless it was on the meta device: then a new one replaces it
         everywhere, with its attributes.
         """
         parameter = self.parameter
@@ -48,13 +48,13 @@ class Slots:
 
 
 class Into:
-    """What of a module is to be loaded."""
+    """The parameters and buffers of a module that are to be loaded."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._module = module
         self._device = device
         self._slots = _parameters(module)
-        #: Buffers that a checkpoint has, by name; and where they are.
+        #: Persistent buffers by name; and their places.
         self.buffers: dict[str, torch.Tensor] = {}
         self._tables: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -77,7 +77,7 @@ class Into:
             )
 
     def match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slots]:
-        """The slots by the name of the tensor that is for each. Raises: InvalidSource."""
+        """The slots, by the name of the tensor for each. Raises: InvalidSource."""
         matched: dict[str, Slots] = {}
         missing = [n for n, b in self.buffers.items() if n not in shapes and b.is_meta]
         for slots in self._slots:
@@ -91,8 +91,8 @@ class Into:
             hint = f" The files also have {_listed(others)}." if others else ""
             raise InvalidSource(
                 f"the files do not have {_listed(missing)}.{hint} Give prefix= or rename= if they "
-                "are called otherwise there; what is tied must be tied in the module too (of "
-                "transformers: model.tie_weights())"
+                "have other names there; tie tied weights in the module, too (transformers: "
+                "model.tie_weights())"
             )
         for name, shape in shapes.items():
             there = matched[name].parameter if name in matched else self.buffers.get(name)
@@ -104,7 +104,7 @@ class Into:
         return matched
 
     def load_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Note what they are to become. What can fail does so here."""
+        """Prepare the new values of buffers. All that can fail fails here."""
         for name, value in values.items():
             there = self.buffers[name]
             dtype = value.dtype if there.is_meta else there.dtype
@@ -115,13 +115,13 @@ class Into:
                 self._loaded[name] = buffer.to(self._device)
 
     def say_unexpected(self, names: Collection[str]) -> None:
-        """Log which tensors of the files are for nothing."""
+        """Log the tensors of the files that have no place in the module."""
         unexpected = sorted(set(names) - self.buffers.keys() - self._names())
         if unexpected:
             log.warning("the module has no place for %s, which the files have", _listed(unexpected))
 
     def finish(self) -> None:
-        """The parameters are in their places: put the buffers into theirs."""
+        """Put the buffers in their places; the parameters are in theirs."""
         for name, value in self._loaded.items():
             table, key = self._tables[name]
             there = table[key]

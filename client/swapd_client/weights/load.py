@@ -1,7 +1,8 @@
-"""Components straight from safetensors files: read into the host copy, never held beside it.
+"""Components straight from safetensors files: read into the host copy, with no other copy beside
+it.
 
-The kernel moves the bytes from the page cache into the host copy (`sendfile`): nothing is mapped,
-no page is zeroed first or faulted in. Tensors that are cast pass through a small buffer instead.
+The kernel moves the bytes from the page cache into the host copy (`sendfile`), with no mapping of
+the file and no page faults. Cast tensors pass through a small buffer instead.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ from swapd_client.weights.safetensors import File, Files, Stored, open_all
 
 log = logging.getLogger("swapd_client")
 
-#: What a tensor of a file is to be called; None: it is left out.
+#: The new name of a tensor in a file; None leaves the tensor out.
 Rename = Callable[[str], str | None]
 
 DTYPES = {
@@ -48,19 +49,19 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-#: What `dtype` casts: numbers of other kinds mean something else, or have scales beside them.
+#: Dtypes that `dtype` casts. Numbers of other kinds have another meaning, or scales beside them.
 _CAST = {"F16", "BF16", "F32", "F64"}
 
-#: How much is moved at a time: after each the progress is told.
+#: Bytes moved before each report of progress.
 _STEP_BYTES = 64 << 20
-#: How much is compared at a time: it is to stay in a core's cache.
+#: Bytes compared at a time: they should fit a core's cache.
 _COMPARE_BYTES = 256 << 10
-#: How much is cast at a time, in items.
+#: Items cast at a time.
 _CAST_ITEMS = 1 << 20
 
 
 class Wanted(NamedTuple):
-    """A tensor of a component: where it comes from, and what it is to be."""
+    """A tensor to load: its place in a file, and its dtype in the component."""
 
     stored: Stored
     dtype: torch.dtype
@@ -79,9 +80,9 @@ class Wanted(NamedTuple):
 
 
 class FileLayout(PlacedTensors, Ready):
-    """Tensors of files, and the places of a module that they are for.
+    """Tensors of files, and the parameters of a module that they replace.
 
-    The files are to stay open until it is filled. `tensors` has them by name once it is bound.
+    The files must stay open until the layout is filled. After `bind`, `tensors` has them by name.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class FileLayout(PlacedTensors, Ready):
         *,
         share: bool,
     ) -> None:
-        """`slots`: what in a module is to become each tensor; those without are in `tensors` only.
-        `share`: with who loads the same."""
+        """`slots`: the parameters of a module, by tensor; tensors without one are in `tensors`
+        only. `share`: share the host copy with sessions that load the same files.
+        """
         self._wanted = wanted
         self._slots = slots
         self._target = target
@@ -127,7 +129,7 @@ class FileLayout(PlacedTensors, Ready):
         return [start for _, start, nbytes in self.origins() if nbytes]
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
-        """Of the parameters that the tensors are for: their bytes are not read, but replaced."""
+        """The parameters that the tensors replace; their bytes are not read."""
         return [(name, *extent(slots.parameter)) for name, slots in self._slots.items()]
 
     def digest(self) -> str:
@@ -200,7 +202,7 @@ class FileLayout(PlacedTensors, Ready):
         return base.view(one.dtype).view(one.shape)
 
     def _content(self) -> str:
-        """Which bytes of which files these are, as long as nobody writes to the files."""
+        """Identifies the bytes: valid as long as no process writes to the files."""
         read = [
             (name, *w.stored.file.identity, w.stored.offset, str(w.dtype))
             for name, w in self._wanted.items()
@@ -222,10 +224,10 @@ def planned(
     progress: "bool | Callable[[int, int], None] | None",
     share: bool,
 ) -> Iterator[dict[str, FileLayout]]:
-    """The layouts that load `files`, by part; "" if there are no `parts`. Open in the block only.
+    """The layouts that load `files`, by part; "" without `parts`. Use them in the block only.
 
-    Raises: InvalidSource, if the files are none, or do not have what `module` needs; nothing was
-    changed then.
+    Raises: InvalidSource, if a file is no safetensors file, or a tensor that `module` needs is
+    missing; then nothing has changed.
     """
     opened, stored = open_all(files)
     try:
@@ -291,7 +293,7 @@ def _dtype(stored: Stored, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dict[str, list[str]]:
-    """The names of each part: those that it names, or what they are in; "rest" has the others."""
+    """The names of each part, by prefix; "rest" has the others."""
     if parts is None:
         return {"": names}
     found: dict[str, list[str]] = {part: [] for part in parts}
@@ -322,7 +324,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int]]:
-    """(place, file, offset, bytes) of what lies together in a file and in the host copy."""
+    """(place, file, offset, bytes) of tensors contiguous both in a file and in the host copy."""
     run: tuple[int, File, int, int] | None = None
     for place, stored in plain:
         if run and run[1] is stored.file:
@@ -359,12 +361,12 @@ def _move(
 
 
 def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
-    """As `_move`, a little, for file systems that cannot send."""
+    """As `_move`, up to 1 MiB, for file systems without `sendfile`."""
     return os.pwrite(target, os.pread(file.fd.fileno(), min(nbytes, 1 << 20), offset), place)
 
 
 def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -> None:
-    """Read a tensor, cast it, and write it, a little at a time."""
+    """Read a tensor, cast it, and write it, in small steps."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):
@@ -379,9 +381,7 @@ def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -
 
 @contextmanager
 def _mapped(fd: int, nbytes: int) -> Iterator[int]:
-    """The address of a host copy that may be sealed: so a private mapping, which nobody writes
-    to.
-    """
+    """The address of a host copy, mapped private since the file may be sealed; only read."""
     span = vm.round_up(nbytes)
     address = vm.reserve(span)
     try:
@@ -392,7 +392,7 @@ def _mapped(fd: int, nbytes: int) -> Iterator[int]:
 
 
 def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
-    """Whether a part of a file is what the host copy has at `place`."""
+    """Whether a part of a file equals the host copy at `place`."""
     buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
     done = 0
     while done < nbytes:
@@ -407,7 +407,7 @@ def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> b
 
 
 def _is_cast_same(master: int, wanted: Wanted) -> bool:
-    """Whether a tensor, cast, is what the host copy has at this address."""
+    """Whether a tensor, after its cast, equals the host copy at this address."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):
@@ -438,5 +438,5 @@ def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> tor
 
 
 def _bytes_of(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_ubyte]":
-    """Its memory; the tensor must outlive it."""
+    """The tensor's memory; the tensor must outlive it."""
     return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr() or 1)

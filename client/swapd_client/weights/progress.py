@@ -1,4 +1,4 @@
-"""How far a load is, for people or for a callable."""
+"""The progress of a load, as a bar or through a callable."""
 
 import sys
 from collections.abc import Callable
@@ -9,10 +9,10 @@ Told = Callable[[int, int], None]
 
 
 class Progress:
-    """Adds up the bytes of all fills it is given to, and tells of them. Use it in a `with` block
-    while it shows anything.
+    """Adds up the bytes of all layouts being filled, and reports them. Use it in a `with` block.
 
-    `wanted`: a callable; True, for a bar; None, for a bar if tqdm is there and somebody looks.
+    `wanted`: a callable; True, for a bar; None, for a bar if tqdm is installed and stderr is a
+    terminal.
     """
 
     def __init__(self, wanted: bool | Told | None) -> None:
@@ -22,7 +22,7 @@ class Progress:
         self._done = self._total = 0
 
     def begin(self, nbytes: int) -> None:
-        """So many more bytes are to come."""
+        """Announce `nbytes` more bytes."""
         self._total += nbytes
 
     def add(self, nbytes: int) -> None:

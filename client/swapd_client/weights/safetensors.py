@@ -1,8 +1,8 @@
-"""Safetensors files: which tensors they have, and where. No torch, and nothing is mapped.
+"""Safetensors files: their tensors, and the place of each. No torch, and no file is mapped.
 
-A file is 8 bytes of length, so many bytes of JSON, then the tensors without gaps. What a header
-says is checked here, so that whoever reads may rely on it: every tensor lies in the file, is as
-long as its shape and dtype say, and overlaps no other.
+A file is 8 bytes of length, that many bytes of JSON, then the tensors without gaps. This module
+checks the header, so that readers can rely on it: each tensor is inside the file, has the length of
+its shape and dtype, and overlaps no other.
 """
 
 import os
@@ -41,12 +41,12 @@ ITEM_BYTES = {
     "F64": 8,
     "C64": 8,
 }
-#: No header is longer; what claims to be is no header.
+#: No header is longer; a larger length means that it is none.
 HEADER_MAX_BYTES = 100 << 20
 
-#: More than any tensor has; their product is to be a number of reasonable length.
+#: More than any tensor has; bounds the product of the dimensions.
 _DIMENSIONS_MAX = 64
-#: Strides count in 64 bits, also those of a tensor that has no items.
+#: Strides count in 64 bits, also for a tensor without items.
 _ITEMS_MAX = 1 << 62
 
 _SUFFIX = ".safetensors"
@@ -56,7 +56,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Stored(NamedTuple):
-    """A tensor in a file: `nbytes` bytes from `offset` on, counted from the file's begin."""
+    """A tensor in a file: `nbytes` bytes from `offset`, counted from the start of the file."""
 
     file: "File"
     name: str
@@ -67,12 +67,12 @@ class Stored(NamedTuple):
 
 
 class File:
-    """A file that is open for reading, and what identified it then. Close it, or use `with`."""
+    """A file that is open for reading, and its identity then. Close it, or use `with`."""
 
     def __init__(self, path: Path) -> None:
         """Raises: InvalidSource if it cannot be opened."""
         self.path = path
-        try:  # a pipe that nobody writes to would block
+        try:  # to open a pipe without a writer would block
             self.fd = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except (OSError, ValueError) as exc:  # a name with a null byte is a ValueError
             why = exc.strerror if isinstance(exc, OSError) else exc
@@ -80,8 +80,8 @@ class File:
         if not stat.S_ISREG(os.fstat(self.fd.fileno()).st_mode):
             self.fd.close()
             raise InvalidSource(f"{path} is no regular file")
-        #: Device, inode, size, time of the last change of its bytes, and of any change (nobody can
-        #: set that one): another file has others, and so has this one once it is written to.
+        #: Device, inode, size, mtime and ctime (no program can set that one). Another file has
+        #: another identity, and so has this file after a write.
         self.identity = self._identify()
 
     def __repr__(self) -> str:
@@ -92,9 +92,9 @@ class File:
         return self.identity[2]
 
     def check_unchanged(self) -> None:
-        """Raise InvalidSource if it was written to since it was opened."""
+        """Raise InvalidSource if the file has changed since it was opened."""
         if self._identify() != self.identity:
-            raise InvalidSource(f"{self.path} was changed while it was read; load it again")
+            raise InvalidSource(f"{self.path} changed while it was read; load it again")
 
     def close(self) -> None:
         self.fd.close()
@@ -118,15 +118,17 @@ _decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 _decode_index = msgspec.json.Decoder(_Index).decode
-#: What decoders raise for what is not JSON, not UTF-8, or nested without end.
+#: Decoders raise these for bytes that are not JSON, not UTF-8, or nested too deep.
 _NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def open_all(files: Files) -> tuple[list[File], dict[str, Stored]]:
-    """Open all files, and read their headers: the files, to be closed, and the tensors by name.
+    """Open all files and read their headers. Returns the files, for the caller to close, and the
+    tensors by name.
 
     `files`: a file, several, a folder with some or with their index, or an index
-    (`model.safetensors.index.json`), of which only what it lists is taken. Raises: InvalidSource.
+    (`model.safetensors.index.json`); from an index, only the tensors that it lists. Raises:
+    InvalidSource.
     """
     opened: list[File] = []
     try:
@@ -207,7 +209,7 @@ def _add(tensors: dict[str, Stored], stored: Stored) -> None:
 
 
 def _paths(files: Files) -> list[tuple[Path, set[str] | None]]:
-    """Each file, and which of its tensors are meant; None: all."""
+    """Each file, and the tensors wanted from it; None: all."""
     if not isinstance(files, str | os.PathLike):
         return [found for one in files for found in _paths(one)]
     path = Path(files)

@@ -1,7 +1,7 @@
-"""New values for a clean component: a second host copy is filled, and takes the place of the first.
+"""New values for a clean component: fill a second host copy, and replace the first by it.
 
-Nothing changes until all of it is written, and then all of it in one step. No torch:
-what values are, and where they go, the layout knows.
+Nothing changes until all of it is written; then all of it changes in one step. No torch: the layout
+knows the values and their places.
 """
 
 import logging
@@ -21,14 +21,14 @@ log = logging.getLogger("swapd_client")
 
 
 class Change(NamedTuple):
-    """What is to be written over a copy of a component's bytes, at the address that is given."""
+    """Writes new values over a copy of a component's bytes, at a given address."""
 
     part: Part
     write: Callable[[int], None]
 
 
 def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Change]:
-    """What `values` change of a component, or of the parts of a family.
+    """The changes that `values` make to a component, or to the parts of a family.
 
     Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
     """
@@ -60,7 +60,7 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
 def apply(session: Session, call: Call, asked: list[Change]) -> None:
     """Fill new host copies and commit them. Blocks for the copies.
 
-    After an error all is as it was. Raises what the daemon refuses with.
+    After an error nothing has changed. Raises the daemon's errors.
     """
     begun: list[_Begun] = []
     try:
@@ -80,7 +80,7 @@ def apply(session: Session, call: Call, asked: list[Change]) -> None:
 
 
 class _Begun:
-    """An update that was asked for, and not committed."""
+    """An update that was requested, and not committed."""
 
     def __init__(self, part: Part, request: int) -> None:
         self.part = part
@@ -101,12 +101,14 @@ class _Begun:
         session.renew(self.part, self._master)
 
     def give_up(self, session: Session, call: Call) -> None:
-        """Leave nothing of it; unless it took place, and who waited for that was interrupted."""
+        """Cancel the update. One that the daemon committed already (the wait was interrupted) takes
+        place.
+        """
         try:
             call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
         except BadRequest:
             return self.replace(session)
-        except SwapdError as exc:  # the session has ended, and what the daemon has of it goes too
+        except SwapdError as exc:  # the session has ended, and the daemon drops the update
             log.debug("an update could not be given up: %s", exc)
         if self._master is None:
             session.forget_master(self._request)
@@ -115,7 +117,7 @@ class _Begun:
 
 
 def _owners(family: str, parts: list[Part]) -> dict[str, list[tuple[Part, str]]]:
-    """Which part has a tensor, and what it is called there: by that name, or with the part's."""
+    """The part that has a tensor, and its name there: by that name, or by part and name."""
     owners: dict[str, list[tuple[Part, str]]] = {}
     for part in parts:
         path = part.name.removeprefix(f"{family}/")
