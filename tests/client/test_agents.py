@@ -1,4 +1,4 @@
-"""A thread that holds nothing is somebody new: what is still ending is no longer held by it."""
+"""A thread that holds no lease counts as a new holder: leases still ending are not its own."""
 
 from swapd_client.leases.agents import Agent, Agents
 

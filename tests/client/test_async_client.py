@@ -39,7 +39,7 @@ async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(
 
 
 async def test_requests_of_one_service_that_overlap_do_not_keep_another_model_out() -> None:
-    """Many tasks of one session, each of which begins before the one before has ended."""
+    """Many tasks of one session; each begins before the previous one has ended."""
     with spawn.daemon(budget="8MiB") as daemon:
         async with await swapd_client.connect_async(daemon.folder) as client:
             await client.register("busy", {"x": bytes(6 << 20)})

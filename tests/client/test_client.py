@@ -47,7 +47,7 @@ def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> N
 def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as far as it is by then
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # a half-imported torch
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"})
         client.update("a", {"x": b"b"})
@@ -56,7 +56,7 @@ def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
 
 
 def forked(client: Client) -> int:
-    """What a child ends with that tries to use what it has not: 0 if it is told so."""
+    """The exit code of a child with the parent's client: 0 if each call raises ForkedClient."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -80,7 +80,7 @@ def forked(client: Client) -> int:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here: for the lock under which a lease that lingered is given back."""
+    """Here: for the lock under which a lingering lease is released."""
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"}, mutable=True)
         giving, go_on = threading.Event(), threading.Event()
@@ -93,7 +93,7 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
             return call(self, request, *rest, **named)
 
         monkeypatch.setattr(Channel, "call", held_up)
-        while not client._keeper:  # who comes back at once is trusted to do so again
+        while not client._keeper:  # a thread that comes back at once is trusted to do so again
             client.acquire("a").release()
         giving.wait()
         try:

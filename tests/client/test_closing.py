@@ -1,4 +1,4 @@
-"""A client that is closed while its threads use it: every wait ends, and the process does not."""
+"""Closing a client while its threads use it ends every wait, and not the process."""
 
 import signal
 import subprocess
@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
 
 
 class Threads:
-    """Of one client. Each ends with what it was told."""
+    """Threads of one client. Each ends with the error that it got."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -54,7 +54,7 @@ def ask_for_ever(client: Client) -> None:
 
 
 def ask_from_new_threads(client: Client) -> None:
-    """Each asks once, so that sockets come and go."""
+    """Each thread makes one request, so that sockets come and go."""
     while True:
         once = Threads()
         once.start(client.status, 2)

@@ -1,4 +1,4 @@
-"""Every way a request can be refused is an exception of its own, and all are SwapdError."""
+"""Every way to refuse a request is an exception of its own, and all are SwapdError."""
 
 import typing
 
@@ -61,6 +61,6 @@ def test_every_end_of_a_session_is_caught_as_one() -> None:
 
 
 def test_a_session_that_the_daemon_ended_is_not_taken_for_a_daemon_that_is_gone() -> None:
-    """The daemon goes on, and others may have had the memory."""
+    """The daemon goes on, and other sessions may have had the memory."""
     assert not issubclass(errors.SessionFenced, errors.DaemonGone)
     assert not issubclass(errors.DaemonGone, errors.SessionFenced)

@@ -1,7 +1,6 @@
-"""A read outside of a lease says which component it was, in which thread, and what to do; then the
-process dies as it would have.
+"""A read outside of a lease prints component, thread and remedy; then the process dies as before.
 
-Each fault is one of a process of its own, under strict isolation.
+Each fault has a process of its own, under strict isolation.
 """
 
 import os
@@ -22,7 +21,7 @@ from tests import forked
 
 FAULTS = Path(handler.__file__).parent
 
-#: What a program begins with: a component that is out, and ways to touch it.
+#: The start of each program: an absent component, and ways to touch it.
 BEGIN = """
 import ctypes, faulthandler, os, signal, sys, threading
 faulthandler.disable()
@@ -53,7 +52,7 @@ def daemon() -> Iterator[spawn.Spawned]:
 def died(
     daemon: spawn.Spawned, program: str, by: signal.Signals = signal.SIGSEGV, how: str = "explain"
 ) -> str:
-    """What a program that touches what it may not says, once it has died by that signal."""
+    """The output of a program that touches memory without a lease, and dies by that signal."""
     with forked.Popen(
         [sys.executable, "-c", BEGIN + program, str(daemon.folder), how],
         imported=("torch",) if "torch" in program else (),
@@ -150,7 +149,7 @@ def test_nothing_is_said_unless_it_is_asked_for(daemon: spawn.Spawned) -> None:
 
 
 def test_a_bus_error_is_explained(daemon: spawn.Spawned) -> None:
-    """Such as of memory that another process has cut short."""
+    """For example, of memory that another process has truncated."""
     program = """
 fd = os.memfd_create("short")
 os.ftruncate(fd, 4096)
@@ -209,7 +208,7 @@ die()
 """
     child, parent = died(daemon, program).splitlines()
     assert explained(child, "own")
-    assert "forked" in child  # it has what it inherited, too
+    assert "forked" in child  # the child has the inherited component, too
     assert explained(parent, "secret")
 
 

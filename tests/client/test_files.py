@@ -1,4 +1,4 @@
-"""Descriptors of the device's memory: kept, handed over, dropped; a grant may be seen first."""
+"""Descriptors of the device's memory are kept, handed over, dropped; a grant may arrive first."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""`client.forecast` against a real daemon: what it says is what the acquire then does."""
+"""`client.forecast` against a real daemon: the acquire then does as forecast."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_what_is_foretold_is_what_happens() -> None:
     ):
         client.register("a", {"x": bytes(10 * MIB)})
         client.register("b", {"x": bytes(10 * MIB)})
-        assert client.forecast("b").seconds is None  # nothing was measured yet
+        assert client.forecast("b").seconds is None  # no load was measured yet
         client.acquire("a").release()
 
         foretold = client.forecast("b")

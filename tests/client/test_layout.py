@@ -1,4 +1,4 @@
-"""What lies where in a component: aligned, in order, and the very bytes."""
+"""A layout has each item aligned, in order, with its exact bytes."""
 
 from collections.abc import Iterator
 
@@ -100,7 +100,7 @@ def test_the_source_is_let_go_once_it_is_bound(memory: int) -> None:
     source = bytearray(b"12345")
     layout = BufferLayout({"a": source})
     with pytest.raises(BufferError):
-        source.extend(b"6")  # still needed
+        source.extend(b"6")  # the buffer still has a user
     layout.fill(memory)
     layout.bind(memory)
     source.extend(b"6")

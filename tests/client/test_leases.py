@@ -1,4 +1,4 @@
-"""What becomes of a lease: held, ending while the GPU is at it, over; each of it once."""
+"""A lease is held, ending while the GPU works, or over; each happens once."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ ME = 100
 
 
 class Work:
-    """Of a GPU that is still at it."""
+    """Unfinished work of a GPU."""
 
     def is_pending(self) -> bool:
         return True
@@ -47,7 +47,7 @@ class Processor:
 
 
 class Where:
-    """A range that notes what is done to it."""
+    """A range that records its calls."""
 
     def __init__(self) -> None:
         self.shown = 0
@@ -189,7 +189,7 @@ def test_leases_are_on_old_bytes_from_an_update_on_and_no_others(world: World) -
     before, other = world.take("a"), world.take("b")
     with world.life.lock:
         world.leases.renewed("a")
-        world.parts["a"].renewed = 10  # what was asked for by then may be granted the old ones
+        world.parts["a"].renewed = 10  # requests up to this one may be granted the old bytes
     assert (before.outdated, other.outdated) == (True, False)
     assert world.take("a").outdated
     world._ids = 10

@@ -1,7 +1,6 @@
-"""A component's range: one address for good, and bytes there only while they may be touched.
+"""A component's range: one address for good, with bytes there only while they may be touched.
 
-In this process `shown` says what may be touched; that it is so is proved in children, by
-the signal that ends them.
+In this process `shown` says whether they may; children prove it by the signal that ends them.
 """
 
 import os
@@ -28,7 +27,7 @@ THERE: Runs = ((0, 1), (6, 2))
 
 
 class World:
-    """An arena in which every byte of chunk i is 100 + i, a master, and what maps them."""
+    """An arena in which every byte of chunk i is 100 + i, a host copy, and their mappings."""
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
@@ -48,7 +47,7 @@ class World:
         return made
 
     def close(self) -> None:
-        """Let go of the memory: ranges are never freed, and their mappings would keep it."""
+        """Free the memory: ranges are never freed, and their mappings would keep it."""
         for where in self.ranges:
             where.make_private(self.master, keep_shown=False)
             vm.revoke(where.address, vm.round_up(max(where.nbytes, 1), CHUNK))
@@ -146,7 +145,7 @@ def test_other_chunks_replace_those_on_the_shelf(world: World) -> None:
 
 
 def test_other_chunks_replace_those_that_are_shown(world: World) -> None:
-    """The revocation in between may be late: it must not take the new chunks away."""
+    """The revocation in between may be late: it must not remove the new chunks."""
     where = world.range()
     where.show(1, HERE)
     where.show(2, THERE)
@@ -335,7 +334,7 @@ def test_private_bytes_are_nobody_else_s(world: World, keep_shown: bool) -> None
 def test_nothing_of_the_arena_stays_mapped_once_it_is_private(
     world: World, nbytes: int, keep_shown: bool
 ) -> None:
-    """Or one worker that lives on would keep a dead daemon's whole arena in memory."""
+    """Else one live worker would keep a dead daemon's whole arena in memory."""
     where = world.range(nbytes)
     chunks = -(-nbytes // CHUNK)
     where.show(1, ((2, chunks),) if chunks else ())

@@ -1,6 +1,4 @@
-"""Whenever registering is broken off, nothing is left of it: in the daemon, in the process, or of
-its memory.
-"""
+"""A cancelled registration leaves nothing: in the daemon, in the process, or of its memory."""
 
 import asyncio
 import threading
@@ -27,7 +25,7 @@ def daemon() -> Iterator[Spawned]:
 
 
 class Halt:
-    """Lets `method` of the registry begin, and go on when it is told."""
+    """Lets `method` of the registry begin, and return when it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
         self.begun, self.go_on = asyncio.Event(), threading.Event()
@@ -80,9 +78,9 @@ async def test_tensors_that_were_to_be_moved_are_free_for_another_name(daemon: S
 
 
 class Faked:
-    """A session without a daemon, whose registry counts what it discards."""
+    """A session without a daemon, whose registry counts its discarded components."""
 
-    #: It has ended: the daemon need not be told of anything.
+    #: The session has ended: it sends nothing to the daemon.
     error = "gone"
 
     def __init__(self) -> None:

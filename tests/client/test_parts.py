@@ -56,7 +56,7 @@ def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
             assert [bytes(c.view("x")) for c in made] == [n.encode() * 100 for n in PARTS]
             with other.acquire("dit"):
                 assert [c.leases for c in client.status().components] == [2, 2, 2]
-        other.status()  # so the daemon has heard of the release
+        other.status()  # so the daemon has received the release
         client.unregister("dit")
         assert client.status().components == ()
         assert bytes(made[0].view("x")) == b"rest" * 100, "it is private memory now"
@@ -92,7 +92,7 @@ def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:
         client.register_family("dit", sources())
         other.register("big", {"x": bytes(6 << 20)})
         heard = threading.Event()
-        for asked in (client, other):  # the owner's lease, and one of somebody else's
+        for asked in (client, other):  # the owner's lease, and one of another session
             asked.session.told.when_wanted(heard.set)
             lease = asked.acquire("dit")
             thread = threading.Thread(target=lambda: other.acquire("big").release())

@@ -1,4 +1,4 @@
-"""A prefetch that says what may go for it, from the client, against a real daemon."""
+"""A prefetch that names its victims, from the client, against a real daemon."""
 
 from swapd import spawn
 from swapd_client import connect, connect_async

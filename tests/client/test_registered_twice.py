@@ -1,6 +1,6 @@
-"""What is in a component already is refused under a second name, by an error that names the first.
+"""A second registration of a tensor is refused, with an error that names the first component.
 
-Under strict isolation: whatever read a component that is out would end this process.
+Under strict isolation: a read of an absent component would end this process.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def client(daemon: spawn.Spawned) -> Iterator[Client]:
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
-    """Of its first layer."""
+    """The weight of the first layer."""
     return next(module.parameters())
 
 
@@ -220,7 +220,7 @@ def test_an_unregistered_component_may_be_a_source_of_an_update(client: Client) 
 def test_files_are_not_loaded_into_buffers_that_are_in_a_component(
     client: Client, tmp_path: Path
 ) -> None:
-    """Buffers are written to in place: of what is out, or read-only, that is a fault."""
+    """Loading writes buffers in place: a fault, if they are absent or read-only."""
     module = nn.BatchNorm1d(8)
     save_file(dict(module.state_dict()), tmp_path / "model.safetensors")
     assert module.running_mean is not None

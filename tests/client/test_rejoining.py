@@ -1,4 +1,4 @@
-"""What lost its daemon, and is registered with the next: the same addresses, the same bytes."""
+"""Components that lost their daemon rejoin the next: at the same addresses, with the same bytes."""
 
 import ctypes
 import gc
@@ -46,7 +46,7 @@ class Life:
         return self.clients[-1]
 
     def lose(self) -> None:
-        """The daemon is killed, and the client closed."""
+        """Kill the daemon, and close the client."""
         self.daemon.kill()
         self.client.close()
 
@@ -100,7 +100,7 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 
 
 def swap_out(client: Client, name: str) -> None:
-    """Have other bytes where the component was."""
+    """Evict the component, and put other bytes in its place."""
     if "filler" not in client.session.components:
         client.register("filler", {"x": b"\xff" * (16 * MIB)})
     client.acquire("filler").release()
@@ -111,7 +111,7 @@ def swap_out(client: Client, name: str) -> None:
 def test_where_a_component_was_that_is_freed_is_no_place_to_take_back(
     life: Life, when: str
 ) -> None:
-    """Others may have their memory there by now."""
+    """Other code may have its memory there by now."""
     tensor = torch.zeros(MIB, dtype=torch.uint8)
     life.client.register("a", {"a": tensor})
     where = tensor.data_ptr()
@@ -216,7 +216,7 @@ def test_views_and_tied_tensors_stay_what_they_are(life: Life) -> None:
 
 
 def test_a_part_of_what_it_was_moves(life: Life) -> None:
-    """Others may use the rest of the memory."""
+    """Other code may use the rest of the memory."""
     tensors = values()
     life.client.register("a", tensors)
     client = life.again()
@@ -327,7 +327,7 @@ def test_if_it_fails_all_is_private_memory_as_before(
     assert same(tensors, values())
     assert same(others, values(1))
     assert addresses(tensors) + addresses(others) == before
-    tensors["a"].add_(0)  # it can be written to
+    tensors["a"].add_(0)  # it is writable
     life.again(budget="32MiB")._register_again({"a": (tensors, "lru"), "b": (others, "lru")})
     assert addresses(tensors) + addresses(others) == before
 

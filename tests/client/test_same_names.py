@@ -8,7 +8,7 @@ import swapd_client
 
 
 def names(kind: type) -> dict[str, list[inspect.Parameter]]:
-    """Public methods, and what they take."""
+    """Public methods, and their arguments."""
     return {
         name: list(inspect.signature(method).parameters.values())
         for name, method in inspect.getmembers(kind, inspect.isfunction)

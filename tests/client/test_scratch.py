@@ -1,4 +1,4 @@
-"""Scratch as one process sees it: its tensor, async, loops that keep leases, the next daemon."""
+"""Scratch in one process: its tensor, async, loops that keep leases, the next daemon."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def evict(client: swapd_client.Client) -> None:
-    """Have all else leave for what is as large as the arena."""
+    """Load a component as large as the arena, so that all others leave."""
     client.acquire("filler").release()
 
 
@@ -66,7 +66,8 @@ def test_what_a_loop_says_is_used_counts_when_it_has_given_its_lease_back() -> N
         client.register("filler", {"x": torch.ones(4 * MIB)})
         news = []
         for step in range(100):
-            with client.acquire("kv") as lease:  # kept for the next step, unseen by the daemon
+            # kept for the next step; the daemon does not see it
+            with client.acquire("kv") as lease:
                 news.append(lease.fresh("kv"))
                 kv.tensor[step] = step
                 kv.used([(0, step + 1)])
@@ -139,7 +140,7 @@ def test_ranges_are_told_sorted_and_joined() -> None:
 
 
 def _firsts(covered: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each of what was told, which of what is told has it."""
+    """For each requested range, the rounded range that contains it."""
     found, i = [], 0
     for at in range(0, 1 << 30, 1 << 16):
         while covered[i][1] <= at:

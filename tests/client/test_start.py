@@ -1,4 +1,4 @@
-"""`connect(start=True)`: one daemon for all that start it at once; unused, it ends."""
+"""`connect(start=True)`: one daemon for all callers that start it at once; unused, it ends."""
 
 import os
 import select
@@ -20,7 +20,7 @@ from tests.processes import PYTHONPATH, start_python
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where no daemon is yet; those that are started here end soon after their last session."""
+    """A folder without a daemon; daemons started here end soon after their last session."""
     monkeypatch.setenv("SWAPD_LINGER", "0.3")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     with tempfile.TemporaryDirectory(prefix="sw-") as made:
@@ -88,7 +88,7 @@ def test_why_it_does_not_start_is_said_to_who_starts_it(folder: Path) -> None:
         connect(folder, start=True, budget="900TiB")
     assert "\n" not in str(said.value)
     (folder / "strange").touch()
-    with connect(folder, start=True, budget="8MiB") as client:  # it is swapd's by now
+    with connect(folder, start=True, budget="8MiB") as client:  # the folder is swapd's by now
         daemon = daemon_of(client)
     with daemon:
         assert has_ended(daemon)

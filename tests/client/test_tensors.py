@@ -1,6 +1,6 @@
-"""Tensors moved once, storage by storage: the same objects, bit for bit, still tied.
+"""Tensors move once, storage by storage: the same objects, bit for bit, still tied.
 
-No daemon: a layout is filled into memory of this process, and its tensors bound there.
+No daemon: the test fills a layout into memory of this process, and binds its tensors there.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,13 +41,13 @@ DTYPES = [
     *(
         getattr(torch, name)
         for name in ("float8_e8m0fnu", "float4_e2m1fn_x2", "int4", "uint4", "int1", "bits8")
-        if hasattr(torch, name)  # newer than the oldest torch that is supported
+        if hasattr(torch, name)  # newer than the oldest supported torch
     ),
 ]
 
 
 class Moved:
-    """A source that was moved to `address`, as by a registration."""
+    """A source moved to `address`, as by a registration."""
 
     def __init__(self, source: Source) -> None:
         layout = TensorLayout(source)
@@ -241,7 +241,7 @@ def test_a_module_without_parameters_is_no_bytes(move: Move) -> None:
     assert torch.equal(module(torch.ones(2)), torch.ones(2))
 
 
-# --- what a module is afterwards ---------------------------------------------------------
+# --- modules afterwards ------------------------------------------------------------------
 
 
 class Small(nn.Module):
@@ -361,7 +361,7 @@ class OddParameter(nn.Parameter):
 
 
 class TaggedParameter(nn.Parameter):
-    """As vLLM's: a parameter that knows how it is loaded."""
+    """As vLLM's: a parameter with its own loader."""
 
     def __new__(cls, data: torch.Tensor, tag: str) -> "TaggedParameter":
         made: TaggedParameter = super().__new__(cls, data, requires_grad=False)
@@ -490,7 +490,7 @@ def test_the_hash_tells_layouts_apart_and_not_their_values() -> None:
 
 
 def on_gpu(device: str) -> torch.Tensor:
-    """What says that it is on a GPU; nothing is there."""
+    """A tensor that claims to be on a GPU, without memory."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         return torch.empty(4, device=device)
 
@@ -545,7 +545,7 @@ def test_the_same_source_has_the_same_digest_on_either_device() -> None:
 
 
 def test_buffers_are_copied_once_and_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To another device of which there is one everywhere, as there is no GPU."""
+    """To the meta device, which exists everywhere, since there is no GPU."""
     monkeypatch.setattr(dlpack.Target, "device", property(lambda _: torch.device("meta")))
     module = nn.Module()
     module.a, module.b = nn.BatchNorm1d(4), nn.BatchNorm1d(4)

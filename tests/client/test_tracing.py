@@ -1,4 +1,4 @@
-"""OpenTelemetry: an acquire that asks the daemon has a span, and in it what it waited for."""
+"""OpenTelemetry: an acquire that asks the daemon has a span, which contains its waits."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ Spans = Callable[[], list[ReadableSpan]]
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[str]:
-    """Of a daemon that has room for one of two components."""
+    """The folder of a daemon with room for one of two components."""
     with spawn.daemon(budget="4MiB") as daemon:
         yield str(daemon.folder)
 
@@ -49,7 +49,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def made_of(client: Client, exporter: InMemorySpanExporter) -> list[ReadableSpan]:
-    """All spans of a client, which is closed by this; in the order of their beginnings."""
+    """All spans of a client, in order of their starts; closes the client."""
     client.close()
     return sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
 
@@ -183,7 +183,7 @@ def test_what_was_prefetched_and_is_coming_is_shown_as_it_began(
     spans = made_of(client, exporter)
     first, again = named(spans, "swapd.acquire")
     loads = {said_by(load)["swapd.component"] for load in named(spans, "swapd.load")}
-    assert loads <= {"talker/a", "talker/b"}  # those that had not ended by then
+    assert loads <= {"talker/a", "talker/b"}  # the loads that had not ended by then
     assert said_by(first)["swapd.bytes_in"] == MIB * len(loads)
     assert said_by(again)["swapd.hit"] is True
     assert said_by(again)["swapd.bytes_in"] == 0
@@ -197,7 +197,7 @@ def test_a_lease_that_a_loop_keeps_has_no_span_each_time(
     client.register("talker", {"x": HALF})
     for _ in range(5):
         client.acquire("talker").release()
-    assert len(named(made_of(client, exporter), "swapd.acquire")) == 2  # then it is kept
+    assert len(named(made_of(client, exporter), "swapd.acquire")) == 2  # then the lease is kept
 
 
 async def test_an_async_client_has_the_same(folder: str, exporter: InMemorySpanExporter) -> None:
@@ -256,7 +256,7 @@ class Raises(SpanProcessor):
 
 
 class Slow(SpanProcessor):
-    """Until it is told to go on."""
+    """Blocks until it is told to go on."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()

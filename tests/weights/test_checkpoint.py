@@ -16,7 +16,7 @@ IDS = torch.tensor([[1, 2, 3]])
 
 
 def llama() -> Any:
-    # here: to import it takes a second, of every process that collects the tests
+    # imported here: it takes a second, which every test process would spend at collection
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -42,7 +42,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def expected(tmp_path: Path) -> torch.Tensor:
-    """What the model says that is saved in `tmp_path`."""
+    """The output of the model saved in `tmp_path`."""
     torch.manual_seed(0)
     model = llama()
     model.save_pretrained(tmp_path, max_shard_size="300KB")

@@ -1,4 +1,4 @@
-"""The daemon is killed in the middle of a load, an update or a family: nothing is half changed."""
+"""The daemon is killed during a load, an update or a family: no weights are half changed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Components straight from files: the same bits, held once, whoever loads them."""
+"""Components straight from files: the same bits, held once, in any number of processes."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def net(seed: int = 0) -> Net:
 
 
 def bare() -> Net:
-    """Its parameters are on the meta device, the buffers that no file has are not."""
+    """Its parameters are on the meta device; buffers that no file has are not."""
     with torch.device("meta"):
         made = Net().eval()
     made.table = torch.arange(6.0)
@@ -60,7 +60,7 @@ def bare() -> Net:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A file of `net()`, the tie once."""
+    """A file of `net()`, with the tied tensor once."""
     state = net().state_dict()
     del state["head.weight"]
     save_file(state, tmp_path / "net.safetensors")

@@ -1,4 +1,4 @@
-"""Who shares a file's bytes with another process believes the file, and not that process."""
+"""A process that shares a file's bytes trusts the file, and not the other process."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def lie(
     parts: Mapping[str, list[str]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[str]:
-    """Register what a load of `file` would, with one byte of each part another."""
+    """Register the components of a load of `file`, with one wrong byte in each part."""
     names = []
     with load.planned(
         file,

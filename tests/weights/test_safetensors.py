@@ -1,4 +1,4 @@
-"""What a file says of itself is checked before anything is read by it."""
+"""The header of a file is checked before any other read of the file."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from swapd_client.weights.safetensors import HEADER_MAX_BYTES, ITEM_BYTES, File,
 
 
 def written(path: Path, head: object, data: bytes = b"", length: int | None = None) -> Path:
-    """A file with this header, as JSON or as it is."""
+    """A file with this header, as JSON or as raw bytes."""
     raw = head if isinstance(head, bytes) else json.dumps(head).encode()
     path.write_bytes((len(raw) if length is None else length).to_bytes(8, "little") + raw + data)
     return path

@@ -1,4 +1,4 @@
-"""Two processes that load the same files: one copy in host memory, whoever dies when."""
+"""Two processes load the same files: one copy in host memory, in any order of their deaths."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ from tests.processes import start_python
 MIB = 1 << 20
 NBYTES = 8 * MIB
 
-#: Loads what it is told, and says how; then does as it is told, a line each.
+#: Loads the files that it is given, and reports how; then obeys one line each.
 LOADS = Path(__file__).parent / "programs" / "loader.py"
 
 
@@ -61,7 +61,7 @@ class Loader:
         self.process.stdin.flush()
 
     def bits(self) -> tuple[str, bool]:
-        """A digest of its values, and whether it has read them itself."""
+        """A digest of its values, and whether it read the files itself."""
         self.go_on()
         digest, read = json.loads(self.line())
         return digest, read
@@ -72,13 +72,13 @@ class Loader:
 
 
 def await_components(client: Client, *names: str) -> None:
-    """Until these are registered, or being so."""
+    """Wait until these are registered, or their registration has begun."""
     while {c.name for c in client.status().components} != set(names):
         pass
 
 
 def host_bytes(daemon: spawn.Spawned) -> int:
-    """What the daemon has of host copies in memory, mapped or not, each counted once."""
+    """The daemon's bytes of host copies in memory, mapped or not, each counted once."""
     seen: dict[int, int] = {}
     for fd in Path(f"/proc/{daemon.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed since

@@ -65,12 +65,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def await_host_copies(client: Client, nbytes: int) -> None:
-    """Until the daemon has so many bytes of host copies: it drops them in its own time."""
+    """Wait until the daemon has this many bytes of host copies: it drops them in its own time."""
     while client.status().host_copy_bytes != nbytes:
         pass
 
 
-# --- what is seen ------------------------------------------------------------------------
+# --- visible values ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -137,7 +137,7 @@ def test_a_holder_in_another_process_keeps_it_in_until_it_releases(
 
 
 def test_a_loop_that_keeps_its_lease_sees_them_once_the_update_returns(client: Client) -> None:
-    """A lease that lingers is not handed out again."""
+    """A lingering lease is not used again."""
     module = model()
     client.register("talker", module)
     updated = threading.Event()
@@ -340,7 +340,7 @@ def test_a_value_that_does_not_fit_changes_nothing(
 
 
 class Breaks(torch.Tensor):
-    """Fits, and cannot be copied."""
+    """A value of the right shape that cannot be copied."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

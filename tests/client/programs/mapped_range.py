@@ -1,4 +1,4 @@
-"""A component's range, of its own process. `python mapped_range.py CASE` runs the function CASE."""
+"""A component's range in a process of its own: `python mapped_range.py CASE` runs function CASE."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ NBYTES = 2 * CHUNK + 5000
 
 
 class World:
-    """An arena full of "x", a master full of "m", and a range that may only be read."""
+    """An arena full of "x", a host copy full of "m", and a read-only range."""
 
     def __init__(self) -> None:
         self.arena = OwnedFd(os.memfd_create("arena"))
@@ -33,7 +33,7 @@ class World:
         vm.view(self.where.address, 1)[0] = 1
 
     def end_of_child(self) -> int:
-        """How a forked child ends that reads the first byte: well, if it is the master's."""
+        """The exit code of a forked child that reads the first byte: 0 if it is the host copy's."""
         pid = os.fork()
         if not pid:
             os._exit(0 if self.touch() == ord("m") else 1)

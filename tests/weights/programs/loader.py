@@ -1,7 +1,7 @@
-"""Loads files, and says how; then acquires once for each line on stdin.
+"""Loads files, and reports how; then acquires once for each line on stdin.
 
-`python loader.py FOLDER NAME FILES STOP_AT`; with STOP_AT "filling" it waits for a line whenever it
-has read something. It prints a digest, and whether it read the files itself.
+`python loader.py FOLDER NAME FILES STOP_AT`; with STOP_AT "filling" it waits for a line after each
+read. It prints a digest, and whether it read the files itself.
 """
 
 import hashlib
