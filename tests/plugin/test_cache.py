@@ -71,7 +71,7 @@ def test_terms_say_what_becomes_of_it() -> None:
     assert str(Terms("save", False, layers, slice_s=2.0)).endswith("; a turn lasts 2 s")
     for terms in (Terms("auto", prefixes=True, layers=layers), Terms("save", False, layers)):
         assert terms.saved
-        assert str(terms) == "and what is in it is saved"
+        assert str(terms) == "and all blocks are saved"
 
 
 def cache_of(

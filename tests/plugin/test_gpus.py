@@ -54,5 +54,5 @@ def test_what_the_list_has_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_misspelt_pattern_is_refused() -> None:
-    with pytest.raises(NoEndpoint, match=r"only \{gpu\} can stand in one"):
+    with pytest.raises(NoEndpoint, match=r"the only placeholder is \{gpu\}"):
         folder_of("/run/swapd/gpu{gpus}", 0)

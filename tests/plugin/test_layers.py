@@ -312,7 +312,7 @@ def test_it_says_that_it_leaves_by_layers(scene: Scene, caplog: pytest.LogCaptur
     stage, model = stage_of(scene, "thinker")
     assert "thinker (8.5 MiB) takes turns by layers, in 5 parts" in caplog.messages[-1]
     step(stage, model)
-    assert "thinker is in, after " in caplog.messages[-1]
+    assert "thinker is loaded, after " in caplog.messages[-1]
 
 
 @small

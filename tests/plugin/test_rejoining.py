@@ -406,7 +406,7 @@ def test_a_daemon_of_another_device_is_none_of_its_own(
         stage.client.session.welcome = _on_a_gpu(stage.client.session.welcome)
         lives.restart()
     assert told.wait(PATIENCE_S)
-    assert "serves host, and the weights are on cuda:0" in caplog.text
+    assert "serves host, but the weights are on cuda:0" in caplog.text
     step(stage, model)
 
 

@@ -388,7 +388,7 @@ def test_taking_says_how_much_and_in_words_what_becomes_of_it(
     said = caplog.messages[-1]
     assert said.startswith(f"in swapd at {scene.daemon.folder}: ")
     assert "thinker (8 MiB) takes turns" in said
-    assert "thinker.visual (1 MiB) comes for steps with encoder inputs" in said
+    assert "thinker.visual (1 MiB) is loaded for steps with encoder inputs" in said
 
 
 def test_two_stages_of_one_name_are_told_what_to_do_and_the_second_is_as_it_was(
@@ -526,9 +526,9 @@ def test_each_turn_is_in_the_log_in_words(scene: Scene, caplog: pytest.LogCaptur
     assert came.wait(PATIENCE_S)
     second.end()
     said = " | ".join(caplog.messages)
-    assert "thinker is in, after " in said
+    assert "thinker is loaded, after " in said
     assert "thinker gives way after 2 requests, " in said
-    assert "talker is in, after " in said
+    assert "talker is loaded, after " in said
 
 
 def test_a_stage_says_how_it_is(scene: Scene) -> None:

@@ -45,9 +45,9 @@ def test_a_stage_that_would_take_anothers_room_for_good_is_refused_when_it_start
     with pytest.raises(TooLarge) as refused:
         late.take({"": of(8)})
     assert (
-        "stage 'code2wav' would stay, and leave thinker no room for its turn: what stays (8 MiB "
-        "of code2wav) and what thinker needs at once (10 MiB) are 18 MiB, and swapd has a --budget "
-        "of 16 MiB: give it 18MiB at least, or have code2wav take turns: leave cpu_offload_enabled"
+        "stage 'code2wav' would stay, and leave thinker no room for its turn. Staying components "
+        "(8 MiB of code2wav) and the turn of thinker (10 MiB) need 18 MiB, and swapd has a "
+        "--budget of 16 MiB. Give it 18MiB at least, or have code2wav take turns: leave cpu_offload"
     ) in str(refused.value)
     status = scene.daemon.status()
     assert {c.name for c in status.components} == {"thinker"}
@@ -67,7 +67,7 @@ def test_what_stays_is_added_up(scene: Scene) -> None:
     late = scene.connect("code2wav", **STAYS)
     with pytest.raises(TooLarge) as refused:
         late.take({"": of(6)})
-    assert "what stays (2 MiB of encoder + 6 MiB of code2wav)" in str(refused.value)
+    assert "Staying components (2 MiB of encoder + 6 MiB of code2wav)" in str(refused.value)
     late.take({"": of(4)})
     with late.using(), small.using():
         pass

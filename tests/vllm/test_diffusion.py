@@ -162,7 +162,7 @@ def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) ->
         "toy.core": 1,
         "toy.vae": 1,
     }
-    assert "on the GPU for good, once in: core, vae" in stage.log
+    assert "on the GPU for good, once loaded: core, vae" in stage.log
 
 
 def test_false_said_in_words_is_to_stay(stages: Scene, toy: Toy, expected: Expected) -> None:
@@ -335,7 +335,7 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(
         ({"cpu_offload_enable": True}, "did you mean cpu_offload_enabled"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["transformer"]},
-            "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is all of it",
+            "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is the whole",
         ),
         ({"cpu_offload_components": ["."]}, "does nothing without cpu_offload_enabled: true"),
     ],

@@ -1,7 +1,7 @@
-"""A diffusion pipeline's weights in swapd: which components there are, and how they share the GPU.
+"""A diffusion pipeline's weights in swapd: its components, and how they share the GPU.
 
-Lives here: what the settings mean for a pipeline, its hooks, a request's turn. May not live here:
-vLLM, and what a worker does when.
+Lives here: the meaning of the settings for a pipeline, its hooks, a request's turn. May not live
+here: vLLM, and the order of a worker's calls.
 """
 
 import logging
@@ -35,52 +35,52 @@ from swapd_client.vllm.stage import Stage, loading
 
 log = logging.getLogger("swapd_client")
 
-#: In `cpu_offload_components`: all of the pipeline, as one component.
+#: In `cpu_offload_components`: the whole pipeline, as one component.
 WHOLE = "."
 
 _IN_WORDS = {
-    "off": "each comes in when it is called, and goes when others need the memory",
-    "alternating": "one is in at a time, and stays until another is called",
-    "sequential": "each comes in for a call and leaves after it",
-    "model": "DiTs and encoders take turns, and what decodes stays",
-    "layerwise": "DiTs come in block by block, the others when they are called",
-    "partial": "so much stays on the host, and comes in block by block",
+    "off": "swapd loads each for its calls, and evicts it when others need the memory",
+    "alternating": "one is on the GPU at a time, and stays until another is called",
+    "sequential": "each is loaded for a call and leaves after it",
+    "model": "DiTs and encoders take turns, and decoders stay",
+    "layerwise": "swapd loads DiTs block by block, and others whole for their calls",
+    "partial": "cpu_offload_gb stays on the host, and is loaded block by block",
 }
 
 
-#: Of VAEs: some pipelines call these.
+#: Methods of VAEs that some pipelines call.
 _PRIVATE = ("_encode", "_decode")
 
 
 class Weights(Protocol):
     """The weights of one loaded pipeline, in swapd."""
 
-    #: How much that is.
+    #: Bytes of these weights.
     nbytes: int
 
     def request(self) -> AbstractContextManager[None]:
-        """Around any call that computes."""
+        """Context of any call that computes."""
 
     def around(self, module: Module) -> Module | None:
-        """What has to be held for a module to be called by itself; None: nothing."""
+        """The module to hold before a single call of `module`; None: nothing."""
 
     def hold(self, what: Module | None) -> AbstractContextManager[object]:
-        """While in it, that is in."""
+        """Context in which `what` is on the device."""
 
     def take_back(self) -> None:
-        """Have all of it in private memory again. Raises as `Client.unregister`."""
+        """Move all weights back to private memory. Raises as `Client.unregister`."""
 
 
 class Components:
-    """Each component by itself, brought in by hooks around its calls."""
+    """Each component by itself, loaded by hooks around its calls."""
 
     def __init__(
         self, stage: Stage, options: Options, pipeline: Module, kinds: Mapping[str, Kind]
     ) -> None:
         """Move the weights into swapd. Blocks for the copies.
 
-        `kinds`: what the pipeline consists of, by path. Raises: InvalidSettings, and as
-        `Client.attach`; then the pipeline is as it was.
+        `kinds`: the pipeline's components, by path. Raises: InvalidSettings, and as
+        `Client.attach`; then the pipeline is unchanged.
         """
         self._stage = stage
         self._options = options
@@ -99,7 +99,7 @@ class Components:
         self.nbytes = sum(one.nbytes for one in self._attachment.components.values())
         said = "" if stay == names else f"; {_IN_WORDS[options.offload.mode]}"
         if stay:
-            said += f"; on the GPU for good, once in: {', '.join(stay)}"
+            said += f"; on the GPU for good, once loaded: {', '.join(stay)}"
         log.info("%s has %s in swapd%s", stage.name, size(self.nbytes), said)
 
     def __repr__(self) -> str:
@@ -107,9 +107,9 @@ class Components:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """In it, what a call brings in stays until something else is called.
+        """In the block, components that a call has loaded stay until another one is called.
 
-        Once others are to have the memory, it stays for `finish_within_s` at most.
+        Once others may have the memory, they stay for at most `finish_within_s`.
         """
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
@@ -139,20 +139,20 @@ class Components:
         return attachment
 
     def _attach_again(self, client: Client) -> None:
-        """With a daemon that has come back. Raises as `Client.attach`."""
+        """Attach to a restarted daemon. Raises as `Client.attach`."""
         self._attachment = self._attach(client)
 
     def _gone(self, attachment: Attachment, error: SessionEnded) -> None:
-        """In a request. Raises `error` if what it has computed so far may be wrong."""
+        """Called in a request. Raises `error` if the results so far may be wrong."""
         if attachment is not self._attachment:
-            return  # compiled code has its hooks, and those of what is attached now
+            return  # compiled code may call old hooks too
         self._stage.go_alone(error)
         if isinstance(error, SessionFenced):
             raise error
 
 
 class Whole:
-    """All of it as one component, held while anything computes."""
+    """The whole pipeline as one component, held while anything computes."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Whole:
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:
     """The options of a stage that is one component, called `name`; None if it is several.
 
-    Raises: InvalidSettings for what cannot be, with several ranks.
+    Raises: InvalidSettings for settings that are impossible with several ranks.
     """
     offload = options.offload
     if offload.cpu_offload_components != (WHOLE,):
@@ -190,8 +190,8 @@ def as_whole(options: Options, name: str, ranks: int) -> Options | None:
             return None
         if offload.cpu_offload_components or offload.mode not in ("off", "alternating"):
             raise InvalidSettings(
-                f"{name} runs on {ranks} GPUs, and comes and goes there as one: of the offloading "
-                "settings leave all but cpu_offload_enabled out"
+                f"{name} runs on {ranks} GPUs, where swapd loads it whole: of the offloading "
+                "settings, set cpu_offload_enabled only"
             )
     elif not offload.cpu_offload_enabled:
         raise InvalidSettings(
@@ -208,10 +208,10 @@ class _Component:
 
 
 def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Component]:
-    """What is declared, by name, each once; a list of modules stands for those in it.
+    """The declared components, by name, each once; a list of modules stands for its members.
 
-    What is inside another goes with that: who held one, and waited for the other, could wait for
-    another stage that does the same.
+    A component inside another joins the outer one. A stage that held one, and waited for the other,
+    could wait for another stage that does the same.
     """
     roots = find.roots_of(pipeline)
     found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]
@@ -219,13 +219,13 @@ def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Co
     components: dict[str, _Component] = {}
     for one, kind in found:
         if id(one.module) not in inner:
-            inner.add(id(one.module))  # it may be declared twice
+            inner.add(id(one.module))  # a component may be declared twice
             components[one.name] = _Component(one.module, kind)
     return components
 
 
 def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
-    """Those that never leave: all, or those that nobody named if somebody named some.
+    """Components that are never evicted: all, or if some are named, the unnamed ones.
 
     Raises: InvalidSettings.
     """
@@ -238,7 +238,7 @@ def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
         if not any(fnmatchcase(name, one) for name in names):
             raise InvalidSettings(
                 f"{stage}: cpu_offload_components names {one!r}; this pipeline has "
-                f"{', '.join(names)}, and '{WHOLE}' is all of it"
+                f"{', '.join(names)}, and '{WHOLE}' is the whole pipeline"
             )
     return [name for name in names if not any(fnmatchcase(name, one) for one in named)]
 
@@ -272,21 +272,21 @@ def _attach(
         ) from exc
     except TooLarge as exc:
         advice = (
-            "What comes in block by block need not fit: additional_config: {swapd: "
+            "A component that is streamed by blocks need not fit: additional_config: {swapd: "
             "{enable_layerwise_offload: true}}"
         )
         if options.offload.enable_layerwise_offload:
             advice = (
-                "enable_layerwise_offload is set already, and streams DiTs of which a list of "
-                "blocks holds most"
+                "enable_layerwise_offload is set already, but streams only DiTs in which a list of "
+                "blocks has most weights"
             )
         raise TooLarge(f"{exc.__cause__ or exc}. {advice}") from exc
 
 
 def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:
-    """Methods that are called from outside, and that no hook sees."""
+    """Methods that are called from outside without hooks."""
     if not found:
-        return ["forward"]  # of the pipeline: vllm-omni calls it itself
+        return ["forward"]  # vllm-omni calls the pipeline's own
     return {
         name: [method for method in _PRIVATE if callable(getattr(one.module, method, None))]
         for name, one in found.items()

@@ -1,32 +1,33 @@
 """The ranks of one stage take their leases one after the other, in the order of their daemons.
 
-Each rank's weights are lent by the daemon of its own GPU, and a step needs all ranks: one that has
-its lease waits in a collective for those that have none yet. No daemon sees that wait, so two
-stages on two GPUs could hold one each and wait for the other for ever. Two rules prevent it:
+Each rank's weights are in the daemon of its own GPU, and a step needs all ranks: a rank that has
+its lease waits in a collective for the ranks that have none yet. No daemon sees that wait, so two
+stages on two GPUs could hold one lease each and wait for the other for ever. Two rules prevent it:
 
 1. A rank asks for its lease when the rank before it holds one for this same step, and then tells
-   the next. The order is that of the daemons, so it is the same for all stages, whichever GPU a
-   stage's rank 0 is on.
+   the next. The order is that of the daemons, so it is the same for all stages, even if their ranks
+   0 are on different GPUs.
 2. A lease kept from an earlier step is not held for this one until the rank's turn has come. A
-   rank that has to wait for its memory says so, and the ranks after it then give back what they
-   kept, once it is wanted. Between steps `Stage` does.
+   rank that has to wait for its memory tells the ranks after it, which then give back the leases
+   that they kept, once these are wanted. Between steps `Stage` does so.
 
-That is enough. Call a lease firm if it is wanted and will not be given back before a step is over:
-it is held for that step, or kept by a rank before which nobody has to wait. The step then waits for
-ranks later in the order only, for those before hold too, or have done their share of it and gone
-on. Each of those is about to hold, or waits at its daemon for another firm lease. So all waits lead
-on to later daemons: there are no cycles, and the last of them is for a step that all ranks of a
-stage hold for, which ends.
+That is enough. Call a lease firm if it is wanted and its rank keeps it until a step is over: the
+rank holds it for that step, or keeps it with no waiting rank before it. The step then waits for
+later ranks in the order only, because the earlier ones hold leases too, or have done their share of
+the step and gone on. Each later rank is about to hold a lease, or waits at its daemon for another
+firm lease. So all waits lead to later daemons, and there are no cycles. The last wait is for a step
+for which all ranks of a stage hold leases, and such a step ends.
 
-Hence ranks may keep and give back as each finds best; one that always fits, or whose daemon is
-gone, passes the word on all the same. Such a rank comes back to the next daemon by itself, between
-two of its steps and before its turn in the next: in one step it has a lease or needs none. It has
-nothing of any daemon's until then, and registering waits for nobody's lease, so it adds no wait.
-A daemon keeps its place in the order over a restart: that is its folder's. If that was removed
-meanwhile, stages that start later could have another order, so the rank does not go back.
+Hence each rank may decide by itself to keep a lease or to give it back. A rank that always fits, or
+whose daemon is gone, still tells the next rank. A rank without a daemon rejoins the next daemon by
+itself, between two of its steps and before its turn in the next: in one step it has a lease or
+needs none. Until then it holds nothing of any daemon, and registering waits for no lease, so it
+adds no wait. A daemon keeps its place in the order over a restart, because its folder defines the
+place. If the folder was removed meanwhile, stages that start later could have another order, so the
+rank does not rejoin.
 
-All ranks must make the same calls in the same order: vLLM's executors do. They are on one host,
-connected each with the next, so one that dies is noticed.
+All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
+each connected with the next, so the others notice when one dies.
 
 May not live here: leases, torch, vLLM.
 """
@@ -46,7 +47,7 @@ import msgspec
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import SwapdError
 
-#: How long a rank waits for the next one to connect; all of them are there by then.
+#: Seconds that a rank waits for the next one to connect; all ranks exist by then.
 MEET_S = 60.0
 
 _HOLDS = b"+"
@@ -61,11 +62,11 @@ class RanksApart(SwapdError, RuntimeError):
 
 
 class RankGone(SwapdError, RuntimeError):
-    """Another rank of the stage has ended, or could not get its memory: no step can be made."""
+    """Another rank of the stage has ended, or could not get its memory: no step is possible."""
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """What a rank tells the others of itself."""
+    """A rank's message to the others about itself."""
 
     rank: int
     pid: int
@@ -90,9 +91,9 @@ class Ranks:
     ) -> None:
         """Meet the others. Blocks until all are there.
 
-        `folder` is the runtime folder of this rank's daemon. `share` returns what all ranks said,
-        each a string of its own, when all of them have called it: a gather over the stage's
-        process group. Raises: RanksApart, in all ranks alike; RankGone.
+        `folder` is the runtime folder of this rank's daemon. `share` returns the strings of all
+        ranks, one each, after all of them have called it: a gather over the stage's process group.
+        Raises: RanksApart, in all ranks alike; RankGone.
         """
         self._rank = rank
         self._stage = stage
@@ -101,7 +102,7 @@ class Ranks:
         self._last: _Link | None = None
         self._next: _Link | None = None
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind("")  # the kernel finds a name; it is gone with the socket
+            door.bind("")  # the kernel picks a name, which ends with the socket
             door.listen()
             mine = Seat(rank, os.getpid(), door.getsockname()[1:].decode(), *daemon_at(folder))
             self._mine = mine
@@ -126,14 +127,14 @@ class Ranks:
     def acquiring(
         self, wanted: Callable[[], bool], give_back: Callable[[], None]
     ) -> Iterator[None]:
-        """Wait until the ranks before have theirs; in the block this one gets its lease.
+        """Wait until the ranks before have their leases; this one gets its own in the block.
 
-        Then the next rank is told.
+        After the block the next rank is told.
 
-        Once for each step, also if the lease was kept. The block calls `waits` before it waits for
-        memory. While an earlier rank waits, this one calls `give_back()` if `wanted()`, which it
-        asks at first, and again after each `wake`. If the block raises, so do the turns of the
-        ranks that come later. Raises: RankGone; if that is the next rank, the lease may be held.
+        Call it once for each step, also if the lease was kept. The block calls `waits` before it
+        waits for memory. While an earlier rank waits, this one calls `give_back()` if `wanted()`,
+        which it calls at first, and again after each `wake`. If the block raises, so do the turns
+        of all later ranks. Raises: RankGone; if the next rank is gone, the lease may be held.
         """
         try:
             self._wait(wanted, give_back)
@@ -146,20 +147,21 @@ class Ranks:
         self._tell(_HOLDS)
 
     def waits(self) -> None:
-        """This rank, in its turn, is about to wait for memory. Does not block. Raises: RankGone."""
+        """Call when this rank, in its turn, will wait for memory. Does not block. Raises:
+        RankGone."""
         self._tell(_WAITS)
 
     def check_place(self) -> None:
-        """Raise RanksApart unless a daemon that was started again has the place of the first."""
+        """Raise RanksApart unless a restarted daemon has the place of the first one."""
         folder, daemon = daemon_at(Path(self._mine.folder))
         if daemon != self._mine.daemon:
             raise RanksApart(
-                f"{folder} is another folder than when rank {self._rank} of {self._stage} started, "
-                "and its ranks go by that: start the stage again"
+                f"{folder} has been replaced since rank {self._rank} of {self._stage} started, "
+                "and the order of ranks depends on it: start the stage again"
             )
 
     def wake(self) -> None:
-        """Have a rank that waits for its turn see whether its lease is wanted. Does not block."""
+        """Let a rank that waits for its turn check whether its lease is wanted. Does not block."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._wake.fileno(), 1)
@@ -167,7 +169,7 @@ class Ranks:
     def close(self) -> None:
         """Leave: a turn that waits here, and the neighbours' next ones, raise RankGone.
 
-        More than once is once.
+        Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -191,14 +193,14 @@ class Ranks:
                 self._sleep()
 
     def _sleep(self) -> None:
-        """Until the rank before says something, or somebody calls `wake`."""
+        """Wait until the rank before sends a message, or `wake` is called."""
         ready = self._poll.poll()
         with self._lock:
             if not self._closed and (self._wake.fileno(), select.POLLIN) in ready:
                 os.eventfd_read(self._wake.fileno())
 
     def _heard(self, link: _Link) -> bytes | None:
-        """What the rank before has said, or None if it has said nothing yet."""
+        """The message of the rank before; None if there is none yet."""
         try:
             said = link.sock.recv(_LONGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -218,8 +220,8 @@ class Ranks:
 
     def _gone(self, rank: int) -> RankGone:
         return RankGone(
-            f"rank {rank} of {self._stage} has ended, and the stage cannot go on without it: its "
-            "log says why. Start the stage again"
+            f"rank {rank} of {self._stage} has ended, and the stage cannot go on without it; its "
+            "log has the reason. Start the stage again"
         )
 
     def _failed(self, exc: BaseException) -> str:
@@ -231,7 +233,7 @@ class Ranks:
         try:
             sock.connect(b"\0" + seat.address.encode())
             if _pid_of(sock) != seat.pid:
-                raise ConnectionRefusedError("somebody else is at its address")
+                raise ConnectionRefusedError("another process is at its address")
         except OSError as exc:
             sock.close()
             raise RanksApart(
@@ -253,27 +255,28 @@ class Ranks:
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
-    """The ranks by their daemons. Raises: RanksApart unless each has one of its own."""
+    """The ranks in the order of their daemons. Raises: RanksApart unless each has its own
+    daemon."""
     by_daemon: dict[tuple[int, int], Seat] = {}
     for seat in seats:
         if seat.daemon is None:
             raise RanksApart(
                 f"rank {seat.rank} of {stage} finds no swapd at {seat.folder}. Start one for each "
-                "GPU: swapd serve --device cuda:0 --budget ..., and so on; or say where they are, "
+                "GPU: swapd serve --device cuda:0 --budget ..., and so on; or set their folders, "
                 "as in endpoint: /run/swapd/gpu{gpu}"
             )
         other = by_daemon.setdefault(seat.daemon, seat)
         if other is not seat:
             raise RanksApart(
                 f"ranks {other.rank} and {seat.rank} of {stage} would share the swapd at "
-                f"{seat.folder}, and each needs that of its own GPU. Put {{gpu}} in the endpoint, "
-                "where its number belongs, as in /run/swapd/gpu{gpu}"
+                f"{seat.folder}, but each needs that of its own GPU. Put {{gpu}} in the endpoint "
+                "for its number, as in /run/swapd/gpu{gpu}"
             )
     return [by_daemon[daemon] for daemon in sorted(by_daemon)]
 
 
 def daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
-    """A daemon's runtime folder, and by what ranks know it; None if there is none."""
+    """A daemon's runtime folder, and its identity for ranks; None if there is none."""
     try:
         found = folder.stat()
     except OSError:
@@ -290,6 +293,6 @@ def _pid_of(sock: socket.socket) -> int:
 
 def _close(link: _Link | None) -> None:
     if link is not None:
-        with suppress(OSError):  # the other side is gone already
+        with suppress(OSError):  # the other side has already left
             link.sock.shutdown(socket.SHUT_RDWR)  # a turn that waits in another thread ends
         link.sock.close()

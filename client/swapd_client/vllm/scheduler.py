@@ -1,21 +1,21 @@
-"""vLLM's schedulers, so that they hear when what a stage's KV cache held is gone.
+"""vLLM's schedulers, extended to learn when contents of a stage's KV cache are lost.
 
-The contents of a cache that takes turns may be lost between two turns: it is dropped, or could not
-be saved. Then all running requests are preempted and prefixes forgotten: vLLM computes what it
-needs again, and no request ends. Each loss has a number. The scheduler says with every step which
-it has heard of, so that the worker knows of a step that was scheduled before it had; such a step is
-computed, for the worker must see the requests in it, and what comes out is thrown away.
+The contents of a cache that takes turns may be lost between two turns: the daemon dropped them, or
+could not save them. Then all running requests are preempted and prefixes forgotten; vLLM computes
+the needed contents again, and no request ends. Each loss has a number. The scheduler sends with
+every step the number of the last loss that it knows. So the worker recognises a step that was
+scheduled before that. It computes such a step, because it must see the requests in it, and the
+results are discarded.
 
-In the worker's own process the worker has vLLM make this scheduler, and that takes the lease before
-it looks for prefixes. In another process the configuration names it (`scheduler_cls`), and it hears
-by what the worker returns. Lives here: the scheduler's side, and what goes to it.
+In the worker's own process the worker makes vLLM use this scheduler, which takes the lease before
+it looks up prefixes. For another process the configuration names it (`scheduler_cls`), and it
+learns of losses from the worker's results. Lives here: the scheduler's side, and its messages.
 
-Where it does not, vLLM's own scheduler hears by the ids of blocks: those that a step read and that
-are gone, as if a KV connector had failed to load them. It then drops what the step made of requests
-that have these, and computes them again from the first such block. `problem_with_blocks` says where
-that is sound.
+Otherwise vLLM's own scheduler learns of the ids of lost blocks that a step has read, as if a KV
+connector had failed to load them. It then drops the results of requests with such blocks, and
+computes them again from the first such block. `problem_with_blocks` lists where that is sound.
 
-vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so know how many.
+vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so know their number.
 """
 
 import copy
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
 else:
     _Above = object
 
-#: What a scheduler is to hear of a step; None if all of it counts.
+#: The message to a scheduler about a step; None if all of the step counts.
 Word = Callable[[], KVConnectorOutput | None]
 
-#: What a `SchedulerOutput` has more: the number of the last loss its scheduler had heard of.
+#: Added attribute of a `SchedulerOutput`: the number of the last loss its scheduler knew.
 _HEARD = "swapd_heard"
 
 
 @dataclass
 class Lost(KVConnectorOutput):  # type: ignore[misc]
-    """Of a step: it read from a cache whose contents were gone."""
+    """About a step: it read from a cache whose contents were lost."""
 
     #: The number of that loss.
     loss: int = 0
 
 
 class Hearing(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vLLM's, first."""
+    """Mixed into a scheduler class of vLLM, first."""
 
-    #: In the worker's process: whose lease is taken before prefixes are looked up.
+    #: In the worker's process: the stage whose lease it takes before it looks up prefixes.
     swapd: ClassVar[Stage | None] = None
-    #: The number of the last loss it has heard of.
+    #: The number of the last loss that this scheduler knows.
     _heard = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ class Hearing(_Above):  # type: ignore[misc]
         return output
 
     def _schedule_leased(self, stage: Stage, *args: Any, **kwargs: Any) -> Any:
-        """The step that is scheduled has its lease afterwards; none if there is nothing in it."""
+        """Schedule a step and hold its lease, or none if the step is empty."""
         stage.note((), self.finished_req_ids)  # or the turn would last for these
         stage.begin()
         try:
@@ -94,14 +94,15 @@ class Hearing(_Above):  # type: ignore[misc]
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _hear(self, loss: int) -> None:
-        """Steps that are under way are thrown away, and all they were for is computed again."""
+        """Discard the steps in flight, and compute all their requests again."""
         if loss > self._heard:
             self._heard = loss
             self.reset_prefix_cache(reset_running_requests=True)
 
 
 class Streams(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vllm-omni's, first: its stage knows which chunks it sent."""
+    """Mixed into a scheduler class of vllm-omni, first: tells its stage the number of chunks
+    sent."""
 
     streaming: ClassVar[Streaming]
 
@@ -115,9 +116,9 @@ class Streams(_Above):  # type: ignore[misc]
 
 
 class Traced(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vLLM's, first: its stage knows the traces of its requests.
+    """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests.
 
-    vLLM tells workers nothing of them.
+    vLLM does not pass them to workers.
     """
 
     stage: ClassVar[Stage]
@@ -150,8 +151,9 @@ def _looked(get: Callable[..., Any], streaming: Streaming) -> Callable[..., Any]
 
 
 def hears_of(config: Any, cache: "KVCacheConfig") -> tuple[Hears, str]:
-    """How the scheduler of this configuration hears of a loss; and why it does not, and what to
-    set: "" if it does.
+    """How the scheduler of this configuration learns of a loss; and if it does not, the remedy.
+
+    The second is "" if it does.
     """
     if problem := _problem_with_numbers(config):
         return Hears.BY_BLOCKS, _problem_with_blocks(config, cache) and problem
@@ -159,9 +161,9 @@ def hears_of(config: Any, cache: "KVCacheConfig") -> tuple[Hears, str]:
 
 
 def _problem_with_numbers(config: Any) -> str:
-    """Why the scheduler is none of swapd's."""
+    """Reason why the scheduler is not one of swapd's."""
     if config.parallel_config.tensor_parallel_size > 1:
-        return "set tensor_parallel_size: 1, for each rank may lose what others have"
+        return "set tensor_parallel_size: 1, because each rank may lose blocks that others have"
     base = config.scheduler_config.get_scheduler_cls()
     if issubclass(base, Hearing):
         return ""
@@ -176,22 +178,21 @@ def _problem_with_numbers(config: Any) -> str:
 
 
 def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
-    """Why a scheduler of vLLM's own does not compute again what was in blocks that are gone.
+    """Reason why a scheduler of vLLM does not compute the contents of lost blocks again.
 
-    It goes back in a request to the first of them, and leaves the request where it is. That is
+    It goes back in a request to the first lost block, and leaves the request in place. That is
     sound if
     - it is vLLM's own, or vllm-omni's of generation stages, in the version for one step at a time:
-      what another has in mind of a step that was dropped, and what steps are ahead of it, is not
-      undone;
-    - the request has all blocks from there on: of windows it has given back those before;
-    - a block is whole after two parts of a prompt at the latest, for two requests may share it, and
-      only one of them is to compute it.
+      another scheduler does not undo its plans from a dropped step, or the steps ahead of it;
+    - the request has all blocks from there on: requests give back blocks before a sliding window;
+    - a block is complete after at most two parts of a prompt, because two requests may share it,
+      and only one of them must compute it.
     """
     base = config.scheduler_config.get_scheduler_cls()
     if base is not VllmScheduler and not _is_of_generation(base):
         return f"{base.__name__} is not vLLM's own"
     if config.parallel_config.tensor_parallel_size > 1:
-        return "each rank may lose what others have"
+        return "each rank may lose blocks that others have"
     if config.scheduler_config.async_scheduling:
         return "steps are scheduled ahead"
     if config.speculative_config is not None:
@@ -210,20 +211,20 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
 
 def _has_all_blocks(spec: Any) -> bool:
     """Whether a request keeps each block of such a layer until it ends."""
-    inner = getattr(spec, "kv_cache_specs", None)  # layers of one kind and several sizes
+    inner = getattr(spec, "kv_cache_specs", None)  # one kind of layers in several sizes
     specs = list(inner.values()) if inner else [spec]
     return all(isinstance(one, FullAttentionSpec) for one in specs)
 
 
 def have_it_hear(config: Any, stage: Stage) -> None:
-    """Have vLLM make a scheduler that hears, before it makes any, if it makes it in this process.
+    """Make vLLM use a scheduler that learns of losses, if it will make it in this process.
 
-    Only where it hears by numbers.
+    Call it before vLLM makes one. Only for losses by number.
     """
     if config.parallel_config.distributed_executor_backend != "uni":
         return
     base = config.scheduler_config.get_scheduler_cls()
-    # others schedule nothing for long at times, with requests that wait for another stage
+    # other schedulers may schedule nothing for long, while requests wait for another stage
     first = base in (VllmScheduler, VllmAsyncScheduler, Scheduler, AsyncScheduler)
     config.scheduler_config.scheduler_cls = type(
         base.__name__,
@@ -233,9 +234,9 @@ def have_it_hear(config: Any, stage: Stage) -> None:
 
 
 def have_it_stream(config: Any, streaming: Streaming) -> None:
-    """Have vLLM make a scheduler that says which chunks it sent, before it makes any.
+    """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes one.
 
-    Only where it makes it in this process, and the stage streams.
+    Only if vLLM makes it in this process, and the stage streams.
     """
     alone = config.parallel_config.distributed_executor_backend == "uni"
     if alone and getattr(config.model_config, "async_chunk", False):
@@ -245,9 +246,9 @@ def have_it_stream(config: Any, streaming: Streaming) -> None:
 
 
 def have_it_trace(config: Any, stage: Stage) -> None:
-    """Have vLLM make a scheduler that knows its requests' traces, after all else is said of which.
+    """Make vLLM use a scheduler that knows its requests' traces. Call it after all other changes.
 
-    Only where it makes it in this process, and that has a provider of spans.
+    Only if vLLM makes it in this process, and the process has a provider of spans.
     """
     if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
         base = config.scheduler_config.get_scheduler_cls()
@@ -257,9 +258,9 @@ def have_it_trace(config: Any, stage: Stage) -> None:
 
 
 def word_of(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
-    """What the scheduler is to hear of a step, which has its lease; None if all of it counts.
+    """The message about a step that has its lease; None if all of the step counts.
 
-    Raises: CacheLost, if it would read what is gone and the scheduler does not hear of it.
+    Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
     """
     note(cache.in_use, scheduler_output)
     if cache.hears_by_number:
@@ -270,14 +271,14 @@ def word_of(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
 
 
 def word_of_fence(cache: Cache) -> KVConnectorOutput | None:
-    """What it is to hear of a step that may have computed on others' memory; None if it cannot."""
+    """The message about a step that may have computed on others' memory; None if impossible."""
     return Lost(loss=cache.doubt()) if cache.hears_by_number else None
 
 
 def counted(output: Any, word: Word) -> Any:
-    """What a step returns, with word that some of it does not count, or nothing. Raises as `word`.
+    """A step's result, with the message about results that do not count. Raises as `word`.
 
-    `word()` is asked when the step has computed.
+    `word()` is called after the step has computed.
     """
     if isinstance(output, AsyncModelRunnerOutput):
         return _Counted(output, word)
@@ -298,5 +299,5 @@ class _Counted(AsyncModelRunnerOutput):  # type: ignore[misc]
 
 
 def _is_of_generation(base: type) -> bool:
-    """vllm-omni's for stages that make all in one step, and schedule by rules of their own."""
+    """Whether it is vllm-omni's for one-step stages, which has scheduling rules of its own."""
     return any(one.__name__ == "OmniGenerationScheduler" for one in base.__mro__)

@@ -1,13 +1,13 @@
-"""Whether a stage computes the same when its weights have moved: looked at as it loads.
+"""Checks while a stage loads that it computes the same after its weights have moved.
 
-A kernel may keep the address of a weight, or a copy of it, where nothing can see that. Once the
-weights are in swapd, and the place where they were is somebody else's, such a layer computes with
-whatever is there. So a dummy forward is run before, and every call of a module that computes with
-weights is written down: `Calls`. Each is made again, with the same inputs, before the weights move
-and after, when their old place has been overwritten: `Place`. What comes out must be the same, bit
-for bit. Calls are judged one by one, since attention has no cache yet and says nothing that could
-be compared. Floating-point inputs are random numbers: what a dummy forward computes is often zero,
-and zero times anything is the same. Does not import vLLM.
+A kernel may keep the address of a weight, or a copy of it, in a hidden place. Once the weights are
+in swapd, and other data is in their old place, such a layer computes with that data. So a dummy
+forward runs first, and every call of a module that computes with weights is recorded: `Calls`. Each
+call is repeated with the same inputs, before the weights move and afterwards, when their old place
+has been overwritten: `Place`. The outputs must be equal, bit for bit. Calls are compared one by
+one, because attention has no cache yet and no comparable output. Floating-point inputs are random
+numbers: a dummy forward often computes zeros, and zero times anything is zero. Does not import
+vLLM.
 """
 
 import logging
@@ -28,33 +28,33 @@ from swapd_client.vllm.outside import aliases_of
 
 log = logging.getLogger("swapd_client")
 
-#: Of the random inputs; any will do, the same for all ranks of a stage.
+#: Seed of the random inputs; arbitrary, but equal for all ranks of a stage.
 _SEED = 20
-#: Rows of an input that is made up.
+#: Rows of a made-up input.
 _ROWS = 2
 
-#: How often a call that differs is made again.
+#: Number of repetitions of a call that differs.
 _AGAIN = 3
 
-#: What came out of a call, tensor by tensor: shape, kind of item, bytes.
+#: Output of a call, tensor by tensor: shape, dtype, bytes.
 Out = tuple[tuple[tuple[int, ...], torch.dtype, bytes], ...]
 
 Context = Callable[[], AbstractContextManager[object]]
-#: What has to be held for a module to be called: another module, or None; and how to hold it.
+#: The module to hold before a module is called (or None), and a context that holds it.
 Around = Callable[[Module], Module | None]
 Hold = Callable[[Module | None], AbstractContextManager[object]]
 
 
 def nothing(module: Module) -> None:
-    """What has to be held where all of it is."""
+    """No module to hold, because all are held."""
 
 
 class PointerKept(SwapdError, RuntimeError):
-    """A layer computes something else when its weights have moved; the message names it."""
+    """A layer computes differently after its weights have moved; the message names it."""
 
 
 class Call(NamedTuple):
-    """A call of a module that can be made again."""
+    """A call of a module that can be repeated."""
 
     name: str
     module: Module
@@ -63,18 +63,18 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """Calls of a stage's modules, and what came out of each before the weights moved."""
+    """Calls of a stage's modules, and their outputs before the weights moved."""
 
     def __init__(self, context: Context = nullcontext) -> None:
-        """`context()` is entered around the calls that are made again."""
+        """`context()` is entered around repeated calls."""
         self._context = context
         self._calls: list[Call] = []
-        #: By call: what came out. None: not the same each time, so there is nothing to compare.
+        #: Output by call. None: not reproducible, so there is nothing to compare.
         self._expected: list[Out | None] = []
 
     @contextmanager
     def noted(self, models: Mapping[str, Module]) -> Iterator[None]:
-        """While in it, the first call of each module that computes with weights is noted."""
+        """In the block, record the first call of each module that computes with weights."""
         with ExitStack() as hooks:
             for key, model in models.items():
                 for path, module in model.named_modules(prefix=key):
@@ -83,7 +83,7 @@ class Calls:
             yield
 
     def add_linear(self, models: Mapping[str, Module]) -> None:
-        """Note made-up calls of linear layers that the dummy forward did not call."""
+        """Record made-up calls of linear layers that the dummy forward did not call."""
         called = {id(call.module) for call in self._calls}
         for key, model in models.items():
             for path, module in model.named_modules(prefix=key):
@@ -91,33 +91,33 @@ class Calls:
                     self._calls.append(Call(path, module, (given,), {}))
 
     def settle(self) -> None:
-        """The weights are where they were loaded: see what comes out of each call."""
+        """Record each call's output, while the weights are in the place where they were loaded."""
         once, again = self._made(), self._made()
         self._expected = [
             out if out == other else None for out, other in zip(once, again, strict=True)
         ]
 
     def compare(self, stage: str, around: Around = nothing, hold: Hold = nullcontext) -> None:
-        """The weights have moved: make each call under `hold(around(module))`.
+        """Repeat each call under `hold(around(module))`, after the weights have moved.
 
-        Raises: PointerKept, which names the first call that differs; and what `hold` raises.
+        Raises: PointerKept, which names the first call that differs; and errors of `hold`.
         """
         made = self._made(around, hold)
         for call, before, now in zip(self._calls, self._expected, made, strict=True):
             if before not in (None, now) and self._differs(call, before, around, hold):
                 raise PointerKept(
-                    f"stage {stage!r}: {call.name} ({_kind(call.module)}) computes something else "
-                    "once its weights have moved: it keeps their address, or reads them where they "
-                    "were. It cannot take turns. Load the model with another quantisation or "
+                    f"stage {stage!r}: {call.name} ({_kind(call.module)}) computes other results "
+                    "once its weights have moved: it keeps their address, or reads their old "
+                    "place. It cannot take turns. Load the model with another quantisation or "
                     "another kernel for this layer, or run the stage without swapd"
                 )
         checked = sum(out is not None for out in self._expected)
         log.info("%s computes the same, bit for bit, in %d layers", stage, checked)
 
     def _differs(self, call: Call, before: Out, around: Around, hold: Hold) -> bool:
-        """Whether it never says the same again, and always the same other thing.
+        """Whether its output never equals the old one, and always the same other one.
 
-        A kernel that adds in any order may say the same twice by chance.
+        A kernel that adds in any order may return the same output twice by chance.
         """
         with torch.inference_mode(), self._context(), hold(around(call.module)):
             again = {_out_of(call) for _ in range(_AGAIN)}
@@ -126,7 +126,7 @@ class Calls:
     def __repr__(self) -> str:
         checked = sum(out is not None for out in self._expected)
         left = len(self._calls) - checked
-        return f"<Calls of {checked} layers; {left} that say nothing when they are called alone>"
+        return f"<Calls of {checked} layers; {left} have no comparable output when called alone>"
 
     def _noting(self, name: str) -> Callable[..., None]:
         noted = False
@@ -134,14 +134,14 @@ class Calls:
         def note(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal noted
             if not noted and _computes_with_weights(module, args):
-                noted = True  # cloned: some kernels write over their inputs
+                noted = True  # clone: some kernels overwrite their inputs
                 given = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
                 self._calls.append(Call(name, module, *given))
 
         return note
 
     def _made(self, around: Around = nothing, hold: Hold = nullcontext) -> list[Out | None]:
-        """What comes out of each call now; None of one that raises."""
+        """The current output of each call; None for a call that raises."""
         out: list[Out | None] = []
         with torch.inference_mode(), self._context():
             for held, calls in groupby(self._calls, lambda call: around(call.module)):
@@ -151,16 +151,16 @@ class Calls:
 
 
 class Place:
-    """Where tensors are, so that it can be overwritten when they have moved."""
+    """The old place of tensors, to be overwritten after they have moved."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keeps the memory of `tensors`; `leave` lets it go."""
+        """Keeps the memory of `tensors`; `leave` frees it."""
         self._were = [(one, one.data) for tensor in tensors for one in _plain(tensor)]
 
     def overwrite(self) -> list[torch.Tensor]:
-        """With what no weight is: not a number, or zero. What has not moved is left alone.
+        """Overwrite the old place with NaN, or zero, except of tensors that have not moved.
 
-        So is what other tensors still lie over, which keep the old memory: these are returned.
+        Returns tensors that still use the old memory, which is not overwritten.
         """
         moved = [old for tensor, old in self._were if old.data_ptr() != tensor.data_ptr()]
         still = aliases_of(moved)
@@ -177,22 +177,23 @@ class Place:
 
 
 def _computes_with_weights(module: Module, args: tuple[Any, ...]) -> bool:
-    """One that consists of others is not called again: what it keeps for itself could change.
+    """Whether to repeat its calls: modules of modules may change state of their own.
 
-    Nor is attention, or what else has a cache: without one it leaves its output as it finds it.
+    Neither are calls of attention, or of other modules with a cache: without a cache they leave
+    their output buffer unchanged.
     """
     if hasattr(module, "kv_cache"):
         return False
     if getattr(module, "quant_method", None) is not None:
         return True
-    if any(isinstance(one, Module) for one in args):  # as vLLM's logits get their head
+    if any(isinstance(one, Module) for one in args):  # as vLLM's logits processor gets its head
         return True
     own = any(one is not None for one in module._parameters.values())
     return own and next(module.children(), None) is None
 
 
 def _linear_input(module: Module) -> torch.Tensor | None:
-    """Something that a linear layer, vLLM's or torch's, can be called with."""
+    """An input for a linear layer of vLLM or torch."""
     if not _computes_with_weights(module, ()):
         return None
     for name in ("input_size_per_partition", "input_size", "in_features"):
@@ -214,7 +215,7 @@ def _out_of(call: Call) -> Out | None:
     args, kwargs = tree_map_only(torch.Tensor, given, (call.args, call.kwargs))
     try:
         out = call.module(*args, **kwargs)
-    except Exception as exc:  # noqa: BLE001 - whatever it is, this call says nothing
+    except Exception as exc:  # noqa: BLE001 - any error: this call is not comparable
         log.debug("%s cannot be called by itself: %r", call.name, exc)
         return None
     tensors = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
@@ -232,7 +233,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor; of one that wraps others, those."""
+    """The tensor itself, or the tensors inside a wrapper."""
     if not is_wrapper(tensor):
         yield tensor
         return

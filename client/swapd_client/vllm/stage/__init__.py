@@ -1,6 +1,6 @@
-"""What a worker process of a stage has with swapd, each concept by itself; `Stage` is their face.
+"""The state of a stage's worker process, one file for each concept; `Stage` combines them.
 
-Neither this package nor what it imports may import vLLM.
+Neither this package nor its imports may import vLLM.
 """
 
 from swapd_client.vllm.stage.stage import Stage

@@ -1,7 +1,7 @@
-"""The next stage is brought in while this one computes: its requests will come there.
+"""Loads the next stage while this one computes, because its requests will go there.
 
-Which that is, and which stages have done with these requests, is said by `topology.py`. Only free
-memory, and what those have released, is taken for it: what others hold or wait for is not.
+`topology.py` knows the next stages, and those that are done with these requests. Loading ahead uses
+only free memory, and memory that the latter have released.
 """
 
 from contextlib import suppress
@@ -12,7 +12,7 @@ from swapd_client.vllm.stage.connection import Connection
 
 
 class Ahead:
-    """Of a stage, or of one of its ranks."""
+    """State of one stage, or of one of its ranks."""
 
     def __init__(self, connection: Connection, neighbours: Neighbours) -> None:
         self._connection = connection
@@ -27,11 +27,10 @@ class Ahead:
         return f"<Ahead of {self._connection.stage}: {', '.join(self._after) or 'nothing'}>"
 
     def ask(self) -> None:
-        """Have it brought in, if it is there. While this stage holds what it needs: not before.
+        """Ask for the next stage, if it is registered. Call it once this stage holds its own lease.
 
-        A hint: it costs a message, and nobody is told what becomes of it. Does not block but as
-        `Client._hint`.
+        A hint: it costs a message and has no answer. Blocks only as `Client._hint`.
         """
         if self._after and not self._connection.alone:
-            with suppress(SwapdError):  # the next acquire says so
+            with suppress(SwapdError):  # the next acquire reports it
                 self._connection.client._hint(*self._after, over=self._before)

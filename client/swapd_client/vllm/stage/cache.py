@@ -1,14 +1,14 @@
-"""A stage's KV cache as scratch: leased with the weights, and what becomes of it between two turns.
+"""A stage's KV cache as scratch, leased with the weights, and its contents between two turns.
 
-Lives here: which blocks hold something that somebody may read again, and where they are. How vLLM
-makes its cache over a buffer of swapd's is said by `kv.py`. Does not import vLLM.
+Lives here: the blocks whose contents may be read again, and their places. `kv.py` makes vLLM's
+cache over a buffer of swapd. Does not import vLLM.
 
-A turn may end with requests in flight, whose blocks are then saved; so is every block that was ever
-written, if prefixes are cached, for the scheduler goes on to hand them out. Else the cache is
-dropped: nothing is copied, and it comes in as zeros. Whatever is gone that the scheduler counts on
-is a loss. A scheduler of swapd's is told its number; for another one it is known which blocks are
-gone (`gone.py`), and said of each step which of them it read. How that is said is in
-`scheduler.py`.
+A turn may end with requests in flight, whose blocks are then saved. With prefix caching, every
+block ever written is saved, because the scheduler may hand it out again. Otherwise the cache is
+dropped: nothing is copied, and it loads as zeros. Contents that are gone but that the scheduler
+counts on are a loss. A scheduler of swapd gets the number of the loss. For other schedulers
+`gone.py` tracks the lost blocks, and which of them each step has read. `scheduler.py` passes this
+on.
 """
 
 import logging
@@ -25,51 +25,51 @@ from swapd_client.vllm.stage.gone import Gone, Share
 
 log = logging.getLogger("swapd_client")
 
-#: What becomes of a stage's cache between two turns. "private": it takes no turns at all.
+#: The contents of a stage's cache between two turns. "private": it takes no turns.
 Fate = Literal["private", "drop", "auto", "save"]
 
-#: Of one request: its blocks, by group of layers.
+#: The blocks of one request, by group of layers.
 Blocks = Sequence[Iterable[int]]
 
 
 class Busy(SwapdError, RuntimeError):
-    """Requests are in flight, and what is asked for would take their cache from them."""
+    """Requests are in flight, and the call would drop their cache."""
 
 
 class CacheLost(SwapdError, RuntimeError):
-    """What a step would read is gone from the cache, and the scheduler cannot be told."""
+    """A step would read lost contents of the cache, and the scheduler cannot learn of it."""
 
 
 class Hears(Enum):
-    """How a stage's scheduler hears of a loss."""
+    """How a stage's scheduler learns of a loss."""
 
-    #: It is one of swapd's: by the loss's number.
+    #: A scheduler of swapd: by the loss's number.
     BY_NUMBER = 1
-    #: It is vLLM's own: by the blocks that a step read and that are gone.
+    #: vLLM's own: by the lost blocks that a step has read.
     BY_BLOCKS = 2
 
 
 class Layer(NamedTuple):
-    """Where one layer's share of a block is: at `offset + block * stride`, and not more. Bytes."""
+    """Place of one layer's share of a block: `offset + block * stride`, `stride` bytes long."""
 
     offset: int
     stride: int
 
 
 class InUse:
-    """Which blocks hold something, as the scheduler's words say. Pure."""
+    """Blocks with contents, as the scheduler reports them. Pure."""
 
     def __init__(self, *, prefixes: bool) -> None:
-        """`prefixes`: whether what a request leaves behind may be another's beginning."""
+        """`prefixes`: whether blocks of an ended request may be the prefix of another."""
         self._prefixes = prefixes
-        #: By request: its blocks in order, by group of layers.
+        #: The blocks of each request in order, by group of layers.
         self._of: dict[str, list[list[int]]] = {}
-        #: Of requests that have ended.
+        #: Blocks of ended requests.
         self._left: set[int] = set()
 
     @property
     def blocks(self) -> list[int]:
-        """All of them, ascending."""
+        """All blocks with contents, ascending."""
         return sorted(self._left.union(*(group for one in self._of.values() for group in one)))
 
     def tables(self, request: str) -> Sequence[Sequence[int]]:
@@ -77,7 +77,7 @@ class InUse:
         return self._of.get(request, [])
 
     def has(self, request: str, blocks: Blocks) -> None:
-        """A request has these, and no others; what it had before it was preempted it leaves."""
+        """A request has exactly these blocks; it leaves those from before a preemption."""
         if self._prefixes:
             self._left.update(*self._of.get(request, []))
         self._of[request] = [list(group) for group in blocks]
@@ -88,7 +88,7 @@ class InUse:
             table.extend(group)
 
     def forget_prefixes(self) -> None:
-        """Nobody reads what requests have left behind."""
+        """Forget the blocks that requests have left."""
         self._left.clear()
 
     def ended(self, requests: Iterable[str]) -> None:
@@ -99,7 +99,7 @@ class InUse:
 
 
 def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> list[tuple[int, int]]:
-    """Where these blocks (ascending) are in a cache of `nbytes` bytes, as (offset, bytes)."""
+    """Places of these blocks (ascending) in a cache of `nbytes` bytes, as (offset, bytes)."""
     runs = list(_runs(blocks))
     ranges = []
     for offset, stride in layers:
@@ -110,7 +110,7 @@ def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> li
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbours among them, as (first, last)."""
+    """Runs of neighbours, as (first, last)."""
     first = last = None
     for block in blocks:
         if last is not None and first is not None and block != last + 1:
@@ -122,69 +122,70 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Terms(NamedTuple):
-    """What becomes of a cache between two turns, and why."""
+    """Contents of a cache between two turns, and the reasons."""
 
     fate: Fate
-    #: Whether the scheduler keeps what requests leave behind, for others that begin alike.
+    #: Whether the scheduler keeps blocks of ended requests as prefixes of others.
     prefixes: bool
     layers: Sequence[Layer]
-    #: Why the scheduler would not hear of a loss, and what to set; "": it hears.
+    #: Reason why the scheduler would not learn of a loss, with the remedy; "": it learns.
     deaf: str = ""
-    #: How long a turn lasts if another stage waits, requests in flight or not; None: they finish.
+    #: Seconds of a turn if another stage waits, even with requests in flight; None: they finish.
     slice_s: float | None = None
-    #: How the scheduler hears of a loss, if it does.
+    #: How the scheduler learns of a loss, if it does.
     hears: Hears = Hears.BY_NUMBER
-    #: By group of layers, how many tokens a block holds.
+    #: Tokens in a block, by group of layers.
     block_tokens: Sequence[int] = ()
 
     @property
     def saved(self) -> bool:
-        """Whether there is somewhere to save it."""
+        """Whether contents may be saved."""
         return self.fate != "drop"
 
     def __str__(self) -> str:
         if self.fate == "drop":
-            return "is dropped, and has turns until no request is in flight"
-        what = "what is" if self.fate == "save" or self.prefixes else "what requests in flight have"
+            return "and is dropped after a turn, which lasts until no request is in flight"
+        whole = self.fate == "save" or self.prefixes
+        what = "all blocks" if whole else "blocks of requests in flight"
         turns = "" if self.slice_s is None else f"; a turn lasts {seconds(self.slice_s)}"
-        return f"and {what} in it is saved{turns}"
+        return f"and {what} are saved{turns}"
 
 
 class Cache:
-    """Of a stage, or of one of its ranks: its component, and what is to be saved of it."""
+    """The KV cache of a stage, or of one of its ranks: its component, and the contents to save."""
 
     def __init__(self, component: Component, terms: Terms) -> None:
         self.component = component
         self._terms = terms
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
-        #: How often contents were lost that the scheduler counted on.
+        #: Number of losses of contents that the scheduler counted on.
         self.losses = 0
         self._gone = Gone()
 
     @property
     def name(self) -> str:
-        """As the daemon calls it."""
+        """Name in the daemon."""
         return self.component.name
 
     def register_again(self, client: Client) -> None:
-        """With another daemon, where it is; what is in it goes along, if it is ever saved."""
+        """Register it with another daemon, at its address; saved kinds keep their contents."""
         self.component = client.register_scratch(
             self.name, self.component.tensor, mutable=self._terms.saved
         )
 
     def leave(self) -> None:
-        """A turn ends: say what of it is worth saving. Under the lease."""
+        """At the end of a turn: tell which contents to save. Under the lease."""
         if self._terms.saved:
             nbytes = self.component.nbytes
             self.component.used(ranges_of(self._terms.layers, self.in_use.blocks, nbytes))
 
     def come(self, lease: Lease) -> None:
-        """A turn begins."""
+        """At the beginning of a turn."""
         if lease.fresh(self.name):
             self._begin_anew()
 
     def go_alone(self) -> None:
-        """The daemon is gone, and no lease was held: what was not saved is zeros."""
+        """The daemon is gone, and no lease was held: contents that were not saved are zeros."""
         if not self._terms.saved or self.component.lost:
             self._begin_anew()
 
@@ -198,37 +199,38 @@ class Cache:
         self.in_use.forget_prefixes()
         if self._terms.saved:
             log.warning(
-                "%d blocks of %s are gone, for swapd could not save them: what requests in flight "
-                "had there %s. swapd's log says why",
+                "%d blocks of %s are gone, because swapd could not save them: the contents "
+                "%s. swapd's log has the reason",
                 len(blocks),
                 self.name,
-                "is needed, and ends the stage" if self._terms.deaf else "is computed again",
+                "are needed, so the stage ends" if self._terms.deaf else "are computed again",
             )
 
     def doubt(self) -> int:
-        """What was computed last may be wrong: that is a loss; its number. From any thread."""
+        """Count the last results as a loss, because they may be wrong; its number. From any
+        thread."""
         self.losses += 1
         return self.losses
 
     @property
     def hears_by_number(self) -> bool:
-        """Whether the scheduler is told the number of a loss, and computes all again."""
+        """Whether the scheduler gets the number of a loss, and computes all again."""
         return not self._terms.deaf and self._terms.hears is Hears.BY_NUMBER
 
     def tables(self, request: str) -> list[tuple[Sequence[int], int]]:
-        """As a `Share` has them."""
+        """The block tables of a request, as in `Share`."""
         return list(zip(self.in_use.tables(request), self._terms.block_tokens, strict=False))
 
     def read(self, shares: Iterable[Share]) -> set[int]:
-        """Before a step, under its lease: the blocks that are read in it, and are gone.
+        """Before a step, under its lease: the lost blocks that it will read.
 
-        Raises: CacheLost if there are some, and the scheduler would not hear of it.
+        Raises: CacheLost if there are some, and the scheduler would not learn of it.
         """
         gone = self._gone.step(shares)
         if gone and self._terms.deaf:
             raise CacheLost(
                 f"{len(gone)} blocks of {self.name} are gone, which requests would read: start the "
-                "stage again, for it would go on with zeros. swapd's log says why they were not "
-                f"saved. To have such requests computed again, {self._terms.deaf}"
+                "stage again, because it would go on with zeros. swapd's log has the reason. To "
+                f"have such requests computed again, {self._terms.deaf}"
             )
         return gone

@@ -1,7 +1,7 @@
-"""What a stage has in swapd: its components, how they are registered, and what each call needs.
+"""A stage's components in swapd: their registration, and the components of each call.
 
-Lives here: names. Which weights are which component is said by `parts.py`, which leave by layers by
-`layers.py`, and when they are leased by `turns.py`.
+Lives here: names. `parts.py` assigns weights to components, `layers.py` divides them by layers, and
+`turns.py` leases them.
 """
 
 import logging
@@ -27,25 +27,25 @@ log = logging.getLogger("swapd_client")
 
 
 class StageComponents:
-    """The components that a stage has registered; none at first."""
+    """The registered components of a stage; none at first."""
 
     def __init__(self) -> None:
-        #: What every call needs, and what one needs that has encoder inputs: the same object if
-        #: that is nothing more.
+        #: The components for every call, and those for a call with encoder inputs; the same object
+        #: if the stage has no encoders of its own.
         self.main: tuple[str, ...] = ()
         self.all: tuple[str, ...] = ()
-        #: By component, its parameters.
+        #: Parameters by component.
         self.tensors: Mapping[str, Tensors] = {}
         self._parts: tuple[Part, ...] = ()
         #: The KV cache, if it takes turns with the weights.
         self.cache: Cache | None = None
-        #: The bytes of each that the daemon knows of: of a family, of its parts.
+        #: Bytes of each registered component; of a family, of each part.
         self._sizes: list[int] = []
-        #: Registers all of it with another client, where it is. None: there is nothing yet.
+        #: Registers all components with another client, at their addresses. None: there are none.
         self.register_again: Callable[[Client], None] | None = None
 
     def register(self, client: Client, parts: Iterable[Part]) -> int:
-        """Move `parts` into swapd; how many bytes were moved. All of them or none.
+        """Move `parts` into swapd, all or none; return the bytes moved.
 
         Blocks for the copies. Raises as `Client.register`.
         """
@@ -78,7 +78,7 @@ class StageComponents:
         return sum(self._sizes)
 
     def lend_cache(self, client: Client, name: str, nbytes: int, terms: Terms) -> torch.Tensor:
-        """Have a KV cache of so many bytes take turns with the weights: where it is, zeros.
+        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
 
         Raises as `Client.register_scratch`.
         """
@@ -95,13 +95,13 @@ class StageComponents:
 
         self.register_again = register_again
         alike = self.all is self.main
-        self.main = (name, *self.main)  # the first layer needs it
+        self.main = (name, *self.main)  # first, because the first layer needs it
         self.all = self.main if alike else (name, *self.all)
         log.info("in swapd: %s (%s) takes turns, %s", name, size(nbytes), terms)
         return cache.component.tensor
 
     def layers(self, models: Mapping[str, Module]) -> Layers:
-        """Of what leaves by layers: each part's layers, in `models`, and their weights."""
+        """For each part of layers: its layers in `models`, and their weights."""
         return {
             part_name(part.name, key): (layers.modules_of(models, key), tensors)
             for part in self._parts
@@ -111,23 +111,23 @@ class StageComponents:
 
     @property
     def losses(self) -> int:
-        """How often the KV cache lost what the scheduler counted on."""
+        """Number of losses of the KV cache that the scheduler counted on."""
         return 0 if self.cache is None else self.cache.losses
 
     def take_back(self, client: Client) -> None:
-        """Have all of it in private memory again. Raises as `Client.unregister`."""
+        """Move all components back to private memory. Raises as `Client.unregister`."""
         self.register_again = None
         for name in list(client.session.components):
             client.unregister(name)
 
     def nbytes(self, client: Client) -> int:
-        """How much they are in swapd."""
+        """Bytes of the weights in swapd."""
         sizes = sizes_of(client.session)
         return sum(sizes[name] for name in self.tensors)
 
 
 def sizes_of(session: Session) -> dict[str, int]:
-    """The bytes of what this process has registered: a family, or a component that is in none."""
+    """Bytes of each family, and of each component outside of families, of this process."""
     sizes: dict[str, int] = {}
     for part in session.registry.all():
         name = part.part_of or part.name
@@ -136,10 +136,10 @@ def sizes_of(session: Session) -> dict[str, int]:
 
 
 def _register_again(parts: Iterable[Part], sizes: Iterable[int], client: Client) -> None:
-    """`sizes`: of all that is leased together, bytes. Raises as `Client.register`."""
+    """`sizes`: bytes of all components leased together. Raises as `Client.register`."""
     status = client.status()
     need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in sizes)
-    if need > (room := lendable(status)):  # each part by itself may fit
+    if need > (room := lendable(status)):  # each part alone may fit
         raise TooLarge(
             f"it needs {size(need)} at once, and swapd at {client.session.endpoint} can lend "
             f"{size(room)}: start it with a larger --budget"
@@ -154,7 +154,7 @@ def _register_again(parts: Iterable[Part], sizes: Iterable[int], client: Client)
 def _in_words(part: Part) -> str:
     if part.policy == "permanent":
         return "stays"
-    when = "comes for steps with encoder inputs" if part.encoder else "takes turns"
+    when = "is loaded for steps with encoder inputs" if part.encoder else "takes turns"
     if part.layers:
         return f"{when} by layers, in {len(part.layers)} parts"
     return f"{when} and leaves at once" if part.policy == "sequential" else when

@@ -1,7 +1,7 @@
-"""The daemon that a stage has, or has lost: then the stage is alone, its weights its process's own.
+"""The daemon of a stage, or its loss: then the stage is alone, with its weights in private memory.
 
-Lives here: the client, and what becomes of the weights when it is closed. When a stage goes alone
-is said by `turns.py`, and how it comes back by `rejoining.py`.
+Lives here: the client, and the weights when it is closed. `turns.py` decides when a stage goes
+alone, and `rejoining.py` how it comes back.
 """
 
 import logging
@@ -28,7 +28,7 @@ def connect(folder: Path, stage: str) -> Client:
 
 
 def connect_to_start(folder: Path, stage: str) -> Client:
-    """A client for a stage that starts. Raises as `connect`; NotRunning says which stage it is."""
+    """A client for a starting stage. Raises as `connect`; NotRunning names the stage."""
     try:
         return connect(folder, stage)
     except NotRunning as exc:
@@ -36,24 +36,24 @@ def connect_to_start(folder: Path, stage: str) -> Client:
 
 
 def close(client: Client) -> None:
-    """Nothing is to run here any more: weights are kept only where that costs nothing."""
+    """Close the client of an ending stage; it keeps its weights only where that costs nothing."""
     client.close(keep=not client.session.processor.memory_is_scarce)
 
 
 class Connection:
-    """What a stage has its weights in: a daemon, by its client, or private memory."""
+    """Where a stage's weights are: in a daemon, through its client, or in private memory."""
 
     def __init__(self, stage: str, client: Client, wake: Event, ranks: Ranks | None) -> None:
-        """`wake` is set when the daemon wants something, or is gone; `ranks` are woken too."""
-        #: What the stage is called.
+        """`wake` is set when a lease is wanted, or the daemon is gone; `ranks` are woken too."""
+        #: Name of the stage.
         self.stage = stage
         self._wake = wake
         self._ranks = ranks
-        #: Of the daemon; closed while the stage is alone.
+        #: Client of the daemon; closed while the stage is alone.
         self.client = client
-        #: swapd is gone, and the weights are this process's own.
+        #: Whether the daemon is gone, and the weights are in private memory.
         self.alone = False
-        #: ... or are nowhere: then no step can be made.
+        #: Set if the weights are lost: then no step is possible.
         self.stopped: Stopped | None = None
         self._listen(client)
 
@@ -62,27 +62,27 @@ class Connection:
 
     @property
     def error(self) -> SwapdError | None:
-        """Why there is no daemon; None while there is."""
+        """Reason why there is no daemon; None while there is one."""
         return self.client.session.error
 
     def refuse_stopped(self) -> None:
-        """Raise Stopped if the weights are nowhere, or if what was computed is wrong."""
+        """Raise Stopped if the weights are lost, or results are wrong."""
         if self.stopped is not None:
             raise self.stopped
 
     def go_alone(self, error: SwapdError) -> None:
-        """Have the weights in private memory. Raises: Stopped if there is no memory for them."""
+        """Move the weights to private memory. Raises: Stopped if there is no room for them."""
         self.alone = True
         self._wake.set()
         self.leave(self.client, error)
         log.error(
-            "%s goes on without swapd, its weights in private memory: it gives way to nobody until "
+            "%s goes on without swapd, its weights in private memory: it does not give way until "
             "swapd is back. Start it again, and this stage comes back by itself",
             self.stage,
         )
 
     def leave(self, client: Client, error: Exception) -> None:
-        """Close a client; what it had is in private memory. Raises: Stopped."""
+        """Close a client, which moves its weights to private memory. Raises: Stopped."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", RuntimeWarning)
@@ -95,30 +95,32 @@ class Connection:
             raise self.stopped from exc
 
     def stop(self, error: SwapdError) -> Stopped:
-        """What was computed cannot be taken back, and no step is made any more: what to raise."""
+        """Refuse all further steps, because wrong results cannot be undone; return the error to
+        raise.
+        """
         self.stopped = Stopped(
-            f"stage {self.stage!r} has computed on memory that others may have had ({error}), and "
-            "its scheduler does not hear of that. Start the stage again; with kv: auto, and a "
+            f"stage {self.stage!r} has computed on memory that others may have used ({error}), and "
+            "its scheduler cannot learn of that. Start the stage again; with kv: auto, and a "
             "scheduler of swapd's, such a step is computed again"
         )
         return self.stopped
 
     def check(self, client: Client) -> None:
-        """Raise unless the daemon of another client can have the weights where they are.
+        """Raise unless another client's daemon can take the weights at their addresses.
 
         NotRunning, RanksApart.
         """
         before, now = self.client.session.welcome, client.session.welcome
         if (before.uuid, before.device) != (now.uuid, now.device):
             raise NotRunning(
-                f"swapd at {client.session.endpoint} serves {now.device}, and the weights are on "
-                f"{before.device}: start one for that"
+                f"swapd at {client.session.endpoint} serves {now.device}, but the weights are on "
+                f"{before.device}: start one for that device"
             )
         if self._ranks is not None:
             self._ranks.check_place()
 
     def come_back(self, client: Client) -> None:
-        """The weights are in the daemon of this client from now on."""
+        """From now on the weights are in the daemon of this client."""
         self._listen(client)
         self.client, self.alone = client, False
 

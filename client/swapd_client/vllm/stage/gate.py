@@ -1,8 +1,8 @@
-"""Who uses the weights of a stage just now, and how nobody does for a while.
+"""Tracks the calls that use a stage's weights, and can keep further calls out.
 
-A call goes in and out, in the thread that steps the engine; while none is in, the stage's own
-thread may do something under the lock, or shut the gate until it has. Lives here: the lock, counts
-and waits. May not live here: leases, daemons.
+Calls enter and leave in the thread that steps the engine. While no call is in, the stage's own
+thread may work under the lock, or shut the gate until it has. Lives here: the lock, counts and
+waits. May not live here: leases, daemons.
 """
 
 import threading
@@ -12,19 +12,19 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Of one stage. What begins with "under the lock" is for who holds `lock`."""
+    """The gate of one stage. Methods marked "under the lock" require `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        #: How many calls that use weights are under way, one in the other.
+        #: Number of running calls that use weights, nested ones included.
         self.depth = 0
-        #: How many changes of the weights are under way; they are no calls, and may have some.
+        #: Number of running changes of the weights; a change is no call, and may contain calls.
         self.changes = 0
-        #: No call begins until `open`: whoever shut it is about to do what none may be in.
+        #: Whether no call may begin until `open`.
         self.shut = False
-        #: When the last call ended; seconds.
+        #: Time at which the last call ended, in seconds.
         self._rested = time.monotonic()
-        #: Told when a call or a change has ended if somebody waits for that, and by `open`.
+        #: Notified at the end of a call or a change if a thread waits for that, and by `open`.
         self._free = threading.Condition(self.lock)
         self._awaited = False
 
@@ -39,7 +39,7 @@ class Gate:
 
     def enter(self) -> None:
         """A call begins. Blocks while the gate is shut, unless it is in another call."""
-        with self.lock:  # whoever is just giving the lease back has done so then
+        with self.lock:  # another thread's end of the lease is complete then
             self.await_open()
             self.depth += 1
 
@@ -53,7 +53,7 @@ class Gate:
 
     @contextmanager
     def changing(self, first: Callable[[], None]) -> Iterator[None]:
-        """While in it the stage is busy, though no call need be in. `first()`: under the lock."""
+        """In the block the stage is busy, even without a call. `first()`: under the lock."""
         with self.lock:
             self.await_open()
             first()
@@ -76,16 +76,16 @@ class Gate:
         self._free.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Until a call or a change has ended, or `tell`. Under the lock, which others have then."""
+        """Wait for the end of a call or a change, or `tell`. Under the lock, released meanwhile."""
         self._awaited = True
         self._free.wait(timeout_s)
         self._awaited = False
 
     def tell(self) -> None:
-        """Have who waits look again. Under the lock."""
+        """Wake the waiting thread to check again. Under the lock."""
         if self._awaited:
             self._free.notify_all()
 
     def idle_s(self) -> float:
-        """For how long nobody has been in a call; 0 if somebody is. Under the lock."""
+        """Seconds since the last call ended; 0 during a call. Under the lock."""
         return 0.0 if self.depth else time.monotonic() - self._rested

@@ -1,49 +1,48 @@
-"""What of a KV cache is gone, and who would read it: known block by block, so that no step counts
-that has read from a block whose contents were lost. Pure.
+"""Tracks lost contents of a KV cache block by block, so that no step counts that has read them.
 
-A block is whole again as far as it was written anew from its first slot. What a request writes that
-has read something gone is itself worth nothing, and is gone too.
+A block is whole again as far as it was rewritten from its first slot on. A request that has read
+lost contents writes invalid contents, which count as lost too. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-#: What vLLM calls the null block: it stands where a request has none, and is nobody's.
+#: vLLM's null block, which stands for a missing block of a request.
 NOBODYS = 0
 
 
 class Share(NamedTuple):
-    """What a request has of a step: it reads `computed` tokens, writes `scheduled` after them."""
+    """A request's share of a step: it reads `computed` tokens, writes `scheduled` after them."""
 
     request: str
-    #: By group of layers: its blocks in order, and how many tokens a block holds.
+    #: Its blocks in order, and the tokens in a block, by group of layers.
     tables: Sequence[tuple[Sequence[int], int]]
     computed: int
     scheduled: int
-    #: Whether it has other blocks than in the last step it was in.
+    #: Whether it has other blocks than in its last step.
     anew: bool
 
 
 class Gone:
-    """Of one cache."""
+    """Lost contents of one cache."""
 
     def __init__(self) -> None:
-        #: By block that is not whole: how many of its slots are, from the first on.
+        #: For each block that is not whole: the number of its valid slots, from the first on.
         self._whole: dict[int, int] = {}
-        #: Requests that read nothing gone in the last step, and so will not in the next.
+        #: Requests that read nothing lost in the last step, and so will not in the next.
         self._sound: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._whole)
 
     def lose(self, blocks: Iterable[int]) -> None:
-        """The contents of these are gone."""
+        """The contents of these blocks are lost."""
         self._whole.update(dict.fromkeys(blocks, 0))
         self._whole.pop(NOBODYS, None)
         self._sound.clear()
 
     def step(self, shares: Iterable[Share]) -> set[int]:
-        """A step is made, for these in this order; returns the blocks read in it that are gone."""
+        """Note a step of these, in this order; return the lost blocks read in it."""
         if not self._whole:
             return set()
         gone: set[int] = set()
@@ -80,7 +79,7 @@ class Gone:
 
 
 def _spans(table: Sequence[int], size: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Where tokens from `start` to `end` are, as (block, first slot, last slot + 1)."""
+    """Places of the tokens from `start` to `end`, as (block, first slot, last slot + 1)."""
     for number in range(start // size, min(-(-end // size), len(table))):
         at = number * size
         if table[number] != NOBODYS:

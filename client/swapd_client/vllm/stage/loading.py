@@ -1,6 +1,6 @@
-"""The memory that a stage loads in: lent by the daemon as a workspace, until the weights move.
+"""The workspace in which a stage loads, until the weights move into swapd.
 
-Plain functions: nothing is remembered. When a stage may ask for it is said by `stage.py`.
+Plain functions without state. `stage.py` decides when a stage may ask for a workspace.
 """
 
 import logging
@@ -20,13 +20,13 @@ log = logging.getLogger("swapd_client")
 
 MIB = 1 << 20
 
-#: How long to wait for swapd to have back what it lent for loading, and how often to ask.
+#: Seconds to wait until swapd has the workspace back, and between two checks.
 RETURN_S = 10.0
 RETURN_STEP_S = 0.02
 
 
 def workspace(client: Client, stage: str, nbytes: int | None) -> Lease:
-    """`nbytes` of device memory, or as much as the daemon can lend: if that is less, or for None.
+    """A lease of `nbytes` of device memory; of as much as possible, if that is less, or for None.
 
     Blocks until others have given way. Raises as `Client.acquire_workspace`.
     """
@@ -39,33 +39,35 @@ def workspace(client: Client, stage: str, nbytes: int | None) -> Lease:
             f"stage {stage!r} cannot have {size(nbytes)} to load its weights: {exc}. Give "
             "swapd a larger --budget, or the stage a smaller load_workspace"
         ) from exc
-    log.info("%s loads, with %s of swapd's memory", stage, size(nbytes))
+    log.info("%s loads, with a workspace of %s", stage, size(nbytes))
     return lease
 
 
 @contextmanager
 def alone(client: Client) -> Iterator[None]:
-    """While in it no other stage starts: none measures the device while memory of it is lent.
+    """In the block no other stage starts, so that none measures the device during a workspace.
 
-    Not with a lease. Blocks until those that start have started. Raises as `Client.acquire_start`.
+    Not with a lease. Blocks until running starts have ended. Raises as `Client.acquire_start`.
     """
     turn = client.acquire_start()
     try:
         yield
     finally:
-        with suppress(SessionEnded, ClientClosed):  # the daemon is gone, and with it the turn
+        with suppress(SessionEnded, ClientClosed):  # the turn ended with the daemon
             turn.release()
 
 
 def await_return(client: Client, stage: str, closed: Event) -> None:
-    """Until the driver has given swapd back what was lent; at most RETURN_S, or until `closed`."""
+    """Wait until the driver has given swapd the workspace back; at most RETURN_S, or until
+    `closed`.
+    """
     mine = client.session.welcome.session
     until = time.monotonic() + RETURN_S
-    with suppress(SessionEnded, ClientClosed):  # the next acquire says so
+    with suppress(SessionEnded, ClientClosed):  # the next acquire reports it
         while _lends(status := client.status(), mine):
             if time.monotonic() > until:
                 log.warning(
-                    "%s has loaded, and swapd has not got back what it lent for that: vLLM may "
+                    "%s has loaded, but swapd has not got back the workspace for that: vLLM may "
                     "count it as free. %s",
                     stage,
                     "; ".join(status.notes),
@@ -75,15 +77,16 @@ def await_return(client: Client, stage: str, closed: Event) -> None:
 
 
 def lendable(status: StatusReply) -> int:
-    """How many bytes a daemon can lend at most: all but what never leaves, in or still to come."""
+    """The most bytes that a daemon can lend: all but components that stay, loaded or not."""
     stays = sum(one.stays_bytes for one in status.sessions)
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
 
 
 def check_turn(client: Client, stage: str, cache: int = 0) -> None:
-    """Raise TooLarge unless all the stage has registered, and a KV cache of `cache` bytes, fits.
+    """Raise TooLarge unless the stage's components and a KV cache of `cache` bytes fit at once.
 
-    The arena has to hold at once what one step needs; and what others need, beside what stays.
+    The arena must have room for all components of one step; and for those of others' steps, beside
+    components that stay.
     """
     status = client.status()
     mine = client.session.welcome.session
@@ -107,10 +110,10 @@ def check_turn(client: Client, stage: str, cache: int = 0) -> None:
 
 
 def check_others(status: StatusReply, mine: int, stage: str) -> None:
-    """Raise TooLarge if what of the stage stays takes the room of another one's turn.
+    """Raise TooLarge if components of the stage that stay leave no room for another stage's turn.
 
-    `mine`: its session, which has registered all of it. What another needs at once the daemon
-    knows by its leases: so a stage that has started has had its turn once.
+    `mine`: its session, which has registered all of them. The daemon knows the size of another
+    stage's turn from its leases, so from a stage that has had a turn.
     """
     sessions = {one.session: one for one in status.sessions}
     me = sessions.pop(mine, None)
@@ -124,25 +127,25 @@ def check_others(status: StatusReply, mine: int, stage: str) -> None:
         return
     sum_up = " + ".join(f"{size(nbytes)} of {name}" for name, nbytes in stay)
     raise TooLarge(
-        f"stage {stage!r} would stay, and leave {_name(largest.label)} no room for its turn: what "
-        f"stays ({sum_up}) and what {_name(largest.label)} needs at once "
-        f"({size(largest.turn_bytes)}) are {size(need)}, and swapd has a --budget of "
-        f"{size(status.budget_bytes)}: give it {_budget(status, need - status.budget_bytes)} at "
+        f"stage {stage!r} would stay, and leave {_name(largest.label)} no room for its turn. "
+        f"Staying components ({sum_up}) and the turn of {_name(largest.label)} "
+        f"({size(largest.turn_bytes)}) need {size(need)}, and swapd has a --budget of "
+        f"{size(status.budget_bytes)}. Give it {_budget(status, need - status.budget_bytes)} at "
         f"least, or have {stage} take turns: leave cpu_offload_enabled and cpu_offload_components "
         "out of its additional_config.swapd"
     )
 
 
 def _budget(status: StatusReply, short: int) -> str:
-    """The least `--budget` that is so much more."""
+    """The `--budget` that is larger by `short`."""
     return f"{-(-(status.budget_bytes + short) // MIB)}MiB"
 
 
 def _name(label: str) -> str:
-    """What a session's stage is called."""
+    """The name of a session's stage."""
     return label.rpartition(":")[0] or label
 
 
 def _lends(status: StatusReply, session: int) -> bool:
-    """Whether memory is lent to a session, or on its way back."""
+    """Whether a session has a workspace, or one on its way back."""
     return any(c.session == session and c.kind == "workspace" for c in status.components)

@@ -1,9 +1,8 @@
-"""How a stage that is alone comes back to the next daemon at the same endpoint.
+"""How a stage that is alone joins the next daemon at the same endpoint.
 
-It comes back between two calls: as soon as no request is in flight, or after `finish_within_s`.
-The stage's own thread does that under the gate's lock, with nobody in a call, and a call that
-begins meanwhile waits for it. So within one call a stage is alone or it is not, except that a
-daemon may die at any time.
+It does so between two calls: as soon as no request is in flight, or after `finish_within_s`. The
+stage's own thread joins under the gate's lock, without a running call, and a new call waits for it.
+So within one call a stage either has a daemon or not, except that a daemon may die at any time.
 """
 
 import logging
@@ -25,25 +24,25 @@ from swapd_client.vllm.stage.turns import Turns
 
 log = logging.getLogger("swapd_client")
 
-#: How often a stage that is alone looks whether there is a daemon; and at most how rarely it asks
-#: one that has refused it.
+#: Seconds between two checks for a daemon while the stage is alone; and the longest time between
+#: two requests to a daemon that has refused it.
 LOOK_S = 1.0
 LOOK_LAST_S = 60.0
 
 
 class Refusals:
-    """When a daemon that has refused the stage is asked again, and what is told of that."""
+    """Times to ask a daemon again that has refused the stage, and the refusals reported."""
 
     def __init__(self) -> None:
-        #: Which daemon that is: its door's inode, and when it was made.
+        #: Identity of that daemon: inode and time of its socket.
         self._door: tuple[int, int] | None = None
-        #: When it is asked again, and after how long; seconds.
+        #: Time to ask again, and the delay before that, in seconds.
         self.ask_at = self._ask_s = 0.0
-        #: Why it refused: each is told once.
+        #: Kinds of refusals already reported.
         self._told: set[type[Exception]] = set()
 
     def may_ask(self, endpoint: Path) -> bool:
-        """Whether there may be a daemon; one that has refused the stage is not asked every time."""
+        """Whether there may be a daemon. One that has refused the stage is asked less often."""
         try:
             found = os.stat(endpoint / LIFELINE)
         except OSError:
@@ -51,13 +50,13 @@ class Refusals:
         door = found.st_ino, found.st_ctime_ns
         if door == self._door:
             return time.monotonic() >= self.ask_at
-        self._door = door  # if it does
+        self._door = door  # in case it refuses
         self.ask_at, self._ask_s = 0.0, LOOK_S
         self._told.clear()
         return True
 
     def add(self, error: Exception) -> bool:
-        """It did. Whether that is to be told."""
+        """Note a refusal; return whether to report it."""
         self._ask_s = min(self._ask_s * 2, LOOK_LAST_S)
         self.ask_at = time.monotonic() + self._ask_s
         known = type(error) in self._told
@@ -65,12 +64,12 @@ class Refusals:
         return not known
 
     def forget(self) -> None:
-        """It did not."""
+        """The daemon has accepted the stage."""
         self._door = None
 
 
 class Rejoining:
-    """Of a stage, or of one of its ranks. `look` is for the stage's own thread."""
+    """State of one stage, or of one of its ranks. `look` is for the stage's own thread."""
 
     def __init__(
         self,
@@ -81,17 +80,16 @@ class Rejoining:
         within_s: float,
         closed: Event,
     ) -> None:
-        """`within_s`: how long requests that are in flight may take first. `closed`: the stage is
-        over."""
+        """`within_s`: bound on requests in flight before joining. `closed`: the stage is over."""
         self._connection = connection
         self._components = components
         self._gate = gate
         self._turns = turns
         self._within_s = within_s
         self._closed = closed
-        #: A client of a daemon that has come back, while the stage is to join it.
+        #: A client of a new daemon, while the stage joins it.
         self._newcomer: Client | None = None
-        #: Held by who closes that: `Client.close` is not for two threads at once.
+        #: Held by the thread that closes that client: `Client.close` is not thread-safe.
         self._closing = threading.Lock()
         self._refusals = Refusals()
 
@@ -99,15 +97,15 @@ class Rejoining:
         return f"<Rejoining {self._newcomer or 'nobody'}>"
 
     def looks_every_s(self) -> float | None:
-        """How often `look` is to be called; None: nothing is lost."""
+        """Seconds between two calls of `look`; None: there is a daemon."""
         lost = self._connection.error is not None and self._components.register_again is not None
         return LOOK_S if lost else None
 
     def look(self) -> None:
-        """Join a daemon if there is one. Blocks until it is done; whatever fails is told."""
+        """Join a daemon if there is one. Blocks until it is done; reports all errors."""
         endpoint = self._connection.client.session.endpoint
         try:
-            with self._gate.lock:  # now rather than in the next call: the memory is the old one's
+            with self._gate.lock:  # now, not in the next call: the memory is the old daemon's
                 if not self._gate.busy:
                     self._be_alone()
             if self._connection.stopped is not None or not self._refusals.may_ask(endpoint):
@@ -115,7 +113,7 @@ class Rejoining:
             client = connect(endpoint, self._connection.stage)
         except (NotRunning, SessionEnded):
             return
-        except Exception as exc:  # noqa: BLE001 - the stage goes on all the same
+        except Exception as exc:  # noqa: BLE001 - the stage goes on without a daemon
             return self._could_not_join(exc)
         try:
             self._newcomer = client
@@ -126,7 +124,7 @@ class Rejoining:
             self._newcomer = None
 
     def give_up(self) -> None:
-        """When the stage is closed: what `look` waits for ends. From another thread."""
+        """End the waits of `look` when the stage is closed. From another thread."""
         with self._closing:
             if (newcomer := self._newcomer) is not None:
                 close(newcomer)
@@ -134,12 +132,12 @@ class Rejoining:
             self._gate.tell()
 
     def _be_alone(self) -> None:
-        """Not in a call. Under the lock, when the daemon may be gone."""
+        """Go alone if the daemon is gone. Not in a call; under the lock."""
         if (error := self._connection.error) is not None:
             self._turns.go_alone(error)
 
     def _join(self, client: Client) -> None:
-        """Between two calls, have all of it with this client; then that is the stage's."""
+        """Between two calls, register all components with this client, and switch to it."""
         with self._gate.lock:
             try:
                 if self._await_free(client):
@@ -155,14 +153,14 @@ class Rejoining:
                         client.close()
 
     def _await_free(self, client: Client) -> bool:
-        """Until nobody is in a call: between requests, or after a while between two steps.
+        """Wait until no call is running: between requests, or after a while between two steps.
 
         False if the stage is closed by then, or the daemon is gone again.
         """
         gate, until = self._gate, time.monotonic() + self._within_s
         while not self._closed.is_set() and client.session.error is None:
             left = until - time.monotonic()
-            # not in a change, which may take calls to end
+            # not in a change, which may need calls to end
             gate.shut = left <= 0 and not (gate.changes or self._turns.keeping.whole)
             if not gate.busy and (gate.shut or not self._turns.keeping.in_flight):
                 return True
@@ -170,7 +168,7 @@ class Rejoining:
         return False
 
     def _move_to(self, client: Client) -> None:
-        """Nobody is in a call. Under the lock."""
+        """Register everything with this client. Under the lock, without a running call."""
         self._be_alone()
         self._connection.check(client)
         assert self._components.register_again is not None
@@ -191,7 +189,7 @@ class Rejoining:
             return log.error("%s", error)
         if self._refusals.add(error):
             log.warning(
-                "%s cannot come back to swapd, goes on without it, and tries again: %s",
+                "%s cannot come back to swapd; it goes on without it, and tries again: %s",
                 self._connection.stage,
                 error,
             )

@@ -1,14 +1,14 @@
-"""A turn begins with its first layers; each of the others is waited for before it computes.
+"""A turn begins with its first layers; a wait precedes the computation of each other layer.
 
-Its lease is one, granted when all its copies are ordered: so who has begun waits for nobody's
-lease, but for copies that come for certain, or fail. The copies come in order: what is in no layer
-first, then layer by layer. A layer that is to wait has another `forward` until its part is there;
-where all of it is, none has. A forward pre-hook would do the same, but torch's way through hooks
-costs more than the wait.
+The turn has one lease, granted when all its copies are queued. So a running turn waits for no
+lease, but for copies that will arrive, or fail. The copies come in order: tensors outside of layers
+first, then layer by layer. A layer that must wait has another `forward` until its part has arrived;
+layers that have arrived have none. A forward pre-hook would do the same, but torch's dispatch of
+hooks costs more than the wait.
 
-Only where each layer's weights are used in that layer's own forward and nowhere else, and Python
-runs that: a graph that is replayed, and what is compiled, call no `forward`. `found_in` looks at a
-forward of the model. Does not import vLLM.
+This requires that each layer's weights are used in that layer's own forward only, and that Python
+runs it: a replayed graph, or compiled code, calls no `forward`. `found_in` checks a forward of the
+model. Does not import vLLM.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,42 +26,44 @@ from swapd_client.lease import Lease
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.parts import Tensors
 
-#: By name in the daemon, a part of a stage: its layers, and its weights.
+#: Parts of a stage, by name in the daemon: their layers, and their weights.
 Layers = Mapping[str, tuple[Sequence[Module], Tensors]]
 
 
 class Segments:
-    """Of one stage. It has none until `use`: then a turn begins when all of it is there."""
+    """Segments of one stage. Without `use` there are none: a turn then begins when all has
+    arrived."""
 
     def __init__(self, go_alone: Callable[[SwapdError], None]) -> None:
-        """`go_alone`: what to do in a call when the daemon is gone; then all weights are there."""
+        """`go_alone`: called in a call when the daemon is gone; then all weights are in memory."""
         self._go_alone = go_alone
         self._layers: Mapping[str, Sequence[Module]] = {}
         self._lease: Lease | None = None
-        #: Parts that were not all there when the turn began, or are not known to be.
+        #: Parts that had not arrived when the turn began, or are not known to have.
         self._coming: list[str] = []
-        #: Layers' parts that were waited for, and by which streams; () is by Python.
+        #: Parts of layers already waited for, and the streams that waited; () is Python.
         self._waited: dict[str, tuple[int, ...]] = {}
-        #: What has the layers of a part wait no more, by part.
+        #: Functions that restore the `forward` of a part's layers, by part.
         self._waiting: dict[str, Sequence[Callable[[], None]]] = {}
-        #: Whether something did not come in: nothing may be computed under this lease any more.
+        #: Whether a part failed to load: no further computation is valid under this lease.
         self.broken = False
 
     def __repr__(self) -> str:
         return f"<Segments: {len(self._coming)} of {len(self._layers)} parts to come>"
 
     def __bool__(self) -> bool:
-        """Whether a turn may begin before all of it is there."""
+        """Whether a turn may begin before all parts have arrived."""
         return bool(self._layers)
 
     def use(self, layers: Mapping[str, Sequence[Module]]) -> None:
-        """These parts are waited for by their layers: as `found_in` says."""
+        """Let layers wait for these parts, as `found_in` returns them."""
         self._layers = layers
 
     def begin(self, lease: Lease) -> int:
-        """A turn begins; returns how many parts are still to come, all of them layers'.
+        """A turn begins; return the number of parts still to come, all of them of layers.
 
-        Blocks until all else is there. Raises: DeviceFailed; what ended the session.
+        Blocks until all others have arrived. Raises: DeviceFailed; the error that ended the
+        session.
         """
         self.drop()
         self._lease = lease
@@ -78,18 +80,18 @@ class Segments:
         return len(layers)
 
     def _have_wait(self, parts: Iterable[str]) -> None:
-        """Have the layers of these wait."""
+        """Make the layers of these parts wait."""
         for name in parts:
             before = partial(self._before, name)
             self._waiting[name] = [_calling_first(layer, before) for layer in self._layers[name]]
 
     def _let_go(self, name: str) -> None:
-        """Have the layers of this part wait no more."""
+        """Stop the waits of this part's layers."""
         for undo in self._waiting.pop(name, ()):
             undo()
 
     def arrive(self) -> None:
-        """All of it is there; else wait. Where streams have waited, that it came is known now.
+        """Wait until all parts have arrived; where streams have waited, this checks the outcome.
 
         In a call. Raises as `begin`, but for SessionEnded: then the stage has gone alone.
         """
@@ -103,7 +105,7 @@ class Segments:
         self.drop()
 
     def drop(self) -> None:
-        """Wait for nothing more: the lease is over, or all of it is there."""
+        """Stop all waits: the lease is over, or all parts have arrived."""
         for name in list(self._waiting):
             self._let_go(name)
         self._coming = []
@@ -112,12 +114,12 @@ class Segments:
         self.broken = False
 
     def _before(self, name: str) -> None:
-        """A layer's forward begins."""
+        """Called before a layer's forward."""
         try:
             self._await(name)
         except (SessionEnded, ClientClosed) as exc:
             self._lose(exc)
-        if self._waited.get(name) == ():  # another stream need not wait, either
+        if self._waited.get(name) == ():  # arrived for all streams
             self._let_go(name)
 
     def _await(self, name: str, *, in_python: bool = False) -> None:
@@ -138,16 +140,16 @@ class Segments:
         self._waited[name] = streams
 
     def _lose(self, error: SwapdError) -> None:
-        """The daemon is gone. What had not come in is in the host copies, and comes from there."""
+        """The daemon is gone. Parts that had not arrived are in the host copies."""
         if isinstance(error, SessionFenced):
             raise error
         self._go_alone(error)
 
 
 def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], None]:
-    """Have a layer's forward begin with `first()`; what is returned undoes it.
+    """Make a layer's forward begin with `first()`; return a function that undoes it.
 
-    Where others have put a `forward` of theirs over it meanwhile, that stays, and calls `first`.
+    If another `forward` was set on top meanwhile, that one stays, and calls `first`.
     """
     own, forward = layer.__dict__.get("forward"), layer.forward
 
@@ -163,15 +165,15 @@ def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], Non
         else:
             layer.__dict__["forward"] = own
 
-    layer.__dict__["forward"] = waits  # torch would look first whether it is a parameter
+    layer.__dict__["forward"] = waits  # setattr would first check for parameters
     return undo
 
 
 def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[Module]]:
-    """Which parts may be waited for by their layers, as far as one `forward()` shows.
+    """Parts whose layers may wait for them, as far as one `forward()` shows.
 
-    Those whose layers ran, if no weights of any part were used before a layer of that had begun:
-    else none. Under a lease of all of it.
+    These are the parts whose layers ran, if no part's weights were used before one of its layers
+    had begun; else none. Under a lease of all parts.
     """
     owner: dict[int, str] = {}
     for name, (_, tensors) in layers.items():
@@ -187,7 +189,7 @@ def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[
 
 @contextmanager
 def _noted(layers: Layers) -> Iterator[set[str]]:
-    """Of which parts a layer has begun to compute."""
+    """Parts of which a layer has begun to compute."""
     began: set[str] = set()
 
     def note(name: str, layer: Module, args: Any) -> None:
@@ -202,7 +204,7 @@ def _noted(layers: Layers) -> Iterator[set[str]]:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Which parts' weights are used before a layer of theirs has begun."""
+    """Parts whose weights are used before one of their layers has begun."""
 
     def __init__(self, owner: Mapping[int, str], began: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

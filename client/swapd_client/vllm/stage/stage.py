@@ -1,17 +1,17 @@
-"""One worker process of a stage, as its worker class sees it: what to call, and when.
+"""One worker process of a stage, as its worker class uses it.
 
-What a step is, and what it schedules, is said by `worker.py`. Lives here: calls, which begin and
-end; the stage's own thread; and who is told of whom. All else has a file of its own:
+`worker.py` has the steps, and their schedules. Lives here: calls, which begin and end; the stage's
+own thread; and the connections between the other files:
 
-- `components.py`: what the stage has registered, and which of it a call needs;
-- `turns.py`: when it takes its lease, and when it gives way;
-- `segments.py`: how a turn begins before all of it is there;
-- `streaming.py`: when it has made enough for the next one, where both work on one request;
-- `ahead.py`: how the stage that its requests go on to is brought in meanwhile;
-- `gate.py`: who is in a call, and how nobody is for a while;
+- `components.py`: the registered components, and those of each call;
+- `turns.py`: when the stage takes its lease, and when it gives way;
+- `segments.py`: how a turn begins before all parts have arrived;
+- `streaming.py`: when it has made enough for the next stage, if both work on one request;
+- `ahead.py`: how the next stage of its requests is loaded meanwhile;
+- `gate.py`: the running calls, and how to keep calls out for a while;
 - `connection.py`: its daemon; or, if that is gone, the stage alone, its weights in private memory;
 - `rejoining.py`: how it comes back to the next daemon;
-- `loading.py`: the memory that it loads in.
+- `loading.py`: the workspace that it loads in.
 """
 
 import logging
@@ -54,11 +54,11 @@ log = logging.getLogger("swapd_client")
 
 
 class Stage:
-    """What a worker process has with swapd. Made by `connect`; `close` it.
+    """The swapd state of one worker process. Made by `connect`; call `close` at the end.
 
-    Its methods are called by the thread that steps the engine. A thread of its own gives the lease
-    back when it is wanted and the engine has stopped stepping, and looks for the next daemon while
-    there is none.
+    The thread that steps the engine calls its methods. A thread of its own gives the lease back
+    when it is wanted and the engine has stopped stepping, and looks for the next daemon while there
+    is none.
     """
 
     def __init__(
@@ -72,16 +72,17 @@ class Stage:
         self.name = name
         self.options = options
         self._ranks = ranks
-        #: The stage's own thread is to look at what there is to do.
+        #: Wakes the stage's own thread.
         self._wake = threading.Event()
         self._closed = threading.Event()
-        #: What is registered.
+        #: The registered components.
         self.components = StageComponents()
         self._gate = Gate()
         self._connection = Connection(name, client, self._wake, ranks)
         keeping = StageKeeping(options.finish_within_s, options.slice_s)
         self._ahead = Ahead(self._connection, neighbours)
-        #: What it makes for the next one in its turn, and says itself once it streams.
+        #: Counts its output for the next stage in a turn; it sets the numbers itself once it
+        #: streams.
         self.streaming = Streaming(self._connection, neighbours.after, options.chunks_per_turn)
         self._turns = Turns(
             self._connection,
@@ -112,12 +113,12 @@ class Stage:
 
     @property
     def client(self) -> Client:
-        """Of the daemon that it has, or had last."""
+        """The client of its daemon, or of the last one."""
         return self._connection.client
 
     @property
     def alone(self) -> bool:
-        """Whether the weights are in private memory, since the daemon is gone."""
+        """Whether the daemon is gone, and the weights are in private memory."""
         return self._connection.alone
 
     @classmethod
@@ -131,11 +132,11 @@ class Stage:
         share: Callable[[str], Sequence[str]] | None = None,
         neighbours: Neighbours = ALONE,
     ) -> "Stage":
-        """Connect to the daemon. `name`: of the stage, in the daemon; of a rank, "thinker.tp1".
+        """Connect to the daemon. `name`: of the stage in the daemon; of a rank, "thinker.tp1".
 
-        `gpu`: its number in this process, None on a CPU. If the stage has several ranks, this is
-        `rank`, and `share` is what `Ranks` needs to meet the others. `neighbours`: which stages are
-        before and after it.
+        `gpu`: its number in this process, None on a CPU. If the stage has several ranks, this one
+        is `rank`, and `share` is the function that `Ranks` needs. `neighbours`: the stages before
+        and after.
 
         Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch.
         """
@@ -152,9 +153,9 @@ class Stage:
         return cls(client, options, name, ranks, neighbours)
 
     def close(self) -> None:
-        """End the session; the weights become private memory. More than once is once.
+        """End the session; the weights become private memory. Idempotent.
 
-        Not on a GPU, which may have no room for them: there nobody may use them afterwards.
+        Not on a GPU, which may have no room for them: do not use the weights afterwards there.
         """
         if self._closed.is_set():
             return
@@ -171,12 +172,12 @@ class Stage:
 
     @contextmanager
     def loading(self, nbytes: int | None, *, started: bool = False) -> Iterator[None]:
-        """While in it, `nbytes` of device memory are this process's own; 0: nothing.
+        """In the block, `nbytes` of device memory are this process's workspace; 0: nothing.
 
-        More than the daemon can lend, or None, is as much as it can. Blocks until others have given
-        way, so stages that start at the same time load one after the other; and at the end until
-        swapd has the memory back: vLLM next measures what the GPU has free, and would count it.
-        `started`: the stage does not start, so it has the turn to start for that as well.
+        None, or more than the daemon can lend, means as much as it can. Blocks until others have
+        given way, so stages that start at the same time load one after the other. Blocks at the end
+        until swapd has the memory back: vLLM then reads the free memory of the GPU, and would count
+        it. `started`: the stage has already started, so it also takes the turn to start for this.
         """
         if nbytes == 0:
             yield
@@ -198,12 +199,11 @@ class Stage:
         *,
         beside: int = 0,
     ) -> int:
-        """Move the weights into swapd; how many bytes were moved.
+        """Move the weights into swapd; return the bytes moved.
 
-        `models`: the stage's model under "", and what else it has (a drafter) under its name.
-        `outside`, `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be
-        leased with them. Raises: InvalidSettings, and as `Client.register`; then the models are as
-        they were.
+        `models`: the stage's model under "", and others (a drafter) under their names. `outside`,
+        `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be leased with
+        them. Raises: InvalidSettings, and as `Client.register`; then the models are unchanged.
         """
         parts = parts_of(models, self.options, self.name, outside, aliases)
         status = self.client.status()
@@ -218,7 +218,7 @@ class Stage:
         return moved
 
     def lend_cache(self, nbytes: int, terms: Terms) -> torch.Tensor:
-        """Have a KV cache of so many bytes take turns with the weights: where it is, zeros.
+        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
 
         Not in a call. Raises as `Client.register_scratch`; TooLarge also if both do not fit.
         """
@@ -229,17 +229,18 @@ class Stage:
             return self.components.lend_cache(self.client, f"{self.name}.kv", nbytes, terms)
 
     def take_back(self) -> None:
-        """Have all of it in private memory again. Raises as `Client.unregister`."""
+        """Move all weights back to private memory. Raises as `Client.unregister`."""
         self.components.take_back(self.client)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """While in it the weights may be written to, in memory of this process's own; then swapd
-        has the new values, at the addresses the weights had. Not in a step, nor in `using`.
+        """In the block the weights may be written to, in private memory; then swapd has the new
+        values.
 
-        If it raises, the weights are as they were. Blocks until there is memory for a second copy,
-        and until no other stage starts: that one would measure the device meanwhile.
-        Raises: Busy if requests are in flight whose cache would be dropped.
+        Their addresses in swapd do not change. Not in a step, nor in `using`. If the block raises,
+        the weights are unchanged. Blocks until there is memory for a second copy, and until no
+        other stage starts, which would measure the device meanwhile. Raises: Busy if requests are
+        in flight whose cache would be dropped.
         """
         if self._turns.keeping.whole and (requests := len(self._turns.keeping.in_flight)):
             raise Busy(
@@ -252,7 +253,7 @@ class Stage:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         if (error := self._connection.error) is not None:
-            with self._turns.in_order():  # the other ranks wait for its word as ever
+            with self._turns.in_order():  # the other ranks wait for this one as usual
                 self.go_alone(error)
                 self._connection.refuse_stopped()
             yield
@@ -272,21 +273,24 @@ class Stage:
             cache.in_use.ended(went := tuple(went))
         self._turns.keeping.note(came := tuple(came), went)
         if came and self._turns.held:
-            self._ahead.ask()  # else when the turn begins
+            self._ahead.ask()  # otherwise `_begin` asks
 
     def trace(self, headers: Callable[[], Sequence[Mapping[str, str]]]) -> None:
-        """Have turns belong to the traces of requests. `headers()`: the `traceparent` of each that
-        the stage has, the oldest first; asked for when a turn begins."""
+        """Make turns belong to the traces of requests.
+
+        `headers()` returns the `traceparent` of each of the stage's requests, the oldest first; it
+        is called when a turn begins.
+        """
         self._turns.headers = headers
 
-    #: Before a step; the lease is held afterwards. `begin_in_full`, in fewer steps.
+    #: Before a step; the lease is held afterwards. A faster `begin_in_full`.
     begin = shortcuts.begin_step
 
     def begin_in_full(self, *, encoders: bool = False) -> None:
         """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
 
         Blocks until it is granted. Raises as `Client.acquire`, but for SessionEnded: then the stage
-        goes on by itself.
+        goes on alone.
         """
         if not self._stepping:
             self._stepping = True
@@ -303,7 +307,7 @@ class Stage:
         return self._stepping and self._turns.held
 
     def end(self) -> None:
-        """After a step; the lease is kept, or given back, as `StageKeeping` says."""
+        """After a step; the lease is kept, or given back, as `StageKeeping` decides."""
         if self._stepping:
             self._stepping = False
             self._leave()
@@ -311,13 +315,13 @@ class Stage:
     def rest(self) -> None:
         """After a step that computed nothing."""
         with self._gate.lock:
-            self._gate.tell()  # of requests that have ended
+            self._gate.tell()  # requests may have ended
             if not self._gate.depth:
                 self._turns.rest()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around a call that takes leases of its own: the stage comes back before it, or after."""
+        """Context of a call that takes leases of its own: the stage rejoins before it, or after."""
         self._gate.enter()
         try:
             self._connection.refuse_stopped()
@@ -327,9 +331,9 @@ class Stage:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Around any other call that touches weights; may be nested, also in a step.
+        """Context of any other call that uses weights; may be nested, also in a step.
 
-        Raises: SessionFenced if what was computed in it may be wrong, as `fence` says.
+        Raises: SessionFenced if its results may be wrong, as `fence` reports.
         """
         self._gate.enter()
         try:
@@ -342,9 +346,9 @@ class Stage:
             self._leave()
 
     def find_segments(self, models: Mapping[str, Module], forward: Callable[[], None]) -> None:
-        """Have steps begin before all layers are there, if each is used in its own forward alone.
+        """Let steps begin before all layers have arrived, if each is used in its own forward only.
 
-        `forward()` computes something with all of them, and shows it. May raise what that does.
+        `forward()` computes with all of them, so that this can check it. Raises as `forward`.
         """
         if self._ranks is not None or not (layers := self.components.layers(models)):
             return
@@ -360,28 +364,32 @@ class Stage:
         )
 
     def arrive(self) -> None:
-        """In a step, when the layers have computed: all of it is there. Raises as `begin`."""
+        """In a step, after the layers have computed: check that all parts have arrived. Raises as
+        `begin`.
+        """
         self._turns.segments.arrive()
 
     def fence(self) -> Callable[[], SessionFenced | None]:
-        """In a step: what says, once that has computed, why it may be wrong; None if it is not.
+        """In a step: a function that tells afterwards why its results may be wrong; None if not.
 
-        A daemon may end a session that does not answer, and lend its memory to others. What is
-        returned may be called in any thread, also after the step: it costs a system call, and
-        blocks if the session has ended, until this process has heard of that.
+        A daemon may end a session that does not answer, and give its memory to others. The function
+        may be called in any thread, also after the step: it costs a system call, and blocks if the
+        session has ended, until this process knows that.
         """
         return self._turns.fence()
 
     def stop(self, error: SessionFenced) -> Stopped:
-        """What was computed is wrong, and nobody hears of that: what to raise, also in each step to
-        come."""
+        """The last results are wrong and the scheduler cannot learn of it: return the error to
+        raise.
+
+        Every later step raises it, too.
+        """
         return self._connection.stop(error)
 
     def go_alone(self, error: SwapdError) -> None:
-        """Have the weights in private memory, and take no turns until swapd is back.
+        """Move the weights to private memory, and take no turns until swapd is back.
 
-        In a call, or in a change. More than once is once. Raises: Stopped if there is no memory for
-        them.
+        In a call, or in a change. Idempotent. Raises: Stopped if there is no room for the weights.
         """
         self._turns.go_alone(error)
 

@@ -1,13 +1,13 @@
 """Stages that work on one request at the same time (`async_chunk: true`), by chunks.
 
-A stage makes chunks, and the next one goes on with them. If both do not fit, they take turns: the
-first gives way when the next one waits and has enough of one request to begin with, or when it has
-finished. So the next one starts early; and as a request has to have twice as many each time, they
-do not change places all the while. A stage that is small enough to stay beside the largest keeps
-its lease, so that what goes for others is what others have done with.
+A stage makes chunks, and the next stage consumes them. If both do not fit, they take turns: the
+first gives way when the next one waits and has enough chunks of one request to begin with, or when
+it has finished. So the next one starts early. A request then needs twice as many chunks each time,
+so they do not change places all the time. A stage that is small enough to stay beside the largest
+keeps its lease, so that the daemon evicts only stages that are done.
 
-Lives here: how much is enough, and who stays. Which chunks vllm-omni has sent is said by
-`scheduler.py`.
+Lives here: how much is enough, and which stages stay. `scheduler.py` counts the chunks that
+vllm-omni has sent.
 """
 
 import logging
@@ -22,63 +22,65 @@ from swapd_client.vllm.stage.connection import Connection
 
 log = logging.getLogger("swapd_client")
 
-#: A stage that takes no step for so long has none to take, though chunks may be there: nobody
-#: fetches them. Seconds; longer than a busy machine keeps a thread waiting.
+#: A stage that takes no step for so long has none to take, even if there are chunks: nothing
+#: fetches them. Seconds; longer than a busy machine delays a thread.
 IDLE_S = 1.0
-#: For each request: so many looks for a chunk in vain, since one was there, and there is none.
+#: Checks for a chunk in vain, for each request, after which there is none.
 LOOKS = 2
 
 
 class Streaming:
-    """Of a stage, or of one of its ranks. One that does not stream has this as well."""
+    """State of one stage, or of one of its ranks, even if it does not stream."""
 
     def __init__(self, connection: Connection, after: Sequence[str], chunks: int) -> None:
-        """`after`: the stages that chunks go to; (): whoever waits. `chunks`: as in `Options`."""
+        """`after`: the stages that consume its chunks; (): any waiting stage. `chunks`: as in
+        `Options`.
+        """
         self._connection = connection
         self._after = after
         self._chunks = chunks
-        #: How many chunks it has sent, by request in flight. None: nobody says it.
+        #: Number of chunks sent, by request in flight. None: unknown.
         self._sent: Callable[[], Mapping[str, int]] | None = None
-        #: Whether it goes on with chunks of another stage's.
+        #: Whether it consumes chunks of another stage.
         self.receives = False
-        #: How often it was looked for a chunk in vain, since one was there.
+        #: Checks for a chunk in vain since the last one.
         self._in_vain = 0
-        #: What was sent before this turn, or before it was last looked who waits.
+        #: Chunks sent before this turn, or before the last check for waiting stages.
         self._before: Mapping[str, int] = {}
-        #: How much is enough of a request for which turns have ended; `chunks` of others.
+        #: Chunks that are enough of a request for which turns have ended; `chunks` of others.
         self._enough: dict[str, int] = {}
-        #: The requests of which there was enough when the turn ended.
+        #: Requests of which there was enough when the turn ended.
         self._ready: Sequence[str] = ()
-        #: Whether it is small enough to stay in; None: nobody has looked yet.
+        #: Whether it is small enough to stay; None: not checked yet.
         self._stays: bool | None = None
-        #: Whether those that want its memory now have room beside it; None: nobody has looked yet.
+        #: Whether waiting stages now have room beside it; None: not checked yet.
         self._beside: bool | None = None
 
     def __repr__(self) -> str:
         return f"<Streaming of {self._connection.stage}: {self._chunks} chunks a turn>"
 
     def begin_with(self, sent: Callable[[], Mapping[str, int]], *, receives: bool) -> None:
-        """The stage streams: `sent` says how many chunks of each request have gone on."""
+        """The stage streams: `sent` returns the number of chunks sent for each request."""
         self._sent = sent if self._chunks else None
         self.receives = receives
 
     def looked(self, *, found: bool) -> None:
-        """It was looked for a chunk. In a thread of vllm-omni's."""
+        """Note a check for a chunk. In a thread of vllm-omni's."""
         self._in_vain = 0 if found else self._in_vain + 1
 
     def may_go_on(self, in_flight: int, idle_s: float) -> bool:
-        """Whether a chunk may be there for one of the requests in flight, though no step computes.
+        """Whether there may be a chunk for one of the requests in flight, though no step computes.
 
-        `idle_s`: for how long none has.
+        `idle_s`: time since the last step that did.
         """
         if not (self.receives and in_flight) or idle_s >= IDLE_S:
             return False
         return self._in_vain < LOOKS * in_flight
 
     def patience_s(self, in_flight: int, idle_s: float) -> float:
-        """How long a stage with requests in flight may take no step before it gives way.
+        """Seconds that a stage with requests in flight may take no step before it gives way.
 
-        One that streams is a server's, which steps as long as it has any.
+        A streaming stage is a server's, which steps as long as it has requests.
         """
         streams = self._sent is not None or self.receives
         return IDLE_S if streams and in_flight else idle_s
@@ -90,10 +92,10 @@ class Streaming:
             self._before = self._sent()
 
     def enough(self) -> bool:
-        """Whether a stage that chunks go to waits, and has enough of a request to begin with.
+        """Whether a waiting stage consumes the chunks, and has enough of a request to begin with.
 
-        Between two steps of a turn that is wanted. Asks the daemon who waits, once for so many
-        chunks.
+        Between two steps of a turn that is wanted. Asks the daemon for waiting stages, once in so
+        many chunks.
         """
         if self._sent is None:
             return False
@@ -123,13 +125,13 @@ class Streaming:
             self._enough[one] = 2 * self._enough.get(one, self._chunks)
 
     def stays(self, *, loaded: bool) -> bool:
-        """Whether the stage is small enough to stay in beside the largest, with all smaller ones.
+        """Whether the stage is small enough to stay beside the largest, with all smaller ones.
 
-        False if it goes on with no chunks: then it is first. When a turn begins; asks the daemon if
-        it is not known, or may have changed, for the stage was not in (`loaded`).
+        False if it consumes no chunks: then it is first. When a turn begins. Asks the daemon if
+        that is unknown, or may have changed because the stage was evicted (`loaded`).
         """
         if self.receives and (loaded or self._stays is None):
-            with suppress(SwapdError):  # the next acquire says so
+            with suppress(SwapdError):  # the next acquire reports it
                 client = self._connection.client
                 self._stays = client.session.welcome.session in staying(client.status())
         return bool(self._stays)
@@ -144,7 +146,7 @@ class Streaming:
             return False
         if self._beside is None:
             self._beside = False
-            with suppress(SwapdError):  # the next acquire says so
+            with suppress(SwapdError):  # the next acquire reports it
                 client = self._connection.client
                 status = client.status()
                 lends = any(part.kind == "workspace" for part in status.components)
@@ -163,10 +165,10 @@ class Streaming:
 
 
 def staying(status: StatusReply) -> set[int]:
-    """The sessions that can stay in while the largest has its turn: the smallest, as many as fit.
+    """Sessions that can stay during the largest one's turn: the smallest, as many as fit.
 
-    Pure. The largest is none of them. Each session is a stage; what of it never leaves is beside
-    them all.
+    Pure. The largest is none of them. Each session is a stage; its components that always stay have
+    room beside them all.
     """
     nbytes: dict[int, int] = defaultdict(int)
     for part in status.components:

@@ -1,11 +1,12 @@
 """A stage's turns: when it takes its lease, and when it gives way.
 
-A turn begins in `_begin`, where the lease is acquired, and ends in `end`, where it is released; or
+A turn begins in `_begin`, where the lease is acquired. It ends in `end`, where it is released, or
 in `go_alone`, where it is lost. In between the lease is kept from step to step, without a message,
-as `StageKeeping` says. All that a step needs is acquired at once, so that no stage holds a part and
-waits for the rest.
+as `StageKeeping` decides. All components of a step are acquired at once, so that no stage holds a
+part and waits for the rest.
 
-While a call is in the gate the lease is its thread's; else that of whoever has the gate's lock.
+During a call in the gate the lease belongs to its thread; otherwise to the holder of the gate's
+lock.
 """
 
 import logging
@@ -40,7 +41,7 @@ IDLE_S = 0.05
 
 
 class Turns:
-    """Of a stage, or of one of its ranks."""
+    """State of one stage, or of one of its ranks."""
 
     def __init__(
         self,
@@ -53,26 +54,26 @@ class Turns:
         ranks: Ranks | None,
         wake: Event,
     ) -> None:
-        """`ranks`: if the stage has several. `wake` is set when `end_if_idle` is to be called."""
+        """`ranks`: if the stage has several. `wake` is set when `end_if_idle` must be called."""
         self._connection = connection
         self._components = components
         self._gate = gate
-        #: Which requests are in flight, and whether the lease is kept for them.
+        #: The requests in flight, and whether the lease is kept for them.
         self.keeping = keeping
         self._ahead = ahead
         self._streaming = streaming
-        #: What a turn may begin without.
+        #: Parts that may arrive after a turn has begun.
         self.segments = Segments(self.go_alone)
         self._ranks = ranks
         self._wake = wake
-        #: The `traceparent` headers of the requests that the stage has, the oldest first.
+        #: The `traceparent` headers of the stage's requests, the oldest first.
         self.headers: Callable[[], Sequence[Mapping[str, str]]] = tuple
         self._lease: Lease | None = None
-        #: Why a call that is under way has no lease any more, if others may have had the memory.
+        #: Reason why a running call has lost its lease, if others may have used the memory.
         self._fenced: SessionFenced | None = None
-        #: What it is on: `StageComponents.main` or `all`.
+        #: The leased components: `StageComponents.main` or `all`.
         self._held: tuple[str, ...] = ()
-        #: When the turn began; seconds.
+        #: Time at which the turn began, in seconds.
         self._since = time.monotonic()
 
     def __repr__(self) -> str:
@@ -85,7 +86,7 @@ class Turns:
         return self._lease is not None
 
     def is_wanted(self) -> bool:
-        """Whether somebody waits for what is held, and is to have it. From any thread."""
+        """Whether an acquire waits for leased components, and may have them. From any thread."""
         lease = self._lease
         return lease is not None and lease.wanted
 
@@ -113,7 +114,7 @@ class Turns:
             if coming:
                 log.info("%s begins, after %s; %d parts are still to come", named, after, coming)
             else:
-                log.info("%s is in, after %s", named, after)
+                log.info("%s is loaded, after %s", named, after)
         self.keeping.stays = self._streaming.stays(loaded=lease.loaded)
         self._streaming.begin()
         if self.keeping.in_flight:
@@ -122,7 +123,7 @@ class Turns:
     def end(self) -> None:
         """Give the lease back if there is one; in a call, or under the lock.
 
-        Does not block: it ends when the GPU has done what it was asked under it.
+        Does not block: it ends after the GPU work under it.
         """
         lease, self._lease = self._lease, None
         if lease is None:
@@ -137,13 +138,13 @@ class Turns:
         self._streaming.end(in_flight=bool(self.keeping.in_flight))
         if (cache := self._components.cache) is not None:
             cache.leave()
-        with suppress(SessionEnded):  # the next acquire says so
+        with suppress(SessionEnded):  # the next acquire reports it
             lease.release()
 
     def go_alone(self, error: SwapdError) -> None:
         """The turn is lost with the daemon, and there are none until swapd is back.
 
-        In a call, or under the lock. More than once is once. Raises: Stopped.
+        In a call, or under the lock. Idempotent. Raises: Stopped.
         """
         if not self._connection.alone:
             held, self._lease = self.held, None
@@ -157,7 +158,7 @@ class Turns:
     # --- in a call -----------------------------------------------------------------------
 
     def hold(self, *, encoders: bool) -> None:
-        """A call has begun: have the lease. Blocks for the ranks before, and until it is granted.
+        """Take the lease for a new call. Blocks for the ranks before, and until it is granted.
 
         Nothing is held if the stage is alone. Raises as `Client.acquire`, RankGone, Stopped.
         """
@@ -172,7 +173,7 @@ class Turns:
 
     @contextmanager
     def in_order(self, *, waits: bool = False) -> Iterator[None]:
-        """When the ranks before have been here. `waits`: for memory that is not the turn's."""
+        """Wait for the ranks before. `waits`: for memory besides the turn's."""
         if self._ranks is None:
             yield
             return
@@ -182,9 +183,9 @@ class Turns:
             yield
 
     def fence(self) -> Callable[[], SessionFenced | None]:
-        """In a call: what says, once it has computed, why that may be wrong; None if nothing is.
+        """In a call: a function that tells afterwards why its results may be wrong; None if not.
 
-        For any thread, also when the call is over. As `Session.fenced`.
+        For any thread, also after the call. As `Session.fenced`.
         """
         if self._lease is not None:
             return self._connection.client.session.fenced
@@ -192,7 +193,7 @@ class Turns:
         return lambda: fenced
 
     def settle(self) -> None:
-        """A call ends, and is in no other: the lease is kept, or given back."""
+        """At the end of an outermost call, keep the lease or give it back."""
         if self._lease is None:
             return
         if self.segments.broken:
@@ -201,15 +202,15 @@ class Turns:
         session = self._connection.client.session
         self._lease.rests()
         if self._held is not self._components.main and not self._exchange(self._components.main):
-            self.end()  # else the encoders could not go
+            self.end()  # otherwise the encoders could not be evicted
         wanted = bool(session.told.wanted) and self.is_wanted()
         if not self._keeps(wanted=wanted):
             self.end()
         elif wanted:
-            self._wake.set()  # that it was has been seen; that nothing follows may not be
+            self._wake.set()  # the wish is noted already, but a missing next step may not be
 
     def _take(self, names: tuple[str, ...]) -> None:
-        """Hold `names`, or more, whatever is held; nothing if the stage is alone."""
+        """Hold `names`, or more, in any state; nothing if the stage is alone."""
         session = self._connection.client.session
         if session.error is not None:
             self._connection.refuse_stopped()
@@ -226,7 +227,7 @@ class Turns:
             self._begin(names)
 
     def _exchange(self, names: tuple[str, ...]) -> bool:
-        """Hold `names` instead of what is held, in the same turn, if that needs no wait."""
+        """Exchange the lease for one of `names`, in the same turn, if that needs no wait."""
         held = self._lease
         try:
             self._lease = self._connection.client.acquire(*names, timeout=0)
@@ -238,7 +239,7 @@ class Turns:
         return True
 
     def _give_way(self) -> None:
-        """Between two steps, if the turn is to end."""
+        """Between two steps: end the turn if it must end."""
         if self.is_wanted() and not self._keeps(wanted=True):
             self.end()
 
@@ -251,7 +252,7 @@ class Turns:
     # --- in no call: under the lock ------------------------------------------------------
 
     def rest(self) -> None:
-        """A step computed nothing."""
+        """After a step that computed nothing."""
         lease = self._lease
         if lease is None:
             return
@@ -262,7 +263,9 @@ class Turns:
             self.end()
 
     def end_if_idle(self) -> float:
-        """End if nothing has used the lease for a while; else in how many seconds to ask again."""
+        """End if nothing has used the lease for a while; otherwise return seconds until the next
+        check.
+        """
         if self.keeping.whole and self.keeping.in_flight:
             return IDLE_S
         if self._lease is not None and self._streaming.stays_beside(wanted=True):
