@@ -170,7 +170,7 @@ def reports_of(
 
 
 def _check_apart(found: Sequence[Deploy], servers: Sequence[Server]) -> None:
-    """Check that no two stages of a GPU have the same name, for they are components of one daemon."""
+    """Check that no two stages of a GPU have the same name: they are components of one daemon."""
     seen: dict[tuple[str, int], str] = {}
     named = [(str(d.path), s.name, s.gpus) for d in found for s in d.stages]
     for where, name, gpus in (*named, *(("a `vllm serve`", s.name, s.gpus) for s in servers)):

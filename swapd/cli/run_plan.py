@@ -76,8 +76,8 @@ def on_host(devices: Sequence[str]) -> bool:
     if not devices or any(device != "host" for device in devices):
         return False
     errors.print(
-        "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs alone: have its "
-        "--deploy-config name swapd's workers",
+        "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only: have  "
+        "its --deploy-config name swapd's workers",
         soft_wrap=True,
     )
     return True

@@ -204,7 +204,7 @@ def test_on_the_host_vllm_omni_runs_as_it_is_written(
 ) -> None:
     done = swapd("run", file('[daemon]\ndevice = "host"\nbudget = "16MiB"\n', omni("voice", MIB)))
     assert done.stdout.endswith(" serve voice --omni --deploy-config=voice-deploy.yaml\n")
-    assert "vllm-omni runs as it is written, since it is planned for GPUs alone" in done.stderr
+    assert "vllm-omni runs with its own settings, since swapd plans it for GPUs only" in done.stderr
 
 
 def test_one_daemon_for_two_gpus_cannot_have_settings_of_one(

@@ -24,14 +24,14 @@ OF_ONE_THING = {
     "scratch has no values to update; write to it under a lease",  # it is mutable: refused before
     "this process was forked from one that uses swapd: sessions and weights stay with the parent. "
     "Connect in the child, or start it with spawn",
-    "a second welcome",  # ends the session, whose error says more
-    "this program does not say which Python it is; run `swapd serve` yourself",
+    "a second welcome",  # ends the session, which says it in its own words
+    "sys.executable is empty, so swapd cannot be started; run `swapd serve` yourself",
     "this version of vLLM does not make its KV cache as one buffer: set kv: private",
     # from `_parsed`, with the option and its value
     "give seconds, 0 or more",
     "give seconds, more than 0",
     "give a number of chunks, 0 or more",
-    "somebody else is at its address",  # from `ranks`, with the rank
+    "another process is at its address",  # by `ranks`, with the rank
 }
 
 

@@ -337,7 +337,7 @@ def test_if_one_would_move_none_is_registered(life: Life) -> None:
     life.client.register("a", tensors)
     before = addresses(tensors)
     client = life.again()
-    with pytest.raises(InvalidSource, match="'b' cannot stay where it is"):
+    with pytest.raises(InvalidSource, match="'b' cannot keep its address"):
         client._register_again({"a": (tensors, "lru"), "b": (others, "lru")})
     assert not client.status().components
     assert same(tensors, values())

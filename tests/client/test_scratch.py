@@ -123,7 +123,7 @@ def test_scratch_that_lost_its_daemon_goes_to_the_next_at_the_same_address(
 
 def test_a_tensor_that_never_was_scratch_is_refused_as_it() -> None:
     with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
-        with pytest.raises(InvalidSource, match="cannot stay where it is"):
+        with pytest.raises(InvalidSource, match="cannot keep its address"):
             client.register_scratch("kv", torch.zeros(MIB, dtype=torch.uint8))
         made: Component = client.register_scratch("kv", MIB)
         with pytest.raises(InvalidSource):

@@ -90,7 +90,7 @@ def test_a_worker_that_lost_its_gpu_gives_back_what_it_holds(world: World) -> No
         bad.write("a", 1)
     bad.release("a")
     assert other.use("b")[1] == expected
-    with pytest.raises(WorkerError, match="start it anew") as caught:
+    with pytest.raises(WorkerError, match="start it again") as caught:
         bad.acquire("a")
     assert caught.value.kind == "DeviceFailed"
     assert other.use("b")[1] == expected

@@ -33,7 +33,7 @@ def test_workers_go_on_computing_on_what_they_hold(world: World, isolation: str)
     holder.await_end()
     assert holder.look("a") == before == [before[0], a]
     for use in (("acquire", "b"), ("prefetch", "b"), ("unregister", "b"), ("register", "d", MIB)):
-        with pytest.raises(WorkerError, match="What you hold stays mapped") as gone:
+        with pytest.raises(WorkerError, match="Leased memory stays mapped") as gone:
             holder.start(*use).result()
         assert gone.value.kind == "DaemonGone"
     holder.release("a")

@@ -1,1 +1,1 @@
-"""What a process has with one daemon: the connection, what is registered, how it ends."""
+"""A process's session with one daemon: the connection, the registered components, the end."""

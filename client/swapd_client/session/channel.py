@@ -1,12 +1,12 @@
 """How a thread, or an event loop, carries requests: one ZeroMQ DEALER each.
 
-A channel of its own keeps a thread's requests in order without a lock, and lets it wait
-for its reply without a second thread: a round trip is two context switches, as on a bare
-socket. Every wait ends when the session does.
+With a channel of its own a thread's requests stay in order without a lock, and the thread waits for
+its reply without a second thread: a round trip is two context switches, as on a bare socket. Every
+wait ends when the session does.
 
-Nothing that was sent is dropped while the session lasts: a socket keeps what a daemon that is
-busy, or stopped, has not read. What keeps that small: each thread waits now and then until the
-daemon has heard it, and a loop has so many requests open and no more.
+Sent messages are not dropped while the session lasts: a socket keeps those that a busy or stopped
+daemon has not read. Two limits keep that small: each thread waits now and then until the daemon has
+received all its messages, and a loop has a bounded number of open requests.
 """
 
 import asyncio
@@ -47,20 +47,20 @@ from swapd_client.session.session import Session
 CHANNEL_DESCRIPTORS = 10
 #: Of libzmq: one that moves messages, one that closes sockets.
 ZMQ_THREADS = 2
-#: How much longer than its own timeout a request waits for a daemon that does not answer.
+#: Seconds beyond its own timeout that a request waits for a silent daemon.
 GRACE_S = 5.0
-#: How much a thread says without waiting before it makes sure that the daemon has heard it.
+#: Messages that a thread sends before it waits until the daemon has received them.
 UNHEARD_MAX = 512
-#: Names that a message lists.
+#: Number of names in a message.
 NAMED_MAX = 3
-#: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
+#: Seconds; longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
 
 class Line:
     """A socket that one thread uses at a time, and that any thread may close.
 
-    ZeroMQ's sockets bear neither use nor closing by two threads at once: each ends the process.
+    Use or closing of a ZeroMQ socket by two threads at once ends the process.
     """
 
     __slots__ = ("_closing", "_lock", "_users", "socket")
@@ -68,9 +68,9 @@ class Line:
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
         self._lock = threading.RLock()
-        #: More than one: a signal handler, in the middle of a call.
+        #: More than one if a signal handler interrupts a call.
         self._users = 0
-        #: Its last user closes it.
+        #: Whether the last user closes it.
         self._closing = False
 
     def __enter__(self) -> "zmq.Socket[bytes]":
@@ -85,10 +85,10 @@ class Line:
         self._lock.release()
 
     def close(self) -> bool:
-        """Close it once its user has left it, which the end of the session makes it do at once.
+        """Close it after its user, which leaves at once when the session ends.
 
-        False if that is the caller itself, in a signal handler: then it is closed when what that
-        has interrupted leaves it.
+        False if the user is the caller itself, in a signal handler: then the interrupted call
+        closes it.
         """
         with self._lock:
             if self._users:
@@ -99,23 +99,23 @@ class Line:
 
 
 class ChannelFactory:
-    """Makes channels of one session; closes what is left of them at the end."""
+    """Makes channels of one session; closes the remaining ones at the end."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.context = zmq.Context()
-        #: Its sockets connect through it, and again whenever a connection breaks.
+        #: The daemon's folder: sockets connect, and reconnect, through it.
         self._folder = session.folder.again()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
         self._has_threads = False
         self._lines: list[Line] = []
-        #: Of threads that have ended. What these said last may still be on its way.
+        #: Lines of threads that have ended. Their last messages may still be on their way.
         self._left: list[Line] = []
 
     def take(self) -> Line:
-        """A line for a thread, until it is `left`. Raises: ClientClosed, LimitReached."""
+        """A line for a thread, until `left`. Raises: ClientClosed, LimitReached."""
         with self._lock:
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
@@ -126,7 +126,7 @@ class ChannelFactory:
             return line
 
     def left(self, line: Line) -> None:
-        """Its thread uses it no more. It stays open, for all that it has not sent yet."""
+        """Its thread has ended. The line stays open until all its messages are sent."""
         self._left.append(line)
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
@@ -145,7 +145,7 @@ class ChannelFactory:
         identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
         socket.setsockopt(zmq.ROUTING_ID, identity)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)  # no limit: it would drop, or block for ever
+        socket.setsockopt(zmq.SNDHWM, 0)  # no limit: it would drop messages, or block for ever
         socket.connect(f"ipc://{self._folder.inside / RPC}")
         return socket
 
@@ -160,13 +160,13 @@ class ChannelFactory:
             self.context.term()
             self.session.life.ended.close()
             self._folder.close()
-        # else a signal handler closes what it has interrupted, which ends with its last socket
+        # otherwise this is a signal handler, and the interrupted call closes its line
 
 
 class Channel:
     """Requests of one thread: one that it waits for, and any number that it does not."""
 
-    #: Absent if the client was closed before it could be had.
+    #: Absent if the client was closed first.
     _line: Line
 
     def __init__(self, factory: ChannelFactory) -> None:
@@ -178,20 +178,20 @@ class Channel:
             self._session.check()
             self._poller.register(socket, zmq.POLLIN)
             self._poller.register(self._session.life.ended.fileno(), zmq.POLLIN)
-        #: What was asked and not collected: the reply, once it has come.
+        #: Requests not collected yet, with the reply once it has come.
         self._asked: dict[int, AnyReply | None] = {}
-        #: How much was said since the daemon is known to have heard all of it.
+        #: Messages sent since the daemon is known to have received all.
         self._unheard = 0
 
     def __del__(self) -> None:
-        # what its thread gave back last is still on its way; nobody waits for it to be sent
+        # the thread's last messages may still be on their way; it does not wait for them
         if hasattr(self, "_line"):
             self._factory.left(self._line)
 
     def send(self, request: AnyRequest) -> None:
-        """Send and forget; what a dead daemon misses does not matter.
+        """Send without waiting for a reply. A dead daemon may miss it.
 
-        Blocks once in UNHEARD_MAX, until the daemon has heard it: for GRACE_S at most, or until
+        Blocks once in UNHEARD_MAX, until the daemon has received it: for GRACE_S at most, or until
         the session ends. Raises: BadRequest if it is too long.
         """
         data = _encoded(request)
@@ -205,12 +205,12 @@ class Channel:
             self._session.check()
 
     def _be_heard(self, socket: "zmq.Socket[bytes]") -> None:
-        """Wait for a reply to something harmless: replies to all that was said come before it."""
+        """Wait for a reply to a harmless request, which comes after the replies to all others."""
         self._unheard = 0
         number = self._session.next_id()
         harmless = Release(number, number, ack=True)
         socket.send(encode(harmless), zmq.NOBLOCK)
-        with suppress(SwapdError):  # whoever asks next is told; what was said waits to be sent
+        with suppress(SwapdError):  # the next request raises it; the socket keeps the messages
             self._wait(socket, harmless, 0.0)
 
     def call(
@@ -220,11 +220,11 @@ class Channel:
         *,
         in_place_of: int | None = None,
     ) -> AnyReply:
-        """Send and wait for the reply, a refusal included.
+        """Send and wait for the reply, which may be a refusal.
 
-        `in_place_of`: what was asked before, and is abandoned once the daemon has this.
-        Raises: what ended the session; AcquireTimeout if `timeout_s` and the grace pass; BadRequest
-        if it is too long.
+        `in_place_of`: an earlier request, to abandon once the daemon has this one. Raises: the
+        error that ended the session; AcquireTimeout after `timeout_s` and the grace; BadRequest if
+        it is too long.
         """
         data = _encoded(request)
         try:
@@ -244,7 +244,7 @@ class Channel:
             raise
 
     def ask(self, request: AnyRequest) -> None:
-        """Send, and have the reply kept for `collect`. Blocks, and raises, as `send`."""
+        """Send, and keep the reply for `collect`. Blocks and raises as `send`."""
         self._asked[request.id] = None
         try:
             self.send(request)
@@ -253,9 +253,9 @@ class Channel:
             raise
 
     def collect(self, request: int, within_s: float) -> AnyReply | None:
-        """The reply to what was asked, a refusal included; None if it does not come within that.
+        """The reply to an earlier `ask`, which may be a refusal; None if it does not come in time.
 
-        Raises: what ended the session.
+        Raises: the error that ended the session.
         """
         try:
             with self._line as socket:
@@ -269,14 +269,15 @@ class Channel:
         return self._asked.pop(request)
 
     def _poll(self, within_s: float) -> bool:
-        """Wait for a reply; whether one is there. Raises: what ended the session."""
+        """Wait for a reply; return whether there is one. Raises: the error that ended the
+        session."""
         ready = self._poller.poll(int(within_s * 1000))
         if ready and ready[0][0] is not self._line.socket:
             self._session.check()
         return bool(ready)
 
     def abandon(self, request: int) -> None:
-        """What was asked is not wanted any more, also if it was granted by now.
+        """Cancel an earlier `ask`, even if it has been granted meanwhile.
 
         Blocks as `send`.
         """
@@ -285,7 +286,7 @@ class Channel:
 
     def _keep(self, reply: AnyReply) -> None:
         if reply.id in self._asked:
-            self._asked[reply.id] = reply  # else: late, for a wait that was given up
+            self._asked[reply.id] = reply  # else it is late: its wait was given up
 
     def _wait(
         self, socket: "zmq.Socket[bytes]", request: AnyRequest, timeout_s: float | None
@@ -323,21 +324,22 @@ class AsyncChannel:
         self._socket.close()
 
     def send(self, request: AnyRequest) -> None:
-        """Send and forget. Never blocks: there is no more of it than of what was asked.
+        """Send without waiting for a reply. Never blocks: open requests bound the number of
+        messages.
 
         Raises: BadRequest if it is too long.
         """
         self._socket.send(_encoded(request))
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-        """Send and wait for the reply, a refusal included.
+        """Send and wait for the reply, which may be a refusal.
 
-        Raises as `Channel.call`; BadRequest too if UNANSWERED_MAX others wait for theirs.
+        Raises as `Channel.call`; BadRequest too if UNANSWERED_MAX others wait for their replies.
         """
         self._session.check()
         if len(self._replies) >= UNANSWERED_MAX:
             raise BadRequest(
-                f"{UNANSWERED_MAX} requests of this client wait for their reply, and no more may: "
+                f"{UNANSWERED_MAX} requests of this client wait for their reply, the most allowed: "
                 "wait for some of them, or cancel them"
             )
         self.send(request)
@@ -368,7 +370,7 @@ class AsyncChannel:
                 future.set_result(reply)
 
     def _ended(self, error: SwapdError) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there
+        with suppress(RuntimeError):  # the loop is closed, so no task waits there
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: SwapdError) -> None:
@@ -384,12 +386,12 @@ def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
 
 
 def _unanswered(session: Session, request: AnyRequest, waited_s: float) -> AcquireTimeout:
-    """Of one that is given up, as the daemon is silent."""
+    """The error for a request given up because the daemon is silent."""
     return AcquireTimeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
 
 
 def _named(request: AnyRequest) -> str:
-    """A request, as messages call it."""
+    """A request's name in messages."""
     names = getattr(request, "names", None) or (getattr(request, "name", None),)
     said = [repr(name) for name in names if name is not None]
     more = [f"{len(said) - NAMED_MAX} more"] if len(said) > NAMED_MAX else []
@@ -402,11 +404,11 @@ def _encoded(request: AnyRequest) -> bytes:
         data = encode(request)
     except NOT_ENCODABLE as exc:
         raise BadRequest(
-            f"{_named(request)} cannot be sent: {exc}. Names are text, and numbers have 64 bits"
+            f"{_named(request)} cannot be sent: {exc}. Names must be text, and numbers 64 bits"
         ) from exc
     if len(data) > REQUEST_MAX_BYTES:
         raise BadRequest(
-            f"{_named(request)} is a request of {size(len(data))}, and may have at most "
+            f"{_named(request)} is a request of {size(len(data))}, but may have at most "
             f"{size(REQUEST_MAX_BYTES)}: name fewer components at once"
         )
     return data
@@ -417,7 +419,7 @@ def _decode(data: bytes) -> AnyReply:
         reply: AnyReply = decode_reply(data)
     except NOT_A_MESSAGE as exc:
         raise VersionMismatch(
-            f"the daemon answered what this client does not know ({exc}); "
+            f"this client does not understand the daemon's answer ({exc}); "
             "install the same version of swapd on both sides"
         ) from exc
     return reply

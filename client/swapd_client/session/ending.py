@@ -1,4 +1,4 @@
-"""What becomes of a session's components when it is closed."""
+"""The components of a session when it is closed."""
 
 import warnings
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from swapd_client.session.registry import Registry
 def make_all_private(
     registry: Registry, processor: Processor, error: SwapdError | None
 ) -> list[str]:
-    """Make every component private memory; return those that have no memory now, as people are
-    told of them.
+    """Make every component private memory; describe those without memory, for messages.
 
-    `error`: why the session ended.
+    `error`: the reason for the end of the session.
     """
     parts = registry.all()
     processor.before_private(parts)
-    # on a GPU there may be no room for a copy of what is in use, and there need be none when the
+    # a GPU may have no room for copies of components in use; if the daemon is dead they need none,
+    # because no other process will use its memory
     # daemon is dead: nobody else will use its memory
     died = isinstance(error, DaemonGone)
     spares = processor.memory_is_scarce and died
@@ -35,22 +35,22 @@ def make_all_private(
 
 
 def _stays(part: Part, *, spares: bool) -> bool:
-    """Whether its chunks may have later bytes than its master, or are as good.
+    """Whether its chunks may have later bytes than its host copy, or the same.
 
-    What was still coming in when the session ended is in the master alone.
+    A component that was still loading when the session ended is complete in the host copy only.
     """
     return not part.incomplete and (part.mutable or (spares and part.holders > 0))
 
 
 def let_go_of_all(registry: Registry, processor: Processor) -> None:
-    """Have nothing of any component."""
+    """Unmap all components, without private copies."""
     for part in registry.all():
         registry.let_go(part)
     processor.let_go_of(())
 
 
 def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:
-    """Call `let_go` now, or when the last of what stays on the daemon's memory has left it."""
+    """Call `let_go` once the last place in `staying` has left the daemon's memory, or now."""
 
     def left(where: Place) -> None:
         staying.remove(where)
@@ -64,11 +64,11 @@ def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:
 
 
 def warn_of(without_memory: list[str]) -> None:
-    """Components whose tensors are nowhere; of `Client.close`, three calls up."""
+    """Warn of components whose tensors are lost; the caller of `Client.close` is three calls up."""
     names = ", ".join(without_memory)
     warnings.warn(
-        f"the GPU has no room for private copies of {names}: their tensors must not be "
-        "touched any more. Free GPU memory before close(), or keep the client open",
+        f"the GPU has no room for private copies of {names}: do not use their tensors "
+        "any more. Free GPU memory before close(), or keep the client open",
         RuntimeWarning,
         stacklevel=4,
     )

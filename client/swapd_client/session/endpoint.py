@@ -1,4 +1,4 @@
-"""Where the daemon is, and the first connection to it."""
+"""The daemon's endpoint, and the first connection to it."""
 
 import math
 import os
@@ -16,9 +16,9 @@ from swapd.shared.text import TEXT_MAX_CHARS, plain
 from swapd.shared.trusted import Untrusted
 from swapd_client.errors import LimitReached, NotAnswering, NotRunning
 
-#: How sessions of the command line are called, which belong to no stage.
+#: Label prefix of command-line sessions, which belong to no stage.
 _COMMAND_LINE = "swapd"
-#: Beside its process id in a label.
+#: Room for the process id in a label.
 _PROGRAM_MAX_CHARS = TEXT_MAX_CHARS - 20
 
 
@@ -32,33 +32,33 @@ def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path
 
 
 def default_label() -> str:
-    """What the log calls this process unless it says otherwise."""
+    """This process's default name in the log."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return f"{plain(program)[:_PROGRAM_MAX_CHARS]}:{os.getpid()}"
 
 
 def label_of(label: str | None) -> str:
-    """What the log calls this process, behind the name of its stage in `swapd run FILE`."""
+    """This process's name in the log, after the name of its stage in `swapd run FILE`."""
     label = label or default_label()
     stage = config.stage_from_environment()
     if stage is None or label.partition(" ")[0] == _COMMAND_LINE:
         return label
-    return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]  # one too long stays so
+    return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]  # too long a label stays too long
 
 
 def need_descriptors(count: int, what: str) -> None:
-    """Check that this process may open so many more, for `what`. Raises: LimitReached.
+    """Check that this process may open `count` more descriptors, for `what`. Raises: LimitReached.
 
-    Before anything is begun that could not be finished without them: libzmq ends the process where
-    it gets none, and what comes by the lifeline and cannot be taken ends the session.
+    Call it before an action that could not be completed without them: libzmq ends the process if it
+    gets none, and a message on the lifeline that cannot be received ends the session.
     """
     try:
         fds.make_sure(count)
     except OSError as exc:
         raise LimitReached(
-            f"{what} needs up to {count} more open files than this process has, and it may have "
-            f"{fds.limit()} in all ({exc.strerror}): raise its `ulimit -n`, or close some. Nothing "
-            "was changed"
+            f"{what} needs up to {count} more open files than this process has, and its limit is "
+            f"{fds.limit()} ({exc.strerror}): raise its `ulimit -n`, or close some. Nothing "
+            "has changed"
         ) from exc
 
 
@@ -97,11 +97,11 @@ def find(path: Path) -> Folder:
 def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]:
     """A lifeline to the daemon, and the daemon's process id.
 
-    Blocks while others wait to be let in. Raises: NotRunning, NotAnswering.
+    Blocks while others wait to be accepted. Raises: NotRunning, NotAnswering.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        # not settimeout: connecting would then fail at once where others wait, too
+        # not settimeout: connecting would fail at once while others wait
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         sock.connect(str(folder.inside / runtime_dir.LIFELINE))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0.0))
@@ -115,7 +115,7 @@ def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]
     if uid != os.getuid():
         sock.close()
         raise NotRunning(
-            f"what listens at {folder.path} runs as user {uid}, not as this one: it gets no "
+            f"the process at {folder.path} runs as user {uid}, not as this one: it gets no "
             "weights. Start a swapd as this user, or connect(path) to the right folder"
         )
     return sock, pid
@@ -129,18 +129,18 @@ def _not_running(path: Path, exc: OSError) -> NotRunning:
         )
     if isinstance(exc, PermissionError):
         return NotRunning(
-            f"{path} belongs to another user, whose swapd serves nobody else "
+            f"{path} belongs to another user, and swapd serves only its own user "
             f"({exc.strerror}); start one as this user"
         )
     return NotRunning(
         f"no swapd at {path} ({exc.strerror or exc}){_elsewhere(path)}. Start one: "
-        f"{_command(path)}; or say where it is: connect(path) or ${config.ENDPOINT_VARIABLE}"
+        f"{_command(path)}; or give its folder: connect(path) or ${config.ENDPOINT_VARIABLE}"
         f"{_in_a_container(path)}"
     )
 
 
 def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> NotAnswering:
-    """What to raise for a daemon that does not answer; `pid` if it is known."""
+    """The error for a daemon that does not answer; `pid` if it is known."""
     pid = pid or folder.holder()
     who = f"the daemon at {folder.path} (process {pid or 'unknown'})"
     if pid and is_stopped(pid):
@@ -155,12 +155,12 @@ def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> N
 
 
 def _timeval(seconds: float) -> bytes:
-    whole, rest = divmod(math.ceil(seconds * 1e6), 1_000_000)  # up: 0 would be for ever
+    whole, rest = divmod(math.ceil(seconds * 1e6), 1_000_000)  # round up: 0 would be for ever
     return struct.pack("@ll", whole, rest)
 
 
 def _command(folder: Path) -> str:
-    """What starts the daemon that belongs there, as far as its name tells."""
+    """The command that starts the daemon of this folder, as far as the folder's name tells."""
     numbered = re.fullmatch(r"(?:cuda|gpu)(\d+)", folder.name)
     device, budget = (f"cuda:{numbered[1]}", "40GiB") if numbered else ("host", "1GiB")
     where = "" if folder == config.default_folder(device) else f" --runtime-dir {folder}"
@@ -168,16 +168,16 @@ def _command(folder: Path) -> str:
 
 
 def _elsewhere(folder: Path) -> str:
-    """Where this user's daemons do run, as with another $XDG_RUNTIME_DIR; "" if none runs."""
+    """This user's running daemons in other folders, as with another $XDG_RUNTIME_DIR; or ""."""
     found = [daemon for daemon in daemons.running() if daemon.folder != folder.absolute()]
     return f", though swapd runs at {daemons.named(found)}" if found else ""
 
 
 def _in_a_container(folder: Path) -> str:
-    """What else to do where not even the folder is there."""
+    """Advice for containers, if even the folder is missing."""
     if folder.exists():
         return ""
     return (
-        f". In a container the daemon's folder has to be mounted (docker run -v FOLDER:{folder}, "
-        "FOLDER as `swapd serve` said it), and the user has to be the daemon's"
+        f". In a container, mount the daemon's folder (docker run -v FOLDER:{folder}, "
+        "FOLDER as `swapd serve` printed it), and run as the daemon's user"
     )

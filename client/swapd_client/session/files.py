@@ -7,14 +7,14 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Files as Message
 from swapd_client.errors import DaemonGone
 
-#: How long a file may take that the daemon has sent before the grant that needs it.
+#: Seconds that a file may take that the daemon has sent before the grant that needs it.
 FILE_S = 30.0
 
 
 class Files:
     """One descriptor for each (file, writable). Thread-safe.
 
-    Filled by the lifeline's thread; a grant may be seen before the files it lies on.
+    Filled by the lifeline's thread; a grant may be read before its files have come.
     """
 
     def __init__(self, chunks_per_file: int) -> None:
@@ -27,7 +27,7 @@ class Files:
         return f"<Files {sorted(self._fds)}>"
 
     def add(self, message: Message, fds: Sequence[OwnedFd]) -> None:
-        """Take over what came with `message`."""
+        """Take over the descriptors that came with `message`."""
         with self._came:
             for number, fd in zip(message.numbers, fds, strict=True):
                 if (number, message.writable) in self._fds:
@@ -42,16 +42,16 @@ class Files:
             return self._fds[self._await(number, writable)]
 
     def take(self, number: int, *, writable: bool) -> OwnedFd:
-        """The descriptor, from now on the caller's. Blocks and raises as `get`."""
+        """The descriptor, which the caller then owns. Blocks and raises as `get`."""
         with self._came:
             return self._fds.pop(self._await(number, writable))
 
     def give(self, number: int, fd: OwnedFd, *, writable: bool) -> None:
-        """Take back what was taken and could not be used."""
+        """Take back a taken descriptor that could not be used."""
         self.add(Message((number,), writable), [fd])
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Close what has come of these: if they are needed again, they come anew."""
+        """Close these if they have come: the daemon sends them again when they are needed."""
         with self._came:
             for key in [(n, writable) for n in numbers for writable in (False, True)]:
                 if fd := self._fds.pop(key, None):
@@ -62,8 +62,8 @@ class Files:
         self._came.wait_for(lambda: key in self._fds or self._ended, FILE_S)
         if key not in self._fds:
             raise DaemonGone(
-                f"the daemon did not send file {number} of its memory within {FILE_S:g} s, so what "
-                "lies there cannot be reached: its log may say why. Close this client, then "
+                f"the daemon did not send file {number} of its memory within {FILE_S:g} s, so the "
+                "components there cannot be mapped: see its log. Close this client, then "
                 "connect again"
             )
         return key

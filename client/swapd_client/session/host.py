@@ -1,4 +1,4 @@
-"""The CPU computes, on the daemon's memory itself: nothing is late, and nothing runs out."""
+"""The CPU computes on the daemon's memory itself: work ends at once, and memory never runs out."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ class Host:
     index = None
 
     def __init__(self, welcome: Welcome, files: Files, lock: "threading.RLock") -> None:
-        """`lock`: under which a part is given another master."""
+        """`lock` guards the replacement of a part's host copy."""
         self._chunk_bytes = welcome.chunk_bytes
         self._files = files
         self._lock = lock
@@ -32,7 +32,7 @@ class Host:
         return Range(nbytes, self._chunk_bytes, self._files, writable=writable, before=before)
 
     def fits(self, where: Place) -> bool:
-        """Of the last chunk no more is mapped than there is room for."""
+        """The last chunk is mapped only as far as there is room."""
         return True
 
     def fetch(self, spans: Sequence[Remote]) -> None:
@@ -54,7 +54,7 @@ class Host:
         return False
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """They are there: mapping costs next to nothing, so nobody is granted them before."""
+        """Map them. Mapping costs little, so the daemon grants them only when they have arrived."""
         for part, place in placed:
             part.where.show(place.generation, place.runs)
 
@@ -63,14 +63,14 @@ class Host:
         return True
 
     def before_revoking(self, part: Part, generation: int) -> None:
-        """Nothing: who waits for it on the board touches nothing before."""
+        """No-op: a waiting thread uses nothing before the board's word has come."""
 
     def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
-        """Nothing: files of the host's memory are lent as holes in them, not as a whole."""
+        """No-op: files of the host's memory are lent as holes in them, not as a whole."""
         return True
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """Whoever computes on them finds the same bytes there, in the master."""
+        """Replace the chunks by the host copy, so that running computations find the same bytes."""
         for part in parts:
             with self._lock:
                 if part.where.shown:
@@ -79,10 +79,10 @@ class Host:
         end()
 
     def before_private(self, parts: Iterable[Part]) -> None:
-        """Nothing."""
+        """No-op."""
 
     def let_go_of(self, parts: Iterable[Part]) -> None:
-        """Nothing: each goes from its chunks to its master in one step."""
+        """No-op: each range changes from its chunks to its host copy in one step."""
 
     def close(self) -> None:
-        """Nothing."""
+        """No-op."""

@@ -1,4 +1,4 @@
-"""How long a session lasts, and why it ended."""
+"""The state of a session, and the reason for its end."""
 
 import os
 import select
@@ -10,31 +10,31 @@ from swapd_client.errors import ForkedClient, SwapdError
 
 
 class Life:
-    """Of one session. `check` may be called by any thread, and costs next to nothing."""
+    """The life of one session. `check` may be called in any thread, and costs next to nothing."""
 
     def __init__(self) -> None:
-        #: Whether requests make sense; if not, `check` says why.
+        #: Whether requests are possible; if not, `check` raises the reason.
         self.usable = True
-        #: Why the session ended, or None.
+        #: The reason for the session's end, or None.
         self.error: SwapdError | None = None
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        #: Guards what is registered and leased. Who holds it sees no half of the session's end. A
-        #: signal handler that closes may have interrupted somebody under it.
+        #: Guards registrations and leases. Its holder never sees half of the session's end.
+        #: Re-entrant: a signal handler that closes may have interrupted the holder.
         self.lock = threading.RLock()
         self._process = os.getpid()
         self._left_to_parent = False
         self._listeners: list[Callable[[SwapdError], None]] = []
 
     def check(self) -> None:
-        """Raise if requests make no sense any more, saying why."""
+        """Raise the reason if requests are not possible any more."""
         if self._left_to_parent:
             raise ForkedClient(
                 "this process was forked from one that uses swapd: sessions and weights stay "
                 "with the parent. Connect in the child, or start it with spawn"
             )
         if self.error is not None:
-            # it is raised again and again: its traceback would keep all that had asked
+            # raised again and again: its traceback would keep the frames of all callers
             raise self.error.with_traceback(None)
 
     @property
@@ -44,11 +44,11 @@ class Life:
 
     @property
     def left_to_parent(self) -> bool:
-        """The same, as far as this process has been told: its locks may be held for good."""
+        """The same, once this process was told of its fork: its locks may be held for good."""
         return self._left_to_parent
 
     def when_ended(self, listener: Callable[[SwapdError], None]) -> None:
-        """Call `listener` with why, in the thread that ends the session."""
+        """Call `listener` with the reason, in the thread that ends the session."""
         self._listeners.append(listener)
 
     def end(self, error: SwapdError) -> None:
@@ -57,7 +57,7 @@ class Life:
         self.usable = False
 
     def tell(self, error: SwapdError) -> None:
-        """Wake every wait, and tell those that listen. Not under the lock."""
+        """Wake every wait, and call the listeners. Not under the lock."""
         os.eventfd_write(self.ended.fileno(), 1)
         for listener in self._listeners:
             listener(error)

@@ -1,6 +1,6 @@
-"""The lifeline as the worker has it: the socket, the handshake, and the thread that reads it.
+"""The client's end of the lifeline: the socket, the handshake, and the thread that reads it.
 
-Knows messages by their kind only: what they mean is the session's.
+Distinguishes kinds of messages only; the session handles their contents.
 """
 
 import os
@@ -27,9 +27,9 @@ from swapd_client.errors import (
 )
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
-#: How long a daemon may take to answer the hello, unless who connects says otherwise.
+#: Default of the seconds that a daemon may take to answer the hello.
 ANSWER_S = 30.0
-#: How long a client that closes waits until the daemon knows that it has let go.
+#: Seconds that a closing client waits until the daemon knows that it has unmapped all memory.
 LET_GO_S = 2.0
 
 _SAME = "install the same version of swapd on both sides"
@@ -39,10 +39,10 @@ class Lifeline:
     """One connection to one daemon. `send` may be called in any thread."""
 
     def __init__(self, endpoint: Path, answer_s: float = ANSWER_S) -> None:
-        """Connect; this, and shaking hands, may take so long. Raises: NotRunning, NotAnswering."""
+        """Connect within `answer_s`. Raises: NotRunning, NotAnswering."""
         self._endpoint = endpoint
         self._answer_s = answer_s
-        #: Where everything of this daemon is, until `close`.
+        #: The daemon's runtime folder, open until `close`.
         self.folder = find(endpoint)
         try:
             self._sock, self._daemon_pid = open_lifeline(self.folder, answer_s)
@@ -52,10 +52,9 @@ class Lifeline:
         self._thread: threading.Thread | None = None
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
-        """The daemon's welcome, and the board's descriptor, from now on the caller's.
+        """The daemon's welcome, and the board's descriptor, which the caller then owns.
 
-        Raises: BadRequest, DaemonGone, NotAnswering, VersionMismatch, or what the daemon refuses
-        with.
+        Raises: BadRequest, DaemonGone, NotAnswering, VersionMismatch, or the daemon's refusal.
         """
         if problem := problem_with_text("the label", label):
             raise BadRequest(problem)
@@ -67,19 +66,19 @@ class Lifeline:
             raise self.not_answering(self._answer_s) from exc
         except OSError as exc:
             raise DaemonGone(
-                f"{self._endpoint}: the daemon did not answer ({exc}); its log may say why. "
+                f"{self._endpoint}: the daemon did not answer ({exc}); its log may tell why. "
                 "Connect again"
             ) from exc
         if not data:
             raise DaemonGone(
                 f"{self._endpoint}: the daemon closed the connection before it answered: it is "
-                "ending, or takes nobody now; its log says why. Connect again"
+                "ending, or accepts no sessions now; see its log. Connect again"
             )
         try:
             message = protocol.decode_from_daemon(data)
         except msgspec.MsgspecError as exc:
             raise VersionMismatch(
-                f"{self._endpoint}: what the daemon says is not understood ({exc}); {_SAME}"
+                f"{self._endpoint}: cannot understand the daemon's message ({exc}); {_SAME}"
             ) from exc
         if isinstance(message, protocol.Goodbye):
             raise from_refusal(message)
@@ -95,10 +94,10 @@ class Lifeline:
         on_message: Callable[[protocol.FromDaemon, list[OwnedFd]], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Start the thread. It owns no descriptor: `on_message` takes over what comes with one.
+        """Start the thread. It owns no descriptor: `on_message` takes over those of its message.
 
-        `on_end(why)` is its last call: None if the daemon closed the connection, else what could
-        not be taken, be it here or in `on_message`; the connection has then been shut.
+        `on_end(why)` is its last call. `why` is None if the daemon closed the connection, else the
+        error of a message, here or in `on_message`; the connection has then been shut.
         """
         self._thread = threading.Thread(
             target=self._read, args=(on_message, on_end), name="swapd-lifeline", daemon=True
@@ -106,16 +105,17 @@ class Lifeline:
         self._thread.start()
 
     def send(self, message: protocol.FromClient) -> None:
-        """Send, unless it is too late: then what ended the connection comes next."""
+        """Send, unless the connection has ended; then its end is reported next."""
         with suppress(OSError):
             send_packet(self._sock, protocol.encode(message))
 
     def not_answering(self, timeout_s: float) -> NotAnswering:
-        """What to raise if the daemon did not answer within that."""
+        """The error if the daemon did not answer within that."""
         return not_answering(self.folder, timeout_s, self._daemon_pid)
 
     def has_ended(self) -> bool:
-        """Whether the daemon has closed the connection, also if nobody has read that yet."""
+        """Whether the daemon has closed the connection, even if the thread has not read that
+        yet."""
         ends = select.poll()
         ends.register(self._sock, select.POLLRDHUP)
         return bool(ends.poll(0))
@@ -124,9 +124,9 @@ class Lifeline:
         return is_alive(self._daemon_pid)
 
     def let_go(self, token: bytes) -> None:
-        """Say to the daemon that nothing of that session is mapped here, once `close` was called.
+        """Tell the daemon after `close` that nothing of that session is mapped here.
 
-        Blocks until it knows, but not for long; a daemon that is gone need not.
+        Blocks until it knows, for LET_GO_S at most. No-op if the daemon is gone.
         """
         with suppress(SwapdError, OSError):
             with find(self._endpoint) as folder:
@@ -146,7 +146,7 @@ class Lifeline:
         self.folder.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of it, or the parent's death would go unseen."""
+        """In a forked child: close the descriptor, or the parent's death would go unseen."""
         os.close(self._sock.detach())
 
     def _read(
@@ -160,9 +160,9 @@ class Lifeline:
                 if not data:
                     break
                 on_message(protocol.decode_from_daemon(data), fds)
-        except Exception as exc:  # noqa: BLE001 - whatever it was: nobody hears any more
+        except Exception as exc:  # noqa: BLE001 - after any error no message can be read
             with suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # so that the daemon does not count on us
+                self._sock.shutdown(socket.SHUT_RDWR)  # so that the daemon does not wait for us
             on_end(exc)
         else:
             on_end(None)
@@ -171,5 +171,6 @@ class Lifeline:
         try:
             return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
         except ConnectionResetError:
-            # It closed before it read all of ours: said once, then its last words come.
+            # It closed before it read all of our messages: that error comes once, then its last
+            # messages.
             return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)

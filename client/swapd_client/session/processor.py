@@ -1,6 +1,6 @@
-"""What computes on the weights: the CPU, or a GPU. All that differs between the two is behind this.
+"""The processor that computes on the weights, the CPU or a GPU: an interface for all differences.
 
-`host.py` is the one, `gpu/` the other.
+`host.py` implements it for the CPU, `gpu/` for a GPU.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,34 +13,36 @@ from swapd_client.memory.place import Place
 
 
 class Work(Protocol):
-    """What a processor was asked to do under a lease, and had not done when that was released."""
+    """Work queued under a lease that was not done at its release."""
 
     def is_pending(self) -> bool:
-        """Whether it is still at it. Does not block."""
+        """Whether it is still running. Does not block."""
 
     def is_over(self) -> bool:
-        """Whether it is known to have done all of it. Then nothing more may be asked of this."""
+        """Whether it is known to have ended. If so, do not use this object again."""
 
 
 class Arrival(Protocol):
-    """What is told of bytes that are coming in."""
+    """The state of loading components."""
 
     def has_come(self, part: Part, place: Placement) -> bool:
-        """Whether all of it is there."""
+        """Whether all of it has arrived."""
 
     def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
-        """Block until the first `chunks` are there, or all of it. Raises if that will not be, or
-        takes too long."""
+        """Block until the first `chunks` have arrived, or all of it.
+
+        Raises if it never will, or takes too long.
+        """
 
 
 class Processor(Protocol):
-    """Of one session. Thread-safe."""
+    """The processor of one session. Thread-safe."""
 
-    #: What private memory of a process's components is called there; "" on the host.
+    #: Key of the process's private memory there; "" on the host.
     key: str
-    #: Whether work that was asked for may go on when a lease under it is released.
+    #: Whether queued work may go on after the release of its lease.
     works_late: bool
-    #: Whether private copies take memory of the kind that the daemon lends, and may find none.
+    #: Whether private copies use the same kind of memory as the daemon's, and may find none.
     memory_is_scarce: bool
 
     @property
@@ -48,16 +50,16 @@ class Processor(Protocol):
         """Its number in this process, for torch; None on the host. Raises: DeviceUnavailable."""
 
     def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
-        """A range for so many bytes; `before`: one that was private memory, to be taken over.
+        """Reserve a range of `nbytes`; `before`: a private range to take over.
 
         Raises: DeviceUnavailable, DeviceFailed.
         """
 
     def fits(self, where: Place) -> bool:
-        """Whether a component of `where.nbytes` can be mapped in what is reserved there."""
+        """Whether the reserved range has room for the chunks of `where.nbytes`."""
 
     def fetch(self, spans: Sequence[Remote]) -> None:
-        """Copy what this process has there of its own. Blocks. Raises: DeviceFailed."""
+        """Copy this process's own memory from there. Blocks. Raises: DeviceFailed."""
 
     # --- work ----------------------------------------------------------------------------
 
@@ -65,39 +67,41 @@ class Processor(Protocol):
         """The stream on which this thread works; none on the host."""
 
     def mark(self, streams: Iterable[int], before: Work | None) -> Work | None:
-        """What it was asked to do on `streams` by now, and what is left of `before`, which is over.
+        """Work queued on `streams` until now, and the rest of `before`, which becomes invalid.
 
-        None if all that is done. Does not block. Streams may be destroyed afterwards.
+        None if all of it is done. Does not block. Streams may be destroyed afterwards.
         """
 
     def after(self, work: Work, then: Callable[[], None]) -> None:
         """Call `then` in a thread when `work` is done."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is left that `after` was told of; whether that came about."""
+        """Wait until all work given to `after` is done; return whether it is."""
 
     def wait_on(self, stream: int, slot: int, target: int) -> bool:
-        """Have a stream wait for a word on the board; False if the caller has to wait itself."""
+        """Make a stream wait for a word on the board; False if the caller must wait itself."""
 
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Have these behind their ranges, each once all of its bytes are there. Blocks.
+        """Map these into their ranges, each once all of its bytes are there. Blocks.
 
-        Raises: DeviceFailed, SessionEnded, and what `arrival` raises.
+        Raises: DeviceFailed, SessionEnded, and errors of `arrival`.
         """
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Make a call that only a GPU's driver can refuse; whether it did not. It is logged."""
+        """Make a call that only a GPU's driver can refuse; return whether it succeeded. Logs
+        errors.
+        """
 
     def before_revoking(self, part: Part, generation: int) -> None:
-        """The chunks of `generation` are to be taken from it, in the lifeline's thread."""
+        """The chunks of `generation` will be revoked, in the lifeline's thread."""
 
     def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
-        """Have none of `parts` on these files of the daemon's memory; whether that worked."""
+        """Unmap these files of the daemon's memory from all `parts`; return whether it worked."""
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """Others are about to use the chunks of these clean parts: be on none of them.
+        """Unmap all chunks of these clean parts, because others are about to use them.
 
         `end()` ends the session, and all its waits.
         """
@@ -106,7 +110,7 @@ class Processor(Protocol):
         """Some of these are about to become private memory."""
 
     def let_go_of(self, parts: Iterable[Part]) -> None:
-        """These are about to, or their bytes are not kept: what can be is no longer on chunks."""
+        """These are about to become private, or are dropped: unmap their chunks if possible."""
 
     def close(self) -> None:
-        """Let go of what can be. All words on the board must have been raised before."""
+        """Free all that can be freed. All words on the board must have been raised before."""

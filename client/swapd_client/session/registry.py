@@ -1,7 +1,7 @@
-"""What this process has registered with one daemon: how it gets there, and how it gets out.
+"""Components that this process has registered with one daemon.
 
-Lives here: which parts there are, and how tensors move to their ranges and back. What is asked of
-the daemon meanwhile is in `moving.py`.
+Lives here: the parts, and the moves of tensors to their ranges and back. `moving.py` sends the
+requests in between.
 """
 
 import logging
@@ -32,12 +32,12 @@ from swapd_client.session.told import Told
 
 log = logging.getLogger("swapd_client")
 
-#: Descriptors that come with a master.
+#: Descriptors that come with a host copy.
 MASTER_DESCRIPTORS = 4
 
 
 class Registry:
-    """Thread-safe."""
+    """The registered components of one session. Thread-safe."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Registry:
         chunk_bytes: int,
     ) -> None:
         self.parts: dict[str, Part] = {}
-        #: Where memory of the daemon's stays mapped for writing when the session is closed.
+        #: Places where memory of the daemon stays mapped for writing after the session is closed.
         self.staying: list[Place] = []
-        #: The daemon has left this session, and not the other way round.
+        #: Whether the daemon has left this session, and not the other way round.
         self.deserted = False
         self._life = life
         self._lock = life.lock
@@ -60,11 +60,11 @@ class Registry:
         self._masters = masters
         self._told = told
         self._chunk_bytes = chunk_bytes
-        #: What stands for the session where it is not to be kept alive.
+        #: Stands for the session without keeping it alive.
         self._owner = object()
 
     def all(self) -> list[Part]:
-        """What is registered now: other threads may go on with it."""
+        """A copy of the registered parts, because other threads may change them."""
         with self._lock:
             return list(self.parts.values())
 
@@ -73,7 +73,7 @@ class Registry:
             part = self.parts.get(name)
         if part is None:
             raise UnknownComponent(
-                f"{name!r} is not registered by this process, which alone could do that with it; "
+                f"{name!r} is not registered by this process, and only its owner can do that; "
                 f"registered here: {', '.join(sorted(self.parts)[:8]) or 'nothing'}"
             )
         return part
@@ -95,11 +95,10 @@ class Registry:
         part_of: str = "",
         stays: bool = False,
     ) -> Part:
-        """Reserve a range for `source`, or take back the one that it lies in since it was a
-        component before. Nothing is copied or rebound yet.
+        """Reserve a range for `source`, or take over its range if it was a component before.
 
-        On a GPU it blocks for a moment the first time. Raises: DeviceUnavailable there; if it
-        `stays`, and cannot where it is, InvalidSource.
+        Nothing is copied or rebound yet. On a GPU it blocks for a moment the first time. Raises:
+        DeviceUnavailable on a GPU; InvalidSource if `stays` is set and it cannot keep its address.
         """
         self._life.check()
         with self._lock:
@@ -122,7 +121,7 @@ class Registry:
         try:
             if stays and before is None and layout.nbytes:
                 raise InvalidSource(
-                    f"{name!r} cannot stay where it is: it was no component as it is now, or was "
+                    f"{name!r} cannot keep its address: it was another component before, or was "
                     f"one in chunks of another size than {size(self._chunk_bytes)}"
                 )
             place = before and before.where
@@ -133,7 +132,7 @@ class Registry:
             raise
 
     def _take_back(self, layout: Layout) -> Former | None:
-        """What of this process's own memory `layout` lies in, if it can be a component there."""
+        """The private memory that `layout` is in, if it can be a component there."""
         found = former.take(self._processor.key, layout.lies())
         if found is None:
             return None
@@ -167,7 +166,7 @@ class Registry:
         *,
         transient: bool,
     ) -> protocol.Register:
-        """What asks the daemon for its master. Raises: BadRequest, LimitReached."""
+        """The request for its host copy. Raises: BadRequest, LimitReached."""
         if policy not in (policies := get_args(protocol.Policy)):
             raise BadRequest(f"there is no policy {policy!r}; there are: {', '.join(policies)}")
         need_descriptors(MASTER_DESCRIPTORS, f"to register {part.name}")
@@ -189,10 +188,10 @@ class Registry:
         )
 
     def fill(self, part: Part) -> None:
-        """Copy the source into the master the daemon has sent. Blocks for the copy.
+        """Copy the source into the host copy that the daemon has sent. Blocks for the copy.
 
-        If another process has filled it, it is compared instead: all that the daemon knows is that
-        this process said that it would have these bytes. Raises: OtherBytes if it has not.
+        If another process has filled it, compare instead: the daemon only knows that both processes
+        named the same source. Raises: OtherBytes if the bytes differ.
         """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
@@ -201,11 +200,11 @@ class Registry:
                 raise OtherBytes(part.name)
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())
-        with self._lock:  # before the commit: another thread may be granted it right after
+        with self._lock:  # before the commit: another thread may then be granted it
             self.parts[part.name] = part
 
     def bind(self, part: Part) -> None:
-        """The daemon has accepted the master: the source now lives at the range."""
+        """The daemon has accepted the host copy: the source now uses the range."""
         with ranges.moving:
             part.bind()
             ranges.add(part, self._owner)
@@ -213,10 +212,11 @@ class Registry:
         self._processor.attempt(part.where.give_up_private)
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
-        """These are to be registered again, and share nothing: what they were to share is a lie."""
+        """Prepare to register these again without sharing: the shared bytes differ from the
+        files."""
         log.warning(
-            "what another process shares as %r has other bytes than the files: it is not used, and "
-            "read from the files instead. swapd status says who loads the same",
+            "the bytes that another process shares as %r differ from the files: they are "
+            "read from the files instead. swapd status shows that process",
             lie.name,
         )
         for part in parts:
@@ -232,27 +232,26 @@ class Registry:
             self._masters.forget(part.request)
 
     def discard(self, part: Part) -> None:
-        """Registering failed: leave nothing of it. The source was not touched."""
+        """Undo a failed registration. The source was not changed."""
         ranges.release(part.claim)
         self._forget(part)
         if not part.where.taken_over:
             part.where.discard()
         elif part.where.stay_private():
             self._keep(part)
-        else:  # another thread was granted it already
+        else:  # another thread has been granted it already
             self.try_unbind(part, keep_shown=part.mutable)
         part.close()
 
     # --- in use --------------------------------------------------------------------------
 
     def map_master(self, part: Part) -> int | None:
-        """A private mapping of a component's master, which the caller frees (`part.span` bytes).
+        """A private mapping of a component's host copy, which the caller frees (`part.span` bytes).
 
-        None if it is no component any more: its bytes are private memory then. Of a mutable one
-        the master has the bytes as they were last written back.
-        """
-        with self._lock:  # a master is closed only once it is no component's any more
-            return part.map_master() if self.parts.get(part.name) is part else None
+        None if it is no longer a component: its bytes are then private memory. The host copy of a
+        mutable component has the bytes as last written back.
+        """ with self._lock:  # a host copy stays open until its component is removed return
+        part.map_master() if self.parts.get(part.name) is part else None
 
     # --- out -----------------------------------------------------------------------------
 
@@ -264,10 +263,10 @@ class Registry:
             raise DeviceMemoryExhausted(f"{part.name!r} stays registered: {exc}") from exc
 
     def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
-        """Make a component's tensors ordinary private memory, values and addresses kept.
+        """Make a component's tensors private memory, with the same values and addresses.
 
-        On a GPU it blocks for the copy. Raises: DeviceMemoryExhausted, DeviceFailed there; then
-        the range is unmapped.
+        On a GPU it blocks for the copy. Raises there: DeviceMemoryExhausted, DeviceFailed; then the
+        range is unmapped.
         """
         assert part.master is not None
         try:
@@ -284,7 +283,7 @@ class Registry:
             self._leave(part)
 
     def try_unbind(self, part: Part, *, keep_shown: bool) -> bool:
-        """The same; False if there is no memory for it, or the GPU is lost."""
+        """As `unbind`; False if there is no memory for it, or the GPU is lost."""
 
         def unbind() -> None:
             self.unbind(part, keep_shown=keep_shown)
@@ -295,7 +294,7 @@ class Registry:
             return False
 
     def let_go(self, part: Part) -> None:
-        """It is a component no more, and its addresses are nobody's."""
+        """Remove a component and unmap its range."""
         self._processor.attempt(part.where.revoke)
         ranges.remove(part, is_gone=True)
         self._leave(part)
@@ -309,10 +308,10 @@ class Registry:
         part.close()
 
     def _keep(self, part: Part) -> None:
-        """Its tensors are over private memory now: those that lost their daemon can go back.
+        """Remember its private memory, so that its tensors can be registered with the next daemon.
 
-        What somebody took back by `unregister` or `close` is his own: he may share it with tensors
-        that swapd knows nothing of.
+        Memory from `unregister` or `close` is not remembered: the caller may share it with tensors
+        that are unknown to swapd.
         """
         if part.where.taken_over or self.deserted:
             found = Former(part.where, part.layout.spans(part.address))
@@ -320,7 +319,7 @@ class Registry:
 
 
 def _check_apart(parts: Iterable[Part]) -> None:
-    """Raise if two parts share memory: each would move it to where it is itself."""
+    """Raise if two parts share memory, because each would move it to its own range."""
     seen: dict[int, str] = {}
     for part in parts:
         for address in part.layout.memory:

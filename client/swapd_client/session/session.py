@@ -1,8 +1,8 @@
-"""One session with the daemon: what it is made of, and what becomes of the daemon's messages.
+"""One session with the daemon: its parts, and the handling of the daemon's messages.
 
-Both clients, sync and async, are a way of carrying requests; everything they have in
-common is here, and in the modules beside. One background thread per session reads the lifeline:
-revocations, `wanted`, the descriptors of masters, and EOF, which ends every wait.
+Both clients, sync and async, only carry requests; all that they share is here, and in the modules
+beside. One background thread per session reads the lifeline: revocations, `wanted`, the descriptors
+of host copies, and EOF, which ends every wait.
 """
 
 import _thread
@@ -40,7 +40,7 @@ from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
 from swapd_client.session.told import Told
 
-#: Sends a request and waits; raises what it is refused with.
+#: Sends a request and waits; raises the error of a refusal.
 Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 
 #: Descriptors that a session opens at once.
@@ -48,7 +48,7 @@ SESSION_DESCRIPTORS = 10
 
 
 class Session:
-    """What a process has with one daemon. Thread-safe, except that `close` comes last."""
+    """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
         """Connect and shake hands, each within `answer_s`.
@@ -89,7 +89,7 @@ class Session:
         )
         self._ids = 0
         self._closed = False
-        #: What closes a session whose client was dropped without a word.
+        #: Closes the session of a client that was garbage collected without `close`.
         self._close_late: Callable[[], None] | None = None
         self._lifeline.listen(self._on_message, self._on_end)
         _alive.add(self)
@@ -115,7 +115,7 @@ class Session:
             return self._ids
 
     def check(self) -> None:
-        """Raise if requests make no sense any more, saying why."""
+        """Raise the reason if requests are not possible any more."""
         self.life.check()
 
     @property
@@ -125,12 +125,12 @@ class Session:
 
     @property
     def error(self) -> SwapdError | None:
-        """Why the session ended, or None."""
+        """The reason for the session's end, or None."""
         return self.life.error
 
     @property
     def components(self) -> dict[str, Part]:
-        """What this process has registered, by name."""
+        """The components registered by this process, by name."""
         return self.registry.parts
 
     def own(self, name: str) -> Part:
@@ -138,18 +138,18 @@ class Session:
         return self.registry.own(name)
 
     def not_answering(self, timeout_s: float) -> NotAnswering:
-        """What to raise if the daemon did not answer within that."""
+        """The error if the daemon did not answer within that."""
         return self._lifeline.not_answering(timeout_s)
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
-        """Return a reply that is not a refusal; raise the one that is."""
+        """Return a reply that is not a refusal; raise the error of a refusal."""
         if isinstance(reply, protocol.Refused):
-            self.check()  # a session that has ended says so itself, and why
+            self.check()  # if the session has ended, raise the reason for that
             raise from_refusal(reply)
         return reply
 
     def renew(self, part: Part, master: OwnedFd) -> None:
-        """An update is committed: `master` has the bytes now; leases are on the old ones."""
+        """An update is committed: `master` has the new bytes; leases hold the old ones."""
         with self.life.lock:
             old = part.master
             part.master, part.renewed = master, self._ids
@@ -158,13 +158,11 @@ class Session:
             old.close()
 
     def take_master(self, request: int) -> OwnedFd:
-        """The master that was made for a request, from now on the caller's. Raises:
-        SessionEnded.
-        """
+        """The host copy made for a request, which the caller then owns. Raises: SessionEnded."""
         return self._masters.take(request)[1]
 
     def forget_master(self, request: int) -> None:
-        """Nobody will take the master that was asked for: it is closed, now or when it comes."""
+        """Close a requested host copy that is not needed, now or when it comes."""
         self._masters.forget(request)
 
     # --- the lifeline --------------------------------------------------------------------
@@ -206,12 +204,13 @@ class Session:
             self._lifeline.send(protocol.Revoked(revoke.name, revoke.generation))
 
     def _take_away(self, part: Part, generation: int) -> bool:
-        """Have the chunks of this generation no longer behind the range; whether they are not."""
+        """Unmap the chunks of this generation from the range; return whether that worked."""
         self.processor.before_revoking(part, generation)
         return self.processor.attempt(part.where.revoke, generation)
 
     def _drop(self, drop: protocol.Drop) -> None:
-        """Said only if it is true: else the daemon ends the session when its time is up."""
+        """Drop chunks and confirm it; without a confirmation the daemon ends the session in
+        time."""
         if self.processor.drop(self.registry.all(), drop.numbers):
             self._lifeline.send(protocol.Dropped(drop.ticket))
 
@@ -221,35 +220,35 @@ class Session:
             self._board.fail(part.slot, broken.generation)
 
     def _on_end(self, why: Exception | None) -> None:
-        """The lifeline ended; if without a word, the daemon died, or goes on without us."""
+        """The lifeline ended. Without a message before, the daemon died, or goes on without us."""
         if why is not None:
             untaken = (
-                f"{self.endpoint}: what the daemon sent could not be taken, so this session is "
+                f"{self.endpoint}: a message of the daemon is unusable, so this session is "
                 f"over: {why}. close() makes all tensors private memory. Then connect again"
             )
             self._cut_off(SessionFenced(untaken))
         elif self.error is not None:
             return
         elif self._lifeline.is_daemon_alive():
-            now = "no longer there" if self.processor.memory_is_scarce else "private memory now"
+            now = "unmapped" if self.processor.memory_is_scarce else "private now"
             fenced = (
-                f"{self.endpoint}: the daemon has ended this session, and its log says why. What "
-                f"you hold is {now}; close() makes all tensors private memory. Then connect again"
+                f"{self.endpoint}: the daemon has ended this session; its log tells why. Leased "
+                f"memory is {now}; close() makes all tensors private memory. Then connect again"
             )
             self._cut_off(SessionFenced(fenced))
         else:
             gone = (
-                f"{self.endpoint}: the daemon is gone. What you hold stays mapped; close() "
+                f"{self.endpoint}: the daemon is gone. Leased memory stays mapped; close() "
                 "makes all tensors private memory. Start swapd again, then reconnect"
             )
             self._end(DaemonGone(gone))
 
     def fenced(self) -> SessionFenced | None:
-        """Why what was computed until now under a lease may be wrong: others may have had the
-        memory. None if nobody had.
+        """The error if results computed until now may be wrong, because others may have used the
+        memory.
 
-        Asked before others could have it this says None for certain: a system call sees the end
-        before this process has heard of it. Blocks then until it has.
+        None is certain if this is called before others could use the memory: a system call detects
+        the end before this process has read of it. Then it blocks until it has.
         """
         if self.error is None and not self.life.left_to_parent and self._lifeline.has_ended():
             self.life.await_end()
@@ -258,15 +257,15 @@ class Session:
     # --- the end -------------------------------------------------------------------------
 
     def _cut_off(self, error: SwapdError) -> None:
-        """The daemon goes on without this session: others will use the chunks it holds.
+        """The daemon goes on without this session, and others will use the chunks that it holds.
 
-        The chunks of a mutable component are kept for this process by the daemon.
+        The daemon keeps the chunks of mutable components for this process.
         """
         clean = [part for part in self.registry.all() if not part.mutable]
         self.processor.cut_off(clean, partial(self._end, error))
 
     def _end(self, error: SwapdError) -> None:
-        """Remember why, once, and wake every wait."""
+        """Set the reason, once, and wake every wait."""
         with self.life.lock:
             if self.life.error is not None:
                 return
@@ -286,7 +285,7 @@ class Session:
     def close(self, *, keep: bool = True) -> None:
         """End the session: every component becomes private memory, with its weights.
 
-        Unless `keep`: then their addresses are nobody's any more. Closed twice is closed once.
+        Without `keep` their ranges are unmapped instead. Idempotent.
         """
         if self.life.left_to_parent:  # first: the lock may be held for good
             return
@@ -294,7 +293,7 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        # it may not have been heard of yet
+        # the daemon's end may not be known yet
         self.registry.deserted |= not self._lifeline.is_daemon_alive()
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
@@ -315,8 +314,9 @@ class Session:
             ending.warn_of(without_memory)
 
     def leave_behind(self, close: Callable[[], None]) -> None:
-        """The client was dropped, and nobody can close it any more: have `close` called in a
-        thread once the session has ended. Takes no lock: it is the garbage collector that calls.
+        """The client was garbage collected: call `close` in a thread once the session has ended.
+
+        Takes no lock, because the garbage collector calls it.
         """
         self._close_late = close
         if self.error is not None:

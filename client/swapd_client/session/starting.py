@@ -1,8 +1,8 @@
-"""A daemon for this user, started if none is there; it ends when its last session has gone.
+"""Starts a daemon for this user if there is none; it ends after its last session.
 
-Of all that start one in a folder at once, one does, and the others wait for it: the one that has
-locked `starting` in the runtime folder. The daemon inherits that lock and keeps it, so whoever
-started it may die at any moment.
+If several processes start one in a folder at once, the process that locks `starting` in the runtime
+folder starts it, and the others wait. The daemon inherits that lock and keeps it, so the starting
+process may die at any moment.
 """
 
 import fcntl
@@ -27,11 +27,11 @@ from swapd_client.errors import DaemonGone, NotAnswering, NotRunning, StartFaile
 T = TypeVar("T")
 _pause = time.sleep
 
-#: How long a daemon may take until it serves: a large budget on a GPU takes seconds.
+#: Seconds until a daemon must serve: a large budget on a GPU takes seconds.
 START_S = 120.0
-#: How long it stays without a session, unless $SWAPD_LINGER says otherwise.
+#: Seconds that it stays without a session, unless $SWAPD_LINGER is set.
 LINGER_S = 10.0
-#: The process between: it forks, says the process id, and ends.
+#: The process in between: it forks, prints the process id, and ends.
 _BETWEEN = """
 import os, sys
 if pid := os.fork():
@@ -40,21 +40,21 @@ else:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.execv(sys.argv[1], sys.argv[1:])
 """
-#: How often it is looked whether a daemon that another process starts is there.
+#: Seconds between two checks for a daemon that another process starts.
 AGAIN_S = 0.02
-#: A log that is longer begins anew.
+#: A longer log is truncated.
 _LOG_MAX_BYTES = 1 << 20
-#: So much of what a daemon said that did not start is in the error.
+#: Bytes of a failed daemon's output in the error.
 _SAID_BYTES = 4096
 
 
 def connected(
     folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
 ) -> T:
-    """What `connect` returns when a daemon serves `folder`; starts one if none does.
+    """The result of `connect`, once a daemon serves `folder`; starts one if there is none.
 
-    Blocks until it serves, for START_S at most. Raises: StartFailed, and what `connect` raises but
-    that no daemon is there.
+    Blocks until it serves, for START_S at most. Raises: StartFailed, and as `connect`, except that
+    there is no daemon.
     """
     give_up = time.monotonic() + START_S
     while True:
@@ -62,7 +62,7 @@ def connected(
             return connect()
         except NotAnswering:
             raise
-        except (NotRunning, DaemonGone) as exc:  # or it has just ended, as nobody used it
+        except (NotRunning, DaemonGone) as exc:  # it may have just ended by itself
             if time.monotonic() > give_up:
                 raise StartFailed(f"no swapd serves {folder} after {START_S:g} s: {exc}") from exc
         if not _start(folder, device, budget, give_up):
@@ -70,7 +70,7 @@ def connected(
 
 
 def _start(folder: Path, device: str | None, budget: int | str | None, give_up: float) -> bool:
-    """Start a daemon and wait until it serves; False if another process does, or one still ends."""
+    """Start a daemon and wait until it serves; False if another one starts or still ends."""
     try:
         with _made(folder) as opened, opened.open(STARTING, os.O_RDWR | os.O_CREAT) as lock:
             try:
@@ -93,9 +93,9 @@ def _made(folder: Path) -> Folder:
 def _command(folder: Path, device: str | None, budget: int | str | None) -> list[str]:
     if not sys.executable:
         raise StartFailed(
-            "this program does not say which Python it is; run `swapd serve` yourself"
+            "sys.executable is empty, so swapd cannot be started; run `swapd serve` yourself"
         )
-    # -P: what lies in the working directory, which others may write to, is not imported
+    # -P: no imports from the working directory, which others may write to
     command = [sys.executable, "-P", "-m", "swapd", "serve", "--runtime-dir", str(folder)]
     if device is None and folder == config.default_folder("host"):
         device = "host"
@@ -104,15 +104,15 @@ def _command(folder: Path, device: str | None, budget: int | str | None) -> list
 
 
 def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) -> bool:
-    """Start the daemon, which inherits `lock`. Raises: StartFailed with the daemon's own words.
+    """Start the daemon, which inherits `lock`. Raises: StartFailed with the daemon's own message.
 
-    False if one that was started by hand has the folder, and does not serve yet, or no more.
+    False if a daemon started by other means has the folder, and does not serve yet, or any more.
     """
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
         folder.open(DAEMON_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log,
     ):
-        notify.bind("")  # a name of the kernel's choice, in no folder
+        notify.bind("")  # the kernel picks a name, in no folder
         address = "@" + notify.getsockname()[1:].decode()
         begin = _begin(log)
         env = config.environment_of_a_daemon(address, linger=str(LINGER_S))
@@ -135,9 +135,9 @@ def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) ->
 
 
 def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd) -> int:
-    """Start the daemon as nobody's child, in a session of its own; its process id.
+    """Start the daemon outside of this process's children and session; return its process id.
 
-    What ends the children of a process, or its group, as Ray and terminals do, so leaves it alone.
+    So it survives programs that end a process's children, or its group, as Ray and terminals do.
     """
     between = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _BETWEEN, *command],
@@ -155,7 +155,7 @@ def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd
 
 
 def _begin(log: OwnedFd) -> int:
-    """Where in its log the daemon will begin."""
+    """The position in its log where the daemon will begin."""
     nbytes = os.fstat(log.fileno()).st_size
     if nbytes <= _LOG_MAX_BYTES:
         return nbytes
@@ -164,7 +164,7 @@ def _begin(log: OwnedFd) -> int:
 
 
 def _ready(notify: socket.socket, pid: int, give_up: float) -> bool:
-    """Whether the daemon says that it serves, before it ends or time is over."""
+    """Wait until the daemon reports that it serves; False if it ends or time is over."""
     try:
         ended = OwnedFd(os.pidfd_open(pid))
     except ProcessLookupError:

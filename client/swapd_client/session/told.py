@@ -1,4 +1,4 @@
-"""What the daemon has told this process of those that wait for memory."""
+"""The daemon's messages to this process about waiting acquires."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,18 @@ class Told:
     """Written by the lifeline's thread, read by any."""
 
     def __init__(self) -> None:
-        #: Names whose memory somebody waits for, and is to have now.
+        #: Names that acquires wait for, and may have now.
         self.wanted: set[str] = set()
-        #: Whether anybody waits for what leases may hold: none is kept that is not used.
+        #: Whether any acquire waits for memory that leases may hold: then unused leases are not
+        #: kept.
         self.hurried = False
         self._listeners: list[Callable[[], None]] = []
 
     def when_wanted(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in the lifeline's thread when `wanted` grows, or somebody begins to wait
-        for what leases hold. It must not block."""
+        """Call `listener` in the lifeline's thread when `wanted` grows, or `hurried` becomes true.
+
+        It must not block.
+        """
         self._listeners.append(listener)
 
     def set_wanted(self, name: str, *, wanted: bool) -> None:

@@ -270,7 +270,7 @@ def on_a_lost_gpu() -> None:
     except DeviceFailed as exc:
         said = str(exc)
         assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in said
-        assert "start it anew" in said
+        assert "start it again" in said
     assert card.lost
     where.hide(1)
     where.revoke(1)

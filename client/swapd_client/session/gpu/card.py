@@ -1,7 +1,7 @@
-"""The daemon's GPU in this process: opened when first needed, with what was imported of it.
+"""The daemon's GPU in this process: opened when first needed, with its imported chunks.
 
-Lives here: which of the process's devices it is, the imported chunks, memory of this process's
-own, and what this driver was found not to do. May not live here: which component is where.
+Lives here: the device's index in this process, imported chunks, private memory, and operations that
+this driver refuses. May not live here: the places of components.
 """
 
 import logging
@@ -23,18 +23,18 @@ from swapd_client.session.gpu import fetching
 
 log = logging.getLogger("swapd_client")
 
-#: Descriptors for everything but chunks: the process's own, and what the driver opens.
+#: Descriptors for everything but chunks: the process's own, and the driver's.
 SPARE_DESCRIPTORS = 256
 
-#: How long work on the GPU may take before the ranges it uses are unmapped all the same.
+#: Seconds after which ranges are unmapped even if GPU work still uses them.
 SETTLE_S = 60.0
 
 
 class Card:
-    """One GPU, for one session. Thread-safe. Errors are those of the client."""
+    """One GPU, for one session. Thread-safe. Raises errors of the client."""
 
     def __init__(self, welcome: Welcome, files: Files) -> None:
-        """Does not touch the GPU."""
+        """Does not use the GPU."""
         self.chunk_bytes = welcome.chunk_bytes
         self._chunks = welcome.chunks
         self._name = welcome.device
@@ -42,18 +42,18 @@ class Card:
         self._files = files
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        #: Held also while a file is waited for: it comes once, for all who need it. Never taken
-        #: by the lifeline's thread, which brings it.
+        #: Held also while waiting for a file, which comes once for all threads that need it. The
+        #: lifeline's thread, which brings files, never takes it.
         self._importing = threading.Lock()
         self._driver: Driver | None = None
         #: Handles of chunks, by number and whether it was sent for writing.
         self._imports: dict[tuple[int, bool], int] = {}
-        #: What this driver was found to refuse.
+        #: Operations that this driver has refused.
         self._unmaps_one_by_one = False
         self._keeps_no_access = False
         self._pins_nothing = False
         self._complained = False
-        #: A range has become memory of this process's own, and stays for good.
+        #: Whether a range has become private memory, which stays for good.
         self.has_private = False
 
     def __repr__(self) -> str:
@@ -66,20 +66,20 @@ class Card:
 
     @property
     def lost(self) -> bool:
-        """Whether the GPU is of no more use to this process: then nothing of it runs there."""
+        """Whether the GPU is lost for this process: then no work of it runs there."""
         return self._driver is not None and self._driver.lost
 
     @property
     def index(self) -> int:
-        """Which of this process's GPUs it is, for torch as for the driver. Opens it."""
+        """Index of the GPU in this process, for torch as for the driver. Opens it."""
         return self._open().index
 
     @contextmanager
     def using(self) -> Iterator[Driver]:
         """The driver, with the GPU's context current on this thread. Opens it.
 
-        All that this client asks of the driver is asked in here. The process's threads may be
-        capturing graphs meanwhile, this one too: that goes on unharmed.
+        All driver calls of this client are made in here. The process's threads may be capturing
+        graphs meanwhile, this one too; captures are not disturbed.
 
         Raises: DeviceUnavailable; DeviceFailed in place of any DeviceError of the block.
         """
@@ -89,26 +89,26 @@ class Card:
                 yield driver
         except DeviceLost as exc:
             raise DeviceFailed(
-                f"{exc}. No GPU work of this process runs any more: end it, and start it anew"
+                f"{exc}. No GPU work of this process runs any more: end it, and start it again"
             ) from exc
         except DeviceError as exc:
             raise DeviceFailed(
-                f"{self._name}: {exc}. The bytes are safe where they were; if it fails again, end "
-                "this process, and start it anew"
+                f"{self._name}: {exc}. The host copy is intact; if it fails again, end "
+                "this process, and start it again"
             ) from exc
 
     def complain(self, error: Exception) -> None:
-        """Say what broke the GPU for this process, once."""
+        """Log the error that broke the GPU for this process, once."""
         if not (self._complained and self.lost):
             self._complained = True
             log.error("%s", error)
 
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
-        """Wait for all work that this process has on the GPU; whether it came to its end.
+        """Wait for all work that this process has on the GPU; return whether it has ended.
 
-        A graph that is just being captured is spoilt, see `Driver.settle`. So this is for what is
-        done when a session ends, a copy has failed, or private memory is given up.
-        Streams that wait for what never comes must have been woken before.
+        This spoils a graph that is being captured, see `Driver.settle`. So use it only when a
+        session ends, a copy has failed, or private memory is given up. Wake streams that wait for
+        ever before.
         """
         if self._driver is None or self.lost:
             return True
@@ -122,7 +122,7 @@ class Card:
         return not waiting.is_alive()
 
     def close(self, *, keep_context: bool) -> None:
-        """Let go of all imports, and of the context if nothing of this session needs it."""
+        """Release all imports, and the context unless this session still needs it."""
         if self._driver is None:
             return
         with suppress(DeviceFailed):
@@ -135,7 +135,7 @@ class Card:
     def imports(self, chunks: Iterable[int], *, writable: bool) -> list[int]:
         """The handles of chunks, still owned here. Blocks until the daemon has sent them all.
 
-        Hold no lock that the lifeline's thread may need: it is the one who brings them.
+        Hold no lock that the lifeline's thread may need, because it brings them.
         """
         return [self._import(chunk, writable) for chunk in chunks]
 
@@ -175,7 +175,7 @@ class Card:
                 raise
 
     def unmap(self, address: int, chunks: int) -> None:
-        """Unmap so many, side by side from `address` on."""
+        """Unmap `chunks` chunks, side by side from `address` on."""
         with self.using() as driver:
             if chunks > 1 and not self._unmaps_one_by_one:
                 try:
@@ -187,7 +187,7 @@ class Card:
                 driver.unmap(address + i * self.chunk_bytes, self.chunk_bytes)
 
     def forbid(self, address: int, chunks: int) -> bool:
-        """Take all access to what is mapped there, if this driver can; whether it did."""
+        """Remove all access to these chunks, if this driver can; return whether it did."""
         if self._keeps_no_access:
             return False
         with self.using() as driver:
@@ -200,19 +200,19 @@ class Card:
             return True
 
     def allow(self, address: int, chunks: int, *, writable: bool) -> None:
-        """Let this process's GPU work read what is mapped there, and write if `writable`."""
+        """Let this process's GPU work read these chunks, and write to them if `writable`."""
         with self.using() as driver:
             access = Access.READ_WRITE if writable else Access.READ
             driver.set_access(address, chunks * self.chunk_bytes, access)
 
     def drop(self, chunks: Iterable[int]) -> None:
-        """Release what was imported of these: their memory goes to somebody else."""
+        """Release the imports of these, because their memory goes to another process."""
         numbers = list(chunks)
         self._files.drop(numbers)
         self._forget([(n, writable) for n in numbers for writable in (False, True)])
 
     def drop_all(self) -> None:
-        """Release all imports; what is mapped keeps its memory."""
+        """Release all imports; mappings keep their memory."""
         with self._lock:
             keys = list(self._imports)
         self._forget(keys)
@@ -228,9 +228,9 @@ class Card:
     # --- memory of this process's own ----------------------------------------------------
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
-        """Memory that is nobody else's: its handle, and its size, which may be larger.
+        """Allocate private memory: its handle, and its size, which may be larger.
 
-        Raises: DeviceMemoryExhausted, saying how much is missing.
+        Raises: DeviceMemoryExhausted, with the missing bytes.
         """
         with self.using() as driver:
             whole = vm.round_up(nbytes, driver.granularity())
@@ -242,8 +242,8 @@ class Card:
                 free, _ = driver.memory()
                 raise DeviceMemoryExhausted(
                     f"{self._name} has no room for a private copy of {size(whole)}: {size(free)} "
-                    f"are free, {size(max(whole - free, 0))} are missing. Free as much of what "
-                    "this process has there (torch.cuda.empty_cache()), or lower swapd's --budget"
+                    f"are free, {size(max(whole - free, 0))} are missing. Free as much GPU "
+                    "memory of this process (torch.cuda.empty_cache()), or lower swapd's --budget"
                 ) from exc
 
     def fill(self, address: int, master: OwnedFd, nbytes: int) -> None:
@@ -257,33 +257,37 @@ class Card:
             vm.free(source, span)
 
     def fetch(self, spans: Sequence[Remote]) -> None:
-        """Copy what this process has on the GPU of its own, once all work there is done: whoever
-        made it, on any stream. Blocks. Raises: DeviceFailed."""
+        """Copy this process's own memory on the GPU, after all work there, on any stream, is done.
+
+        Blocks. Raises: DeviceFailed.
+        """
         if not self.settle():
             raise DeviceFailed(
-                f"what is on {self._name} is still worked on after {SETTLE_S:g} s: wait for that "
-                "work, and then register it"
+                f"work on {self._name} still runs after {SETTLE_S:g} s: wait for that "
+                "work, then register the tensors"
             )
         with self.using() as driver:
             refused = fetching.fetch(driver, spans)
         if refused and not self._pins_nothing:
             self._pins_nothing = True
             log.warning(
-                "what is on %s comes to host copies more slowly, for no memory can be pinned for "
-                "it here: %s; raise `ulimit -l`, or the container's memory limit",
+                "copies from %s to host copies are slower, because no memory can be pinned for "
+                "them here: %s; raise `ulimit -l`, or the container's memory limit",
                 self._name,
                 refused,
             )
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Zero what is at `address`. Blocks until it is done."""
+        """Zero `nbytes` at `address`. Blocks until it is done."""
         with self._at_once() as (driver, stream):
             driver.zero_later(address, nbytes, stream)
 
     @contextmanager
     def _at_once(self) -> Iterator[tuple[Driver, Any]]:
-        """A stream of its own, whose work is waited for: the default one would wait for the
-        process's others."""
+        """A stream of its own, and a wait for its work.
+
+        The default stream would wait for the process's other streams.
+        """
         with self.using() as driver:
             stream = driver.stream()
             try:
@@ -308,7 +312,8 @@ class Card:
             return self._driver
 
     def _allow_descriptors(self) -> None:
-        """A descriptor comes for each chunk, at worst for all before the first is imported."""
+        """Raise the limit of open files: a descriptor comes for each chunk, at worst all at
+        once."""
         needed = fds.allow(self._chunks + SPARE_DESCRIPTORS)
         if (most := fds.limit()) < needed:
             log.warning(

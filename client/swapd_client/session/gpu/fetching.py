@@ -1,9 +1,9 @@
-"""What this process has in the GPU's memory, on its way to host copies.
+"""Copies this process's GPU memory to host copies.
 
-By way of a few places of pinned memory: while one is emptied into a host copy, the GPU fills the
-others. The driver does the same for memory that is not pinned, but one piece at a time, with
-nothing going on while it is emptied. To pin the host copy itself for so long would take longer than
-this copies it, and have locks of the driver's that other processes' copies need.
+The copy goes through a few places of pinned memory: while one is emptied into a host copy, the GPU
+fills the others. For memory that is not pinned the driver does the same, but one piece at a time,
+idle while it empties the piece. Pinning the host copy itself would take longer than the copy, and
+hold driver locks that other processes' copies need.
 """
 
 from collections import deque
@@ -16,13 +16,13 @@ from swapd.device.driver import CudaError, Driver
 from swapd.shared import vm
 from swapd_client.memory.layout import Remote
 
-#: All that is pinned, and all the host memory that it takes beside the host copies.
+#: All pinned memory, and all host memory used besides the host copies.
 PLACES = 4
 PLACE_BYTES = 4 << 20
 
 
 class _Flying(NamedTuple):
-    """A piece on the stream: in `place` when `event` has come, and then to go to `target`."""
+    """A piece on the stream: in `place` after `event`, then to be copied to `target`."""
 
     event: Any
     place: int
@@ -31,10 +31,10 @@ class _Flying(NamedTuple):
 
 
 def fetch(driver: Driver, spans: Sequence[Remote]) -> str:
-    """Copy what is done there by now. Blocks. Its context is current.
+    """Copy the contents as of the work done by now. Blocks. Its context is current.
 
-    If nothing can be pinned, the driver copies without; returns why, else "". Raises: DeviceError
-    when nothing is on its way any more.
+    If nothing can be pinned, the driver copies without, and this returns the reason, else "".
+    Raises: DeviceError, after all copies have ended.
     """
     with ExitStack() as undo:
         stream = driver.stream()
@@ -51,7 +51,7 @@ def fetch(driver: Driver, spans: Sequence[Remote]) -> str:
         for _ in range(PLACES):
             events.append(event := driver.event())
             undo.callback(_quietly, driver.destroy_event, event)
-        undo.callback(_quietly, driver.finish, stream)  # first, if something is raised
+        undo.callback(_quietly, driver.finish, stream)  # runs first after an error
         _through(driver, stream, [ring + n * PLACE_BYTES for n in range(PLACES)], events, spans)
     return ""
 
@@ -81,12 +81,12 @@ def _land(driver: Driver, piece: _Flying) -> None:
 
 
 def _cut(spans: Iterable[Remote]) -> Iterator[Remote]:
-    """Into pieces of which each has room in a place."""
+    """Cut into pieces that fit into a place."""
     for target, source, nbytes in spans:
         for at in range(0, nbytes, PLACE_BYTES):
             yield Remote(target + at, source + at, min(PLACE_BYTES, nbytes - at))
 
 
 def _quietly(call: Any, argument: Any) -> None:
-    with suppress(DeviceLost):  # then it is nobody's
+    with suppress(DeviceLost):  # then it is gone already
         call(argument)

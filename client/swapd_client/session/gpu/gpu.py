@@ -1,7 +1,7 @@
-"""A GPU computes, and is still at it when a lease is released.
+"""A GPU computes; its work may still run after the release of a lease.
 
-Nothing here touches CUDA before a component of this process is registered: a process may connect
-first, and fork then. No torch but what the process has loaded itself.
+This module does not use CUDA before a component of this process is registered, because a process
+may connect first, and fork then. It uses torch only if the process has loaded it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Gpu:
     memory_is_scarce = True
 
     def __init__(self, welcome: Welcome, files: Files, board: Board) -> None:
-        """Does not touch the GPU."""
+        """Does not use the GPU."""
         self.key = welcome.uuid
         self.card = Card(welcome, files)
         self._chunk_bytes = welcome.chunk_bytes
@@ -78,9 +78,11 @@ class Gpu:
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """The driver's calls take as long as a part of the copy, so they are made meanwhile: chunks
-        are mapped first of all, and may be touched when they are filled. What is left to do when
-        the last byte has come is one chunk's.
+        """Map chunks while they are filled, because the driver's calls take as long as part of the
+        copy.
+
+        It maps all chunks first, and makes them accessible when they are filled. When the last byte
+        has come, only the last chunk's calls remain.
         """
         coming = []
         for part, place in placed:
@@ -114,15 +116,15 @@ class Gpu:
 
     def before_revoking(self, part: Part, generation: int) -> None:
         if part.holders and part.where.is_shown(generation):
-            self.card.settle()  # it did not come in, but work on it may be under way
+            self.card.settle()  # it did not arrive, but work on it may be running
 
     def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
         dropped = all([self.attempt(part.where.drop, numbers) for part in parts])
         return self.attempt(self.card.drop, numbers) and dropped
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """Once what is under way there has ended, nothing is there."""
-        end()  # first: then streams that wait go on, and the work ends
+        """End the session first, wait for running work, then unmap."""
+        end()  # first: then waiting streams go on, and the work ends
         self.card.settle()
         for part in parts:
             self.attempt(part.where.revoke)
@@ -132,7 +134,7 @@ class Gpu:
             self.card.settle()
 
     def let_go_of(self, parts: Iterable[Part]) -> None:
-        """The memory of a dead daemon comes free so, for the copies."""
+        """Free the memory of a dead daemon for the copies."""
         for part in parts:
             self.attempt(part.where.revoke)
         self.attempt(self.card.drop_all)
@@ -149,7 +151,7 @@ def _range_of(part: Part) -> GpuRange:
 
 
 def _halves(chunks: int) -> Iterator[int]:
-    """Half of them, half of the rest, and so on, without the last one: so few calls, and waits."""
+    """Half of them, half of the rest, and so on, without the last one, to save calls and waits."""
     done = 0
     while (rest := chunks - done) > 1:
         done += rest // 2

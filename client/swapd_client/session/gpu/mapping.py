@@ -1,7 +1,7 @@
 """A component's address range on the GPU; the counterpart of `swapd_client.memory.mapping.Range`.
 
-Lives here: which chunks are mapped there, with what access, and when the range is memory of
-this process's own. No messages, no torch, no waiting for the GPU's work.
+Lives here: the chunks mapped there, their access, and private memory in the range. No messages, no
+torch, no waiting for the GPU's work.
 """
 
 import threading
@@ -18,52 +18,53 @@ from swapd_client.session.gpu.card import Card
 
 
 class GpuRange:
-    """Reserved once for a component of `nbytes`; chunks come and go behind it.
+    """An address range, reserved once for a component of `nbytes`; chunks come and go in it.
 
-    Thread-safe. Mapping costs some calls of the driver for each chunk, hiding and showing the
-    same chunks again one call for all. So chunks are put there while they are being filled, and
-    may be touched one after the other as they have been. No work that uses the range may be on the
-    GPU when it is hidden. The range is never freed: tensors may live as long as they like.
+    Thread-safe. Mapping costs some driver calls for each chunk; hiding and showing the same chunks
+    again costs one call for all. So the client maps chunks during the copy, and makes them
+    accessible one after the other. When the range is hidden, no work that uses it may be on the
+    GPU. The range is never freed, because tensors may live for ever.
 
     After an error that this process's GPU context does not survive, nothing can be unmapped, and
     nothing need be: no work of this process runs there any more. So hiding then succeeds.
     """
 
-    #: Whether the CPU can touch the bytes.
+    #: Whether the CPU can access the bytes.
     addressable = False
 
     def __init__(
         self, nbytes: int, card: Card, *, writable: bool, before: "GpuRange | None" = None
     ) -> None:
-        """`before`: a private one of this GPU, of as many bytes and with room for the chunks, whose
-        addresses and memory this one takes over. It has that memory until chunks are shown, or
-        `give_up_private`. Raises: DeviceUnavailable, DeviceFailed.
+        """`before`: a private range of this GPU whose addresses and memory this one takes over.
+
+        It has as many bytes, and room for the chunks. This one keeps that memory until chunks are
+        shown, or `give_up_private`. Raises: DeviceUnavailable, DeviceFailed.
         """
         self._card = card
         self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
         self._writable = writable
         self._lock = threading.Lock()
         self.nbytes = nbytes
-        #: Stable from now until the end of the process.
+        #: Stable until the end of the process.
         with card.using() as driver:
             self.address: int = driver.reserve(self._span) if before is None else before.address
-        #: How much room there is for chunks.
+        #: Bytes of room for chunks.
         self.reserved: int = self._span if before is None else before.reserved
         self.taken_over = before is not None
         self.when_left: Callable[[], None] | None = before.when_left if before else None
-        #: Memory of this process's own that is mapped there, by the bytes of each mapping.
+        #: Private memory mapped there: the bytes of each mapping.
         self._pieces: tuple[int, ...] = () if before is None else before._pieces
-        #: The chunks that are mapped there, whether or not they may be touched.
+        #: The chunks mapped there, accessible or not.
         self._mapped: tuple[int, ...] = ()
-        #: How many of them may, the first ones.
+        #: Number of accessible chunks, from the first on.
         self._allowed = 0
-        #: All of them, and every byte is there.
+        #: Whether all chunks are accessible, and all bytes have arrived.
         self._shown = False
         self._private = False
         self.generation = 0
-        #: The chunks of this generation, while they have the latest bytes; else the master has.
+        #: The chunks of this generation, while they have the latest bytes; else the host copy has.
         self._latest: tuple[int, ...] | None = None
-        #: Memory set aside for `make_private`: handle, and size.
+        #: Memory reserved for `make_private`: handle, and size.
         self._own: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
@@ -72,28 +73,28 @@ class GpuRange:
 
     @property
     def shown(self) -> bool:
-        """Whether the bytes can be touched."""
+        """Whether the bytes are accessible."""
         return self._shown
 
     @property
     def over(self) -> bool:
-        """Never: it is not freed, and who takes it over asks first."""
+        """Never: it is not freed, and a new owner checks first."""
         return False
 
     @property
     def on_chunks(self) -> bool:
-        """Whether memory of the daemon's is mapped; private memory may be, for want of other."""
+        """Whether memory of the daemon is mapped; for private memory too, if there is no other."""
         return bool(self._mapped)
 
     def is_shown(self, generation: int) -> bool:
-        """Whether `show` would find nothing to do."""
+        """Whether `show` would be a no-op."""
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
-        """Put the chunks of this generation behind the range.
+        """Map the chunks of this generation into the range.
 
-        Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then it is
-        hidden, or as it was.
+        Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then the range is
+        hidden, or unchanged.
         """
         if self.is_shown(generation) or self._show_again(generation):
             return
@@ -106,9 +107,9 @@ class GpuRange:
         self._say_left()
 
     def put(self, generation: int, runs: Runs) -> None:
-        """Map the chunks of this generation, which are being filled; none can be touched yet.
+        """Map the chunks of this generation, which are being filled; none is accessible yet.
 
-        Blocks, and raises, as `show`.
+        Blocks and raises as `show`.
         """
         if self.is_shown(generation):
             return
@@ -124,19 +125,19 @@ class GpuRange:
         self._say_left()
 
     def allow(self, generation: int, chunks: int) -> None:
-        """The first `chunks` of this generation are filled: they can be touched.
+        """Make the first `chunks` of this generation accessible: they are filled.
 
-        Nothing if they are no longer there: whoever waits for the others hears why. Raises:
-        DeviceFailed.
+        No-op if they are no longer mapped: waits for the other chunks then raise the reason.
+        Raises: DeviceFailed.
         """
         with self._lock:
             if generation == self.generation and self._mapped and not self._private:
                 self._allow(chunks, writable=self._writable)
 
     def hide(self, generation: int | None = None) -> None:
-        """Any access faults from now on; the chunks may be shown again cheaply.
+        """Make all accesses fault; the chunks can be shown again cheaply.
 
-        With `generation`, only if it is not a newer one that is shown. Raises: DeviceFailed.
+        With `generation`, only if no newer one is shown. Raises: DeviceFailed.
         """
         with self._lock:
             if not (self._private or self._is_newer_than(generation)):
@@ -144,7 +145,7 @@ class GpuRange:
                     self._forbid()
 
     def revoke(self, generation: int | None = None) -> None:
-        """As `hide`; and the chunks are others' to use, or to lend away."""
+        """As `hide`, and unmap the chunks, so that others may use them."""
         with self._lock:
             if self._private or self._is_newer_than(generation):
                 return
@@ -152,7 +153,7 @@ class GpuRange:
                 self._unmap()
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """The memory of these chunks goes away: be on none of it."""
+        """Unmap these chunks, because their memory goes away."""
         with self._lock:
             gone = set(numbers)
             if not self._private and not gone.isdisjoint(self._mapped):
@@ -161,19 +162,20 @@ class GpuRange:
                 self._latest = None
 
     def saved(self, generation: int) -> None:
-        """The master has the latest bytes now; the chunks of `generation` are others' to use."""
+        """The host copy has the latest bytes now; others may use the chunks of `generation`."""
         with self._lock:
             if generation == self.generation:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
-        """Have memory for `make_private`. Raises: DeviceMemoryExhausted; nothing has changed."""
+        """Allocate memory for `make_private`. Raises: DeviceMemoryExhausted; nothing has
+        changed."""
         with self._lock:
             if self._own is None and self.nbytes:
                 self._own = self._card.allocate(self.nbytes)
 
     def give_memory_back(self) -> None:
-        """It was set aside, and is not needed."""
+        """Free memory from `set_memory_aside` that is not needed."""
         with self._lock:
             if self._own is not None:
                 handle, _ = self._own
@@ -182,23 +184,23 @@ class GpuRange:
                     driver.release(handle)
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
-        """Make the range memory of this process's own, with the component's bytes in it.
+        """Make the range private memory, with the component's bytes in it.
 
-        The bytes are those of `master`, copied, or zeros; or, with `keep_shown`, those of the
-        chunks if they are later, and then it stays on them, which the daemon must have given up;
-        but the first `saved` chunks, which it may have overwritten, are copied. Raises:
-        DeviceMemoryExhausted if there is no room, DeviceFailed; then nothing is mapped.
+        The bytes are copied from `master`, or are zeros. With `keep_shown`, if the chunks have
+        later bytes, the range keeps the chunks, which the daemon must have given up; only the first
+        `saved` chunks, which the daemon may have overwritten, are copied. Raises:
+        DeviceMemoryExhausted, DeviceFailed; then nothing is mapped.
         """
         with self._lock:
             if self._private:
                 return
             if self._pieces:
-                pass  # it has not been given up
+                pass  # not given up yet
             elif keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
                 self._put(self._latest, handles)
                 if not self._writable:
-                    self._allowed = 0  # for reading: that is not enough
+                    self._allowed = 0  # read access is not enough
                 self._allow(len(self._latest), writable=True)
                 if saved and master is not None:
                     overwritten = min(saved * self._card.chunk_bytes, self.nbytes)
@@ -212,7 +214,7 @@ class GpuRange:
             self._card.has_private |= self.nbytes > 0
 
     def give_up_private(self) -> None:
-        """The component is registered: of the memory that was taken over nothing is left.
+        """Free the memory taken over, because the component is registered.
 
         Waits for all work of this process on the GPU. Raises: DeviceFailed.
         """
@@ -223,7 +225,7 @@ class GpuRange:
         self._say_left()
 
     def stay_private(self) -> bool:
-        """Registering failed: be what was taken over, for good. False if that is gone."""
+        """After a failed registration: keep the memory taken over. False if that is gone."""
         with self._lock:
             if self._pieces:
                 self._shown = self._private = True
@@ -231,20 +233,20 @@ class GpuRange:
             return self._private
 
     def used_by(self, things: Iterable[object]) -> None:
-        """Nothing: work on the GPU may outlive the tensors it reads, so private memory stays."""
+        """No-op: work on the GPU may outlive the tensors it reads, so private memory stays."""
 
     def discard(self) -> None:
-        """Free the range: only before any tensor was made over it."""
+        """Free the range; only before any tensor was made over it."""
         try:
             self.give_memory_back()
             with self._card.using() as driver:
                 self._unmap()
                 driver.free(self.address, self._span)
         except DeviceFailed as exc:
-            self._card.complain(exc)  # addresses are many; what went wrong before is told
+            self._card.complain(exc)  # address space is plentiful, and the first error is reported
 
     def _imported(self, runs: Runs) -> tuple[tuple[int, ...], list[int]]:
-        """The chunks, and what to map them by; memory that was taken over is in use no more."""
+        """The chunks and their handles, after all work on the memory taken over has ended."""
         chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
         if self._pieces:
@@ -257,9 +259,9 @@ class GpuRange:
             left()
 
     def _show_again(self, generation: int) -> bool:
-        """Have it shown if its chunks are mapped, put there or hidden; whether they were.
+        """Show chunks that are already mapped or hidden; False if there are none.
 
-        Somebody waits for the last bytes, so nothing is looked up.
+        A thread waits for the last bytes, so this looks up nothing.
         """
         with self._lock:
             if generation != self.generation or not self._mapped or self._pieces:
@@ -318,7 +320,7 @@ class GpuRange:
             try:
                 driver.map(self.address, nbytes, handle)
             finally:
-                driver.release(handle)  # mapped it lives on
+                driver.release(handle)  # the mapping keeps it alive
             driver.set_access(self.address, nbytes, Access.READ_WRITE)
         if master is None:
             self._card.zero(self.address, self.nbytes)
@@ -328,7 +330,7 @@ class GpuRange:
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
-        """Errors do not count any more once the GPU is lost for this process."""
+        """Ignore errors once the GPU is lost for this process."""
         try:
             yield
         except DeviceFailed as exc:

@@ -1,13 +1,13 @@
-"""A lease ends when the GPU has done what it was asked to under it, and nobody waits for that.
+"""Ends leases after the GPU work queued under them, without blocking their holders.
 
-What goes into a graph that is being captured is not done now, and is not waited for.
+Work that goes into a graph being captured is not executed now, and no thread waits for it.
 
-Lives here: events, and the threads that block on them. May not live here: what a lease is.
+Lives here: events, and the threads that block on them. May not live here: the state of leases.
 
-Work on one stream ends in the order in which it was asked for, so one thread for each stream
-that is used is enough, and none holds up another. They start with the first release that has
-to wait, and end when they have had nothing to do for a while. Where the system grants no more
-threads, another stream's thread waits for the work, too, or the caller if there is none.
+Work on one stream ends in the order in which it was queued. So one thread for each used stream is
+enough, and none delays another. A thread starts with the first release that has to wait, and ends
+when it has been idle for a while. Where the system grants no more threads, another stream's thread
+waits for the work, too, or the caller if there is none.
 """
 
 import threading
@@ -21,19 +21,20 @@ from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.streams import LEGACY_DEFAULT
 
-#: How long a thread stays that has nothing to wait for.
+#: Seconds that an idle thread stays.
 IDLE_S = 5.0
-#: Events that are kept for the next release.
+#: Events kept for later releases.
 POOL = 64
 
 
-#: Instead of a stream's number, without an event: all there is on the GPU, for what was named is no
-#: stream; and what is on the default stream, of which nobody can tell while a capture is under way.
+#: Used instead of a stream's number, without an event. ALL: everything on the GPU, because the
+#: given handle is no stream. DEFAULT_LATER: the default stream, which cannot be queried during a
+#: capture.
 ALL, DEFAULT_LATER = -1, -2
 
 
 class _Mark:
-    """A place in a stream, which is named by its number and never asked again."""
+    """A place in a stream. The stream is known by its number and never used again."""
 
     def __init__(self, stream: int, event: Any | None = None) -> None:
         self.stream = stream
@@ -41,23 +42,23 @@ class _Mark:
 
 
 class GpuWork:
-    """What the GPU was asked to do under a lease, up to its release; not all of it was done."""
+    """GPU work queued under a lease until its release; some of it was not done then."""
 
     def __init__(self, releases: "Releases", marks: list[_Mark]) -> None:
         self.marks = marks
         self._releases = releases
 
     def is_pending(self) -> bool:
-        """Whether the GPU is still at it, as far as can be told without waiting."""
+        """Whether the GPU is still working on it, as far as known without waiting."""
         return self._releases.is_pending(self.marks)
 
     def is_over(self) -> bool:
-        """Whether all of it is known to be done. Then nothing more may be asked of this."""
+        """Whether the GPU is known to have finished it. If so, do not use this object again."""
         return self._releases.is_over(self.marks)
 
 
 class _Ending:
-    """A lease that ends when all its marks were passed."""
+    """A lease that ends when all its marks have passed."""
 
     def __init__(self, marks: int, then: Callable[[], None]) -> None:
         self.left = marks
@@ -65,7 +66,7 @@ class _Ending:
 
 
 class _Lane:
-    """What the thread of a stream is to wait for, in this order."""
+    """The marks that the thread of a stream waits for, in order."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.waiting: deque[tuple[_Mark, _Ending]] = deque()
@@ -73,7 +74,7 @@ class _Lane:
 
 
 class Releases:
-    """Calls what ends a lease when its work is done, in a thread. Thread-safe."""
+    """Ends leases when their work is done, in threads. Thread-safe."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -88,10 +89,11 @@ class Releases:
         return f"<Releases {self._pending} pending on {len(self._lanes)} streams>"
 
     def mark(self, streams: Iterable[int], before: GpuWork | None = None) -> GpuWork | None:
-        """What is on `streams` now, and what is left of `before`, which is over; None if all that
-        is done. Streams may be destroyed afterwards: what is on them is told by events.
+        """Work on `streams` now, and the rest of `before`, which becomes invalid.
 
-        Does not block, and raises nothing: if the GPU is lost for this process, its work is over.
+        None if all of it is done. Streams may be destroyed afterwards, because this uses events
+        only. Does not block, and raises nothing: if the GPU is lost for this process, its work is
+        over.
         """
         try:
             with self._card.using() as driver:
@@ -111,7 +113,7 @@ class Releases:
                 self._see_over(mark, ending)
 
     def is_pending(self, marks: Iterable[_Mark]) -> bool:
-        """Whether one of the marks was not passed; of one without an event nobody can tell."""
+        """Whether a mark has not passed; marks without an event are unknown and do not count."""
         try:
             with self._card.using() as driver:
                 return any(m.event is not None and not driver.query(m.event) for m in marks)
@@ -119,7 +121,7 @@ class Releases:
             return False
 
     def is_over(self, marks: Iterable[_Mark]) -> bool:
-        """Whether all marks are known to be passed; then their events are others'."""
+        """Whether all marks are known to have passed; then their events are reused."""
         try:
             with self._card.using() as driver:
                 if not all(m.event is not None and driver.query(m.event) for m in marks):
@@ -127,16 +129,16 @@ class Releases:
                 for mark in marks:
                     self._give(driver, mark.event)
         except DeviceFailed:
-            return False  # a thread that waits for it hears so, too, and says it
+            return False  # the waiting thread gets and reports the same error
         return True
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is pending; whether that came about."""
+        """Wait until nothing is pending; return whether it is so."""
         with self._lock:
             return self._none_pending.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self) -> bool:
-        """End the threads as soon as they have nothing to wait for; whether that is now."""
+        """End the threads as soon as they are idle; return whether they are now."""
         with self._lock:
             self._closed = True
             for lane in self._lanes.values():
@@ -154,7 +156,7 @@ class Releases:
     def _marks(
         self, driver: Driver, streams: Iterable[int], before: Iterable[_Mark]
     ) -> list[_Mark]:
-        """One for each stream that is not idle: the latest, for its work ends in order."""
+        """One mark for each busy stream: the latest, because its work ends in order."""
         marks: dict[int, _Mark] = {}
         for mark in before:
             if mark.event is None or not driver.query(mark.event):
@@ -171,8 +173,10 @@ class Releases:
         return list(marks.values())
 
     def _mark(self, driver: Driver, stream: int) -> _Mark | None:
-        """Where the stream is now; None if it is idle. What captures is not asked, and what it is
-        given is not done now."""
+        """The stream's current place; None if it is idle.
+
+        Does not query a capturing stream: its work is not executed now.
+        """
         try:
             if driver.is_capturing(stream) or driver.is_idle(stream):
                 return None
@@ -226,7 +230,7 @@ class Releases:
             self._see_over(*item)
 
     def _next(self, stream: int, lane: _Lane) -> tuple[_Mark, _Ending] | None:
-        """The work to wait for; None if the thread is to end."""
+        """The next mark to wait for; None if the thread is to end."""
         with self._lock:
             lane.changed.wait_for(lambda: lane.waiting or self._closed, IDLE_S)
             if lane.waiting:
@@ -261,7 +265,7 @@ class Releases:
             self._card.complain(exc)  # then no work of this process is left
 
     def _recorded_late(self, driver: Driver) -> Any:
-        """An event on the default stream, once no stream captures that it would wait for."""
+        """An event on the default stream, once no capture is running that it would disturb."""
         driver.after_captures(lambda: driver.is_capturing(LEGACY_DEFAULT))
         event = self._take(driver)
         driver.record(event, LEGACY_DEFAULT)

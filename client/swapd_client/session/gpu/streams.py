@@ -1,4 +1,4 @@
-"""The process's streams: which is current, and how one waits for a component to arrive."""
+"""The process's streams: the current one, and waits of streams for a component's arrival."""
 
 import sys
 import threading
@@ -10,17 +10,17 @@ from swapd.shared.board import BOARD_BYTES, Board, place
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import SETTLE_S, Card
 
-#: The default stream, which others wait for unless they were made not to.
+#: The default stream; other streams wait for it unless they are non-blocking.
 LEGACY_DEFAULT = 0
 
 
 def handle_of(stream: Any) -> int:
-    """The driver's handle of a `torch.cuda.Stream`, of what has `cuda_stream`, or of an int."""
+    """The driver's handle of a `torch.cuda.Stream`, an object with `cuda_stream`, or an int."""
     return int(getattr(stream, "cuda_stream", stream))
 
 
 def _torch_on_gpu() -> Any:
-    """torch, if this process uses a GPU by it; not if another thread is just importing it."""
+    """torch, if it uses a GPU in this process; None while another thread imports it."""
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     is_initialized = getattr(cuda, "is_initialized", None)
@@ -28,7 +28,7 @@ def _torch_on_gpu() -> Any:
 
 
 def current_stream(index: int) -> int:
-    """The stream on which this thread's torch works, if torch uses the GPU; else the default."""
+    """The current stream of this thread's torch, if torch uses the GPU; else the default."""
     torch = _torch_on_gpu()
     if torch is None:
         return LEGACY_DEFAULT
@@ -36,39 +36,39 @@ def current_stream(index: int) -> int:
 
 
 def empty_cache() -> None:
-    """Have torch give memory back to the driver that it keeps for later, if it keeps any."""
+    """Make torch return its cached memory to the driver, if there is any."""
     torch = _torch_on_gpu()
     if torch is not None:
         torch.cuda.empty_cache()
 
 
-#: Boards that are pinned: they must stay mapped, also if a session is lost track of.
+#: Pinned boards: they must stay mapped, even if their session is lost.
 _pinned: set[Board] = set()
 
 
 class Doorbell:
-    """The session's board as the GPU sees it, so that streams wait for words on it."""
+    """The session's board as mapped on the GPU, so that streams wait for words on it."""
 
     def __init__(self, card: Card, board: Board) -> None:
-        """Does not touch the GPU."""
+        """Does not use the GPU."""
         self._card = card
         self._board = board
         self._lock = threading.Lock()
-        #: Where the board is for the GPU; None before the first wait.
+        #: The board's address for the GPU; None before the first wait.
         self._address: int | None = None
         self._refused = False
-        #: By stream, what tells that its last wait is over: a stream may be gone by then.
+        #: By stream, the event after its last wait: the stream itself may be gone by then.
         self._passed: dict[int, Any] = {}
 
     def wait(self, stream: int, slot: int, target: int) -> bool:
-        """Have the stream wait until the word in `slot` is at least `target`. Does not block.
+        """Make the stream wait until the word in `slot` is at least `target`. Does not block.
 
-        False if it captures, or this GPU or driver cannot: then the host is to wait.
-        Raises: DeviceFailed.
+        False if it captures, or this GPU or driver cannot wait: then the host must. Raises:
+        DeviceFailed.
         """
         with self._lock, self._card.using() as driver:
             if self._refused or driver.is_capturing(stream) or not self._open():
-                return False  # a graph would wait for a word of now, each time that it is replayed
+                return False  # a replayed graph would wait for this old word each time
             assert self._address is not None
             try:
                 driver.wait_value(stream, self._address + place(slot), target)
@@ -85,7 +85,7 @@ class Doorbell:
     def close(self, timeout_s: float = SETTLE_S) -> None:
         """Unpin the board, once no stream waits on it. All words must have been raised before.
 
-        If streams do not get past their waits in time it stays pinned, until the process ends.
+        If streams still wait after `timeout_s`, it stays pinned until the process ends.
         """
         with self._lock:
             if self._address is None:
