@@ -224,10 +224,7 @@ def test_without_the_daemon_s_folder_it_is_said_what_to_mount(world: World) -> N
     done = run_python("import sys, swapd_client; swapd_client.connect(sys.argv[1])", folder)
     said = done.stderr.splitlines()[-1]
     assert f"NotRunning: no swapd at {folder} (No such file or directory)" in said
-    assert (
-        f"In a container, mount the daemon's folder (docker run -v FOLDER:{folder}"
-        in said
-    )
+    assert f"In a container, mount the daemon's folder (docker run -v FOLDER:{folder}" in said
 
 
 # --- others on the GPU -------------------------------------------------------------------

@@ -250,8 +250,9 @@ class Registry:
 
         None if it is no longer a component: its bytes are then private memory. The host copy of a
         mutable component has the bytes as last written back.
-        """ with self._lock:  # a host copy stays open until its component is removed return
-        part.map_master() if self.parts.get(part.name) is part else None
+        """
+        with self._lock:  # a host copy stays open until its component is removed
+            return part.map_master() if self.parts.get(part.name) is part else None
 
     # --- out -----------------------------------------------------------------------------
 
