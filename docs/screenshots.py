@@ -1,8 +1,8 @@
-"""Makes the screenshots of the page again: `python docs/screenshots.py [--seconds N]`.
+"""Makes the screenshots of the page: `python docs/screenshots.py [--seconds N]`.
 
-Three stages take turns on a device that does not hold them all, for a while; then the page is taken
-as it is while one waits for another: light on a desk, dark on a phone. Needs the extra `dev`, and a
-Chromium that is installed.
+Three stages take turns for a while on a device that cannot hold them all. Then the script takes
+pictures of the page while one stage waits: light on a desktop, dark on a phone. Needs the extra
+`dev`, and an installed Chromium.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from swapd import spawn
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
-#: Stages by what they have, and how long they compute on each, in seconds.
+#: Components of each stage: bytes, and seconds of computing on each.
 STAGES = {
     "thinker": {"thinker": (48 * MIB, 1.2)},
     "talker": {"talker": (28 * MIB, 0.9), "talker-embed": (6 * MIB, 0.1)},

@@ -1,24 +1,24 @@
 """Ray actors with fractions of a GPU that share one daemon for each GPU.
 
-`python share.py` runs it on a machine with a GPU; README.md beside this file says what is what.
+`python share.py` runs it on a machine with a GPU; README.md beside this file explains it.
 """
 
 import ray
 
 import swapd_client
 
-#: For all actors of one GPU together; what they hold in other ways is beside it.
+#: The budget of all actors of one GPU together; their other memory is outside of it.
 BUDGET = "40GiB"
 
 
 def connect(
     label: str, budget: str = BUDGET, device: str = "cuda:0", where: str = "/tmp/swapd-ray"
 ) -> swapd_client.Client:
-    """A session with the daemon of the GPU that Ray has given this actor, started if none is there.
+    """A session with the daemon of the GPU that Ray has given this actor, started if there is none.
 
-    Ray shows an actor its own GPU only: each calls it cuda:0. So the folder is named after the
-    number that Ray knows it by, which tells the daemons of one machine apart, and the daemon
-    inherits $CUDA_VISIBLE_DEVICES of the actor that starts it.
+    Ray shows an actor its own GPU only, so each actor calls it cuda:0. The folder is named after
+    Ray's number for the GPU, which distinguishes the daemons of one machine. The daemon inherits
+    $CUDA_VISIBLE_DEVICES of the actor that starts it.
     """
     gpu = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
     folder = f"{where}/gpu{gpu}"
@@ -44,7 +44,7 @@ class Stage:
             return self._model(torch.as_tensor(x, device="cuda:0")).cpu()
 
     def close(self) -> None:
-        """The daemon hears of an actor that ends in any way; this leaves it in order."""
+        """Close the client in order; the daemon also notices the end of an actor without this."""
         self._client.close()
 
 

@@ -2,7 +2,7 @@
 
     python docs/screenshots/top.py
 
-A real daemon on the host device, real copies; needs 2 GiB of memory.
+A real daemon on the host device, with real copies; needs 2 GiB of memory.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ STAGES = {"thinker": ("thinker", 352), "talker": ("talker", 192), "painter": ("d
 
 
 class Shot(Top):
-    """Takes the picture at the first drawing whose text `wants` takes."""
+    """Takes the picture at the first drawing whose text satisfies `wants`."""
 
     def __init__(self, feed: Feed, wants: Callable[[str], bool]) -> None:
         self.taken = asyncio.Event()
@@ -42,7 +42,7 @@ class Shot(Top):
 
 
 def without_fonts(svg: str) -> str:
-    """It fetches nothing: whoever shows it has some font of one width."""
+    """Remove web fonts, so that the file fetches nothing: every viewer has a monospaced font."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
