@@ -138,5 +138,5 @@ def test_one_that_is_there_is_used(world: World) -> None:
     daemon = world.daemon()
     with connect(daemon.folder, start=True, budget="1GiB") as client:
         assert client.status().budget_bytes != 1 << 30
-    with pytest.raises(InvalidSettings, match="say start=True, too"):
+    with pytest.raises(InvalidSettings, match="add start=True"):
         connect(daemon.folder, budget="1GiB")
