@@ -168,7 +168,7 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
         file.write_text("stop_timeout = -1\n")
         process.send_signal(signal.SIGHUP)
         said = process.stderr.readline()
-        assert "not reloaded, and nothing is changed" in said
+        assert "not reloaded, and no setting has changed" in said
         assert "stop_timeout: Expected `float` >= 0.0" in said
         client = swapd_client.connect(tmp_path / "run")
         client.register("a", {"w": bytearray(1 << 20)})

@@ -190,7 +190,7 @@ async def test_what_is_back_is_told_at_once_and_the_rest_is_asked_for(lender_of:
     lender.reclaim(Reclaim("workspace 9.1", 5, ((2, 3),)))
     assert await told.events.get() == Reclaimed(NOW, 5, ((2, 1),))
     assert lender.notes() == (
-        "workspace 9.1: 4 MiB are not back yet, and are asked for again: injected: short",
+        "workspace 9.1: 4 MiB are not back yet; swapd asks again: injected: short",
     )
     assert await told.events.get() == Reclaimed(NOW, 5, ((3, 1),))
     assert await told.events.get() == Reclaimed(NOW, 5), "what was left to come"
@@ -207,7 +207,7 @@ async def test_memory_is_asked_back_until_it_is_there(
     assert await told.events.get() == Reclaimed(NOW, 5)
     assert device.calls == ["reclaim"] * 7
     assert [r.message for r in caplog.records].count(
-        "workspace 9.1: 4 MiB are not back yet, and are asked for again: injected: reclaim"
+        "workspace 9.1: 4 MiB are not back yet; swapd asks again: injected: reclaim"
     ) == 1
 
 

@@ -1,7 +1,7 @@
-"""What was done for each acquire that is traced, for its reply.
+"""The account of each traced acquire, for its reply.
 
-Kept from the request until its answer. Others cost a look into an empty table, and each load an
-entry while it is under way: an acquire may come to wait for one that began before.
+Kept from the request until its answer. Other acquires cost one look into an empty table, and each
+load one entry while it runs, because a later acquire may come to wait for it.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from swapd.shared.protocol import MOVES_MAX, Account, Acquire, AnyAcquire, Move
 #: A session, and its request.
 Key = tuple[int, int]
 
-#: Most loads that are remembered for accounts that are open.
+#: Most finished loads that are kept for open accounts.
 CAME_MAX = 4096
 
 
@@ -26,21 +26,21 @@ class _Open(msgspec.Struct):
     since_s: float
     asked: tuple[str, ...]
     waits_for: str = ""
-    #: By generation.
+    #: Evictions by generation.
     evictions: dict[int, Move] = {}
 
 
 class Accounts:
-    """Of one daemon; used in its loop."""
+    """The accounts of one daemon; used in its loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[Key, _Open] = {}
-        #: Loads under way, by generation.
+        #: Loads in flight, by generation.
         self._coming: dict[int, Move] = {}
         #: Loads that ended while an account was open, the oldest first.
         self._came: deque[Move] = deque(maxlen=CAME_MAX)
-        #: By generation, whose account an eviction that is under way is in.
+        #: Evictions in progress, by generation, with the account that each is in.
         self._leaving: dict[int, Key] = {}
 
     def __len__(self) -> int:
@@ -49,17 +49,17 @@ class Accounts:
     # --- from the request to the answer --------------------------------------------------
 
     def open(self, session: int, request: AnyAcquire) -> None:
-        """A traced acquire came."""
+        """Open an account for a traced acquire."""
         asked = request.names if isinstance(request, Acquire) else ()
         self._open[session, request.id] = _Open(self._clock(), asked)
 
     def answer(
         self, session: int, request: int, names: tuple[str, ...], record: int
     ) -> Account | None:
-        """What goes with its answer; None if it is not traced.
+        """The account for its answer; None if it is not traced.
 
-        `names`: all that was granted, if that is not what was asked for. `record`: the answer's
-        number in the swap log.
+        `names`: all granted names, if they differ from the requested ones. `record`: number of the
+        answer in the swap log.
         """
         if not self._open or (found := self.drop(session, request)) is None:
             return None
@@ -77,7 +77,7 @@ class Accounts:
         return Account(self._clock(), record, found.waits_for, told, left_out)
 
     def drop(self, session: int, request: int) -> _Open | None:
-        """It is answered, or nobody waits for its answer any more."""
+        """Close an account: the acquire has its answer, or needs none any more."""
         found = self._open.pop((session, request), None)
         if found is not None:
             for generation in found.evictions:
@@ -117,7 +117,7 @@ class Accounts:
         self._leaving[order.generation] = order.waiter
 
     def evicted(self, action: Evicted) -> None:
-        """It has left."""
+        """The evicted component has left."""
         key = self._leaving.pop(action.generation, None)
         if key is not None:
             evictions = self._open[key].evictions

@@ -46,21 +46,21 @@ log = logging.getLogger("swapd")
 
 T = TypeVar("T")
 
-#: So much of a session's end is done before anything else has its turn.
+#: Things of an ending session to end before other work has its turn.
 END_STEP = 32
-#: Sessions at a time, and of one process: two connections and a board each.
+#: Most sessions at a time, and of one process: each has two connections and a board.
 SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
-#: How much of all descriptors they may have.
+#: Their share of all descriptors.
 SESSIONS_SHARE = 10
-#: Descriptors that no session takes, so that those there are may ask in other threads.
+#: Descriptors that no new session takes, so that existing ones may use more threads.
 SPARE_FOR_PEERS = 4
 
 
 class Daemon:
     """Serves one device from one runtime folder until it is told to stop.
 
-    `device` and `folder`, which was claimed, belong to the caller.
+    `device` and `folder`, which is claimed, belong to the caller.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class Daemon:
         read_again: Callable[[], Config] | None = None,
         own: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`read_again()`: the settings as they are now, for SIGHUP; None: as they were. `own()`:
-        the process of the daemon's own, if it has one: its session needs no daemon to go on."""
+        """`read_again()`: the current settings, for SIGHUP; None: they do not change. `own()`: pid
+        of the child process of the daemon, if it has one: that session alone does not keep the
+        daemon running."""
         self._config = config
         self._read_again = read_again or (lambda: config)
         self._own = own
@@ -88,9 +89,9 @@ class Daemon:
         self._clock = time.monotonic
         self._workers: dict[int, Worker] = {}
         self._last_session = 0
-        #: Where to send the reply to each request that has none yet, by session.
+        #: The peer for the reply to each open request, by session.
         self._peers: dict[int, dict[int, Peer]] = {}
-        #: The record that ordered a slow action, by what its event will name.
+        #: The record that ordered a slow action, by the name that its event will have.
         self._causes: dict[tuple[str, int], int] = {}
         self._accounts = Accounts(self._clock)
         #: The record that ordered a revocation, by session and generation.
@@ -102,9 +103,10 @@ class Daemon:
     async def run(self, ready: Callable[[], None] = lambda: None) -> bool:
         """Serve until SIGTERM, SIGINT or `stop`; call `ready` when clients may connect.
 
-        Returns whether it ended in order. Told twice it does not: then threads of it still use the
-        device, which must not be closed, and the process has to end without waiting for them.
-        Raises: whatever broke the daemon itself; then workers keep what they have mapped.
+        Returns True after an orderly end. Returns False after a second request to stop: then its
+        threads still use the device, which must not be closed, and the process must end without
+        waiting for them. Raises: any error that broke the daemon itself; then workers keep their
+        mappings.
         """
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -113,7 +115,7 @@ class Daemon:
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it is ignored
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
         self._watchdog = Watchdog(self._loop, watchdog_s())
         self._linger = Linger(self._loop, self._config.linger, self._stop_unused)
@@ -124,7 +126,7 @@ class Daemon:
             tasks = (statuses, stopping, self._failed)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if statuses.done() or self._failed.done():
-                await asyncio.gather(statuses, self._failed)  # raises what went wrong
+                await asyncio.gather(statuses, self._failed)  # raises the daemon's own failure
             await self._wind_down()
         finally:
             for task in (statuses, stopping):
@@ -134,21 +136,21 @@ class Daemon:
         return finished
 
     def stop(self) -> None:
-        """Stop cleanly: refuse who waits, wait for leases and for bytes to be saved. A second call
-        waits for nothing."""
+        """Stop cleanly: refuse waiters, and wait for leases to end and for bytes to be saved. A
+        second call stops all waiting."""
         if self._stop.is_set():
-            log.warning("told twice to stop: nothing is waited for")
+            log.warning("told twice to stop: waiting for nothing more")
             self._quiet.set()
             self._at_once.set()
         self._stop.set()
 
     def _stop_unused(self) -> None:
-        """Stop, and let nobody in any more: who comes now is to find the next daemon."""
+        """Stop, and let no more clients in: new ones must find the next daemon."""
         self._server.close("stopping", explain.STOPPING)
         self.stop()
 
     def _on_hangup(self, had_terminal: bool) -> None:
-        """SIGHUP: read the settings again; where the terminal has gone, stop with it."""
+        """SIGHUP: read the settings again; if the terminal has gone, stop with it."""
         if had_terminal and not has_terminal():
             self.stop()
         else:
@@ -251,7 +253,7 @@ class Daemon:
             )
 
     async def _close(self) -> bool:
-        """End everything; whether nothing is left that runs."""
+        """End everything; return whether nothing still runs."""
         self._server.close("stopping", explain.STOPPING)
         if self._timer is not None:
             self._timer.cancel()
@@ -276,7 +278,7 @@ class Daemon:
         return True
 
     async def _finish(self) -> bool:
-        """Wait for what threads do, until it is told not to; whether they have done it all."""
+        """Wait for the threads until the second request to stop; return whether they are done."""
         parts = (self._lender, self._mover, self._copies, self._statuses)
         work = asyncio.gather(*(part.finish() for part in parts))
         told = self._loop.create_task(self._at_once.wait(), name="at once")
@@ -288,7 +290,7 @@ class Daemon:
         return finished
 
     def _crashed(self, error: BaseException) -> None:
-        """Our own bug, or a device that can no longer be trusted: the daemon ends."""
+        """A bug of the daemon, or a device that cannot be trusted any more: the daemon ends."""
         if not self._failed.done():
             self._failed.set_exception(error)
 
@@ -355,7 +357,7 @@ class Daemon:
             self._timer = None
         self._timer_at = at
         if at is not None:
-            # uvloop's timers count whole milliseconds: rather one late than a spin
+            # uvloop's timers count whole milliseconds: better late once than a busy loop
             self._timer = self._loop.call_later(max(at - self._clock(), 0) + 0.001, self._tick)
 
     def _tick(self) -> None:
@@ -412,21 +414,21 @@ class Daemon:
         worker.welcome(rpc, strict=self._core.rules.strict)
 
     def _no_more_sessions(self, pid: int) -> str | None:
-        """Why a process may not open another; None if it may."""
+        """Why a process may not open another session; None if it may."""
         most = fds.share(SESSIONS_MAX, SESSIONS_SHARE)
         if len(self._workers) >= most:
             return (
-                f"this daemon has {most} sessions, and no more may be open at a time: close some, "
+                f"this daemon has {most} sessions, which is the limit: close some, "
                 f"or raise its `ulimit -n`, which is {fds.limit()}"
             )
         of_one = min(SESSIONS_OF_ONE_MAX, max(most // 2, 1))
         mine = sum(1 for worker in self._workers.values() if worker.lifeline.pid == pid)
         if mine >= of_one:
-            return f"process {pid} has {mine} sessions, and no more may be open: close some"
+            return f"process {pid} has {mine} sessions, which is its limit: close some"
         return None
 
     def _count_users(self) -> None:
-        """There is another session, or one less."""
+        """The number of sessions has changed."""
         own = self._own()
         users = sum(1 for worker in self._workers.values() if worker.lifeline.pid != own)
         self._linger.count(users)
@@ -458,7 +460,8 @@ class Daemon:
         self._end(session, lifeline.token)
 
     def _end(self, session: int, token: bytes) -> None:
-        """End a session in the core; one that has much in steps, and others have turns between."""
+        """End a session in the core; one that has much ends in steps, with other work in
+        between."""
         alive, ending = token in self._left, self._left.is_ending(token)
         if self._core.has_more(session, END_STEP):
             self._post(events.SessionEnds(self._clock(), session, END_STEP, alive, ending))
@@ -540,9 +543,10 @@ class Daemon:
         self._tell(a.session, protocol.Revoke(a.name, a.generation, a.ack))
 
     def _do_evicted(self, a: actions.Evicted, seq: int) -> None:
-        """Say that a write-back is complete, before anybody is given the chunks.
+        """Tell the worker that a write-back is complete, before the core grants the chunks to
+        others.
 
-        A worker that outlives the daemon so knows which of the two has the latest bytes.
+        So a worker that outlives the daemon knows whether the host copy has the latest bytes.
         """
         self._accounts.evicted(a)
         c = self._core.ledger.components.get(a.name)
@@ -606,7 +610,7 @@ class Daemon:
 
 
 def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
-    """Why a session with these requests unanswered may not ask this one; None if it may."""
+    """Why a session with these unanswered requests may not make this one; None if it may."""
     if request in unanswered:
         return explain.REPLAYED
     if len(unanswered) >= protocol.UNANSWERED_MAX:

@@ -1,9 +1,9 @@
-"""A Unix socket that lets in no more than there is room for. Knows no messages.
+"""A Unix socket that lets in no more connections than there is room for. Knows no messages.
 
-Who connects is a guest until it has shown that it belongs to a session. There are only so many
-guests at a time, and they may stay only so long; where there are too many, the oldest of the
-process that has most has to go: so a process that connects without end turns out itself. The
-last descriptors are let to nobody.
+A connection is a guest until it has shown that it belongs to a session. The number of guests is
+limited, and so is their stay. If there are too many, the oldest guest of the process with the most
+goes. So a process that connects without end closes its own connections. Guests never get the last
+descriptors.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from swapd.shared.protocol import Code
 
 log = logging.getLogger("swapd.daemon.door")
 
-#: Connections that the kernel keeps until they are let in.
+#: Connections that the kernel keeps until the door lets them in.
 WAITING_MAX = 128
-#: How long to wait before letting in others when there was no room.
+#: How long to wait after a connection found no room.
 PAUSE_S = 0.2
-#: Guests of one door at a time, and how much of all descriptors they may have.
+#: Guests of one door at a time, and their share of all descriptors.
 GUESTS_MAX = 64
 GUESTS_SHARE = 24
-#: How long a guest may take to show what it is.
+#: How long a guest may take to show its session.
 GUEST_S = 5.0
 
 
 class Guest(Protocol):
-    """A connection, in the order of `pid`s of processes that made it."""
+    """A connection that belongs to no session yet; `pid` is the process that made it."""
 
     pid: int
 
     def turn_out(self, why: str) -> None:
-        """Close it, and leave the door's list. `why` is for people."""
+        """Close it, and remove it from the door's list. `why` is for people."""
 
 
 class Guests:
-    """Who has connected and is nobody yet."""
+    """Connections that belong to no session yet, the oldest first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stay_s: float) -> None:
         self._loop = loop
@@ -53,14 +53,14 @@ class Guests:
         return len(self._here)
 
     def enter(self, guest: Guest) -> None:
-        """It stays until `leave`, or until it is turned out."""
-        why = f"was nobody's connection for {self._stay_s:g} s"
+        """Add a guest until `leave`, or until its time is over."""
+        why = f"belonged to no session for {self._stay_s:g} s"
         self._here[guest] = self._loop.call_later(self._stay_s, guest.turn_out, why)
         if len(self._here) > fds.share(GUESTS_MAX, GUESTS_SHARE):
             self.make_room()
 
     def stay(self, guest: Guest) -> None:
-        """It may stay until there are too many."""
+        """Let a guest stay until there are too many."""
         if guest in self._here:
             self._here[guest].cancel()
 
@@ -70,7 +70,7 @@ class Guests:
             timer.cancel()
 
     def make_room(self) -> bool:
-        """Turn out one of those that crowd the door; whether there was one."""
+        """Turn out a guest of the process with the most; return whether there was one."""
         if not self._here:
             return False
         count = Counter(guest.pid for guest in self._here)
@@ -81,9 +81,9 @@ class Guests:
 
 
 class Door:
-    """Listens at `path` and calls `on_entry(sock, pid)` for each that is let in.
+    """Listens at `path` and calls `on_entry(sock, pid)` for each connection that it lets in.
 
-    The socket is then the callee's, does not block, and is of this user.
+    The callee owns the socket, which does not block, and belongs to this user.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Door:
         make_room: Callable[[], bool],
         refuse: Callable[[socket.socket, Code, str], None] = lambda sock, code, why: None,
     ) -> None:
-        """`make_room()` turns out somebody, if that can be. `refuse(sock, code, why)` may tell
-        who is not let in; the door closes `sock`."""
+        """`make_room()` turns out a guest, if there is one. `refuse(sock, code, why)` may tell a
+        refused client why; the door closes `sock`."""
         self._loop = loop
         self._on_entry = on_entry
         self._make_room = make_room
@@ -110,7 +110,7 @@ class Door:
         loop.add_reader(self._sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Let in nobody any more. A second time does nothing."""
+        """Let in no more connections. May be called more than once."""
         if self._sock.fileno() < 0:
             return
         if self._pause is not None:
@@ -124,7 +124,7 @@ class Door:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except (OSError, MemoryError) as exc:
-            log.error("cannot let in another (%s); again in %g s", exc, PAUSE_S)
+            log.error("cannot let in another connection (%s); again in %g s", exc, PAUSE_S)
             self._make_room()
             self._loop.remove_reader(self._sock.fileno())
             self._pause = self._loop.call_later(PAUSE_S, self._resume)
@@ -152,8 +152,9 @@ class Door:
 
 
 def _renumbered(sock: socket.socket) -> socket.socket | None:
-    """It was let in by one of the last numbers; a lower one is free by now, unless a thread has it
-    for a moment. Closes the first, or does nothing."""
+    """Move a socket from one of the last descriptors to a lower one, which is free by now unless a
+    thread has it for a moment. Closes `sock`; returns None, and closes nothing, without a lower
+    one."""
     try:
         lower = sock.dup()
     except OSError:

@@ -1,6 +1,6 @@
-"""Host copies as the core orders them: made, sent to be filled, sealed and dropped, in threads.
+"""Carries out the core's orders for host copies, in threads: make, send to be filled, seal, drop.
 
-`masters.py` has them; here is who is told, and what becomes of it when that fails.
+`masters.py` has the host copies; this module tells the core and the workers, also of failures.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class HostCopies:
         post: Callable[[AnyEvent], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`workers`: by session. So many descriptors are left to others."""
+        """`workers`: by session. `spare`: descriptors that host copies leave to others."""
         self._masters = masters
         self._workers = workers
         self._spare = spare
@@ -43,9 +43,9 @@ class HostCopies:
         self._clock = clock
         self._post = post
         self._crashed = crashed
-        #: Where it is said how far each component's copies are, by uid.
+        #: Progress of the copies of each component, by uid.
         self.progress: dict[int, Progress] = {}
-        #: They are made and sealed by turns, and dropped where nobody waits for it.
+        #: Threads that make and seal in turns; drops have a thread of their own.
         self._turns = Slices(2, "swapd-host")
         self._drops = Pool(1, "swapd-drop")
         self._pinning = Pinning(masters, loop, clock, post)
@@ -75,7 +75,7 @@ class HostCopies:
         worker = self._workers.get(a.session)
         replaced = self.progress.get(a.replaces)
         if worker is None or (a.replaces and replaced is None):
-            return events.HostCopyMade(self._clock(), a.uid)  # nobody wants it any more
+            return events.HostCopyMade(self._clock(), a.uid)  # no component needs it any more
         if (unread := worker.lifeline.unread) >= UNREAD_MAX:
             why = f"this session does not read: {unread} messages unread on its lifeline"
             return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
@@ -99,7 +99,7 @@ class HostCopies:
         return events.HostCopyMade(self._clock(), a.uid)
 
     def seal(self, a: actions.SealHostCopy, session: int) -> None:
-        """One is filled: have it mapped here, read-only if it is clean."""
+        """The worker has filled one: map it here, read-only if it is clean."""
         future = self._turns.submit(session, self._masters.sealing(a.uid))
         self._when_done(future, self._sealed, a)
 
@@ -110,7 +110,7 @@ class HostCopies:
     def _when_done(
         self, future: "Future[Any]", then: Callable[[Any, Any], AnyEvent], action: Any
     ) -> None:
-        """Post what `then(action, result)` returns, or that the master failed."""
+        """Post the event of `then(action, result)`, or the failure of the host copy."""
 
         def finish() -> None:
             if future.cancelled():
@@ -130,7 +130,7 @@ class HostCopies:
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
 
     def drop(self, uid: int) -> None:
-        """Nobody needs it."""
+        """Drop a host copy that no component needs."""
         progress = self.progress.pop(uid, None)
         if progress is not None:
             progress.close()
@@ -138,7 +138,7 @@ class HostCopies:
         self._drops.submit(self._masters.dropped, uid)  # unmapping gigabytes takes a while
 
     async def finish(self) -> None:
-        """Wait for what is being done; nothing more is."""
+        """Wait for the current work; no more is begun."""
         self._pinning.close()
         await asyncio.gather(self._turns.finish(), self._drops.finish())
 

@@ -1,15 +1,16 @@
-"""Processes whose session has ended and that may still write to what it had, until they cannot.
+"""Watches processes that may still write to device memory after the end of their session.
 
-Nobody else may have that memory before. A process says itself that it has let go, or it ends, with
+No other session gets that memory before. A process says itself that it has let go, or it ends, with
 all its threads, as its pidfd tells.
 
-On a GPU that is not all. What a process has put there runs until the driver has torn its channels
-down. It does so when the last descriptor of its device files is closed: mostly before the process
-has ended; later if the driver puts it off, or a child has them too. No call says that it is done:
-NVML's list of processes does not know those of other pid namespaces. But the driver gives memory to
-nobody while anything of another process is mapped there, or refers to it. So once the process has
-ended, its chunks are given back to the driver, and others are asked for in their place
-(`lending.Lender.exchange`). What still runs writes to the old memory, which is nobody's yet.
+On a GPU that is not enough. Work that a process has put there runs until the driver has torn its
+channels down. The driver does so when the last descriptor of its device files is closed: mostly
+before the process has ended; later if the driver delays it, or a child has them too. No call
+reports this: NVML's list of processes lacks those of other pid namespaces. But the driver gives
+memory to no process while another one still maps it or refers to it. So once the process has ended,
+the daemon gives its chunks back to the driver, and asks for others in their place
+(`lending.Lender.exchange`). Work that still runs writes to the old memory, which no process has
+yet.
 """
 
 import asyncio
@@ -25,17 +26,17 @@ from swapd.shared.system import has_ended, is_alive, open_pidfd
 
 log = logging.getLogger("swapd")
 
-#: How often a process is asked after that no descriptor was there to watch with.
+#: Interval for retrying to watch a process when no descriptor was free for it.
 LOOK_AGAIN_S = 1.0
-#: How often it is looked whether the last copy from what a process had has ended.
+#: Interval for checking whether the last copy from the process's memory has ended.
 COPIES_S = 0.05
 
-#: exchange(session, runs, then): have other memory in these chunks, and call `then`.
+#: exchange(session, runs, then): put other memory in these chunks, and call `then`.
 Exchange = Callable[[int, Runs, Callable[[], None]], None]
 
 
 class Left:
-    """All of them, by the token of the session."""
+    """All such processes, by the token of the session."""
 
     def __init__(
         self,
@@ -53,21 +54,21 @@ class Left:
         self._exchange = exchange
         #: The session and the process.
         self._left: dict[bytes, tuple[int, int]] = {}
-        #: What says that the process has ended.
+        #: Descriptors that tell when the process has ended.
         self._watches: dict[bytes, OwnedFd] = {}
-        #: Those that have ended, and whose chunks get other memory.
+        #: Sessions whose process has ended, and whose chunks get other memory.
         self._ended: set[bytes] = set()
 
     def __contains__(self, token: bytes) -> bool:
         return token in self._left
 
     def add(self, token: bytes, session: int, pid: int) -> None:
-        """A session ends, whose process may go on, or its work on the device."""
+        """Add a session that ends; its process, or the process's work on the device, may go on."""
         if self._exchange is not None or not has_ended(pid):
             self._left[token] = session, pid
 
     def is_ending(self, token: bytes) -> bool:
-        """Whether its process ends by itself: nobody need tell it to."""
+        """Whether its process is ending already, without being told."""
         return token in self._left and not is_alive(self._left[token][1])
 
     def watch(self, token: bytes) -> None:
@@ -92,11 +93,12 @@ class Left:
             self._loop.add_reader(watch.fileno(), self._exited, token)
 
     def let_go(self, pid: int, token: bytes) -> None:
-        """The process has unmapped what its session had; nobody says so for another."""
+        """The process has unmapped the memory of its session; only the process itself may say
+        so."""
         if token not in self._left or self._left[token][1] != pid or token in self._ended:
             return
         if self._left[token][0] in self._core.ledger.sessions:
-            self._loop.call_soon(self.let_go, pid, token)  # it ends in steps
+            self._loop.call_soon(self.let_go, pid, token)  # its session ends in steps
         else:
             self._post(events.LetGo(self._clock(), self._forget(token)))
 
@@ -117,7 +119,7 @@ class Left:
         self._post(events.ProcessExited(self._clock(), self._forget(token)))
 
     def _forget(self, token: bytes) -> int:
-        """The session it was the token of."""
+        """Forget it; return the session of the token."""
         self._unwatch(token)
         self._ended.discard(token)
         return self._left.pop(token)[0]

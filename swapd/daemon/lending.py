@@ -1,10 +1,11 @@
-"""Device memory that goes to a worker's own allocator, and comes back; or goes for good, and other
-memory comes in its place.
+"""Lends device memory to a worker's own allocator, and takes it back; or exchanges it for other
+memory.
 
-Before the driver has it, every session must have let go of it: memory is free at the last
-reference. Which are told so, and which have, are events (`Dropping`, `Dropped`): for how long one
-is waited for is the core's to say. Decides nothing; `lend` comes back as exactly one event that
-ends it, `reclaim` too, though it may take as long as the worker's allocator keeps the memory.
+Before the driver can have it, every session must let go of it: memory is free at the last
+reference. The events `Dropping` and `Dropped` say which sessions were told, and which have let go;
+the core decides how long to wait for one. Decides nothing. `lend` comes back as exactly one event
+that ends it. So does `reclaim`, though it may take as long as the worker's allocator keeps the
+memory.
 """
 
 import asyncio
@@ -35,14 +36,14 @@ from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.lending")
 
-#: How long to wait before asking again for memory that is not there yet: doubles up to the last.
+#: First interval for asking again for memory that is not there yet; it doubles up to the last.
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 1.0
 
 
 class _Exchange(NamedTuple):
-    """Memory that is to go, and other memory to come. What is asked of sessions meanwhile is
-    recorded under a generation that is no component's, and no other debt's."""
+    """Memory that goes, and other memory that comes. Its generation belongs to no component and no
+    other debt."""
 
     name: str
     generation: int
@@ -51,7 +52,7 @@ class _Exchange(NamedTuple):
 
 
 class Lender:
-    """Gives chunks' memory to the driver and takes it back, one order at a time each."""
+    """Lends chunks' memory and takes it back, one order at a time each."""
 
     def __init__(
         self,
@@ -69,26 +70,26 @@ class Lender:
         self._thread = Pool(1, "swapd-lend")
         self._closed = False
         self._last_ticket = 0
-        #: Whose answer is waited for, by ticket; and how many answers a generation lacks.
+        #: Missing answers, by ticket; and the number of missing answers of each generation.
         self._tickets: dict[int, tuple[int, Lend | _Exchange]] = {}
         self._lacking: dict[int, int] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        #: Why memory is not back yet that was asked for, by generation.
+        #: Why requested memory is not back yet, by generation.
         self._overdue: dict[int, str] = {}
         self._exchanges = itertools.count(-1000, -1)
 
     def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
-        """Have every session let go, then give the memory to the driver."""
+        """Make every session let go, then give the memory to the driver."""
         self._collect(order, workers)
 
     def exchange(
         self, session: int, runs: Runs, workers: Mapping[int, Worker], then: Callable[[], None]
     ) -> None:
-        """Have other memory in chunks that nobody uses, and call `then`.
+        """Put other memory in unused chunks, and call `then`.
 
-        The old memory goes to the driver, which keeps it from everybody as long as work of the
-        process of `session` may reach it. Meanwhile there may be none to be had: it is asked for
-        until there is.
+        The old memory goes to the driver, which gives it to no process as long as work of the
+        process of `session` may reach it. Meanwhile other memory may be short; then the daemon asks
+        until there is some.
         """
         name = f"memory that session {session} could write to"
         self._collect(_Exchange(name, next(self._exchanges), runs, then), workers)
@@ -110,14 +111,14 @@ class Lender:
             worker.lifeline.send(drop)
 
     def dropped(self, session: int, ticket: int) -> None:
-        """A session says it has let go."""
+        """A session says that it has let go."""
         if ticket in self._tickets and self._tickets[ticket][0] == session:
             order = self._tickets[ticket][1]
             self._post(Dropped(self._clock(), session, order.generation))
             self._settle(ticket)
 
     def session_gone(self, session: int) -> None:
-        """It can be asked no more. What its process still maps goes when that ends."""
+        """The session cannot be asked any more. Mappings of its process go when that ends."""
         for ticket in [t for t, (s, _) in self._tickets.items() if s == session]:
             self._settle(ticket)
 
@@ -131,12 +132,12 @@ class Lender:
         return tuple(self._overdue.values())
 
     async def finish(self) -> None:
-        """Wait for what the device is doing; nobody is told any more."""
+        """Wait for the current work of the device; no more events are posted."""
         self._stop()
         await self._thread.finish()
 
     def close(self) -> None:
-        """The same, but it blocks, until all that was ordered is done."""
+        """The same, blocking, until all orders are done."""
         self._stop()
         self._thread.shutdown()
 
@@ -163,12 +164,12 @@ class Lender:
         if isinstance(order, _Exchange) and (error is None or isinstance(error, DeviceLost)):
             self._take(order, order.then, RETRY_FIRST_S)
         elif isinstance(order, _Exchange) and isinstance(error, DeviceError):
-            # some of the old memory is still there: nobody may have it
-            self._overdue[order.generation] = f"{order.name} could not be exchanged: {error}"
+            # part of the old memory is still there: no session may have it
+            self._overdue[order.generation] = f"cannot exchange {order.name}: {error}"
             self._later(RETRY_LAST_S, self._give, order)
         elif isinstance(error, DeviceError) and isinstance(order, Lend):
             why = str(error)
-            log.error("%s could not be lent: %s", order.name, why)
+            log.error("cannot lend %s: %s", order.name, why)
             then = lambda: self._post(  # noqa: E731
                 CopyFailed(self._clock(), order.generation, why)
             )
@@ -181,7 +182,7 @@ class Lender:
     def _take(
         self, order: Lend | Reclaim | _Exchange, then: Callable[[], None], after_s: float
     ) -> None:
-        """Have all the order's chunks in the arena, then call `then`."""
+        """Allocate all chunks of the order in the arena, then call `then`."""
         future = self._thread.submit(self._device.reclaim, order.runs)
         future.add_done_callback(lambda f: self._on_loop(self._taken, order, then, after_s, f))
 
@@ -197,7 +198,7 @@ class Lender:
         error = future.exception()
         self._overdue.pop(order.generation, None)
         if isinstance(error, DeviceLost):
-            # never again: and nothing will be loaded there
+            # it will not come back, and nothing will be loaded there
             self._post(DeviceDown(self._clock(), str(error)))
             then()
         elif isinstance(error, DeviceError):
@@ -206,8 +207,8 @@ class Lender:
                 order, after_s = msgspec.structs.replace(order, runs=error.still), RETRY_FIRST_S
             longer = min(2 * after_s, RETRY_LAST_S)
             why = (
-                f"{order.name}: {size(self._nbytes(order.runs))} are not back yet, and are asked "
-                f"for again: {error}"
+                f"{order.name}: {size(self._nbytes(order.runs))} are not back yet; swapd asks "
+                f"again: {error}"
             )
             self._overdue[order.generation] = why
             if after_s < longer == RETRY_LAST_S:

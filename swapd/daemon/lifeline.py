@@ -1,13 +1,13 @@
 """The lifeline: one Unix SEQPACKET socket for each session. It is the session.
 
-Lives here: peer credentials, the handshake, descriptors out, packets in, and EOF, which
-means the worker is gone. May not live here: decisions. Nothing here blocks the loop. A connection
-is a session from its hello on; before, it is a guest (`swapd.daemon.door`).
+Lives here: peer credentials, the handshake, descriptors out, packets in, and EOF, which means that
+the worker is gone. May not live here: decisions. Nothing here blocks the loop. A connection is a
+session from its hello on; before, it is a guest (`swapd.daemon.door`).
 
-What a worker is told of others (`Hurry`, `Wanted`) is state and no queue of edges: one that does
-not read is kept the newest of each, and nothing that it knows already. So contention costs no
-session that is slow, however long it is. What it asked for is kept until it reads, and reported:
-when a session has taken none of that for too long is the core's to say.
+Messages to a worker about others (`Hurry`, `Wanted`) are state, not a queue of edges: a worker that
+does not read gets only the newest of each later, and none that it knows already. So contention
+never ends a slow session, however long it lasts. Answers to its own requests wait until it reads,
+and are reported: the core decides when a session is late with reading.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ log = logging.getLogger("swapd.daemon.lifeline")
 
 #: How long a connection may take to say hello.
 HELLO_S = 5.0
-#: Masters of a worker that does not read are not made when so many packets are kept for it.
+#: A worker with so many unread packets gets no new host copies.
 UNREAD_MAX = 1024
-#: How often a packet is tried again that no memory or no descriptor was there for.
+#: Interval for sending a packet again after a lack of memory or descriptors.
 RETRY_S = 0.05
 
 #: Opens the descriptors that go with a packet. Raises: OSError, DeviceError.
@@ -63,7 +63,7 @@ class _Packet(NamedTuple):
     data: bytes
     fds: tuple[OwnedFd, ...]
     export: Export | None
-    #: Whether no later one says the same.
+    #: Whether no later packet can replace it.
     once: bool
 
 
@@ -77,21 +77,22 @@ class Lifeline:
         self.sock = sock
         self._server = server
         self._loop = server.loop
-        #: What it must hear, in order. Of a component whose chunks are revoked, or saved, again
-        #: the newer is in the place of the older.
+        #: Messages that it must hear, in order. A newer `Revoke` or `Evicted` of a component
+        #: replaces the older one.
         self._backlog: OrderedDict[object, _Packet] = OrderedDict()
-        #: How many of these are said once.
+        #: How many of these are `once`.
         self._once = 0
-        #: What is true and it has not heard yet, by what it is about; and what is true that it has.
+        #: Hints that it has not heard yet, by subject; and the subjects of true ones that it has
+        #: heard.
         self._hints: dict[object, Hurry | Wanted] = {}
         self._heard: set[object] = set()
         self._room = select.poll()
         self._room.register(sock.fileno(), select.POLLOUT)
-        #: Whether the loop tells when the socket takes more.
+        #: Whether the loop watches for room in the socket.
         self._waits = False
-        #: When the first is tried again that could not be sent, though the worker reads.
+        #: The next attempt after a failed send, though the worker reads.
         self._retry: asyncio.TimerHandle | None = None
-        #: Why it is kept what it must hear, as was reported; and whether it took some since.
+        #: The reported reason for unsent messages; and whether the worker took some since.
         self._kept: Literal["", "unread", "unsent"] = ""
         self._took = False
         self.closed = False
@@ -102,7 +103,7 @@ class Lifeline:
 
     @property
     def unread(self) -> int:
-        """How many packets are kept until it reads."""
+        """Number of packets that wait until the worker reads."""
         return len(self._backlog)
 
     def send(
@@ -110,7 +111,7 @@ class Lifeline:
     ) -> None:
         """Send, now or as soon as the worker reads. Closes `fds` when they are sent.
 
-        `export` opens others, just before: what waits to be sent holds none of these.
+        `export` opens more just before sending, so a waiting packet holds none of these.
         """
         if self.closed:
             _close(fds)
@@ -122,7 +123,7 @@ class Lifeline:
             self._flush()
 
     def last_words(self, message: Goodbye) -> None:
-        """Close the connection, having said this if it fits in."""
+        """Close the connection; send this before if there is room."""
         if not self.closed:
             self._hints.clear()
             self._keep(message)
@@ -132,7 +133,7 @@ class Lifeline:
         self.close()
 
     def close(self) -> None:
-        """Close the socket; tell nobody."""
+        """Close the socket without a message."""
         if self.closed:
             return
         self.closed = True
@@ -160,7 +161,7 @@ class Lifeline:
         self._backlog[key] = _Packet(encode(message), fds, export, once)
 
     def _flush(self) -> None:
-        """Send what the socket takes; the rest when it takes more."""
+        """Send as much as the socket takes; the rest when it takes more."""
         self._retry = None
         try:
             while self._backlog:
@@ -191,7 +192,7 @@ class Lifeline:
         self._heard ^= {about}
 
     def _has_room(self) -> bool:
-        """Whether most of the socket's buffer is free: the rest is for more than hints."""
+        """Whether most of the socket's buffer is free: the rest is not for hints."""
         return bool(self._room.poll(0))
 
     def _wait_for_room(self, *, waits: bool) -> None:
@@ -202,7 +203,7 @@ class Lifeline:
         self._waits = waits
 
     def _report(self, kept: Literal["", "unread", "unsent"], error: str = "") -> None:
-        """Say what has changed: whether it is kept what it must hear, and why; or it took some."""
+        """Report a change: whether messages wait, and why; or that the worker took some."""
         changed = kept != self._kept or (bool(kept) and self._took)
         self._kept, self._took = kept, False
         if changed and self.session and not self.closed:
@@ -232,7 +233,7 @@ class Lifeline:
 
     def _readable(self) -> None:
         try:
-            # no message of a client carries descriptors: where there is no room, none are made
+            # no client message carries descriptors: without room for them, none are made
             data, _, flags, _ = self.sock.recvmsg(LIFELINE_MAX_BYTES)
         except (BlockingIOError, MemoryError):
             return
@@ -277,18 +278,18 @@ class Lifeline:
             self._server.hello(self, message)
 
     def turn_out(self, why: str) -> None:
-        """It never said hello."""
+        """End a connection that never said hello."""
         self._server.drop(self, "bad_request", f"no hello: {why}")
 
 
 class LifelineServer:
-    """Accepts lifelines, and reports what happens on them to four callables.
+    """Accepts lifelines, and reports their events to four callables.
 
-    `on_hello(lifeline, hello)`: a session may begin. `on_message(lifeline, message)`: of an
-    open session, or a LetGo. `on_unread(lifeline, count, error)`: so many messages are kept that it
-    must hear, and it took the last one it takes for now, or `error` is why they cannot be sent;
-    with 0, it takes all again. `on_gone(lifeline)`: an open session ended, for whatever reason;
-    its socket is closed.
+    `on_hello(lifeline, hello)`: a session may begin. `on_message(lifeline, message)`: of an open
+    session, or a LetGo. `on_unread(lifeline, count, error)`: so many messages that it must hear are
+    waiting, and it has read as many as it reads for now, or `error` is why they cannot be sent;
+    with 0, it has read all. `on_gone(lifeline)`: an open session ended, for any reason; its socket
+    is closed.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class LifelineServer:
         self._on_unread(lifeline, count, error)
 
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
-        """End a connection that did wrong; tell it why, if it still reads."""
+        """End a connection that broke the protocol; tell it why, if it still reads."""
         log.warning("%r ended: %s", lifeline, why)
         lifeline.last_words(Goodbye(code, why))
         self.gone(lifeline)

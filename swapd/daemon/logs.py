@@ -1,6 +1,6 @@
-"""What the daemon says to people, on stderr: written by a thread, so that nobody waits for it.
+"""The daemon's messages to people, on stderr. A thread writes them, so that the loop never waits.
 
-Whoever reads stderr may have stopped reading; a daemon that wrote there itself would stop too.
+The reader of stderr may have stopped reading; a daemon that wrote there itself would stop too.
 """
 
 import logging
@@ -10,7 +10,7 @@ from collections import deque
 
 from swapd.shared import limits
 
-#: Lines that wait to be written. Past that the newest are dropped, and counted.
+#: Lines that wait to be written. Beyond that the newest are dropped, and counted.
 WAITING_MAX = 1000
 #: How long the last lines may take to be written.
 CLOSE_S = 0.5
@@ -20,7 +20,7 @@ class Writer(logging.Handler):
     """Hands formatted records to a thread that writes them to stderr."""
 
     def __init__(self) -> None:
-        """Raises: LimitError if the thread cannot be had."""
+        """Raises: LimitError if there is no room for the thread."""
         super().__init__()
         self._lines: deque[str] = deque()
         self._dropped = 0
@@ -48,9 +48,9 @@ class Writer(logging.Handler):
 
     def _run(self) -> None:
         while (line := self._next()) is not None:
-            try:  # past sys.stderr: while its lock is held here the interpreter could not end
+            try:  # not by sys.stderr: the interpreter could not end while this thread held its lock
                 _write(f"{line}\n".encode(errors="backslashreplace"))
-            except OSError:  # nobody reads it any more
+            except OSError:  # its reader is gone
                 return
 
     def _next(self) -> str | None:
@@ -59,10 +59,10 @@ class Writer(logging.Handler):
             if self._lines:
                 return self._lines.popleft()
             dropped, self._dropped = self._dropped, 0
-            return f"{dropped} lines were dropped: nobody read them in time" if dropped else None
+            return f"dropped {dropped} lines: stderr was not read in time" if dropped else None
 
 
 def _write(data: bytes) -> None:
-    """To stderr, all of it. Raises: OSError."""
+    """Write all of it to stderr. Raises: OSError."""
     while data:
         data = data[os.write(2, data) :]

@@ -1,8 +1,7 @@
-"""Masters: each component's complete host copy, in a memfd the daemon makes and maps.
+"""Each component's complete host copy, in a memfd that the daemon makes and maps.
 
-Lives here: making, sealing, mapping and dropping them. May not live here: decisions, the
-event loop. `make` and `seal` block (they allocate and touch every page): never call them
-on the loop.
+Lives here: making, sealing, mapping and dropping them. May not live here: decisions, the event
+loop. `make` and `seal` block (they allocate and touch every page): never call them on the loop.
 """
 
 import errno
@@ -28,31 +27,31 @@ from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.masters")
 
-#: What the kernel calls them, in the maps of those that have them mapped.
+#: Name of the memfds in the kernel's list of mappings.
 NAME = "swapd-master"
 
-#: Left for everybody else when masters are made.
+#: Host memory that host copies leave to all other uses.
 RESERVE_BYTES = 64 << 20
 
-#: Descriptors that no master takes, so that other sessions may still come.
+#: Descriptors that host copies leave free, so that other sessions may still connect.
 SPARE_DESCRIPTORS = 16
-#: So much is allocated or mapped in one slice: a few milliseconds.
+#: Bytes that one slice allocates or maps: a few milliseconds.
 SLICE_BYTES = 16 << 20
-#: How long it is tried to seal a master that seems to be mapped by its worker.
+#: How long to retry sealing a host copy that its worker seems to map.
 SEAL_PATIENCE_S = 1.0
-#: How long a slice is that only waits for masters that are being dropped.
+#: Length of a slice that only waits for host copies to be dropped.
 _WAIT_S = 0.002
 
-#: Linux 5.1: no new mapping may write, and those there are still may.
+#: Linux 5.1: no new mapping may write; existing ones still may.
 _F_SEAL_FUTURE_WRITE = 0x10
 
 
-#: It keeps its size, whatever a worker does.
+#: A worker cannot change its size.
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class MasterError(Exception):
-    """A master could not be made or sealed; `code` says whose fault it is."""
+    """A host copy could not be made or sealed; `code` says which side is at fault."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -61,7 +60,7 @@ class MasterError(Exception):
 
 @dataclass(slots=True)
 class Master:
-    """A component's bytes, or those of several of the same content.
+    """The bytes of a component, or of several with the same content.
 
     `address` is 0 until it is sealed.
     """
@@ -70,17 +69,17 @@ class Master:
     nbytes: int
     mutable: bool
     sealed: bool = False
-    #: How many components' it is.
+    #: Number of components that share it.
     users: int = 1
     address: int = 0
-    #: It takes no memory, and nothing is ever copied from it or to it.
+    #: It takes no memory: no bytes are ever copied from it or to it.
     empty: bool = False
-    #: While it is under way: 10,000 of them would be most of what a collection of garbage sees.
+    #: Only while it runs: 10,000 futures would be most of the work of a garbage collection.
     pinning: Future[None] | None = None
 
 
 class Pinner(Protocol):
-    """What masters need of a device; see `swapd.device.Device`."""
+    """The methods of a device that this module calls; see `swapd.device.Device`."""
 
     read_only_pins: bool
 
@@ -90,35 +89,35 @@ class Pinner(Protocol):
 
 
 class Masters:
-    """All masters by component uid. Methods may run in any thread, one uid at a time."""
+    """All host copies by component uid. Methods may run in any thread, one uid at a time."""
 
     def __init__(self, limit_bytes: int | None, device: Pinner) -> None:
-        """`limit_bytes`: most host memory for all of them; None: what is available."""
+        """`limit_bytes`: most host memory for all of them; None: all that is available."""
         self._limit_bytes = limit_bytes
         self._device = device
-        #: Pins in the background: nobody waits for it, copies only get faster.
+        #: Pins in the background: no request waits for it; it only makes copies faster.
         self._pinner = Pool(1, "swapd-pin")
         self._masters: dict[int, Master] = {}
-        #: Bytes of those that are to be pinned, and are there; how many of them wait for it.
+        #: Bytes of the host copies to pin; and the number of those that wait for it.
         self.to_pin_bytes = 0
         self.pinning = 0
-        #: Of all masters, and of those that are being made.
+        #: Bytes of all host copies, including those being made.
         self.total_bytes = 0
-        #: Of those that are being made: what is still to be allocated.
+        #: Bytes still to be allocated for new ones.
         self._unallocated_bytes = 0
-        #: How many are being dropped; and a wait for the next one that is.
+        #: Number of host copies being dropped; and a condition for waiting until one is.
         self._leaving = 0
         self._left = threading.Condition()
 
     def limit(self, limit_bytes: int | None) -> None:
-        """So much at most from now on; what there is stays."""
+        """At most so much from now on; existing ones stay."""
         self._limit_bytes = limit_bytes
 
     def __len__(self) -> int:
         return len(self._masters)
 
     def make(self, uid: int, nbytes: int, *, mutable: bool) -> int:
-        """Allocate a master of exactly `nbytes`; return its descriptor, still owned here.
+        """Allocate a host copy of exactly `nbytes`; return its descriptor, which stays owned here.
 
         Every page is allocated, so that filling it cannot fail later. Raises: MasterError
         (`host_memory`); then nothing is left of it.
@@ -126,7 +125,7 @@ class Masters:
         return whole(self.making(uid, nbytes, mutable=mutable))
 
     def making(self, uid: int, nbytes: int, *, mutable: bool) -> Work[int]:
-        """The same in slices. If there is no room, it waits for masters that are being dropped."""
+        """The same in slices. If there is no room, it waits for host copies being dropped."""
         while not self._take_room(nbytes):
             with self._left:
                 self._left.wait(_WAIT_S)
@@ -165,9 +164,10 @@ class Masters:
         return fd
 
     def make_empty(self, uid: int, nbytes: int) -> int:
-        """One that takes no memory, of what has nothing to save; return its descriptor.
+        """Make a host copy without memory, for a component that saves no bytes; return its
+        descriptor.
 
-        Nobody may write to it. Does not block. Raises: MasterError.
+        No process may write to it. Does not block. Raises: MasterError.
         """
         try:
             with self._empty(nbytes) as fd:
@@ -180,7 +180,7 @@ class Masters:
         return made.fileno()
 
     def share(self, uid: int, original: int) -> int:
-        """Have the sealed master of `original` be that of `uid` too; return its descriptor.
+        """Let `uid` share the sealed host copy of `original`; return its descriptor.
 
         Does not block. `original` is not being dropped yet.
         """
@@ -193,10 +193,10 @@ class Masters:
         return master.fd.fileno()
 
     def seal(self, uid: int) -> None:
-        """Make a filled master ready to copy from: mapped, present, and if clean read-only.
+        """Make a filled host copy ready to copy from: mapped, present, and if clean read-only.
 
-        Raises: MasterError: `bad_request` if a worker still has it mapped for writing, or
-        has sealed or shut it; `host_memory` if it cannot be mapped here.
+        Raises: MasterError: `bad_request` if a worker still has it mapped for writing, or has
+        sealed or shut it; `host_memory` if it cannot be mapped here.
         """
         whole(self.sealing(uid))
 
@@ -238,8 +238,9 @@ class Masters:
         master.pinning.add_done_callback(partial(self._ended_pinning, master))
 
     def _writable(self, master: Master) -> bool:
-        """How it is mapped here. A clean one only where it could not be pinned otherwise: then
-        nobody can map it for writing any more, but whoever did before is not found out."""
+        """Whether it is mapped writable here. A clean one only where it could not be pinned
+        otherwise: then no process can map it for writing any more, but one that did so before goes
+        unnoticed."""
         return master.mutable or not self._device.read_only_pins
 
     def _pin(self, master: Master) -> None:
@@ -249,7 +250,7 @@ class Masters:
             log.error("host copies are not pinned: %s", exc)
         except DeviceError as exc:
             log.warning(
-                "%s; what is not pinned is copied in two steps, more slowly: raise --pin-limit, "
+                "%s; the rest is copied in two steps, more slowly: raise --pin-limit, "
                 "and `ulimit -l` (LimitMEMLOCK in a unit)",
                 exc,
             )
@@ -260,15 +261,15 @@ class Masters:
             self.pinning -= 1
 
     def pinned(self) -> Pinned | None:
-        """How much the device has pinned of `to_pin_bytes`. Does not block."""
+        """How much of `to_pin_bytes` the device has pinned. Does not block."""
         return self._device.pinned()
 
     def address(self, uid: int) -> int:
-        """Where the bytes of a sealed master are in this process."""
+        """The address of a sealed host copy in this process."""
         return self._masters[uid].address
 
     def drop(self, uid: int) -> None:
-        """Unpin, unmap and close, if nobody else uses it.
+        """Unpin, unmap and close it, if no other component shares it.
 
         A worker's own mapping or descriptor keeps the memory.
         """
@@ -276,7 +277,8 @@ class Masters:
         self.dropped(uid)
 
     def dropping(self) -> None:
-        """A master is about to be dropped: who needs the room waits for it. Does not block."""
+        """Announce that a host copy is about to be dropped, so that new ones wait for its room.
+        Does not block."""
         with self._left:
             self._leaving += 1
 
@@ -292,7 +294,7 @@ class Masters:
                 self._left.notify_all()
 
     def _used(self, master: Master) -> bool:
-        """Whether it is somebody else's after this."""
+        """Release one use; return whether others remain."""
         with self._left:
             master.users -= 1
             return master.users > 0
@@ -306,7 +308,7 @@ class Masters:
             try:
                 self._device.unpin(master.address)
             except DeviceError as exc:
-                log.error("a host copy stays mapped, for it cannot be unpinned: %s", exc)
+                log.error("a host copy stays mapped, because it cannot be unpinned: %s", exc)
                 master.address = 0
         if master.address:
             for at in range(0, _pages(master), SLICE_BYTES):  # each page fault waits for it
@@ -321,8 +323,8 @@ class Masters:
         self._pinner.shutdown()
 
     def _forbid_writing(self, master: Master) -> Work[None]:
-        """Seal it. A kernel that reclaims or moves its pages just now may refuse that for a moment,
-        with the same word as for a worker that has it mapped: so it is tried for a while."""
+        """Seal it. While the kernel reclaims or moves its pages, it may refuse that for a moment,
+        with the same error as for a worker that has it mapped; so retry for a while."""
         until = time.monotonic() + SEAL_PATIENCE_S
         while True:
             try:
@@ -341,9 +343,9 @@ class Masters:
             yield
 
     def _take_room(self, nbytes: int) -> bool:
-        """Count a master that is about to be made; False if there may soon be room for it.
+        """Count a new host copy; False if there may soon be room for it.
 
-        Raises: MasterError if there is none, and none is about to be.
+        Raises: MasterError if there is no room, and none is about to come free.
         """
         with self._left:
             over = self._limit_bytes is not None and self.total_bytes + nbytes > self._limit_bytes

@@ -2,9 +2,9 @@
 
 Every order comes back as exactly one event, also when the device fails.
 
-A copy in may be ordered onto chunks that a copy out still saves (`CopyIn.behind`): it then
-follows, chunk by chunk. If the saving fails, what was overwritten is brought back from the
-master before anybody is told, and the core hears of the follower first.
+The core may order a load onto chunks that a write-back still saves (`CopyIn.behind`): the load then
+follows, chunk by chunk. If the write-back fails, the mover first restores overwritten chunks from
+the host copy. Then it reports the load, and after it the write-back.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = logging.getLogger("swapd.daemon.mover")
 
 
 class Mover:
-    """Copies between masters and a device: one thread for each direction."""
+    """Copies between host copies and a device: one thread for each direction."""
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class Mover:
         self._closed = False
         self._in = Pool(1, "swapd-in")
         self._out = Pool(1, "swapd-out")
-        #: Copies out that have not been reported, by generation.
+        #: Write-backs that have not been reported, by generation.
         self._saves: dict[int, _Save] = {}
-        #: Copies in that have ended and have not been reported, and in which error.
+        #: Loads that have ended and have not been reported, each with its error.
         self._ended: deque[tuple[_Load, BaseException | None]] = deque()
 
     def copy_in(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
-        """Queue a copy from the master at `source`, which stays mapped until it ends.
+        """Queue a copy from the host copy at `source`, which stays mapped until it ends.
 
-        `landed(n)`: the first n bytes have arrived; called in another thread. For all of them when
-        the copy has ended: who is told of that may be heard at once, see `settle`.
+        `landed(n)`: the first n bytes have arrived; called in another thread. The call for all
+        bytes comes when the copy has ended: a worker may react to it at once, see `settle`.
         """
         load = _Load(self._device, order, [self._saves[g] for g in order.behind])
         for save in load.behind:
@@ -61,10 +61,10 @@ class Mover:
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self.settle))
 
     def copy_out(self, order: CopyOut, target: int, saved: Callable[[int], None]) -> None:
-        """Queue a copy to the master at `target`, which stays mapped until it ends.
+        """Queue a copy to the host copy at `target`, which stays mapped until it ends.
 
-        `saved(n)`: the first n chunks are in the master; called in another thread, before any
-        of them is overwritten.
+        `saved(n)`: the first n chunks are in the host copy; called in another thread, before any of
+        them is overwritten.
         """
         save = _Save(order, target, self._device.chunk_bytes, saved)
         self._saves[order.generation] = save
@@ -72,9 +72,9 @@ class Mover:
         future.add_done_callback(lambda f: self._loop.call_soon_threadsafe(self._saved, save, f))
 
     def settle(self) -> None:
-        """Report the copies in that have ended: before what workers say that know it by the board.
+        """Report ended loads, before handling messages of workers that saw their end on the board.
 
-        They are told by the copying thread, and are quicker at times than this loop is.
+        The copying thread tells workers, and these are at times quicker than this loop.
         """
         while self._ended:
             self._loaded(*self._ended.popleft())
@@ -89,14 +89,13 @@ class Mover:
         landed(load.order.nbytes)
 
     async def finish(self) -> None:
-        """Wait for the copy in that is under way, and for all copies out: those have bytes that
-        are nowhere else. Copies in that have not begun are dropped, and nobody is told any more.
-        """
+        """Wait for the load in flight, and for all write-backs: only those have their bytes. Loads
+        that have not begun are dropped. No more events are posted."""
         self._closed = True
         await asyncio.gather(self._in.finish(), self._out.finish(drop=False))
 
     def close(self) -> None:
-        """Wait for all copies; they end, but nobody is told any more. Blocks."""
+        """Wait for all copies; they end without events. Blocks."""
         self._closed = True
         self._out.shutdown()
         self._in.shutdown()
@@ -106,14 +105,14 @@ class Mover:
     def _saved(self, save: "_Save", future: "Future[None]") -> None:
         save.outcome = event = self._outcome(save.order, _error_of(future))
         if isinstance(event, CopyFailed) and save.followers:
-            return  # theirs come first
+            return  # the followers come first
         self._report_save(save)
 
     def _loaded(self, load: "_Load", error: BaseException | None) -> None:
         event = self._outcome(load.order, error)
         late = [s for s in load.behind if s.outcome is None]
         if isinstance(event, CopiedIn) and late:
-            late[0].held.append(lambda: self._loaded(load, error))  # theirs come first
+            late[0].held.append(lambda: self._loaded(load, error))  # the write-backs come first
             return
         if event is not None:
             self._post(event)
@@ -125,7 +124,7 @@ class Mover:
     def _report_save(self, save: "_Save") -> None:
         self._saves.pop(save.order.generation, None)
         if isinstance(save.outcome, CopyFailed) and save.damaged:
-            why = f"{save.outcome.why}; and what had been overwritten could not be restored"
+            why = f"{save.outcome.why}; and overwritten bytes could not be restored"
             save.outcome = CopyFailed(self._clock(), save.order.generation, why, damaged=True)
         if save.outcome is not None:
             self._post(save.outcome)
@@ -133,12 +132,12 @@ class Mover:
             follower()
 
     def _outcome(self, order: CopyIn | CopyOut, error: BaseException | None) -> AnyEvent | None:
-        """The event that a copy ended in; None if nobody is to hear of it."""
+        """The event for the end of a copy; None if it needs none."""
         if self._closed:
             return None
         now = self._clock()
         if isinstance(error, DeviceLost):
-            self._post(DeviceDown(now, str(error)))  # first: no other load is to be tried
+            self._post(DeviceDown(now, str(error)))  # first: the core must try no other load
         if isinstance(error, DeviceError | MemoryError):
             log.error("copy of %s failed: %s", order.name, error)
             return CopyFailed(now, order.generation, str(error) or "no memory")
@@ -150,20 +149,20 @@ class Mover:
 
 
 def _error_of(future: "Future[None]") -> BaseException | None:
-    """What a copy ended in, if it began."""
+    """The error of a copy, if it began."""
     return None if future.cancelled() else future.exception()
 
 
 @dataclass(eq=False)
 class _Save:
-    """A copy out, and how far it is: for those that follow it onto its chunks."""
+    """A write-back, and its progress for loads that follow it onto its chunks."""
 
     order: CopyOut
     target: int
     chunk_bytes: int
     saved: Callable[[int], None]
-    #: On the loop: copies in that follow and have not been reported, what this ended in,
-    #: and who waits for that to be reported.
+    #: On the loop: number of unreported loads that follow, the event of this one's end, and reports
+    #: that wait for it.
     followers: int = 0
     outcome: AnyEvent | None = None
     held: list[Callable[[], None]] = field(default_factory=list)
@@ -192,7 +191,7 @@ class _Save:
         return chunk in self._place
 
     def wait_for(self, chunk: int) -> None:
-        """Block until `chunk` is saved. Raises: DeviceError if it never will be."""
+        """Block until `chunk` is saved. Raises: DeviceError if it will never be."""
         end = min((self._place[chunk] + 1) * self.chunk_bytes, self.order.nbytes)
         with self._change:
             self._change.wait_for(lambda: self._bytes >= end or self._ended)
@@ -206,14 +205,14 @@ class _Save:
             return not self._failed
 
     def restore(self, device: Device, chunk: int) -> None:
-        """Bring one saved chunk back. Raises: DeviceError."""
+        """Copy one saved chunk back. Raises: DeviceError."""
         at = self._place[chunk] * self.chunk_bytes
         nbytes = min(self.chunk_bytes, self.order.nbytes - at)
         device.copy_in(((chunk, 1),), self.target + at, nbytes)
 
     def _landed(self, nbytes: int) -> None:
         whole = nbytes if nbytes < self.order.nbytes else nbytes + self.chunk_bytes - 1
-        self.saved(whole // self.chunk_bytes)  # first: who waits may overwrite them
+        self.saved(whole // self.chunk_bytes)  # first: a follower may overwrite them
         with self._change:
             self._bytes = nbytes
             self._change.notify_all()
@@ -225,7 +224,7 @@ class _Save:
 
 
 class _Load:
-    """A copy in, and the copies out that it follows."""
+    """A load, and the write-backs that it follows."""
 
     def __init__(self, device: Device, order: CopyIn, behind: Sequence[_Save]) -> None:
         self.order = order
@@ -234,7 +233,8 @@ class _Load:
         self._overwritten: list[tuple[_Save, int]] = []
 
     def run(self, source: int, landed: Callable[[int], None]) -> None:
-        """Copy, and end only when those it follows have ended; undo if one of them failed."""
+        """Copy, and end only when the write-backs it follows have ended; undo if one of them
+        failed."""
         runs, nbytes = self.order.runs, self.order.nbytes
         try:
             may_write = self._may_write if self.behind else None

@@ -1,7 +1,7 @@
 """Connections of ZeroMQ sockets, without a thread and without libzmq. Knows no requests.
 
-What comes becomes messages, a few at a time, so that others have their turn; what goes is taken
-by the kernel, or not: nothing is kept here but the rest of a message that it took in part.
+Input becomes messages, a few at a time, so that other work has its turn. Output goes to the kernel,
+or waits with its sender: this module keeps only the rest of a message that the kernel took in part.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from swapd.daemon.door import GUEST_S, Door, Guests
 
 log = logging.getLogger("swapd.daemon.peers")
 
-#: So many messages of one peer are served before anybody else has its turn.
+#: Messages of one peer to serve before other work has its turn.
 TURN = 64
 READ_BYTES = 64 << 10
-#: Bytes of messages that are not complete, of all peers together.
+#: Bytes of incomplete messages, of all peers together.
 KEPT_MAX_BYTES = 64 << 20
 
 
@@ -30,10 +30,10 @@ class Peer:
 
     def __init__(self, sock: socket.socket, pid: int, server: "Peers") -> None:
         self.pid = pid
-        #: Of whom this is, 0 while it is nobody's.
+        #: Its session; 0 while it has none.
         self.session = 0
         self.closed = False
-        #: Bytes of it that its server counts.
+        #: Its bytes in the server's count.
         self.counted = 0
         self._sock = sock
         self._server = server
@@ -51,7 +51,7 @@ class Peer:
 
     @property
     def identity(self) -> bytes:
-        """Its routing id; b"" before it has said it."""
+        """Its routing id; b"" before the handshake."""
         return self._decoder.identity or b""
 
     @property
@@ -63,9 +63,9 @@ class Peer:
         return self._sock.fileno()
 
     def take(self, data: bytes) -> bool:
-        """Have the kernel take `data`, whole messages; False if it does not just now.
+        """Give `data`, whole messages, to the kernel; False if it does not take them now.
 
-        Then, and only then, `room` is called when it may. What is closed takes all.
+        After False, and only then, `room` is called when it may. A closed peer accepts everything.
         """
         if self.closed:
             return True
@@ -85,7 +85,7 @@ class Peer:
         return True
 
     def turn_out(self, why: str) -> None:
-        """Close it, and say why in the log."""
+        """Close it, and log why."""
         log.info("%r ended: %s", self, why)
         self.close()
 
@@ -95,7 +95,7 @@ class Peer:
         self.closed = True
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
-        # closed over bytes that nobody read, it would lose the other side what it was sent
+        # closing with unread bytes would lose messages that the other side has not read yet
         with suppress(OSError, MemoryError):
             self._sock.recv(READ_BYTES)
         self._sock.close()
@@ -116,7 +116,8 @@ class Peer:
             self.close()
 
     def _serve(self) -> None:
-        """Up to TURN messages; if there are more, read nothing until others had their turn."""
+        """Serve up to TURN messages; if there are more, read nothing until other work had its
+        turn."""
         try:
             for _ in range(TURN):
                 message = self._decoder.next()
@@ -147,7 +148,7 @@ class Peer:
     def _answer(self) -> None:
         answers, self._decoder.answers = self._decoder.answers, []
         for answer in answers:
-            self.take(answer)  # or not: who does not read asks again
+            self.take(answer)  # if not taken, the peer asks again
 
     def _wait(self) -> None:
         if not self._waits:
@@ -155,7 +156,7 @@ class Peer:
             self._loop.add_writer(self._sock.fileno(), self.push)
 
     def push(self) -> None:
-        """Have the kernel take what it did not, if it does now."""
+        """Give the rest to the kernel, if it takes it now."""
         try:
             self._rest = self._rest[self._sock.send(self._rest) :] if self._rest else b""
         except BlockingIOError:
@@ -170,7 +171,8 @@ class Peer:
 
 
 class Terms(NamedTuple):
-    """What connects to what: `kind` is this side's, `longest` the bytes of a message to it."""
+    """Terms of a connection: `kind` is this side's socket; `longest` is the size limit of messages
+    to it, in bytes."""
 
     kind: bytes
     kinds: Collection[bytes]
@@ -178,22 +180,22 @@ class Terms(NamedTuple):
 
 
 class Host(Protocol):
-    """Whose peers they are. All is called on the loop."""
+    """The owner of the peers. All is called on the loop."""
 
     def greeted(self, peer: Peer) -> None:
-        """It has said who it is; again before each message of one that is nobody's."""
+        """The handshake is over; called again before each message of a peer without a session."""
 
     def received(self, peer: Peer, frames: list[bytes]) -> None: ...
 
     def room(self, peer: Peer) -> None:
-        """It took nothing for a while, and does again."""
+        """The peer has room again after it took nothing for a while."""
 
     def left(self, peer: Peer) -> None:
-        """It is closed."""
+        """The peer is closed."""
 
 
 class Peers:
-    """Lets them in at a path; closes those that belong to nobody after a while."""
+    """Lets peers in at a path; closes those that have no session after a while."""
 
     def __init__(
         self,
@@ -203,13 +205,13 @@ class Peers:
         host: Host,
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`crashed(error)`: the host failed in what it was called for."""
+        """`crashed(error)`: a call of the host failed."""
         self.loop = loop
         self.terms = terms
         self.host = host
         self.crashed = crashed
         self._all: set[Peer] = set()
-        #: Bytes that peers have said in part.
+        #: Bytes of incomplete messages.
         self._kept = 0
         self._guests = Guests(loop, GUEST_S)
         self._door = Door(path, socket.SOCK_STREAM, loop, self._entered, self._guests.make_room)
@@ -221,22 +223,22 @@ class Peers:
         peer.greet()
 
     def settle(self, peer: Peer, session: int) -> None:
-        """It is a session's, and may stay."""
+        """The peer belongs to a session, and may stay."""
         peer.session = session
         self._guests.leave(peer)
 
     def tolerate(self, peer: Peer) -> None:
-        """It is nobody's, and may stay while there is room for guests."""
+        """The peer belongs to no session, and may stay while there is room for guests."""
         self._guests.stay(peer)
 
     def unsettle(self, peer: Peer) -> None:
-        """It is nobody's any more, and may stay as long as a guest."""
+        """The peer belongs to no session any more, and may stay as long as a guest."""
         peer.session = 0
         self._guests.enter(peer)
 
     def count(self, peer: Peer, kept: int) -> None:
-        """So many bytes of it wait for the rest of their message. Where there are too many of all,
-        the peer goes that has most of those of the process that has most."""
+        """Count bytes of an incomplete message. If all peers together have too many, one peer goes:
+        of the process with the most, the peer with the most."""
         self._kept += kept - peer.counted
         peer.counted = kept
         if self._kept > KEPT_MAX_BYTES:
@@ -245,7 +247,7 @@ class Peers:
                 of[one.pid] += one.counted
             (pid, _), *_ = of.most_common(1)
             worst = max((one for one in self._all if one.pid == pid), key=lambda one: one.counted)
-            worst.turn_out("too many messages of its process are not complete")
+            worst.turn_out("its process has too many incomplete messages")
 
     def left(self, peer: Peer) -> None:
         self._kept -= peer.counted

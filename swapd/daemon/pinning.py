@@ -1,5 +1,5 @@
-"""How far pinning has come, for the swap log and for people: a few lines, however many host copies
-there are."""
+"""Reports the progress of pinning, in the swap log and to people: a few lines for any number of
+host copies."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.pinning")
 
-#: How often it is looked whether all is pinned.
+#: Interval for checking whether all are pinned.
 LOOK_S = 1.0
-#: How often it is said how far it is, at most.
+#: Shortest time between two reports.
 PERIOD_S = 10.0
 
 
 class Pins(Protocol):
-    """What is known of it; see `Masters`."""
+    """The numbers to report; see `Masters`."""
 
     to_pin_bytes: int
     pinning: int
@@ -42,23 +42,23 @@ class Pinning:
         self._clock = clock
         self._post = post
         self._timer: asyncio.TimerHandle | None = None
-        #: When it began that is going on, and how long it has taken or took.
+        #: When the current pinning began, and how long it has taken, or took.
         self._begun = 0.0
         self._took_s = 0.0
         self._ended = True
-        #: When it was said last how far it is, and what.
+        #: Time and numbers of the last report.
         self._told_at = float("-inf")
         self._told: tuple[int, int, str] = (0, 0, "")
 
     def begun(self) -> None:
-        """A host copy was mapped, and is pinned from now on, if any are."""
+        """The daemon has mapped a host copy, and pins it now, if the device pins any."""
         if self._timer is None and self._pins.pinned() is not None:
             self._begun = self._clock()
             self._ended = False
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def close(self) -> None:
-        """Nothing more is said."""
+        """Stop reporting."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -82,7 +82,7 @@ class Pinning:
     def _say(self, found: Pinned, of: int) -> None:
         told = HostCopiesPinned(self._told_at, found.nbytes, of, self._took_s, found.refused)
         self._post(told)
-        if self._took_s >= 2 * LOOK_S:  # else nobody has waited for it
+        if self._took_s >= 2 * LOOK_S:  # else no person has noticed it
             so_far = "" if self._ended else " so far"
             log.info(
                 "%s of %s of host copies are pinned%s, after %s",

@@ -1,8 +1,8 @@
 """The swap log as a stream: records to ZeroMQ's SUB sockets.
 
-It never waits for who reads: what a subscriber does not take is kept, up to a bound, and past it
-that subscriber misses records. Once it takes some again, it is told how many it has missed; the
-numbers of records tell it too.
+It never waits for a reader. It keeps records that a subscriber does not take, up to a bound; beyond
+that the subscriber misses records. Once the subscriber takes some again, it gets the number of
+missed ones; the numbers of records tell it too.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ BACKLOG_MAX = 100_000
 BACKLOG_MAX_BYTES = 64 << 20
 #: How long the last records may take when the stream ends.
 LINGER_S = 0.2
-#: Handed to the kernel at once.
+#: Bytes to give to the kernel in one call.
 BATCH_BYTES = 64 << 10
-#: What one subscriber may ask for: how many kinds of records, and how long one may be described.
+#: Limits of one subscriber: number of its topics, and bytes of one.
 TOPICS_MAX = 64
 TOPIC_MAX_BYTES = 1024
 
@@ -31,14 +31,14 @@ _TERMS = Terms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
 
 
 class _Subscriber:
-    """What one peer has asked for, and has not taken."""
+    """The topics of one peer, and the records that it has not taken."""
 
     def __init__(self, peer: Peer) -> None:
         self.topics: dict[bytes, int] = {}
         self._peer = peer
         self._backlog: deque[bytes] = deque()
         self._nbytes = 0
-        #: How many it has missed, and was not told of.
+        #: Records that it has missed, and was not told of.
         self._missed = 0
 
     @property
@@ -67,7 +67,7 @@ class _Subscriber:
         self._nbytes += len(frame)
 
     def flush(self) -> None:
-        """Have the peer take what it takes."""
+        """Give the peer as much as it takes."""
         while self._backlog:
             batch, nbytes = [], 0
             for frame in self._backlog:
@@ -89,7 +89,7 @@ class _Subscriber:
 
 
 class Publisher:
-    """Publishes to whom has subscribed. On the loop; never blocks before `close`."""
+    """Publishes to all subscribers. On the loop; only `close` blocks."""
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class Publisher:
                 subscriber.publish(lines, frames)
 
     def close(self) -> None:
-        """End the stream, once all have taken all of it: LINGER_S at most. Blocks so long."""
+        """End the stream when all subscribers have taken all of it: LINGER_S at most. Blocks so
+        long."""
         until = time.monotonic() + LINGER_S
         while (behind := self._behind()) and (left := until - time.monotonic()) > 0:
             poll = select.poll()

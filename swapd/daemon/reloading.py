@@ -1,6 +1,6 @@
-"""SIGHUP: the settings are read again; those that can change while the daemon serves do.
+"""SIGHUP: reads the settings again, and applies those that can change while the daemon serves.
 
-The file is read in a thread, as a disk may hang. What cannot change without a restart is named.
+A thread reads the file, because a disk may hang. The log names settings that need a restart.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.reloading")
 
-#: What decisions go by: a change of these is a record of the swap log, which replays by it.
+#: Rules of decisions: a change of these is a record of the swap log, so that replays follow it.
 RULES = ("ack_timeout", "residency_factor", "residency_bound", "patience")
-#: What a reload changes. All else is fixed when the device is opened, or when the page is.
+#: Settings that a reload changes. All others are fixed once the device or the page is open.
 RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
 
 
 class Reloading:
-    """Of one daemon. `read()` is called in a thread; `apply(config)` in the loop."""
+    """The reloads of one daemon. `read()` is called in a thread; `apply(config)` in the loop."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Reloading:
         self._reads = False
 
     def begin(self) -> None:
-        """Read the settings again. A second call before the first is done is part of it."""
+        """Read the settings again. A second call during the first becomes part of it."""
         if self._reads:
             return
         self._reads = True
-        try:  # a thread that nobody waits for: one that a disk keeps for ever is let be
+        try:  # a thread of its own: if a disk blocks it for ever, no one waits for it
             start(threading.Thread(target=self._in_thread, name="swapd-reload", daemon=True))
         except LimitError as exc:
             self._done(exc)
@@ -66,7 +66,7 @@ class Reloading:
         if isinstance(found, Config):
             self._change(found)
         elif isinstance(found, ConfigError | LimitError):
-            log.warning("not reloaded, and nothing is changed: %s", found)
+            log.warning("not reloaded, and no setting has changed: %s", found)
         else:
             self._crashed(found)
 

@@ -1,12 +1,12 @@
-"""The rpc channel: requests of ZeroMQ's DEALER sockets, and replies back.
+"""The rpc channel: requests of ZeroMQ's DEALER sockets, and the replies.
 
-Decides nothing. A peer is of the session whose token its routing id begins with, and only the
+Decides nothing. The routing id of a peer begins with the token of its session, and only the
 lifeline gives tokens out: without a lifeline there is no session. A bad frame gets an error reply
-and costs nobody anything; who belongs to no session is told so, and closed after a while.
+and harms no other session. A peer without a session is told so, and closed after a while.
 
-No reply to a session is dropped. What the kernel does not take for a peer that does not read
-waits here, in order, and is reported. When that is too much, the session ends; when it takes too
-long is the core's to say.
+No reply to a session is dropped. Replies that the kernel does not take, because the peer does not
+read, wait here, in order, and are reported. If there are too many, the session ends; the core
+decides when it is late with reading.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ from swapd.shared.text import reason
 
 log = logging.getLogger("swapd.daemon.router")
 
-#: Replies kept for a session that does not read, beside those that the kernel keeps: one that
-#: asks no more than it may never has so many. Past either bound it ends.
+#: Replies kept for a session that does not read, beside those in the kernel. A session within its
+#: limit of requests never has so many. Beyond either bound it ends.
 UNREAD_MAX = UNANSWERED_MAX
 UNREAD_MAX_BYTES = 64 << 20
-#: Connections of one session, and how much of all descriptors they may have: a client has one for
-#: each thread that asks.
+#: Connections of one session, and their share of all descriptors: a client has one for each thread
+#: that makes requests.
 PEERS_MAX = 512
 PEERS_SHARE = 10
 
@@ -64,7 +64,7 @@ class _Unread:
         self.nbytes += len(data)
 
     def flush(self, peer: Peer) -> None:
-        """Have the peer take what it takes."""
+        """Give the peer as much as it takes."""
         waiting = self.waiting[peer]
         while waiting and peer.take(waiting[0]):
             self.count -= 1
@@ -85,7 +85,7 @@ class _Unread:
 
 
 class Router:
-    """Serves requests of sessions that are open; answers the rest with a refusal."""
+    """Serves requests of open sessions; refuses all others."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Router:
         on_deaf: Callable[[int, str], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """Listen at `path`. All are called on the loop.
+        """Listen at `path`. All callables are called on the loop.
 
-        `on_request(session, peer, request)`. `on_unread(session, count)`: so many replies are kept
-        for it, and it took the last one it takes for now; with 0, it takes all again.
-        `on_deaf(session, why)`: no more can be kept for it, and it is to be forgotten.
+        `on_request(session, peer, request)`. `on_unread(session, count)`: so many replies wait for
+        it, and it has taken as many as it takes for now; with 0, it has taken all.
+        `on_deaf(session, why)`: no more can be kept for it, and it must be forgotten.
         `crashed(error)`: one of these failed.
         """
         self._loop = loop
@@ -108,7 +108,7 @@ class Router:
         self._on_unread = on_unread
         self._on_deaf = on_deaf
         self._sessions: dict[bytes, int] = {}
-        #: Which peers are whose.
+        #: The peers of each session.
         self._of: dict[int, set[Peer]] = {}
         self._unread: dict[int, _Unread] = {}
         self._closed = False
@@ -119,7 +119,7 @@ class Router:
         self._of[session] = set()
 
     def forget(self, token: bytes) -> None:
-        """Its peers are nobody's; what they have not read they never will."""
+        """Take the peers from their session, and drop replies that they have not read."""
         session = self._sessions.pop(token, None)
         if session is not None:
             self._unread.pop(session, None)
@@ -127,10 +127,10 @@ class Router:
                 self._peers.unsettle(peer)
 
     def reply(self, peer: Peer, reply: AnyReply) -> None:
-        """Send, now or as soon as the peer reads. To a peer that is gone nothing is sent, and to
-        one that has no session no more than it reads.
+        """Send, now or as soon as the peer reads. A peer that is gone gets nothing, and one without
+        a session only as much as it reads.
 
-        One that cannot be encoded is a refusal instead. After `close` it does nothing.
+        A reply that cannot be encoded becomes a refusal. No-op after `close`.
         """
         if not self._closed:
             self._send(peer, zmtp.frame(_encoded(reply)))
@@ -179,7 +179,7 @@ class Router:
                 self._took_some(peer.session, unread)
 
     def _why_not(self, peer: Peer) -> tuple[Code, str]:
-        """Why what a peer asks that is nobody's is refused."""
+        """Why a request of a peer without a session is refused."""
         if peer.identity[:TOKEN_BYTES] in self._sessions:
             most = share(PEERS_MAX, PEERS_SHARE)
             return "limit", (
@@ -211,7 +211,8 @@ class Router:
 
 
 def _request_id(rest: list[bytes]) -> int:
-    """The id in a request that cannot be served, if it has one, so that its sender hears."""
+    """The id of a request that cannot be served, if it has one, so that its sender gets an
+    answer."""
     try:
         raw = msgspec.msgpack.decode(rest[0])
     except (IndexError, *NOT_A_MESSAGE):
@@ -224,7 +225,7 @@ def _encoded(reply: AnyReply) -> bytes:
     try:
         return encode(reply)
     except NOT_ENCODABLE as exc:
-        what = f"the answer ({type(reply).__name__}) cannot be sent: {exc}"
+        what = f"cannot send the answer ({type(reply).__name__}): {exc}"
         log.error("%s", what)
-        why = f"{what}. This is a mistake in swapd; its log says more, and others are served"
+        why = f"{what}. This is a bug in swapd; its log says more, and it serves others on"
         return encode(Refused(reply.id, "internal", why))

@@ -1,7 +1,7 @@
-"""Long work for several sessions in a few threads: a slice of one's, then a slice of another's.
+"""Long work for several sessions in a few threads: a slice for one, then a slice for another.
 
-So nobody's short work waits until another's long work is done, but for a slice. Knows nothing of
-what the work is.
+So short work of one session waits at most for a slice of another's long work. Knows nothing about
+the work itself.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def whole(work: Work[Result]) -> Result:
 
 
 class Slices:
-    """Does what is asked of it: the work of one session in order, that of several in turn.
+    """Runs submitted work: that of one session in order, that of several in turn.
 
     All its threads are there from the start.
     """
@@ -40,11 +40,11 @@ class Slices:
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
         self._change = threading.Condition()
-        #: By session, that whose turn it is first. None of one of which a slice is being done.
+        #: Jobs by session, in order of turns; without a session while one of its slices runs.
         self._jobs: OrderedDict[int, deque[_Job]] = OrderedDict()
         self._busy: dict[int, deque[_Job]] = {}
         self._closed = False
-        #: When nothing is done any more, once it is closed.
+        #: Done when no slice runs any more, after `close`.
         self._idle: Future[None] = Future()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True)
@@ -54,9 +54,9 @@ class Slices:
             limits.start(thread)
 
     def submit(self, session: int, work: Work[Result]) -> "Future[Result]":
-        """Have it done, after all that was submitted for this session before.
+        """Queue work behind earlier work of this session.
 
-        It is cancelled if it is not done when this is closed.
+        `close` cancels the future if the work is not done.
         """
         future: Future[Result] = Future()
         with self._change:
@@ -71,7 +71,7 @@ class Slices:
         return future
 
     def close(self) -> "Future[None]":
-        """Do no slice but those that are being done; the future is for their end."""
+        """Begin no more slices; the future is done when the running ones have ended."""
         with self._change:
             self._closed = True
             for jobs in self._jobs.values():
@@ -101,7 +101,7 @@ class Slices:
             self._give_back(session, done=_slice_of(work, future))
 
     def _take(self) -> tuple[int, _Job] | None:
-        """A job of the session whose turn it is; None when there is nothing more to come."""
+        """A job of the session whose turn it is; None when no more will come."""
         with self._change:
             self._change.wait_for(lambda: self._jobs or self._closed)
             if self._closed:
@@ -124,7 +124,7 @@ class Slices:
 
 
 def _slice_of(work: Work[Any], future: "Future[Any]") -> bool:
-    """Do a slice; whether it was the last one."""
+    """Do a slice; return whether it was the last one."""
     try:
         next(work)
     except StopIteration as done:

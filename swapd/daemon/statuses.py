@@ -1,7 +1,7 @@
-"""Answers to `status`: what the core knows, and what the device and the kernel say of memory.
+"""Answers to `status`: the core's state, and the device's and the kernel's figures on memory.
 
-Lives here: asking the device in a thread, and putting an answer together in turns with everything
-else. Changes nothing.
+Lives here: asking the device in a thread, and building an answer in turns with other work. Changes
+nothing.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from swapd.shared.system import private_bytes
 
 T = TypeVar("T")
 
-#: So many components are looked at for a status before anything else has its turn.
+#: Components to look at for a status before other work has its turn.
 STATUS_STEP = 200
 
 
 class Statuses:
-    """Of one daemon."""
+    """The status answers of one daemon."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Statuses:
         post: Callable[[AnyEvent], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`pids()`: of the processes that have a session; `notes()`: what else there is to say.
-        `reply(session, request, reply)` sends an answer."""
+        """`pids()`: processes that have a session; `notes()`: further notes. `reply(session,
+        request, reply)` sends an answer."""
         self._core = core
         self._device = device
         self._masters = masters
@@ -63,11 +63,11 @@ class Statuses:
         self._crashed = crashed
         self._started = clock()
         self._queries = Pool(1, "swapd-query")
-        #: Requests, and what was found out of memory for them.
+        #: Requests, each with the device's memory use and the bytes of private copies.
         self._asked: asyncio.Queue[tuple[int, int, MemoryUse, int]] = asyncio.Queue()
 
     def ask(self, session: int, request: int) -> None:
-        """Answer a status once the device has said what holds its memory: it may take a while."""
+        """Answer a status when the device has reported its memory use, which may take a while."""
 
         def answer(asked: "Future[tuple[MemoryUse, int]]") -> None:
             if not asked.cancelled():
@@ -76,8 +76,8 @@ class Statuses:
         self._queries.submit(self._memory_use, self._pids()).add_done_callback(answer)
 
     def _memory_use(self, pids: Collection[int]) -> tuple[MemoryUse, int]:
-        """What the device says of its memory, and how much of masters these processes keep as their
-        own. In a thread."""
+        """The device's memory use, and the bytes of host copies that these processes keep
+        privately. In a thread."""
         return self._device.use(), _private_copies(pids)
 
     def _device_said(
@@ -97,9 +97,10 @@ class Statuses:
         self._asked.put_nowait((session, request, use, private))
 
     async def run(self) -> None:
-        """One after the other; each looks at a few components, then others have their turn.
+        """Answer requests one after the other, a few components at a time, with other work in
+        between.
 
-        So what it says of two components may be of two moments.
+        So two components in one answer may be of two moments.
         """
         while True:
             session, request, use, private = await self._asked.get()
@@ -157,7 +158,7 @@ class Statuses:
         )
 
     async def finish(self) -> None:
-        """Wait for what the device is asked; nobody is told any more."""
+        """Wait for the current question to the device; no more answers are sent."""
         await self._queries.finish()
 
     def shutdown(self) -> None:
@@ -171,6 +172,6 @@ def _batched(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def _private_copies(pids: Iterable[int]) -> int:
-    """Bytes of masters that these processes have mapped as memory of their own: what they had
-    registered, and their tensors still lie in. May block for some milliseconds."""
+    """Bytes of host copies that these processes have mapped privately: former registrations whose
+    tensors are still there. May block for some milliseconds."""
     return sum(private_bytes(pid, NAME) for pid in pids)

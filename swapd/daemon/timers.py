@@ -1,5 +1,4 @@
-"""What the daemon does by the clock and not for a request: it tells a watchdog that it runs, and
-ends when nobody needs it any more."""
+"""Timed work of the daemon: it notifies a watchdog, and ends when no session needs it any more."""
 
 import asyncio
 import logging
@@ -11,15 +10,15 @@ from swapd.shared.units import seconds
 log = logging.getLogger("swapd.daemon.timers")
 
 
-#: How long a daemon that is to end by itself waits for its first session at least.
+#: Shortest time for which a daemon with `linger` waits for its first session.
 FIRST_S = 10.0
 
 
 class Watchdog:
-    """Tells systemd that the loop has its turns, twice in the time that systemd waits."""
+    """Tells systemd that the loop runs, twice in the interval that systemd sets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, waits_s: float | None) -> None:
-        """`waits_s`: as `watchdog_s`; None: nobody waits."""
+        """`waits_s`: as `watchdog_s`; None: there is no watchdog."""
         self._loop = loop
         self._period_s = None if waits_s is None else waits_s / 2
         self._timer: asyncio.TimerHandle | None = None
@@ -46,12 +45,12 @@ class Linger:
         self._linger_s = linger_s
         self._timer: asyncio.TimerHandle | None = None
         self._sessions = 0
-        #: Whether there has been one: who started the daemon may take a while to connect.
+        #: Whether there has been a session: the first client may take a while to connect.
         self._used = False
         self.count(0)
 
     def count(self, sessions: int) -> None:
-        """There are so many sessions now."""
+        """Set the number of sessions."""
         self._sessions = sessions
         self._used = self._used or sessions > 0
         self.close()
@@ -60,7 +59,7 @@ class Linger:
             self._timer = self._loop.call_later(after_s, self._over)
 
     def set(self, linger_s: float | None) -> None:
-        """It is that long from now on."""
+        """Set the time from now on."""
         self._linger_s = linger_s
         self.count(self._sessions)
 

@@ -1,4 +1,4 @@
-"""In which order the daemon does what the core orders. Pure."""
+"""The order in which the daemon carries out the actions of the core. Pure."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,13 @@ Numbered = tuple[AnyAction, int]
 
 
 def copies_first(numbered: Iterable[Numbered]) -> list[Numbered]:
-    """The same, in their order, but that copies in begin before workers are told of evictions that
+    """The same in their order, except that loads begin before workers are told of evictions that
     they need not acknowledge.
 
-    Nobody waits for such a worker, which may read the message when most of the copy is done; and if
-    the daemon dies before it is told, it goes on with its host copy all the same. But to tell it
-    takes time, and it then wakes up to unmap: time, and a processor, that the thread has use for
-    that begins the copy.
+    The daemon does not wait for such a worker, which may read the message when most of the copy is
+    done. If the daemon dies before the message, the worker goes on with its host copy anyway. But
+    the message takes time, and wakes the worker to unmap: the thread that begins the copy needs
+    that time and processor.
     """
     done: list[Numbered] = []
     untold: list[Numbered] = []

@@ -1,4 +1,4 @@
-"""One session as the daemon's I/O sees it: its lifeline, its board, the files it was sent.
+"""One session as the daemon's I/O sees it: its lifeline, its board, the files sent to it.
 
 Decides nothing. Everything here runs on the loop and never blocks.
 """
@@ -15,18 +15,18 @@ from swapd.shared.board import Boards
 from swapd.shared.fds import OwnedFd, keep
 from swapd.shared.protocol import Runs
 
-#: Files of one packet: all are open for a moment, out of those descriptors that nobody keeps.
+#: Files of one packet: all are open for a moment, from the descriptors left free.
 FILES_MAX = 16
 
 
 class Worker:
     def __init__(self, lifeline: Lifeline, device: Device, spare: int = 0) -> None:
-        """So many descriptors are left to others. Raises: OSError when there are no more."""
+        """`spare`: descriptors to leave to others. Raises: OSError when there are no more."""
         self.lifeline = lifeline
         self.boards = Boards()
         keep(self.boards.fd, spare)
         self._device = device
-        #: (file, writable): what it was sent and has not let go of.
+        #: (file, writable): files sent to it that it has not let go of.
         self._files: set[tuple[int, bool]] = set()
 
     @property
@@ -50,7 +50,7 @@ class Worker:
         self.lifeline.send(message, export=lambda: [OwnedFd(os.dup(self.boards.fd.fileno()))])
 
     def send_files(self, runs: Runs, *, writable: bool) -> None:
-        """Send the descriptors it needs to map `runs`, those it has not got yet."""
+        """Send the missing descriptors that it needs to map `runs`."""
         numbers = [n for n in files_of(runs, self._device) if (n, writable) not in self._files]
         for at in range(0, len(numbers), FILES_MAX):
             some = tuple(numbers[at : at + FILES_MAX])
@@ -70,7 +70,7 @@ class Worker:
         return fds
 
     def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """It is to let go of these: they are sent anew before it is granted them again.
+        """It must let go of these files: the next grant of them sends them again.
 
         Returns those that it had.
         """
@@ -84,7 +84,7 @@ class Worker:
 
 
 def files_of(runs: Runs, device: Device) -> list[int]:
-    """The files that `runs` lie on, in order."""
+    """The files of `runs`, in order."""
     per_file = device.chunks_per_file
     return list(dict.fromkeys(chunk // per_file for chunk in numbers(runs)))
 

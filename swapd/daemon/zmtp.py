@@ -1,28 +1,28 @@
-"""ZMTP 3.0, what ZeroMQ sockets say to each other, as far as a daemon has to. Bytes, no sockets.
+"""ZMTP 3.0, the protocol of ZeroMQ sockets, as far as a daemon needs it. Bytes, no sockets.
 
-The daemon answers libzmq's sockets and has none itself. In libzmq memory and descriptors are
-taken before anybody can ask whose they are: a message of many frames has no bound, neither has
-a subscription, and where a descriptor, a thread or memory is not to be had libzmq aborts the
-process. Here every bound is known before the first byte of what it bounds is kept.
+The daemon talks to libzmq's sockets, but does not use libzmq. That takes memory and descriptors
+before the daemon can ask whose they are: a message of many frames has no bound, neither has a
+subscription, and libzmq aborts the process if it lacks a descriptor, a thread or memory. This
+module knows each bound before it keeps the first byte within it.
 """
 
 from collections.abc import Collection
 
 #: Frames of one message.
 FRAMES_MAX = 8
-#: A command, the one of the handshake included.
+#: Bytes of a command, also of the handshake.
 COMMAND_MAX_BYTES = 2048
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING_BYTES = 64
 _MECHANISM = b"NULL".ljust(20, b"\0")
 
-#: What each side says first: signature, version 3.0, no security, no server.
+#: The first bytes of each side: signature, version 3.0, no security, no server.
 GREETING = (b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + _MECHANISM).ljust(_GREETING_BYTES, b"\0")
 
 
 class WireError(Exception):
-    """The peer speaks no ZMTP, another one, or says more at once than it may."""
+    """The peer speaks no ZMTP, another version, or sends more at once than it may."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -37,10 +37,10 @@ def ready(kind: bytes, identity: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """What one peer sends becomes messages."""
+    """Decodes the bytes of one peer into messages."""
 
     def __init__(self, kinds: Collection[bytes], longest: int) -> None:
-        """`kinds` of sockets may connect; no message of theirs has more than `longest` bytes."""
+        """`kinds` of sockets may connect; none of their messages has more than `longest` bytes."""
         self._kinds = kinds
         self._longest = longest
         self._buffer = bytearray()
@@ -51,12 +51,12 @@ class Decoder:
         self._nbytes = 0
         #: The peer's routing id, once the handshake is over.
         self.identity: bytes | None = None
-        #: What it is to be answered without being asked; who sends it takes it.
+        #: Answers of the protocol itself; the sender takes them from here.
         self.answers: list[bytes] = []
 
     @property
     def kept(self) -> int:
-        """Bytes of what is not complete."""
+        """Bytes of incomplete messages."""
         return len(self._buffer) - self._at + self._nbytes
 
     def feed(self, data: bytes) -> None:
@@ -66,7 +66,7 @@ class Decoder:
         self._buffer += data
 
     def next(self) -> list[bytes] | None:
-        """The frames of the next message; None if more has to come first. Raises: WireError."""
+        """The frames of the next message; None if it is not complete. Raises: WireError."""
         if not self._greeted and not self._greet():
             return None
         while (found := self._next_frame()) is not None:
@@ -92,7 +92,7 @@ class Decoder:
         if len(self._buffer) < _GREETING_BYTES:
             return False
         if self._buffer[12:32] != _MECHANISM:
-            raise WireError("a security mechanism that is not spoken here")
+            raise WireError("a security mechanism that swapd does not have")
         self._at, self._greeted = _GREETING_BYTES, True
         return True
 
@@ -117,7 +117,7 @@ class Decoder:
         return flags, bytes(buffer[body : self._at])
 
     def _check(self, flags: int, size: int) -> None:
-        """Before the frame has come, and is kept."""
+        """Check a frame before it has come, and is kept."""
         if flags & ~(_MORE | _LONG | _COMMAND) or (flags & _COMMAND and flags & _MORE):
             raise WireError(f"a frame with the flags {flags:#x}")
         if flags & _COMMAND:
@@ -137,7 +137,7 @@ class Decoder:
                 raise WireError(f"a socket of kind {kind[:20]!r}")
             self.identity = properties.get(b"identity", b"")
         elif name == b"PING" and self.identity is not None:
-            self.answers.append(_command(b"PONG", rest[2:18]))  # two bytes say how long to live
+            self.answers.append(_command(b"PONG", rest[2:18]))  # two bytes are the time to live
         elif name == b"ERROR" or self.identity is None:
             raise WireError(f"the command {name[:20]!r} in the handshake")
 
@@ -158,7 +158,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 def _short(data: bytes) -> tuple[bytes, bytes]:
-    """A string after one byte that says how long it is, and what follows it."""
+    """A string after one byte of length, and the bytes after it."""
     if not data or len(data) < 1 + data[0]:
         raise WireError("a command cut short")
     return data[1 : 1 + data[0]], data[1 + data[0] :]

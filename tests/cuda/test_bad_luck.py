@@ -250,8 +250,7 @@ def test_memory_that_others_have_eaten_is_asked_for_until_it_is_back(world: Worl
     (note,) = notes
     assert note.startswith("workspace ")
     assert (
-        ": 12 MiB are not back yet, and are asked for again: cuda:0 (Fake GPU 0) is out of memory "
-        in note
+        ": 12 MiB are not back yet; swapd asks again: cuda:0 (Fake GPU 0) is out of memory " in note
     )
     assert "0 B are free, and ollama (process 4000001) has" in note
     assert daemon.status().notes == ()
