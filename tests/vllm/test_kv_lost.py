@@ -71,7 +71,7 @@ def test_what_could_not_be_saved_is_computed_again(
         "auto",
         expected=alone,
         prefixes=prefixes,
-        seen=lambda: names(daemon, "Lost") == CACHES and names(daemon, "CopiedOut") != set(),
+        seen=lambda: names(daemon, "Lost") == CACHES and bool(daemon.watch.seen("CopiedOut")),
         what="a cache of each could not be saved, and another was",
         finish_within_s=0,
         prompts=ALONE,
