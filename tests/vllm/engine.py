@@ -64,6 +64,7 @@ class Engine(Program):
 
     def __init__(self) -> None:
         self._llm: Any = None
+        self._apart = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1"  # noqa: TID251
         self._asked = 0
         #: What each request has got so far, by its number.
         self._tokens: dict[str, list[int]] = {}
@@ -159,6 +160,12 @@ class Engine(Program):
                 self.step(1)
             done.append([self.finish(), running, last])
         return done
+
+    def rest(self) -> None:
+        """A step of nothing, by which a server's engine says that its requests have ended. A core
+        in a process of its own takes it unasked."""
+        if not self._apart:
+            self.step(1)
 
     def forget_prefixes(self) -> bool:
         """Have the next requests find no prefixes in the cache, as those of a new engine."""

@@ -28,6 +28,9 @@ from tests.vllm.environment import environment
 PATIENCE_IMPORTS = 20
 PATIENCE_LEAST_S = 150.0
 
+#: A module for engines whose turns end as a test asks them to, on a busy machine as well.
+PATIENT = "tests.vllm.patient"
+
 #: Of an engine's log, what is shown when it fails.
 TAIL_CHARS = 6000
 
@@ -341,16 +344,23 @@ class Scene:
         return engine
 
     def start(
-        self, *arguments: Mapping[str, object], imports: str = "", **options: Any
+        self,
+        *arguments: Mapping[str, object],
+        imports: str = "",
+        spawns: bool = False,
+        **options: Any,
     ) -> list[Engine]:
         """An engine for each set of arguments, all at once; returns when all are ready.
 
         `imports`: a module that changes vLLM, for the engine and the processes that it starts.
+        `spawns`: a process for a core imports all anew, as with users, which takes seconds.
         """
         engines = [self.process(Path(str(one["model"])).name, **options) for one in arguments]
-        for engine in engines if imports else ():
-            engine.imports(imports)
-            engine.fork_workers()
+        for engine in engines:
+            if imports:
+                engine.imports(imports)
+            if (imports or options.get("multiprocessing")) and not spawns:
+                engine.fork_workers()
         for engine, one in zip(engines, arguments, strict=True):
             engine.begin("start", **one)
         for engine in engines:

@@ -7,7 +7,6 @@ and numbers whose last bits decide no token.
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,16 @@ import swapd_client
 from tests.guarantees.harness import Daemon
 from tests.guarantees.held_save import door
 from tests.vllm import engines
-from tests.vllm.engines import EngineFailed, Nursery, Scene, await_components, on_swapd, plain
+from tests.vllm.engines import (
+    Engine,
+    EngineFailed,
+    Nursery,
+    Scene,
+    await_components,
+    on_swapd,
+    plain,
+    rounds_until,
+)
 from tests.vllm.test_kv import ALONE, CACHES, NAMES, TOKENS, Said, serve
 from tests.vllm.test_kv import options as of_cache
 
@@ -28,6 +36,9 @@ HELD = "tests.guarantees.held_save"
 BY_BLOCKS: Mapping[str, Any] = {"block_size": 32}
 #: What has that one not hear.
 DEAF: Mapping[str, Any] = {"long_prefill_token_threshold": 8}
+#: So many sets of requests that an engine is still at them when its cache is taken.
+SETS = 4
+LONG_TOKENS = 200
 #: Room for one stage with its cache, and no more.
 BUDGET = "160MiB"
 
@@ -144,10 +155,10 @@ def test_vllms_own_scheduler_computes_it_again_where_the_daemon_dies_next(
         on_swapd(scene.models / "thinker", daemon.folder, settings, **of_engine),
         multiprocessing=True,
     )
-    for _ in range(8):  # it is still at them when the daemon dies
+    for _ in range(SETS):
         engine.begin("serve", ALONE, TOKENS)
     lose(daemon)
-    for _ in range(8):
+    for _ in range(SETS):
         assert [tokens for tokens, *_ in engine.result()] == alone["thinker"]
     assert "goes on without swapd" in engine.log
     assert "request(s) rescheduled" in engine.log, "it was told of blocks that are gone"
@@ -163,7 +174,7 @@ def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_though_the_daemon_dies
         on_swapd(scene.models / "thinker", daemon.folder, settings, **of_engine),
         multiprocessing=True,
     )
-    engine.begin("generate", ALONE[0], 200)
+    engine.begin("serve", ALONE * SETS, LONG_TOKENS)
     lose(daemon)
     with pytest.raises(EngineFailed):
         engine.result()
@@ -181,15 +192,15 @@ def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_and_it_is_said_what_to
         *(on_swapd(scene.models / name, daemon.folder, settings, **of_engine) for name in NAMES),
         multiprocessing=True,
     )
-    for engine in both:
-        engine.begin("serve", ALONE, TOKENS)
-    failed = []
-    for engine in both:
-        with suppress(EngineFailed):
-            engine.result()
-            continue
-        failed.append(engine)
-    assert failed
+    failed: set[Engine] = set()
+    for number in rounds_until(lambda: bool(failed), "a cache could not be saved"):
+        for engine in both * number:
+            engine.begin("serve", ALONE, TOKENS)
+        for engine in both * number:
+            try:
+                engine.result()
+            except EngineFailed:
+                failed.add(engine)
     for engine in failed:
         assert "CacheLost" in engine.log
         assert f"set scheduler_cls: {HEARS}" in engine.log
@@ -200,6 +211,7 @@ def test_a_cache_that_is_dropped_is_refused_where_its_scheduler_would_not_hear(
 ) -> None:
     daemon = scene.daemon(budget=BUDGET)
     stage = scene.process("thinker", multiprocessing=True)
+    stage.fork_workers()
     with pytest.raises(EngineFailed):
         stage.start(
             **on_swapd(
@@ -224,21 +236,22 @@ def test_a_stage_killed_while_its_cache_is_saved_costs_the_others_nothing(
         return on_swapd(scene.models / name, daemon.folder, settings, **options(prefixes=False))
 
     both = {engine.label: engine for engine in scene.start(*map(arguments, NAMES))}
-    for engine in both.values():
-        engine.begin("serve", ALONE, TOKENS)
+    for engine in both.values():  # a turn of one of them ends inside of a request
+        engine.begin("serve", ALONE * SETS, TOKENS)
     save = daemon.await_record("CopyOut")
     stage, _ = save.name.split(".")
     victim = both.pop(stage)
     victim.kill()
     os.close(os.open(door(daemon.folder), os.O_WRONLY))
     (other,) = both.values()
-    assert [tokens for tokens, *_ in other.result()] == alone[other.label]
+    assert [tokens for tokens, *_ in other.result()] == alone[other.label] * SETS
     await_components(daemon, other.label, f"{other.label}.kv")
     (again,) = scene.start(arguments(stage))
-    for engine in (again, other):
-        engine.begin("serve", ALONE, TOKENS)
-    for engine in (again, other):
-        assert [tokens for tokens, *_ in engine.result()] == alone[engine.label]
-    saved = {order.name for order in daemon.watch.seen("CopyOut")}
-    assert saved == {f"{name}.kv" for name in NAMES}
+    for number in rounds_until(
+        lambda: names(daemon, "CopyOut") == CACHES, "a cache of each was saved"
+    ):
+        for engine in (again, other) * number:
+            engine.begin("serve", ALONE, TOKENS)
+        for engine in (again, other) * number:
+            assert [tokens for tokens, *_ in engine.result()] == alone[engine.label]
     assert daemon.status().quarantined_bytes == 0

@@ -158,7 +158,7 @@ def test_an_engine_with_a_process_for_its_core_beside_one_without(
     }
     daemon = scene.daemon()
     (talker,) = scene.on_swapd(daemon, "talker")
-    (thinker,) = scene.on_swapd(daemon, "thinker", multiprocessing=True)
+    (thinker,) = scene.on_swapd(daemon, "thinker", multiprocessing=True, spawns=True)
     for engine in (thinker, talker):
         engine.begin("serve", alone, TOKENS)
     for engine in (thinker, talker):

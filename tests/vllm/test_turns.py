@@ -6,9 +6,18 @@ go between requests, not at every step.
 
 from collections.abc import Mapping
 
+from tests.guarantees import harness
 from tests.guarantees.harness import Daemon
 from tests.vllm import swaps
-from tests.vllm.engines import REQUESTS, TOKENS, Scene, await_components
+from tests.vllm.engines import (
+    PATIENT,
+    REQUESTS,
+    TOKENS,
+    Scene,
+    await_components,
+    on_swapd,
+    rounds_until,
+)
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -52,15 +61,25 @@ def test_engines_that_are_busy_at_once_take_turns_of_whole_requests(
     scene: Scene, expected: Expected
 ) -> None:
     daemon = scene.daemon()
-    engines = scene.on_swapd(daemon, *NAMES)
+    settings = {"finish_within_s": harness.PATIENCE_S}
+    engines = scene.start(
+        *(on_swapd(scene.models / name, daemon.folder, settings) for name in NAMES),
+        imports=PATIENT,
+    )
     copied = len(copies(daemon))
-    for engine in engines:
-        engine.begin("serve", REQUESTS, TOKENS)
-    turns = []
-    for engine in engines:
-        answers = engine.result()
-        assert [tokens for tokens, _, _ in answers] == expected[engine.label]
-        turns += [swaps.Turn(engine.label, running, ended) for _, running, ended in answers]
+    turns: list[swaps.Turn] = []
+    for number in rounds_until(
+        lambda: swaps.switches(turns) > len(engines),
+        "one had its turn before the other had answered all requests",
+    ):
+        for engine in engines * number:
+            engine.begin("serve", REQUESTS, TOKENS)
+            engine.begin("rest")
+        for engine in engines * number:
+            answers = engine.result()
+            assert [tokens for tokens, _, _ in answers] == expected[engine.label]
+            turns.extend(swaps.Turn(engine.label, *times) for _, *times in answers)
+            engine.result()
     in_turn = copies(daemon)[copied:]
     assert not swaps.inside(turns, daemon.watch.history)
     assert len(in_turn) <= 2 * swaps.switches(turns)
