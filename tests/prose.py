@@ -132,17 +132,20 @@ def _comments(source: str) -> list[str]:
 
 
 def _messages(source: str) -> Iterator[str]:
-    """Strings of some words, but for docstrings; what an f-string puts in reads `CODE`."""
+    """Strings with a space, but for docstrings; values in an f-string read `CODE`."""
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     inner = [n for s in statements if not _documents(s) for n in ast.iter_child_nodes(s)]
     for node in (one for top in inner if not isinstance(top, ast.stmt) for one in ast.walk(top)):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "CODE"
-                for part in node.values
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+        if " " in (text := _text_of(node)):
+            yield text
+
+
+def _text_of(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            _text_of(part) if isinstance(part, ast.Constant) else "CODE" for part in node.values
+        )
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _documents(statement: ast.stmt) -> bool:

@@ -12,7 +12,8 @@ import typer
 from swapd.cli.common import errors, say_error
 from swapd.cli.run_compare import Asked
 from swapd.cli.run_compare import compare as compared
-from swapd.cli.run_file import SUFFIX, files, run_file
+from swapd.cli.run_compare_file import OfFile, compare_file
+from swapd.cli.run_file import SUFFIX, files, read_file, run_file
 from swapd.cli.run_plan import chosen, planned, printed, write
 from swapd.cli.run_told import Kept, keep, outcome_of, watched
 from swapd.run import child
@@ -116,14 +117,23 @@ def run(
     command, env, directory, restart (no, on-failure, always), retries, backoff, after, ready
     (started, registered, ended), ends_all and stop_timeout. Each line of their output begins with
     their name. The first that fails for good ends all, and its status is the run's; a second
-    Ctrl-C kills. Stages of vLLM and vLLM-Omni that share a GPU are planned together.
+    Ctrl-C kills. Stages of vLLM and vLLM-Omni that share a GPU are planned together. `--compare`
+    and `--against` take such a file, too.
     deploy/README.md has the keys.
     """
     folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
     if words[0].endswith(SUFFIX):
-        compares = ["--compare"] if compare or use_kept or rounds > 1 else []
-        given = [*device, budget, *setting, *against, until, span, ready, *compares]
-        sys.exit(run_file(words, folder, device_memory, dry_run=dry_run, given=given))
+        found_file = read_file(
+            words,
+            {"--device": device, "--budget": budget, "--set": setting, "--kept": use_kept}
+            | {"--until": until, "--for": span, "--ready": ready},
+        )
+        if compare or against:
+            asked_of_file = OfFile(against, rounds, device_memory)
+            sys.exit(compare_file(found_file, folder, asked_of_file, dry_run=dry_run))
+        if rounds > 1:
+            raise typer.BadParameter("--rounds is for --compare and --against")
+        sys.exit(run_file(found_file, folder, device_memory, dry_run=dry_run))
     command = command_of(words)
     options = Settings(tuple(device), _size("--budget", budget), device_memory)
     settings = chosen(command, with_settings(options, setting, "--set"), use_kept=use_kept)
@@ -132,7 +142,9 @@ def run(
         with _status_of_shell():
             sys.exit(compared(command, folder, settings, asked, dry_run=dry_run))
     if rounds > 1 or until or span or ready:
-        raise typer.BadParameter("--rounds, --until, --for and --ready are for --compare")
+        raise typer.BadParameter(
+            "--rounds, --until, --for and --ready are for --compare and --against: add one of them"
+        )
     found = planned(command, folder, settings)
     if dry_run:
         printed(found)

@@ -3,8 +3,9 @@
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,26 +16,26 @@ from rich.text import Text
 
 from swapd.cli.common import console, errors, say_error
 from swapd.cli.run_plan import planned, printed, write
-from swapd.cli.run_told import outcome_of
+from swapd.cli.run_told import environment_on, outcome_of
 from swapd.run import compared, kept, measured, ready
 from swapd.run.child import CannotRun
-from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option
+from swapd.run.commands import Command
 from swapd.run.compared import Comparison, Round, Side
-from swapd.run.daemons import endpoint_of, joinable, serving
+from swapd.run.daemons import Serving, Wanted, joinable, serving
 from swapd.run.kept import CannotKeep, Kept
-from swapd.run.measured import Ran, Until
+from swapd.run.measured import Until
+from swapd.run.needs import names_swapd
 from swapd.run.plans import RunPlan
 from swapd.run.sampling import Sampler
 from swapd.run.settings import Settings, names_of, with_settings
 from swapd.shared import config
-from swapd.shared.config import ENDPOINT_VARIABLE, ConfigError
+from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
 from swapd.shared.units import parse_span
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
 FILE = "compare.json"
-_OURS = "swapd_client."
 _MIB = 1 << 20
 
 
@@ -48,6 +49,19 @@ class Asked(NamedTuple):
     ready: str | None = None
 
 
+class Way(NamedTuple):
+    """One of the two ways, as it is planned."""
+
+    side: Side
+    daemons: Sequence[Wanted]
+    #: Files to write, by their paths.
+    files: Mapping[Path, str]
+    #: Runs it to its end, on daemons that serve; the round has no outcomes yet.
+    run: Callable[[Sequence[Serving], Sampler], Round]
+    #: Prints what it would do.
+    show: Callable[[], None]
+
+
 def compare(
     command: Command, folder: Path, settings: Settings, asked: Asked, *, dry_run: bool
 ) -> int:
@@ -56,38 +70,58 @@ def compare(
     That is the status of the first command that failed. Raises: ConfigError, PlanError, SwapdError
     before it runs anything.
     """
-    folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+    folder = folder_of(folder)
     until = _until(command, asked)
-    sides = _sides(settings, asked.against)
-    plans = [_planned(command, folder / f"side{n}", side) for n, side in enumerate(sides, 1)]
+    ways = [
+        _way(side, _planned(command, side_folder(folder, number), side), until)
+        for number, side in enumerate(_sides(settings, asked.against), 1)
+    ]
+    if not dry_run:
+        _check_free(until)
+    found, status = in_turns(command.words, ways, folder, asked.rounds, dry_run=dry_run)
+    if found is not None and status is None:
+        _keep_settings(command, found, ways)
+    return status or (found.status if found else 0)
+
+
+def in_turns(
+    words: tuple[str, ...], ways: Sequence[Way], folder: Path, rounds: int, *, dry_run: bool
+) -> tuple[Comparison | None, int | None]:
+    """Run two ways one after the other, print and keep the table; the comparison, and the status if
+    a signal ended it.
+
+    `words` name what is compared. Raises: SwapdError before anything is run.
+    """
     if dry_run:
-        for side, plan in zip(sides, plans, strict=True):
-            console.print(plain(f"# {side.name}"), style="dim", soft_wrap=True)
-            printed(plan)
-        return 0
-    _check_free(until)
-    for plan in plans:
-        for wanted in plan.daemons:
+        for way in ways:
+            console.print(plain(f"# {way.side.name}"), style="dim", soft_wrap=True)
+            way.show()
+        return None, None
+    for way in ways:
+        for wanted in way.daemons:
             if there := joinable(wanted._replace(budget=0)):
                 raise SwapdError(
                     f"a swapd serves {wanted.device} at {there}, and would be measured too: end it "
                     f"first, with `swapd stop --endpoint {there}`"
                 )
-        write(plan.files)
-    devices = [wanted.device for wanted in plans[1].daemons]
-    rounds, interrupted = _all_rounds(sides, plans, until, asked.rounds, devices, folder)
-    found = Comparison(
-        compared.VERSION,
-        command.words,
-        (_with(sides[0], rounds[0]), _with(sides[1], rounds[1])),
-    )
-    if any(rounds):
+        write(way.files)
+    made, interrupted = _all_rounds(ways, rounds, folder)
+    first, second = (_with(way.side, done) for way, done in zip(ways, made, strict=True))
+    found = Comparison(compared.VERSION, words, (first, second))
+    if any(made):
         console.print(table(found))
         _keep(folder, found)
-    if interrupted is not None:
-        return interrupted
-    _keep_settings(command, found, plans)
-    return found.status
+    return found, interrupted
+
+
+def folder_of(folder: Path) -> Path:
+    """The folder of a comparison, from that of a run."""
+    return folder.with_name(f"{folder.name}-{os.getpid()}")
+
+
+def side_folder(folder: Path, number: int) -> Path:
+    """The folder for the files of a side; sides count from 1."""
+    return folder / f"side{number}"
 
 
 # --- the two sides -----------------------------------------------------------------------
@@ -145,23 +179,12 @@ def _named(settings: Settings, names: Iterable[str]) -> Side:
 def _planned(command: Command, folder: Path, side: Side) -> RunPlan:
     if side.settings is not None:
         return planned(command, folder, side.settings)
-    for name in (WORKER_CLS, DEPLOY_CONFIG):
-        said = option(command.words, name) or ""
-        if said.startswith(_OURS) or (name == DEPLOY_CONFIG and _is_ours(said)):
-            raise ConfigError(
-                f"{name} {said} needs swapd, so the command cannot run without it: leave it out, "
-                "as `swapd run` adds all it needs; or compare two settings, with --against "
-                "NAME=VALUE"
-            )
+    if said := names_swapd(command, Path()):
+        raise ConfigError(
+            f"{said} needs swapd, so the command cannot run without it: leave it out, as `swapd "
+            "run` adds the needed options; or compare two settings, with --against NAME=VALUE"
+        )
     return RunPlan(command, [], {})
-
-
-def _is_ours(path: str) -> bool:
-    """Whether a deploy file itself names swapd's workers: its base file is vllm-omni's."""
-    try:
-        return _OURS in Path(path).read_text(errors="replace")
-    except OSError:
-        return False  # vllm-omni reports it
 
 
 def _with(side: Side, rounds: Sequence[Round]) -> Side:
@@ -172,44 +195,55 @@ def _with(side: Side, rounds: Sequence[Round]) -> Side:
 
 
 def _all_rounds(
-    sides: Sequence[Side],
-    plans: Sequence[RunPlan],
-    until: Until,
-    count: int,
-    devices: Sequence[str],
-    folder: Path,
+    ways: Sequence[Way], count: int, folder: Path
 ) -> tuple[tuple[list[Round], list[Round]], int | None]:
     """The rounds of each side; and the status if a signal ended them. The sides alternate, so a
     change of the machine affects both. A round with a failure is the last."""
     rounds: tuple[list[Round], list[Round]] = ([], [])
+    devices = [wanted.device for wanted in ways[1].daemons]
     for number in range(1, count + 1):
-        for n, (side, plan) in enumerate(zip(sides, plans, strict=True)):
+        for n, way in enumerate(ways):
             of = f", round {number} of {count}" if count > 1 else ""
-            errors.print(plain(f"swapd: {n + 1} of 2: {side.name}{of}"), soft_wrap=True)
-            ran, found = _round(plan, until, devices, folder / f"side{n + 1}")
-            if ran is not None and ran.signal is not None:
-                return rounds, ran.status or 128 + ran.signal
+            errors.print(plain(f"swapd: {n + 1} of 2: {way.side.name}{of}"), soft_wrap=True)
+            found = _round(way, devices, side_folder(folder, n + 1))
+            if found.signal is not None:
+                return rounds, found.status or 128 + found.signal
             rounds[n].append(found)
             if found.status:
                 why = f": {found.why}" if found.why else ""
-                say_error(f"{side.name}: failed with status {found.status}{why}")
+                say_error(f"{way.side.name}: failed with status {found.status}{why}")
         if any(each.status for done in rounds for each in done):
             break
     return rounds, None
 
 
-def _round(
-    plan: RunPlan, until: Until, devices: Sequence[str], logs: Path
-) -> tuple[Ran | None, Round]:
-    """How the command ended, if it ran; and the measurements."""
+def _round(way: Way, devices: Sequence[str], logs: Path) -> Round:
+    """Its figures, or the reason why it could not run."""
     try:
-        return _measured(plan, until, devices, logs)
-    except SpawnError as exc:  # keep the measurements of the other side
-        return None, Round(1, 0.0, None, None, None, None, (), f"no daemon was started: {exc}")
+        return _measured(way, devices, logs)
+    except SpawnError as exc:  # the figures of the other side are kept
+        return Round(1, why=f"no daemon was started: {exc}")
     except CannotRun:
         raise
     except SwapdError as exc:
-        return None, Round(1, 0.0, None, None, None, None, (), str(exc))
+        return Round(1, why=str(exc))
+
+
+def _measured(way: Way, devices: Sequence[str], logs: Path) -> Round:
+    sampler = Sampler(devices)
+    with serving(way.daemons, logs) as daemons:
+        since = time.time()  # noqa: TID251 - of records
+        found = way.run(daemons, sampler)
+        outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
+    return msgspec.structs.replace(found, outcomes=tuple(outcomes))
+
+
+def _way(side: Side, plan: RunPlan, until: Until) -> Way:
+    def run(daemons: Sequence[Serving], sampler: Sampler) -> Round:
+        with _to_itself(until):
+            return measured.run(plan.command.words, environment_on(daemons), until, sampler)
+
+    return Way(side, plan.daemons, plan.files, run, partial(printed, plan))
 
 
 def _check_free(until: Until) -> None:
@@ -234,29 +268,7 @@ def _to_itself(until: Until) -> Iterator[None]:
         socket.unlink(missing_ok=True)
 
 
-def _measured(plan: RunPlan, until: Until, devices: Sequence[str], logs: Path) -> tuple[Ran, Round]:
-    sampler = Sampler(devices)
-    with serving(plan.daemons, logs) as daemons:
-        since = time.time()  # noqa: TID251 - of records
-        environment = config.environment_with(endpoint_of(daemons) if daemons else "")
-        if not daemons:
-            del environment[ENDPOINT_VARIABLE]
-        with _to_itself(until):
-            ran = measured.run(plan.command.words, environment, until, sampler)
-        outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
-    return ran, Round(
-        status=ran.status,
-        whole_s=ran.whole_s,
-        ready_s=ran.ready_s,
-        load_s=ran.load_s,
-        host_bytes=sampler.host_bytes,
-        device_bytes=sampler.device_bytes,
-        outcomes=tuple(outcomes),
-        why=ran.why,
-    )
-
-
-# --- tables and records ------------------------------------------------------------------
+# --- tables and records -------------------------------------------------------------------
 
 
 def table(found: Comparison) -> RenderableType:
@@ -282,12 +294,12 @@ def _keep(folder: Path, found: Comparison) -> None:
         say_error(f"this comparison is not kept in {folder}: {exc}")
 
 
-def _keep_settings(command: Command, found: Comparison, plans: Sequence[RunPlan]) -> None:
+def _keep_settings(command: Command, found: Comparison, ways: Sequence[Way]) -> None:
     """Store the better settings for the model, if the comparison shows any."""
     if command.model is None or (good := compared.better(found)) is None:
         return
     side, why = good
-    settings = _used(side, plans[found.sides.index(side)])
+    settings = _used(side, ways[found.sides.index(side)])
     model = kept.key_of(command.model)
     now = time.time()  # noqa: TID251 - it is told to people
     try:
@@ -299,10 +311,10 @@ def _keep_settings(command: Command, found: Comparison, plans: Sequence[RunPlan]
     errors.print(plain(f"swapd: kept for {model}: {about}"), soft_wrap=True)
 
 
-def _used(side: Side, plan: RunPlan) -> Settings:
+def _used(side: Side, way: Way) -> Settings:
     """The settings, with the computed budget if all daemons have the same."""
     assert side.settings is not None
-    budgets = {wanted.budget for wanted in plan.daemons}
+    budgets = {wanted.budget for wanted in way.daemons}
     if side.settings.budget is not None or len(budgets) != 1:
         return side.settings
     whole = -(-budgets.pop() // _MIB) * _MIB  # as people would type it

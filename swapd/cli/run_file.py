@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -16,15 +16,14 @@ import swapd_client
 from swapd.cli.common import console, errors
 from swapd.cli.run_file_plan import FilePlan, planned_file
 from swapd.cli.run_plan import print_plan, write
-from swapd.cli.run_told import LABEL, Kept, keep, records_of, watched
-from swapd.run.daemons import Serving, Wanted, endpoint_of, serving
+from swapd.cli.run_told import LABEL, Kept, environment_on, keep, records_of, watched
+from swapd.run.daemons import Serving, Wanted, serving
 from swapd.run.outcome import outcome
 from swapd.run.several import file
 from swapd.run.several.file import RunFile, Stage
 from swapd.run.several.outcomes import outcomes, stage_of
 from swapd.run.several.output import Output
 from swapd.run.several.runner import Runner
-from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
@@ -32,6 +31,18 @@ from swapd_client.errors import SwapdError
 
 #: Suffix of a file of stages.
 SUFFIX = ".toml"
+#: What to write into a file instead of an option.
+_IN_DAEMON = "write it into [daemon] of the file"
+_IN_STAGE = "write a stage that uses the others, with ends_all = true, whose end is that of all"
+_INSTEAD = {
+    "--device": _IN_DAEMON,
+    "--budget": _IN_DAEMON,
+    "--set": _IN_DAEMON,
+    "--kept": "settings are stored for a model, and a file has its own in [daemon]",
+    "--until": _IN_STAGE,
+    "--for": _IN_STAGE,
+    "--ready": _IN_STAGE,
+}
 #: Seconds that a daemon may take to list its components; then it is asked again.
 _ASKED_S = 1.0
 
@@ -48,37 +59,34 @@ def files(context: typer.Context, incomplete: str) -> list[str]:
     )
 
 
-def run_file(
-    words: Sequence[str],
-    folder: Path,
-    device_memory: str | None,
-    *,
-    dry_run: bool,
-    given: Sequence[str | None],
-) -> int:
-    """Run all stages of a file; return the exit status. `given`: options, which are an error here.
+def read_file(words: Sequence[str], given: Mapping[str, object]) -> RunFile:
+    """The file that the words of `swapd run` name. `given`: options, by name, which are an error.
 
-    Raises: ConfigError, before it starts anything.
-
-    Raises: ConfigError, PlanError, before anything is started.
+    Raises: ConfigError.
     """
     path = Path(words[0])
     if len(words) > 1:
         raise ConfigError(f"{path}: no word may follow a file of stages: {shlex.join(words[1:])}")
-    if any(given):
-        raise ConfigError(
-            f"{path}: no option but --dry-run and --device-memory goes with a file of stages: "
-            "write device and budget into its [daemon]"
-        )
-    plan = planned_file(file.read(path), folder, device_memory)
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"{path}: {option} is for a single command: {_INSTEAD[option]}")
+    return file.read(path)
+
+
+def run_file(found: RunFile, folder: Path, device_memory: str | None, *, dry_run: bool) -> int:
+    """Run all stages of a file; the exit status.
+
+    Raises: ConfigError, PlanError, before anything is started.
+    """
+    plan = planned_file(found, folder, device_memory)
     if dry_run:
-        _print(plan)
+        print_file(plan)
         return 0
     write(plan.files)
     return _run(plan.file, plan.daemons, folder)
 
 
-def _print(plan: FilePlan) -> None:
+def print_file(plan: FilePlan) -> None:
     print_plan(plan.daemons, plan.files)
     for stage in plan.file.stages.values():
         console.print(plain(f"{_line(stage)}    # {_about(stage)}"), soft_wrap=True)
@@ -107,17 +115,8 @@ def _run(found: RunFile, wanted: Sequence[Wanted], folder: Path) -> int:
         for one in daemons:
             errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
             _say_what_is_not_applied(one, found.path)
-        environment = config.environment_with(endpoint_of(daemons))
         since = time.time()  # noqa: TID251 - of records
-        with _output(found.stages) as output, watched(daemons) as watch, _asked(daemons) as asked:
-            here = [one for one in daemons if one.process is not None]
-
-            def look() -> None:
-                watch()
-                _say_if_gone(here, folder, output)
-
-            runner = Runner(found.stages, environment, output, asked, look)
-            status = runner.run()
+        status, runner = run_stages(found, daemons, folder)
         took = time.time() - since  # noqa: TID251
         logs = [records for one in daemons if (records := records_of(one)) is not None]
     devices = [outcome(records, since) for records in logs]
@@ -128,6 +127,22 @@ def _run(found: RunFile, wanted: Sequence[Wanted], folder: Path) -> int:
         errors.print(plain(f"swapd: {told}"), soft_wrap=True)
     errors.print(plain(f"swapd: ended with status {status} after {seconds(took)}"))
     return status
+
+
+def run_stages(found: RunFile, daemons: Sequence[Serving], folder: Path) -> tuple[int, Runner]:
+    """Run all stages to their end; return the exit status, and the fate of each. Main thread only.
+
+    `folder`: answers of the daemons.
+    """
+    with _output(found.stages) as output, watched(daemons) as watch, _asked(daemons) as asked:
+        here = [one for one in daemons if one.process is not None]
+
+        def look() -> None:
+            watch()
+            _say_if_gone(here, folder, output)
+
+        runner = Runner(found.stages, environment_on(daemons), output, asked, look)
+        return runner.run(), runner
 
 
 def _say_what_is_not_applied(one: Serving, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -12,9 +12,10 @@ from swapd.cli.common import OWN_LABEL, say_error
 from swapd.log.history import last_run, read
 from swapd.log.records import Record
 from swapd.run import line
-from swapd.run.daemons import Serving
+from swapd.run.daemons import Serving, endpoint_of
 from swapd.run.outcome import Outcome, outcome
 from swapd.run.several.outcomes import StageOutcome
+from swapd.shared import config
 from swapd_client.errors import SwapdError
 
 #: The label of these sessions.
@@ -26,7 +27,7 @@ _LINE_S = 2.0
 @contextmanager
 def watched(daemons: Sequence[Serving]) -> Iterator[Callable[[], None]]:
     """A call that shows the line, to be made about once a second; it asks the daemons."""
-    with line.shown() as shown:
+    with line.shown() if daemons else nullcontext() as shown:
         clients: list[swapd_client.Client] = []
         if shown is not None:
             clients = [swapd_client.connect(one.folder, label=LABEL) for one in daemons]
@@ -64,6 +65,15 @@ def records_of(one: Serving) -> list[Record] | None:
     except (SwapdError, OSError) as exc:
         say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
         return None
+
+
+def environment_on(daemons: Sequence[Serving]) -> dict[str, str]:
+    """The environment of a command which uses these daemons; it names none if there are none."""
+    if daemons:
+        return config.environment_with(endpoint_of(daemons))
+    environment = config.environment_with("")
+    del environment[config.ENDPOINT_VARIABLE]
+    return environment
 
 
 class Kept(msgspec.Struct, frozen=True):

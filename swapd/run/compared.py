@@ -19,17 +19,20 @@ _NOT_MEASURED = "not measured"
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One run. Bytes and seconds; None: not measured. `why`: explains a status of `swapd run`."""
+    """One run. Bytes and seconds; None: not measured."""
 
     status: int
-    whole_s: float
-    ready_s: float | None
-    load_s: float | None
-    host_bytes: int | None
-    device_bytes: int | None
+    whole_s: float = 0.0
+    ready_s: float | None = None
+    load_s: float | None = None
+    host_bytes: int | None = None
+    device_bytes: int | None = None
     #: One of each daemon; none without swapd.
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    #: The reason for a status that the command itself did not have.
     why: str = ""
+    #: A signal that `swapd run` received meanwhile, and passed on.
+    signal: int | None = None
 
 
 class Side(msgspec.Struct, frozen=True):

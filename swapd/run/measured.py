@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from swapd.run.child import SIGNALLED, caught, sent_by_terminal, started
+from swapd.run.compared import Round
 from swapd.run.ready import Ready, answers
 from swapd.run.sampling import Sampler, descendants
 
@@ -38,23 +39,13 @@ class Until(NamedTuple):
         return bool(self.load) or self.span_s is not None
 
 
-class Ran(NamedTuple):
-    """The measurements. Seconds; None if not applicable."""
-
-    status: int
-    whole_s: float
-    ready_s: float | None
-    load_s: float | None
-    #: A signal that this process received meanwhile, and passed on.
-    signal: int | None
-    #: The explanation of a status that is not the command's own; or "".
-    why: str
-
-
 def run(
     words: Sequence[str], environment: Mapping[str, str], until: Until, sampler: Sampler
-) -> Ran:
-    """Run it to its end. Main thread only: it passes signals on. Raises: CannotRun."""
+) -> Round:
+    """Run it to its end. Main thread only: it passes signals on. Raises: CannotRun.
+
+    The round has no outcomes yet: the daemons' logs have them.
+    """
     measured = _Run(until, environment)
     with caught(measured.pass_on):
         try:
@@ -64,7 +55,7 @@ def run(
                 measured.step(max(0.0, sampler.due - time.monotonic()))
         finally:
             measured.end()
-    return measured.ran()
+    return measured.ran(sampler)
 
 
 class _Run:
@@ -157,14 +148,23 @@ class _Run:
                 process.kill()
                 process.wait()
 
-    def ran(self) -> Ran:
+    def ran(self, sampler: Sampler) -> Round:
         assert self._command is not None
         load_s = None
         if self._loaded is not None and self._ready is not None:
             load_s = self._loaded - self._ready
         status, why = self._status()
         ready_s = self._ready if self._until.ready is not None else None
-        return Ran(status, self._whole, ready_s, load_s, self._signal, why)
+        return Round(
+            status=status,
+            whole_s=self._whole,
+            ready_s=ready_s,
+            load_s=load_s,
+            host_bytes=sampler.host_bytes,
+            device_bytes=sampler.device_bytes,
+            why=why,
+            signal=self._signal,
+        )
 
     def _status(self) -> tuple[int, str]:
         assert self._command is not None

@@ -192,7 +192,6 @@ def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
         (("--against", "chunk=3MB3", "--", "true"), "'3MB3' is not a size"),
         (("--set", "chnk=2MiB", "--", "true"), "did you mean chunk?"),
         (("--budget", "8MiB", "--against", "budget=8MiB", "--", "true"), "have that already"),
-        (("--compare", "stages.toml"), "stages.toml: no option but --dry-run and"),
         (("--kept", "--", "true"), "this command names none"),
         (
             ("--compare", "--for", "1", "--", "vllm", "serve", "m", "--worker-cls=swapd_client.x"),

@@ -341,7 +341,7 @@ def test_a_bad_file_is_one_clear_line_and_nothing_is_started(
     said = swapd("run", path, status=1).stderr
     assert said == f'swapd: {path}: stages.b.after: there is no stage "c"; there are: a, b\n'
     said = swapd("run", "--budget", "1GiB", path, status=1).stderr
-    assert "no option but --dry-run and --device-memory goes with a file of stages" in said
+    assert f"{path}: --budget is for a single command: write it into [daemon] of the file" in said
     said = swapd("run", path, "more", status=1).stderr
     assert "no word may follow a file of stages: more" in said
     assert not (tmp_path / "ran").exists()

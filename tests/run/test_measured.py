@@ -9,11 +9,12 @@ import pytest
 
 from swapd.run import measured
 from swapd.run.child import CannotRun
+from swapd.run.compared import Round
 from swapd.run.measured import Until
 from swapd.run.sampling import Sampler, descendants
 
 
-def run(script: str, until: Until) -> measured.Ran:
+def run(script: str, until: Until) -> Round:
     return measured.run(["sh", "-c", script], dict(os.environ), until, Sampler([]))  # noqa: TID251
 
 

@@ -108,6 +108,8 @@ class Runner:
         self._output = output
         self._registered = registered
         self._while_it_runs = while_it_runs
+        #: The first signal that ended the run.
+        self.signal: int | None = None
         self._children: dict[str, _Child] = {}
         self._guard = Guard()
         #: Numbers of starts.
@@ -159,6 +161,7 @@ class Runner:
         if number == signal.SIGCHLD:
             return
         if number not in _HARMLESS:
+            self.signal = self.signal or number
             return self._do(self.stages.stop(number, now))
         for child in self._children.values():
             child.tell(number)

@@ -72,8 +72,9 @@ class _State:
         self.since = 0.0
         #: Time of its restart, or of its kill after a signal to end.
         self.due: float | None = None
-        #: Status of its last end.
+        #: Status of its last end, and seconds from its last start to that.
         self.status: int | None = None
+        self.took_s: float | None = None
 
 
 class Told(NamedTuple):
@@ -81,6 +82,8 @@ class Told(NamedTuple):
 
     starts: int
     status: int | None
+    #: From its last start to its end; None if it never ended.
+    took_s: float | None = None
 
 
 class Stages:
@@ -122,8 +125,11 @@ class Stages:
         ]
 
     def told(self) -> dict[str, Told]:
-        """Starts and last status of each stage."""
-        return {name: Told(state.starts, state.status) for name, state in self._states.items()}
+        """Starts, last status and last duration of each stage."""
+        return {
+            name: Told(state.starts, state.status, state.took_s)
+            for name, state in self._states.items()
+        }
 
     def is_starting(self, name: str) -> bool:
         """Whether its `Start` is still valid: another stage may have failed since."""
@@ -150,6 +156,8 @@ class Stages:
         """All its processes have ended, or none could start. `status`: as a shell has it."""
         state = self._states[name]
         state.status = status
+        if state.now is _Is.RUNNING:
+            state.took_s = now - state.since
         if state.now is _Is.RUNNING and now - state.since >= WELL_AFTER_S:
             state.failures = 0
         state.now, state.due = _Is.ENDED, None

@@ -1,0 +1,124 @@
+"""`swapd run --compare FILE.toml`: all stages are run in both ways, or it is said why not."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import start, swapd
+from .test_run import PROGRAM, home
+from .test_run_compare import cells
+from .test_run_file import stage
+
+__all__ = ["home"]
+DAEMON = '[daemon]\ndevice = "host"\nbudget = "16MiB"\n'
+#: Uses swapd if it is told of one.
+EITHER = f'[ -z "$SWAPD_ENDPOINT" ] || exec {sys.executable} {PROGRAM} end; echo alone'
+
+
+def file(folder: Path, *stages: str) -> Path:
+    (path := folder / "run.toml").write_text(DAEMON + "\n".join(stages))
+    return path
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A file of a server, which runs until its client has ended."""
+    return file(
+        tmp_path,
+        stage("serves", ["sleep", "1000"]),
+        stage("uses", ["sh", "-c", EITHER], after=["serves"], ends_all=True),
+    )
+
+
+def test_stages_are_run_without_swapd_and_with_it_until_one_ends_all(
+    both: Path, tmp_path: Path
+) -> None:
+    done = swapd("run", "--compare", "--rounds", "2", both)
+    lines = [line for line in done.stdout.splitlines() if " | " in line]
+    assert lines == ["uses   | alone", "uses   | used"] * 2
+    found = cells(done.stdout)
+    assert found[""] == ["without swapd", "with swapd", "ratio"]
+    assert found["swaps"] == ["3"]
+    assert found["copied in"] == ["36 MiB"]
+    assert len(found["whole time"]) == len(found["the load"]) == 3, "two and a ratio"
+    assert "MiB" in found["host memory, at most"][1]
+    (path,) = (tmp_path / "swapd" / "runs").glob("*/compare.json")
+    assert json.loads(path.read_bytes())["command"] == ["swapd", "run", str(both)]
+    listed = swapd("runs").stdout
+    assert "compared, status 0" in listed
+    assert cells(listed)["whole time"] == found["whole time"]
+
+
+def test_two_settings_of_its_daemon_are_compared_and_the_others_stay(both: Path) -> None:
+    both.write_text(both.read_text().replace("[stages", "patience = 9\n[stages", 1))
+    done = swapd("run", "--against", "budget=32MiB", both)
+    found = cells(done.stdout)
+    assert found[""] == ["budget=16MiB", "budget=32MiB", "ratio"]
+    assert found["swaps"] == ["3", "2", "0.667"]
+    shown = swapd("run", "-n", "--against", "budget=32MiB", both).stdout.splitlines()
+    assert [line for line in shown if line.startswith("# ")] == ["# budget=16MiB", "# budget=32MiB"]
+    serves = [line for line in shown if line.startswith("swapd serve")]
+    assert ["--budget 16777216" in serves[0], "--budget 33554432" in serves[1]] == [True, True]
+    assert all("--patience 9" in line for line in serves)
+
+
+def test_a_side_of_stages_that_fails_is_said_and_its_status_is_the_run_s(tmp_path: Path) -> None:
+    fails = stage("fails", ["sh", "-c", 'test -n "$SWAPD_ENDPOINT" || exit 3'])
+    done = swapd("run", "--compare", "--rounds", "9", file(tmp_path, fails), status=3)
+    assert "without swapd: failed with status 3" in done.stderr
+    assert done.stderr.count("swapd: 2 of 2: with swapd") == 1, "no other round after that"
+    assert cells(done.stdout)["whole time"][0] == "failed"
+
+
+def test_a_signal_ends_the_stages_and_no_other_side_is_run(tmp_path: Path) -> None:
+    waits = stage(
+        "waits", ["sh", "-c", "trap 'exit 7' TERM; echo runs; while :; do sleep 0.1; done"]
+    )
+    process = start("run", "--compare", file(tmp_path, waits))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits | runs\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 7, (out, err)
+    assert "2 of 2" not in err
+
+
+REGISTERS = stage("a", ["sleep", "1"], ready="registered")
+SERVER = stage("a", ["./vllm", "serve", "m"])
+LOAD = stage("load", ["true"], ends_all=True)
+OURS = stage("a", ["./vllm", "serve", "m", "--worker-cls=swapd_client.x"])
+OVERLAY = stage("a", ["./vllm-omni", "serve", "m", "--deploy-config", "o.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("words", "stages", "said"),
+    [
+        (["--compare"], REGISTERS, 'a.ready = "registered" would never come true without swapd'),
+        (["--compare"], SERVER, "a is a server and does not end by itself: write a stage"),
+        (["--compare"], OURS + LOAD, "--worker-cls swapd_client.x needs swapd, so it cannot run"),
+        (["--compare"], OVERLAY + LOAD, "--deploy-config o.yaml needs swapd, so it cannot run"),
+        (["--compare", "--until", "true"], LOAD, "--until is for a single command: write a stage"),
+        (["--compare", "--set", "chunk=4MiB"], LOAD, "--set is for a single command: write it"),
+        (["--kept"], LOAD, "--kept is for a single command: settings are stored for a model"),
+        (["--against", "budget=16MiB"], LOAD, "run.toml has that already"),
+        (["--against", "bugdet=16MiB"], LOAD, "did you mean budget?"),
+    ],
+)
+def test_stages_that_cannot_be_compared_are_refused_before_anything_runs(
+    words: list[str], stages: str, said: str, tmp_path: Path
+) -> None:
+    for name in ("vllm", "vllm-omni"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "o.yaml").write_text("worker_cls: swapd_client.vllm.omni.ARWorker")
+    done = swapd("run", *words, file(tmp_path, stages), status=1)
+    assert said in done.stderr
+    assert not (tmp_path / "swapd").exists()
+
+
+def test_rounds_are_of_a_comparison(both: Path) -> None:
+    said = swapd("run", "--rounds", "2", both, status=2).stderr
+    assert "--rounds is for --compare" in said
