@@ -27,7 +27,7 @@ class _Content:
     """All host copies that have or need the same bytes, by uid."""
 
     def __init__(self) -> None:
-        #: The uid that others wait for, as it is being filled; and its session.
+        #: The host copy that is being filled and that others wait for; and its session.
         self.filling: int | None = None
         self.filler = 0
         #: Host copies with the bytes: sealed, or ordered to share those of another.

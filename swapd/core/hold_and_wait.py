@@ -99,7 +99,7 @@ class HoldAndWait:
     def _fits_beside_all(self, head: Waiter) -> bool:
         """Whether `head` has room even if no other agent that holds and waits ever runs.
 
-        A quick check: False may be wrong.
+        A quick check that may wrongly return False.
         """
         ledger, holders = self._ledger, self._ledger.holders
         if head.grouped or ledger.superseded:

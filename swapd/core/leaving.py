@@ -25,7 +25,7 @@ def settle(ledger: Ledger, c: Component) -> None:
 
 
 def go(ledger: Ledger, c: Component) -> bool:
-    """Have `c`, which nobody holds, leave if `policy.goes_now`; return whether it does."""
+    """Make `c`, which has no holder, leave if `policy.goes_now`; return whether it does."""
     reason = policy.goes_now(c, down=bool(ledger.down))
     if reason is not None:
         evict(ledger, c, reason, None)

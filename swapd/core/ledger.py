@@ -44,7 +44,7 @@ from swapd.core.records import (
 from swapd.core.starts import Starts
 from swapd.shared.protocol import Code, Runs
 
-#: Most uses that are counted of those that clients report: as many again still fit into 64 bits.
+#: Upper bound of counted uses, which clients report: as many again still fit into 64 bits.
 HITS_MAX = (1 << 63) - 1
 
 

@@ -72,8 +72,8 @@ class Daemon:
         own: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`read_again()`: the current settings, for SIGHUP; None: they do not change. `own()`: pid
-        of the child process of the daemon, if it has one: that session alone does not keep the
-        daemon running."""
+        of the daemon's own child process, if it has one: its session alone does not keep the daemon
+        running."""
         self._config = config
         self._read_again = read_again or (lambda: config)
         self._own = own

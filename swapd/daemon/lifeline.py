@@ -77,8 +77,8 @@ class Lifeline:
         self.sock = sock
         self._server = server
         self._loop = server.loop
-        #: Messages that it must hear, in order. A newer `Revoke` or `Evicted` of a component
-        #: replaces the older one.
+        #: Messages that it must hear, in order. A newer `Revoke` or `Saved` of a component replaces
+        #: the older one.
         self._backlog: OrderedDict[object, _Packet] = OrderedDict()
         #: How many of these are `once`.
         self._once = 0

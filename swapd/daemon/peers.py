@@ -65,7 +65,8 @@ class Peer:
     def take(self, data: bytes) -> bool:
         """Give `data`, whole messages, to the kernel; False if it does not take them now.
 
-        After False, and only then, `room` is called when it may. A closed peer accepts everything.
+        If the kernel did not take all, `room` is called when it takes more. A closed peer accepts
+        all.
         """
         if self.closed:
             return True
