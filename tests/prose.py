@@ -136,7 +136,7 @@ def _messages(source: str) -> Iterator[str]:
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     inner = [n for s in statements if not _documents(s) for n in ast.iter_child_nodes(s)]
     for node in (one for top in inner if not isinstance(top, ast.stmt) for one in ast.walk(top)):
-        if " " in (text := _text_of(node)):
+        if " " in (text := _text_of(node).strip()):  # one word is a key or a name
             yield text
 
 
