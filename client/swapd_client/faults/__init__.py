@@ -34,7 +34,8 @@ _TAIL_IN_CHILD = (
 )
 #: For a child that inherited components, and has others of its own.
 _TAIL_OF_EITHER = (
-    _TAIL.removesuffix(b"\n") + b" Components from before it was forked stay with the parent.\n"
+    _TAIL.removesuffix(b"\n")
+    + b" This process was forked: earlier components stay with the parent.\n"
 )
 
 
