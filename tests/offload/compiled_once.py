@@ -1,7 +1,7 @@
-"""To be imported by a nursery: compilations are quick in what it starts.
+"""Imported by a nursery, so that compilations in its children are quick.
 
-What torch imports at a first one it has imported then. And it measures no guards: for a metric that
-nobody reads here it flushes the caches of the processor, 40 ms for each graph.
+The first compilation imports modules of torch: the children inherit them. Guards are not measured:
+for that metric, unused here, torch flushes the processor's caches, 40 ms for each graph.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A strict daemon for the tests of a file, and a client that must leave nothing held."""
+"""A strict daemon for the tests of a file, and a client that must hold nothing at the end."""
 
 import shutil
 import tempfile
@@ -19,7 +19,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """16 MiB, strict: what is touched without a lease is a fault."""
+    """16 MiB, strict: an access without a lease is a fault."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     daemon = Daemon(folder / "d", folder / "log")
     try:
@@ -32,7 +32,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
-    """Held by nobody in the end."""
+    """A client that holds no lease at the end."""
     with connect(daemon.folder, label="test") as client:
         yield client
         if client.session.error is None:

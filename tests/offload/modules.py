@@ -1,4 +1,4 @@
-"""Small models for the tests, and what is asked of them again and again."""
+"""Small models for the tests, and queries that many tests make."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class Decoder(nn.Module):
         return self._decode(x)
 
     def _decode(self, x: torch.Tensor) -> torch.Tensor:
-        weight = nn.functional.linear(x, self.conv.weight, self.conv.bias)  # not by a call
+        weight = nn.functional.linear(x, self.conv.weight, self.conv.bias)  # without a call
         return self.out(weight)  # type: ignore[no-any-return]
 
     def enable_tiling(self) -> None:
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 
 
 class Model(nn.Module):
-    """An encoder, a DiT, a VAE, and a head that is none of them."""
+    """An encoder, a DiT, a VAE, and a head in no component."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class Model(nn.Module):
 
 
 class Pipeline:
-    """As one of diffusers: not a module, but has components, of which some are."""
+    """Like a pipeline of diffusers: no module, but with components, some of which are modules."""
 
     def __init__(self, **components: Any) -> None:
         self.components = components
 
 
 def seeded(kind: type[nn.Module], *args: Any) -> Any:
-    """One of these, the same each time."""
+    """A module from the same seed each time."""
     torch.manual_seed(0)
     return kind(*args).requires_grad_(False)
 
@@ -81,7 +81,7 @@ TOKENS = torch.arange(6).reshape(2, 3)
 
 
 def evict(client: Client, *names: str) -> None:
-    """Have components leave the device, as if others had needed the memory."""
+    """Evict components, as if others had needed the memory."""
     budget = client.status().budget_bytes
     filler = client.register("filler", {"x": bytes(budget)})
     client.acquire("filler").release()
@@ -92,11 +92,11 @@ def evict(client: Client, *names: str) -> None:
 
 
 def leases(client: Client) -> dict[str, int]:
-    """What is held of each component, as the daemon says."""
+    """The leases on each component, by the daemon's count."""
     return {c.name: c.leases for c in client.status().components}
 
 
 def await_none_leased(client: Client) -> None:
-    """What threads gave back as they ended may still be on its way to the daemon."""
+    """Releases of threads that ended may still be on their way to the daemon."""
     while any(leases(client).values()):
         pass

@@ -1,8 +1,8 @@
-"""Processes that may crash, one for each program: forked from one that has torch already.
+"""Processes that may crash, one for each program, forked from one that has imported torch.
 
-`python nursery.py MODULE...` is that one, with these modules as well: a program and its arguments,
-as `python` takes them, as a JSON list in each line of its stdin, run in a child; the child's exit
-status (negative for a signal) and what it printed, in a line of stdout.
+`python nursery.py MODULE...` is that one, with these modules imported, too. Each line of its stdin
+is a JSON list: a program and its arguments, as `python` takes them. A child runs it. A line of
+stdout has the child's exit status (negative for a signal) and its output.
 """
 
 import gc
@@ -34,7 +34,7 @@ class Nursery:
         )
 
     def run(self, program: str | Path, *args: object) -> tuple[int, str]:
-        """How a process ends that runs `program`, text or a file, and what it printed."""
+        """The exit status and output of a process that runs `program`, text or a file."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         words = [str(program)] if isinstance(program, Path) else ["-c", dedent(program)]
@@ -52,12 +52,12 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)
-    gc.disable()  # until all is imported: nothing of that is garbage
+    gc.disable()  # until all is imported: none of it is garbage
     for name in sys.argv[1:]:
         importlib.import_module(name)
     gc.enable()
     gc.collect()
-    gc.freeze()  # a child's collections would copy all that it shares
+    gc.freeze()  # a child's collections would copy all shared pages
     for line in sys.stdin:
         reading, writing = os.pipe()
         child = os.fork()

@@ -1,4 +1,4 @@
-"""What is built around an attached module says so if it cannot work, before it reads a weight."""
+"""Code around an attached module that cannot work raises an error before it reads a weight."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def group() -> Iterator[None]:
 
 
 class Reads(nn.Module):
-    """One layer that is called, one whose weight is read."""
+    """One layer that it calls, one whose weight it reads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One call finds a model's components, registers them, and brings each in around its use."""
+"""One call finds a model's components, registers them, and holds each during its calls."""
 
 import copy
 import gc
@@ -152,7 +152,7 @@ def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> No
     assert names(client) == set()
     model.head.weight.add_(0)
     for parameter in model.parameters():
-        parameter.add_(1).sub_(1)  # writable, whatever is resident
+        parameter.add_(1).sub_(1)  # writable, at any residency
     assert torch.allclose(model(TOKENS), expected, atol=1e-3)
 
 
@@ -223,7 +223,7 @@ class Nothing(nn.Module):
 
 
 def test_a_component_without_parameters_is_free(client: Client) -> None:
-    """Nothing is registered for it, and nothing asked when it is called or used."""
+    """Nothing is registered for it, and its calls send no request."""
     model = seeded(Nothing)
     with client.attach(model) as attachment:
         assert names(client) == {"dit"}
@@ -290,7 +290,7 @@ def test_one_name_may_be_given_as_such(client: Client) -> None:
 
 
 class Reads(nn.Module):
-    """What is in lists and dicts of parameters is read, not called."""
+    """Reads the contents of lists and dicts of parameters, without a call."""
 
     def __init__(self) -> None:
         super().__init__()

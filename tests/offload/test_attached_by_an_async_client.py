@@ -1,4 +1,4 @@
-"""A model that an async client attached is as one that was attached by the other."""
+"""A model attached by an async client behaves like one attached by the other client."""
 
 import asyncio
 

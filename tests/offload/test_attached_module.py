@@ -1,4 +1,4 @@
-"""An attached model, used as one that is not: saved, loaded, copied, cast, changed, forked."""
+"""An attached model, used like any other: saved, loaded, copied, cast, changed, forked."""
 
 import copy
 import io
@@ -43,7 +43,7 @@ def test_a_whole_model_is_saved_and_loaded_while_it_is_out(client: Client) -> No
 
 
 def test_one_that_never_fits_is_saved_loaded_and_copied_all_the_same(client: Client) -> None:
-    """It is streamed, and nothing of this needs room on the device."""
+    """It is streamed, and none of these operations needs room on the device."""
     model, twin = seeded(Dit), seeded(Dit)
     with client.attach({"dit": model}, enable_layerwise_offload=True):
         loads = client.status().loads
@@ -102,7 +102,7 @@ def test_a_copy_of_a_model_needs_no_client(client: Client, way: str) -> None:
 
 
 def test_a_cast_of_the_whole_changes_nothing_of_it(client: Client) -> None:
-    """Not even what is in no component, and would have been cast before."""
+    """Not even of tensors in no component, which a plain cast would change first."""
     model, twin = seeded(Model), seeded(Model)
     model.register_buffer("early", torch.ones(3))
     twin.register_buffer("early", torch.ones(3))
@@ -160,7 +160,7 @@ def test_detached_it_has_nothing_of_ours(client: Client) -> None:
 
 
 def quantise(layer: nn.Linear) -> None:
-    """As a loader does after loading: the weight is replaced by two others."""
+    """As a loader does after loading: two tensors replace the weight."""
     weight = layer.weight
     scale = weight.detach().abs().amax() / 127
     del layer.weight

@@ -1,4 +1,4 @@
-"""What is a component if nobody says what is: by names, configs and sizes; and what stays."""
+"""Components that `attach` finds without names: by names, configs and sizes; and the rest."""
 
 import importlib
 import logging
@@ -16,7 +16,7 @@ from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evi
 
 
 def layers(width: int, model_type: str = "", **children: nn.Module) -> nn.Module:
-    """A module of 16 times `width` bytes, with children beside, and a config perhaps."""
+    """A module of 16 times `width` bytes, optionally with more children, and with a config."""
     module = nn.Sequential(nn.Linear(4, width, bias=False), nn.Identity())
     for name, child in children.items():
         module.add_module(name, child)
@@ -61,7 +61,7 @@ def test_a_wrapper_around_a_model_is_looked_into() -> None:
 def test_names_in_a_part_and_in_a_list_of_blocks_say_nothing() -> None:
     sam = around("sam", vision_encoder=layers(200, "v"), mask_decoder=around(transformer=layers(8)))
     assert found(sam) == ["vision_encoder", "mask_decoder"]
-    sam.vision_encoder = layers(2000, "v")  # the other is not worth it now, nor what is in it
+    sam.vision_encoder = layers(2000, "v")  # now the other is too small, and so are modules in it
     assert found(sam) == []
     blocks = nn.ModuleList(around(transformer=layers(8), fusion=layers(8)) for _ in range(2))
     assert found(around(encoder=around(layer=blocks))) == []
@@ -79,7 +79,7 @@ def test_a_model_is_one_where_names_leave_much_of_it() -> None:
 
 def test_the_largest_are_parts_where_neither_names_nor_configs_say_anything() -> None:
     model = around(text_encoder=layers(4), planner=layers(4), painter=layers(4))
-    model.add_module("head", nn.Linear(4, 2))  # a single layer goes with what is around it
+    model.add_module("head", nn.Linear(4, 2))  # a single layer stays with the module around it
     assert found(model) == ["text_encoder", "planner", "painter"]
 
 
@@ -166,7 +166,7 @@ def test_what_runs_at_each_step_of_a_dit_does_not_take_turns_with_it(client: Cli
             assert (groups["controlnet"] is not None) is exclusive
 
 
-# --- what stays --------------------------------------------------------------------------
+# --- private tensors ---------------------------------------------------------------------
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> str:
@@ -174,7 +174,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> str:
 
 
 class Quantised(Model):
-    """Whose weights are buffers, as those of GPTQ are."""
+    """A module whose weights are buffers, as in GPTQ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_more_than_a_fifth_that_stays_is_a_warning_that_names_it(
     caplog.clear()
     with client.attach(seeded(Model)):
         assert not warnings(caplog)
-    with client.attach(seeded(Model), ["vae"]) as attachment:  # whoever names some knows the rest
+    with client.attach(seeded(Model), ["vae"]) as attachment:  # users who name some know the rest
         assert "other parameters stay where they are" in str(attachment)
         assert not warnings(caplog)
 
@@ -217,7 +217,7 @@ def test_what_stays_is_named_by_the_outermost_modules() -> None:
     assert not list(stays.warnings(1 << 24, named=False))
 
 
-@pytest.mark.filterwarnings("ignore:torch")  # deprecates what people still have
+@pytest.mark.filterwarnings("ignore:torch")  # torch deprecates features that are still in use
 def test_packed_weights_are_named(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     linears = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
     quantize: Any = torch.ao.quantization.quantize_dynamic

@@ -1,4 +1,4 @@
-"""In a request what a call brought in stays for the calls after it, within a bound."""
+"""Within a request, the lease of a call stays for the calls after it, up to a bound."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.offload.modules import Model, leases, seeded
 
 @pytest.fixture
 def busy() -> Iterator[tuple[Client, Client]]:
-    """Two clients of a daemon in which nobody has a quantum: who waits is told of at once."""
+    """Two clients of a daemon without quanta: a holder hears of a waiter at once."""
     with (
         spawn.daemon(budget=4 << 20, isolation="strict", residency_factor=0) as daemon,
         swapd_client.connect(daemon.folder) as one,
@@ -58,7 +58,7 @@ def test_a_turn_that_fails_gives_all_back(client: Client) -> None:
 
 
 class Chunks(nn.Module):
-    """A VAE that hands out what it has decoded, bit by bit."""
+    """A VAE that yields decoded pieces one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_what_is_wanted_is_not_kept_beyond_the_bound(
     now = 110.0
     kept.take(held)()
     assert leases(one) == {"dit": 0}
-    kept.take(held)()  # wanted again, or still: the bound begins anew
+    kept.take(held)()  # wanted again, or still: the bound starts again
     assert leases(one) == {"dit": 1}
     kept.end()
     assert leases(one) == {"dit": 0}
@@ -125,7 +125,7 @@ def test_what_is_wanted_is_not_kept_beyond_the_bound(
 def test_what_each_call_under_a_kept_lease_worked_on_is_waited_for(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its stream is noted when the call ends: by the release it may be destroyed."""
+    """The end of the call records its stream: by the release it may be destroyed."""
     rested: list[int] = []
     monkeypatch.setattr(swapd_client.Lease, "rests", lambda lease: rested.append(id(lease)))
     client.register("dit", {"x": bytes(100)})

@@ -1,4 +1,4 @@
-"""Hooks of blocks are out of the way of passes that hold everything, and there for all others."""
+"""Hooks of blocks are removed during passes that hold all of it, and present in all others."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from swapd_client.offload.shortcuts import BlockHooks, Pair, _compile_begins, _c
 
 
 def block(seen: list[str]) -> nn.Module:
-    """A module whose user has hooks of their own around it."""
+    """A module with hooks of its user."""
     module = nn.Identity()
     module.register_forward_pre_hook(lambda m, a: seen.append("user's before"))
     module.register_forward_hook(lambda m, a, o: seen.append("user's after"))
@@ -23,7 +23,7 @@ def hooked(seen: list[str], module: nn.Module | None = None) -> tuple[nn.Module,
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(module: nn.Module, args: object) -> None:
         seen.append("enter")
-        pair.have_leave()  # as a call that takes something
+        pair.have_leave()  # as a call that acquires
 
     pair = Pair(module, enter, lambda m, a, o: seen.append("leave"))
     aside.add(pair)
@@ -71,8 +71,8 @@ def test_what_was_removed_while_aside_does_not_come_back() -> None:
 
 
 def test_what_is_compiled_while_hooks_are_aside_calls_them_all_the_same() -> None:
-    """Compiled code does not look again which there are."""
-    torch.compiler.reset()  # which forgets who wants to hear of compilations, too
+    """Compiled code does not look for hooks again."""
+    torch.compiler.reset()  # it also drops callbacks of compilations
     seen: list[str] = []
     module, aside, _ = hooked(seen, nn.ReLU())
     compiled: Any = torch.compile(nn.Sequential(module), backend="eager")
@@ -93,6 +93,6 @@ def test_compilations_begin_within_others() -> None:
         _compile_begins()
     _compile_ends()
     assert module._forward_hooks
-    for _ in range(2):  # once more than any began: somebody may have registered in between
+    for _ in range(2):  # once more than began: one may have registered in between
         _compile_ends()
     assert not module._forward_hooks

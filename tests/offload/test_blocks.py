@@ -1,4 +1,4 @@
-"""Which modules a component is streamed by."""
+"""The modules by which a component is streamed."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from torch.nn import Linear, Module, ModuleList, Parameter, Sequential
 from swapd_client.errors import InvalidSource
 from swapd_client.offload.blocks import blocks_of
 
-#: Of one `Linear(8, 8, bias=False)`.
+#: The bytes of one `Linear(8, 8, bias=False)`.
 SIZE = 8 * 8 * 4
 
 
@@ -18,7 +18,7 @@ def linear() -> Module:
 
 
 class Two(Module):
-    """Two lists of blocks, as many DiTs have, and what is in no block."""
+    """Two lists of blocks, as in many DiTs, and other modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_one_block_under_two_names_is_one() -> None:
 
 
 class Counted(Linear):
-    """Counts how often it is asked what it has."""
+    """Counts the queries for its children."""
 
     asked = 0
 

@@ -1,4 +1,4 @@
-"""Blocks of a streamed component that are not all that uses their weights, or are never called."""
+"""Blocks of a streamed component that share weights with other modules, or are never called."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class Around(nn.Module):
-    """Adds up biases before any block runs, as UDOP's encoder does: those of its first block."""
+    """Adds up biases of its first block before any block runs, as UDOP's encoder does."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Around(nn.Module):
 
 
 class Level(nn.Module):
-    """As those of a VQGAN: it has modules, and no forward that would call them."""
+    """As in a VQGAN: a module with children, and without a forward to call them."""
 
     def __init__(self) -> None:
         super().__init__()

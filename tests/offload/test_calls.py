@@ -38,7 +38,7 @@ def held_now(client: Client) -> int:
 
 
 class Raises(nn.Module):
-    """Raises what it is told to, deep inside."""
+    """Raises a given error, deep inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,14 +75,14 @@ def test_a_lease_left_by_an_interrupt_is_given_back_at_the_next_entry(
         assert leases(client) == {"dit": 1, "vae": 0}
         model.error = None
         with torch.inference_mode():
-            assert torch.equal(other(X), expected)  # whoever enters next
+            assert torch.equal(other(X), expected)  # the next one to enter
         assert held_now(client) == 0
         model(X)
         assert held_now(client) == 0
 
 
 def test_an_interrupt_inside_an_outer_call_leaves_the_outer_one_held(client: Client) -> None:
-    """The outer forward goes on: what it holds must stay."""
+    """The outer forward goes on, so its lease must stay."""
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -121,7 +121,7 @@ def test_what_a_thread_left_behind_goes_with_it(client: Client, daemon: Daemon) 
         thread.start()
         thread.join()
         session = client.session.welcome.session
-        # what a thread has of its own goes a moment after it was joined
+        # the thread's locals go a moment after the join
         daemon.await_record("Release", session=session, lease=left[0])
         assert held_now(client) == 0
 
@@ -161,7 +161,7 @@ def test_a_refused_acquire_leaves_nothing_to_release(
 
 
 def test_a_foreign_hook_that_raises_before_ours_ends_nobody_elses_entry(client: Client) -> None:
-    """The same module again, inside its own call: the outer call must keep what it holds."""
+    """The same module again, inside its own call: the outer call must keep its lease."""
 
     class Again(nn.Module):
         def __init__(self) -> None:
@@ -201,7 +201,7 @@ def test_an_error_of_a_foreign_hook_is_the_one_that_is_raised(client: Client) ->
         assert held_now(client) == 0
 
 
-# --- what no hook sees (39) --------------------------------------------------------------
+# --- code that no hook sees (39) ---------------------------------------------------------
 
 
 def test_methods_of_the_components_own_class_hold_it(client: Client) -> None:
@@ -214,7 +214,7 @@ def test_methods_of_the_components_own_class_hold_it(client: Client) -> None:
         assert held_now(client) == 0
         assert model.decode.__doc__ == "The documentation of decode."
         evict(client, "vae")
-        model.enable_tiling()  # it only switches something
+        model.enable_tiling()  # it only switches an option
         assert client.status().components[0].state == "absent"
     assert "decode" not in model.__dict__
 
@@ -298,7 +298,7 @@ OUTSIDE = """
     ],
 )
 def test_what_is_read_outside_faults(daemon: Any, what: str) -> None:
-    """So that a bracket which is missing is seen, and no test passes without."""
+    """Proves that a missing bracket is a fault, so no test passes without it."""
     done = run_python(OUTSIDE.format(what), daemon.folder)
     assert done.stdout == "before\n", done.stderr
     assert done.returncode == -signal.SIGSEGV
@@ -308,7 +308,7 @@ def test_what_is_read_outside_faults(daemon: Any, what: str) -> None:
 
 
 def test_the_order_of_hooks_is_acquire_first_and_release_last(client: Client) -> None:
-    """But for those that are registered later, which ask for it."""
+    """Except for hooks registered later, if they ask for it."""
     model = seeded(Decoder)
     seen: list[str] = []
 
@@ -420,11 +420,11 @@ def test_four_threads_on_components_that_do_not_fit_together(client: Client) -> 
         assert client.status().evictions > 0
 
 
-# --- loading beside it (44) --------------------------------------------------------------
+# --- loading in another thread (44) ------------------------------------------------------
 
 
 def test_models_are_attached_one_at_a_time(client: Client) -> None:
-    """What patches registration while it loads sees each of them whole or not at all."""
+    """Loaders that patch registration see each attach whole or not at all."""
     models = [seeded(Model) for _ in range(4)]
     attachments: list[Any] = []
     inside = [0, 0]

@@ -1,4 +1,4 @@
-"""What becomes garbage while it is held is given back, whatever the collecting thread is in."""
+"""Garbage that holds a lease releases it, at any point of the collecting thread."""
 
 import gc
 import threading
@@ -22,7 +22,7 @@ def test_whoever_collects_what_a_call_left_may_hold_any_lock(
     model = seeded(Encoder, 4)
 
     def run() -> None:
-        """Is interrupted; what it holds is in a cycle with what holds it, as errors make them."""
+        """Is interrupted. Its lease and its holder form a cycle, as errors make them."""
         with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
             model(TOKENS)
         cycle: list[object] = [here()]

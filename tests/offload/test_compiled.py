@@ -1,4 +1,4 @@
-"""torch.compile, export, trace and script: what works around hooks, and what is refused."""
+"""torch.compile, export, trace and script: supported around hooks, or refused."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ X = torch.ones(2, WIDTH)
 
 
 class Counting:
-    """A backend that runs what it is given as it is, and counts."""
+    """A backend that runs its graph unchanged, and counts."""
 
     def __init__(self) -> None:
         self.compilations = 0
@@ -28,7 +28,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def _from_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # a metric that nobody reads here, for which the caches of the processor are flushed
+    # torch flushes the processor's caches for this metric, which is unused here
     monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
     torch._dynamo.reset()
     yield
@@ -57,7 +57,7 @@ def test_a_compiled_model_is_hooked_outside_and_compiled_once(client: Client) ->
     model: Any = torch.compile(inner, backend=backend, fullgraph=True)
     with client.attach({"text": model}):
         hooked = [m for m in inner.modules() if m._forward_pre_hooks]
-        assert hooked == []  # fullgraph: one inside would be refused
+        assert hooked == []  # fullgraph: a hook inside would be an error
         for output in swaps(client, model, TOKENS):
             assert torch.equal(output, expected)
         assert backend.compilations == 1
@@ -97,7 +97,7 @@ def test_what_is_compiled_in_place_before_is_compiled_again_once_for_the_hooks(
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_blocks_of_what_is_compiled_as_one_are_not_streamed(client: Client, in_place: bool) -> None:
-    """Compiled code does not see the hooks that would bring them in."""
+    """Compiled code does not see the hooks that would load them."""
     model: Any = seeded(Encoder)
     if in_place:
         model.compile(backend=Counting())
@@ -153,7 +153,7 @@ def test_an_attached_model_can_be_compiled_with_graph_breaks(client: Client) -> 
 def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
     client: Client, what: str
 ) -> None:
-    """Passes that hold all of a component put its blocks' hooks aside; compiled code has them."""
+    """Passes that hold all of a component remove its blocks' hooks; compiled code keeps them."""
     backend = Counting()
     inner = seeded(Encoder)
     expected = inner(TOKENS)

@@ -1,4 +1,4 @@
-"""Copies of modules while their weights are out: plain modules with weights of their own."""
+"""Copies of modules while their weights are absent: plain modules with weights of their own."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ from tests.offload.twins import Lent, same
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether nothing of swapd's is on a module or in it."""
+    """Whether a module and its children have no attribute of swapd."""
     return not any(
         isinstance(value, Ours) or isinstance(getattr(value, "__self__", None), Ours)
         for one in module.modules()
@@ -109,7 +109,7 @@ def test_a_submodule_is_copied_alone(client: Client, way: Any) -> None:
 
 @every_way
 def test_a_copy_of_what_holds_it(client: Client, way: Any) -> None:
-    """By way of modules that were never registered, or of a list."""
+    """Through modules that were never registered, or through a list."""
     lent = Lent(client, Block)
     whole = nn.ModuleDict({"mine": lent.module, "other": nn.Linear(2, 2)})
     made = way(whole)
@@ -153,7 +153,7 @@ def test_hooks_of_others_are_copied_and_what_is_set_on_parameters_as_ever(
 
 
 class Lists(nn.Module):
-    """Parameters and tensors in other places than parameters are in."""
+    """Parameters and tensors outside of the usual places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_a_recurrent_module_that_keeps_lists_of_its_weights(client: Client, way:
 
 
 class Slow(nn.Module):
-    """A class that says how it is pickled."""
+    """A class with its own pickling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def test_a_compiled_or_traced_module_is_copied(client: Client, wrapped: Any) -> 
 
 
 def test_methods_that_a_module_has_of_its_own_are_asked_and_put_back(client: Client) -> None:
-    """Somebody else may have replaced them on this one module."""
+    """Other code may have replaced them on this one module."""
     asked = []
 
     def make() -> Any:

@@ -1,4 +1,4 @@
-"""Hooks and wrapped methods in copies of a module, and what their tax is in calls."""
+"""Hooks and wrapped methods in copies of a module, and their cost in calls."""
 
 import copy
 import inspect
@@ -16,7 +16,7 @@ X = torch.ones(1, WIDTH)
 
 
 def parts_of(module: Any) -> list[Any]:
-    """Everything of ours on one module."""
+    """All attributes of swapd on one module."""
     return [
         *(h for h in module._forward_pre_hooks.values() if isinstance(h, Enter)),
         *(h for h in module._forward_hooks.values() if isinstance(h, Leave)),

@@ -1,4 +1,4 @@
-"""A daemon that dies under an attached model: calls raise, or somebody lets go and they go on."""
+"""A daemon that dies under an attached model: calls raise, or a callback lets them go on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A model that is garbage is attached no longer; one that lives is, attachment kept or not."""
+"""A collected model is detached; a living one stays attached, with or without its attachment."""
 
 import gc
 import logging
@@ -17,7 +17,7 @@ from tests.offload.test_attach import names
 
 
 def await_none(client: Client) -> None:
-    """A thread unregisters, soon; it has the memory for itself once the daemon has answered."""
+    """A thread unregisters soon; it has the memory for itself once the daemon has answered."""
     while names(client):
         pass
     dropped.settle()  # waits for that thread
@@ -27,7 +27,7 @@ def await_none(client: Client) -> None:
 def test_the_components_of_a_model_that_is_no_more_are_unregistered(
     client: Client, options: dict[str, Any]
 ) -> None:
-    before = client.status().private_bytes  # of others, which this process may still have
+    before = client.status().private_bytes  # of other tests, which this process may still have
     model = seeded(Model)
     client.attach(model, blocks={"transformer": ["0", "1", "2"]} if options else None, **options)
     model(TOKENS)
@@ -53,7 +53,7 @@ def test_an_attachment_that_nobody_keeps_works_as_long_as_its_model(client: Clie
     assert gone() is not None
     evict(client, "text_encoder", "transformer", "vae")
     assert torch.equal(model(TOKENS), expected)
-    del model  # a part of it is left, with its hooks
+    del model  # a part of it remains, with its hooks
     gc.collect()
     evict(client, "text_encoder")
     encoder(TOKENS)

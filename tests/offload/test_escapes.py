@@ -1,6 +1,6 @@
-"""What escapes from a module: held views, writes nobody sees, reads of what is out, forks.
+"""Tensors and accesses that escape from a module: held views, unseen writes, absent reads, forks.
 
-Each that must end in a segmentation fault runs in a process of its own.
+Each case that must end in a segmentation fault runs in a process of its own.
 """
 
 import signal
@@ -17,7 +17,7 @@ from tests.offload.modules import evict
 from tests.offload.nursery import Nursery
 from tests.offload.twins import Lent
 
-#: `module` is lent, and out.
+#: `module` is lent, and absent.
 PREPARE = """
     import torch
     from torch import nn
@@ -42,12 +42,12 @@ class Child:
         self._prepare = PREPARE.format(folder=str(daemon.folder))
 
     def run(self, *lines: str) -> tuple[int, str]:
-        """How it ends when it runs these lines, and what it printed."""
+        """The exit status and output of a process that runs these lines."""
         after = "".join(f"    {line}\n" for line in (*lines, "client.close()"))
         return self._nursery.run(self._prepare + after)
 
     def faults(self, *lines: str) -> bool:
-        """Whether they end in a fault, the last of them, and not before."""
+        """Whether these lines end in a fault, the last of them, and not before."""
         status, said = self.run(*lines[:-1], "print('reached', flush=True)", lines[-1])
         assert "reached" in said
         return status == -signal.SIGSEGV
@@ -114,7 +114,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("which", VIEWS)
 def test_a_view_that_is_held_faults_once_it_is_out(child: Child, which: str) -> None:
-    """It is not what keeps the memory: that is others' by then."""
+    """The view does not keep the memory: that is another component's by then."""
     assert child.faults("with client.acquire('child'):", f"    {VIEWS[which]}", "held.sum()")
 
 
@@ -166,7 +166,7 @@ def test_a_write_to_mutable_weights_is_kept(client: Client, which: str) -> None:
 
 
 def test_who_kept_the_old_storage_writes_to_that(child: Child) -> None:
-    """A tensor made before the registration is of the memory that was there then."""
+    """A tensor made before the registration still has the old memory."""
     status, said = child.run(
         "before = module.state_dict()['weight'].clone()",
         "early.fill_(7)",
@@ -180,7 +180,7 @@ def test_who_kept_the_old_storage_writes_to_that(child: Child) -> None:
 
 
 def test_a_forked_child_is_told_that_it_has_no_weights(child: Child) -> None:
-    """Whatever reads the master's bytes works there: these are mapped anew."""
+    """Code that reads the host copy works there: it maps it again."""
     status, said = child.run(
         "import os",
         "from swapd_client import ForkedClient",

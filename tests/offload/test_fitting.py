@@ -41,7 +41,7 @@ class Layered(nn.Module):
 
 
 def attached(client: Client, model: Any, *args: Any, **options: Any) -> None:
-    """Attach it, and nothing is left of it if that is refused."""
+    """Attach it; a refused attach must leave nothing."""
     try:
         with client.attach(model, *args, **options):
             pass

@@ -1,7 +1,7 @@
-"""What is dropped, or ends, in a forked child is the child's own, and nothing of its parent's.
+"""Objects dropped in a forked child free the child's own resources, and none of the parent's.
 
-A child has other memory at the addresses that were not inherited, and other files at the numbers of
-descriptors that it closed; and its parent's connections are not its own to speak through.
+A child has other memory at addresses that it did not inherit, and other files at the numbers of
+descriptors that it closed. It must not send on its parent's connections.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def test_a_client_dropped_in_a_child_unmaps_nothing_there(run: Run) -> None:
 
 
 def test_a_board_stays_mapped_until_the_process_is_over(run: Run) -> None:
-    """Threads that write to it are not waited for at the end of a process."""
+    """The end of a process does not wait for threads that write to it."""
     run("a_board_at_exit")
 
 
@@ -48,7 +48,7 @@ def test_copies_of_weights_are_a_childs_own(run: Run) -> None:
 
 
 def test_a_descriptor_dropped_in_a_child_closes_none_of_the_childs(run: Run) -> None:
-    """Who becomes a service closes all descriptors, and has others then of the same numbers."""
+    """A process that becomes a service closes all descriptors, and then reuses their numbers."""
     run("a_descriptor_dropped")
 
 

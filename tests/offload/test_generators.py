@@ -1,4 +1,4 @@
-"""What runs later holds its component from its first step to its end, however that comes."""
+"""Generators and coroutines hold their component from the first step to any kind of end."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ X = torch.ones(1, WIDTH)
 
 
 class Chunked(nn.Module):
-    """Gives its result piece by piece, in each of the ways there are."""
+    """Gives its result piece by piece, in each possible way."""
 
     def __init__(self) -> None:
         super().__init__()

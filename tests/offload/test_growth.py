@@ -1,4 +1,4 @@
-"""What comes into a model after it was attached: said once, and taken in when asked to."""
+"""Parameters added after `attach` are reported once, and registered by `refresh`."""
 
 import pytest
 import torch

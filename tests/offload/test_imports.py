@@ -1,4 +1,4 @@
-"""`torch._dynamo` takes seconds of CPU to import: only who compiles pays for it."""
+"""`torch._dynamo` takes seconds of CPU to import: only processes that compile pay for it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,5 +40,5 @@ def test_what_is_compiled_afterwards_is_compiled_as_if_it_had_been_there(run: Ru
 def test_blocks_first_compiled_in_a_pass_that_holds_all_of_it_are_streamed_later(
     run: Run,
 ) -> None:
-    """Then `torch._dynamo` is imported while the blocks' hooks are put aside."""
+    """Then the import of `torch._dynamo` comes while the blocks' hooks are removed."""
     run("first_compiled_while_all_is_held")

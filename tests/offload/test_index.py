@@ -1,4 +1,4 @@
-"""README.md says where each case is tested: each has its line, and the tests are there."""
+"""README.md names the tests of each case: each case has its line, and the tests exist."""
 
 import re
 from pathlib import Path

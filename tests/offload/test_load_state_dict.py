@@ -1,4 +1,4 @@
-"""`load_state_dict` into weights that are out: as torch does it, and at once."""
+"""`load_state_dict` into absent weights: as torch does it, and all at once."""
 
 import copy
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def others(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def record_updates(lent: Lent) -> list[Any]:
-    """What its weights are given, one entry for each update."""
+    """Record the new values of its weights, one entry for each update."""
     given: list[Any] = []
     change = lent.weights.change
 
@@ -160,7 +160,7 @@ def test_in_something_that_was_never_registered(client: Client) -> None:
 
 
 def test_in_a_lease_it_is_not_torn(client: Client) -> None:
-    """Mutable ones may be written to there; the caller's own lease is no obstacle."""
+    """Mutable weights may be written in a lease; the caller's own lease is no obstacle."""
     lent = Lent(client, Block, mutable=True)
     new = others(lent.twin)
     with client.acquire("m"):
@@ -169,7 +169,7 @@ def test_in_a_lease_it_is_not_torn(client: Client) -> None:
 
 
 class Odd(nn.Linear):
-    """Loads itself its own way: doubled, and it breaks on demand."""
+    """Has its own loading: doubles values, and fails on demand."""
 
     broken = False
 
@@ -182,7 +182,7 @@ class Odd(nn.Linear):
 
 
 class Part(nn.Linear):
-    """Writes to a part of its weight, outside of what torch does."""
+    """Writes to a part of its weight, outside of torch's loading."""
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
         with torch.no_grad():
@@ -235,7 +235,7 @@ def test_an_exception_elsewhere_leaves_the_next_load_alone(client: Client) -> No
     broken = Odd(2, 2)
     broken.broken = True
     whole = nn.Sequential(lent.module, broken)
-    # the component is through by then; only what comes after it is not loaded
+    # the component is loaded by then; only later modules are not
     with pytest.raises(KeyError):
         whole.load_state_dict(others(nn.Sequential(lent.twin, nn.Linear(2, 2))))
     new = others(lent.twin)

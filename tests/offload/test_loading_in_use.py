@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Gives a number for each of its blocks: that of the weights that it had."""
+    """Returns a number for each block: that of the weights it ran with."""
 
     def __init__(self, width: int = 64, blocks: int = 4, *, buffered: bool = False) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Two(nn.Module):
 
 
 def filled(model: nn.Module, value: float) -> dict[str, torch.Tensor]:
-    """A state dict with which every output is `value`, or with buffers ten times as much more."""
+    """A state dict for which every output is `value`; with buffers, ten times as much is added."""
     return {
         name: torch.full_like(t, 10 * value if name.endswith("shift") else value / t.shape[-1])
         for name, t in model.state_dict().items()
@@ -81,7 +81,7 @@ def outputs_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> tuple[flo
 
 
 class Loading:
-    """A model, two state dicts, and what the model gives with each."""
+    """A model, two state dicts, and the model's output with each."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model.requires_grad_(False)
@@ -179,7 +179,7 @@ def test_so_does_each_step_of_a_generator_that_is_streamed(client: Client) -> No
 
 
 def called_elsewhere(model: nn.Module) -> tuple[float, ...]:
-    """What a call in another thread gives."""
+    """The result of a call in another thread."""
     with ThreadPoolExecutor(1) as pool, torch.inference_mode():
         return tuple(pool.submit(model).result().tolist())
 
@@ -250,7 +250,7 @@ def test_it_waits_for_calls_that_are_under_way_and_new_ones_wait_for_it(
 
 
 def test_who_holds_it_may_wait_for_another_thread_to_load_it(client: Client) -> None:
-    """Calls are waited for, `use` is not; and in a call one may load."""
+    """Loading waits for calls, not for `use`; a call itself may load."""
     with attached(client, "buffers") as (loading, _), ThreadPoolExecutor(1) as pool:
         (attachment,) = client._attachments.values()
         with attachment.use("dit"):
@@ -278,12 +278,12 @@ def test_a_call_that_was_interrupted_is_not_waited_for(client: Client) -> None:
         pool.submit(call).result()
         block.during = lambda: None
         loading.model.load_state_dict(loading.states[1])
-        # its lease is given back at that thread's next call
+        # that thread's next call releases its lease
         assert pool.submit(lambda: tuple(loading.model().tolist())).result() == loading.expected[1]
 
 
 def test_hooks_of_the_module_s_own_loading_see_what_is_loaded(client: Client) -> None:
-    """Before it is the weights of anybody, and whatever way they know the module."""
+    """Earlier it belongs to no component, however they know the module."""
 
     class Renaming(nn.Linear):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`.to()` and its kind while weights are out: works if it changes nothing, else is refused."""
+"""`.to()` and its kind while weights are absent: done if it changes nothing, else refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +85,7 @@ def test_the_first_that_cannot_is_named(client: Client) -> None:
 
 
 def test_a_change_that_concerns_no_weight_of_swapd_s_is_made(client: Client) -> None:
-    """Of buffers that are private, and of what was added since."""
+    """Of private buffers, and of parameters added since."""
     lent = Lent(client, lambda: nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.BatchNorm1d(2).half()))
     lent.module.register_buffer("table", torch.ones(2, dtype=torch.float64))
     lent.module.get_submodule("0").register_parameter(

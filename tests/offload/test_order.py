@@ -1,4 +1,4 @@
-"""What is expected of a pass: what the last one did, whatever this one does."""
+"""The expected order of a pass is that of the last one, not of this one."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from swapd_client.offload.order import Order
 
 
 def play(order: Order, seen: Sequence[int]) -> list[int | None]:
-    """A pass that uses these: what was expected before each of them, and after the last."""
+    """A pass that uses these: the expectations before each of them, and after the last."""
     expected = order.expected()
     nexts = []
     for part in seen:

@@ -1,4 +1,4 @@
-"""A model that another offloader moves is refused, with what to do, and left as it was."""
+"""A model that another offloader moves is refused, with a remedy, and stays unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def test_accelerates_hooks_are_refused_by_name(client: Client, how: Callable[[An
 
 
 def test_hooks_of_diffusers_that_move_weights_are_refused(client: Client) -> None:
-    # here: to import it takes seconds, of every process that collects the tests
+    # imported here: it takes seconds, which every test process would spend at collection
     from diffusers import AutoencoderTiny
     from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
 

@@ -1,4 +1,4 @@
-"""The strategies on the client's page do what they say as they are printed there."""
+"""The strategies on the client's page work as printed there."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a call returns is the caller's: also if it is a weight, or a view of one."""
+"""The output of a call belongs to the caller, even if it is a weight, or a view of one."""
 
 import asyncio
 from collections import OrderedDict, UserDict, namedtuple
@@ -31,7 +31,7 @@ class Frozen:
 
 
 class Bare:
-    """Of no kind that is known."""
+    """Of an unknown kind."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
@@ -50,7 +50,7 @@ class Closed(UserDict[str, torch.Tensor]):
 
 
 class Prompt(nn.Module):
-    """As the prompt encoder of SAM: without a mask it returns a weight, expanded."""
+    """Like SAM's prompt encoder: without a mask it returns a weight, expanded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Lending:
         return 0 <= tensor.untyped_storage().data_ptr() - part.address < part.nbytes
 
     def check(self, mine: Any, its: Any) -> None:
-        """The same, and still there when the component is out."""
+        """The same, and still there when the component is absent."""
         evict(self.client, "prompt")
         assert type(mine) is type(its)
         assert not self.lies(mine)
@@ -163,7 +163,7 @@ def test_also_in_structures(lent: Lending, which: str) -> None:
 
 
 def test_also_in_an_output_of_transformers(lent: Lending) -> None:
-    """Whose fields are items too."""
+    """Its fields are items, too."""
     from transformers.utils import ModelOutput
 
     @dataclass
@@ -203,7 +203,7 @@ def test_what_has_no_attributes_is_returned_as_it_is(lent: Lending) -> None:
 
 
 def test_nothing_else_is_copied(lent: Lending) -> None:
-    """Buffers are private; and a module is where weights belong."""
+    """Buffers are private; and weights belong in a module."""
     for value in (lent.module.steps, X, (X, 1), {"x": X}, Output(X), Bare(X), lent.module.table):
         lent.module.out = partial(_instead, value)
         assert lent.module(X) is value
@@ -214,7 +214,7 @@ def _instead(value: Any, weight: torch.Tensor) -> Any:
 
 
 def test_what_is_held_longer_is_no_copy(lent: Lending) -> None:
-    """A call inside another one, and one under `use`, returns what it always did."""
+    """A call inside another one, and one under `use`, returns the same as always."""
     weight = lent.module.table.weight
     inner: list[Any] = []
     lent.module.table.register_forward_hook(lambda *a: weight)
@@ -231,7 +231,7 @@ def test_what_is_held_longer_is_no_copy(lent: Lending) -> None:
 
 
 def test_a_parameter_is_one_still(lent: Lending) -> None:
-    """With values of its own: who writes to it, or trains it, has a copy."""
+    """With values of its own: code that writes to it, or trains it, has a copy."""
     with torch.no_grad():
         mine = lent.module(X)
         assert isinstance(mine, nn.Parameter)
@@ -257,7 +257,7 @@ def test_methods_and_what_they_yield(lent: Lending) -> None:
 
 
 def _all(work: Generator[Any, None, Any]) -> Generator[Any, None, None]:
-    """What it yields, and what it returns."""
+    """The values that it yields, and the one that it returns."""
     yield (yield from work)
 
 
@@ -270,7 +270,7 @@ async def test_what_is_awaited(lent: Lending) -> None:
 
 
 def test_hooks_that_were_there_see_the_weights_themselves(lent: Lending) -> None:
-    """They run while it is held; those that come later get what the caller gets."""
+    """They run during the lease; hooks registered later get the caller's copies."""
     lent.attachment.detach()
     seen: list[Any] = []
     lent.module.register_forward_hook(lambda m, a, out: seen.append(out))
@@ -283,7 +283,7 @@ def test_hooks_that_were_there_see_the_weights_themselves(lent: Lending) -> None
 
 @pytest.mark.parametrize("resident", [None, 0], ids=["whole", "streamed"])
 def test_a_block_s_view_outlives_the_block(client: Client, resident: int | None) -> None:
-    """What a later block is given, or the whole returns, is not in a block that is gone."""
+    """Later blocks and the caller get no view into a block that has left."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -328,7 +328,7 @@ def test_a_block_s_view_outlives_the_block(client: Client, resident: int | None)
 
 
 def test_a_view_of_a_quantised_weight(lent: Lending) -> None:
-    """Of what wraps tensors, those inside are copied."""
+    """For a wrapper, its inner tensors are copied."""
     torchao = pytest.importorskip("torchao.quantization")
     lent.attachment.detach()
     for module in (lent.module, lent.twin):

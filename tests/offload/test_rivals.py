@@ -1,4 +1,4 @@
-"""What swapd is measured against does what it is said to do, on memory that stands in."""
+"""The rivals of the benchmarks work as described, on memory that stands in for a GPU."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What transformers and diffusers save of models whose weights are out: the same files."""
+"""transformers and diffusers save the same files of models with absent weights."""
 
 from pathlib import Path
 from typing import Any

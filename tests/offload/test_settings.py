@@ -1,4 +1,4 @@
-"""The settings users know: documented names, meanings and defaults, from everywhere they come.
+"""The settings users know: documented names, meanings and defaults, from every source.
 
 The stage files are those of vLLM-Omni's documents, as written there.
 """
@@ -62,7 +62,7 @@ stage_args:
       cpu_offload_enabled: true  # Offload code2wav when not in use
 """
 
-#: What a whole stage file has beside: other lists, other keys, none of them ours.
+#: The other contents of a whole stage file: lists and keys that are no settings.
 WITH_OTHER_KEYS = """
 async_chunk: false
 stage_args:
@@ -84,7 +84,7 @@ runtime:
   enabled: true
 """
 
-#: The newer layout: the settings stand in the stage itself.
+#: The newer layout: the settings are in the stage itself.
 FLAT = """
 base_config: qwen2_5_omni.yaml
 stages:
@@ -112,7 +112,7 @@ def parse(*line: str) -> OffloadSettings:
     return from_arguments(parser.parse_args(line))
 
 
-# --- what is documented -------------------------------------------------------------------
+# --- the documented settings ---------------------------------------------------------------
 
 
 def test_the_defaults_are_those_documented() -> None:
@@ -164,7 +164,7 @@ def test_none_stands_for_the_default() -> None:
     assert from_keywords(cpu_offload_components=None, cpu_offload_enabled=None) == OffloadSettings()
 
 
-# --- what contradicts what ----------------------------------------------------------------
+# --- contradictions -----------------------------------------------------------------------
 
 
 def test_layerwise_wins_over_model_level_and_says_so() -> None:

@@ -101,7 +101,7 @@ def test_what_two_components_share_is_one_of_its_own_and_in_with_either(client: 
         with attachment.use("b"):
             assert leases(client) == {"a+head": 0, "b": 1, "a+b": 1}
         evict(client, "a+head", "b", "a+b")
-        assert torch.equal(model(X), expected)  # the head brings in what is in its own name
+        assert torch.equal(model(X), expected)  # the head loads the tensors under its own name
         assert model.b[1].weight is model.a[1].weight
 
 
@@ -178,7 +178,7 @@ def test_views_of_a_fused_storage_take_the_bytes_of_one(client: Client) -> None:
         assert parts(client) == {"Fused": 3 * NBYTES}
         evict(client, "Fused")
         assert torch.equal(model(X), expected)
-    with client.attach(model, ["q", "v"]):  # what they do not have in common is each one's own
+    with client.attach(model, ["q", "v"]):  # tensors that they do not share belong to one each
         assert set(parts(client)) == {"q", "v"}
         assert torch.equal(model(X), expected)
 

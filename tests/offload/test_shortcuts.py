@@ -1,4 +1,4 @@
-"""The shortcuts decide nothing that the plain version does not, and a hit calls few functions."""
+"""The shortcuts decide as the plain version does, and a hit calls few functions."""
 
 import random
 import sys
@@ -43,7 +43,7 @@ class PlainLeave(Leave):
 
 
 class Never:
-    """Instead of `BlockHooks`: the hooks of blocks are always there."""
+    """Replaces `BlockHooks`: the hooks of blocks are always there."""
 
     def add(self, pair: Pair) -> None:
         pass
@@ -59,14 +59,14 @@ class Never:
 
 
 class Call(NamedTuple):
-    """A call of a module, with what it calls, and how it ends."""
+    """A call of a module, its inner calls, and its end."""
 
     module: str
     mode: str
     around: str
     inside: "tuple[Call, ...]"
     ends: str
-    #: An acquire of it fails so.
+    #: The error of an acquire of it.
     refused: type[Exception] | None = None
 
 
@@ -103,7 +103,7 @@ def some_call(rng: random.Random, ends: Sequence[str], around: Sequence[str], de
 
 
 class Part(nn.Module):
-    """Does in its forward what a history says, and leaves its weights to what it calls."""
+    """Its forward follows a history, and its inner calls use its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Part(nn.Module):
 
 
 class Both(nn.Module):
-    """What uses two components, and is in neither."""
+    """Uses two components, and is in neither."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Both(nn.Module):
 
 
 class World:
-    """A model that is attached, and what came of what was done with it."""
+    """An attached model, and a record of its calls."""
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
@@ -145,7 +145,7 @@ class World:
         parts = ["whole", "streamed"]
         blocks = {"streamed": [f"layers.{i}" for i in range(3)]}
         self._attachment = self._client.attach(self._model, parts, blocks=blocks, trainable=False)
-        self._acquire(*parts).release()  # so that what is in is the same each time
+        self._acquire(*parts).release()  # so that the same components are on the device each time
 
     def _recorded(self, *names: str, **options: Any) -> Any:
         if (refusal := self._refusal) is not None:
@@ -167,7 +167,7 @@ class World:
         here().reap()
         self._attachment.detach()
 
-    # --- what happens between calls
+    # --- events between calls
 
     def between(self, what: str, rng: random.Random) -> None:
         if what == "update" and not here().entries:
@@ -181,10 +181,10 @@ class World:
     # --- calls
 
     def run(self, call: Call) -> None:
-        """Make a call, and note what it did, returned or raised."""
+        """Make a call, and record its actions, its result or its error."""
         self.seen.append(("called", *call[:3], call.ends))
         if call.around == "thread":
-            if call.ends == "stopped":  # what it left behind another thread gives back, at any time
+            if call.ends == "stopped":  # another thread releases its leases, at any time
                 call = call._replace(ends="raises")
             call = call._replace(inside=tuple(one for one in call.inside if not _stops(one)))
             thread = threading.Thread(target=self._run, args=(call,))
@@ -296,7 +296,7 @@ def _stops(call: Call) -> bool:
 def history(
     client: Client, seed: int, ends: Sequence[str] = ENDS, around: Sequence[str] = AROUND
 ) -> list[Any]:
-    """What is seen of the calls that this seed makes."""
+    """The record of the calls that this seed makes."""
     rng = random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
         world = World(client, patched)
@@ -328,8 +328,11 @@ def test_what_is_acquired_released_and_returned_is_what_the_plain_version_says(
 def test_hooks_that_are_aside_would_have_done_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Said of one thread, and not between an interrupt and the thread's next call: what is called
-    there runs under the lease that holds all of it."""
+    """Holds within one thread.
+
+    Not between an interrupt and the thread's next call: calls there run under the lease on the
+    whole component.
+    """
     ends = [end for end in ENDS if end != "stopped"]
     around = [what for what in AROUND if what != "thread"]
     seen = history(client, seed, ends, around)
@@ -337,11 +340,11 @@ def test_hooks_that_are_aside_would_have_done_nothing(
     compare(seen, history(client, seed, ends, around))
 
 
-# --- how much is done --------------------------------------------------------------------
+# --- the number of functions -------------------------------------------------------------
 
 
 def functions(call: Callable[[], object]) -> list[str]:
-    """What is called around a module's forward, in order; without what compiled code needs."""
+    """The functions called around a module's forward, in order; without those for compiled code."""
     called: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -360,8 +363,8 @@ def functions(call: Callable[[], object]) -> list[str]:
 def test_a_call_that_finds_all_of_it_there_calls_few_functions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the machine is busy with: each of them is slow where caches are cold."""
-    monkeypatch.setattr(shortcuts, "_compiles", False)  # whatever other tests have compiled here
+    """On a machine under any load: each function is slow with cold caches."""
+    monkeypatch.setattr(shortcuts, "_compiles", False)  # independent of other tests' compilations
     part = seeded(Part)
     x = torch.ones(1, WIDTH)
 
@@ -372,7 +375,7 @@ def test_a_call_that_finds_all_of_it_there_calls_few_functions(
     with torch.inference_mode():
         with client.attach({"whole": part}):
             call()
-            assert functions(call) == [*begins, "Enter.__call__", *ends]  # the norm has a hook too
+            assert functions(call) == [*begins, "Enter.__call__", *ends]  # the norm has a hook, too
         with client.attach({"streamed": part}, blocks=["layers.0", "layers.1", "layers.2"]):
             client.acquire("streamed").release()
             call()

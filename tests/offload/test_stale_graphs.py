@@ -1,8 +1,8 @@
-"""Code that was compiled for a module without hooks never runs for one that is attached.
+"""Code compiled for a module without hooks never runs for an attached one.
 
-torch finds compiled code again by the code object and by guards, and these look at no hooks
-(`torch._dynamo.config.skip_nnmodule_hook_guards`). Run without a lease it reads weights that are
-out: a fault. So each case runs in a process of its own.
+torch finds compiled code by the code object and by guards, which ignore hooks
+(`torch._dynamo.config.skip_nnmodule_hook_guards`). Run without a lease it reads absent weights: a
+fault. So each case runs in a process of its own.
 """
 
 import copy

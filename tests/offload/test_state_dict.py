@@ -1,4 +1,4 @@
-"""What `state_dict` gives: tensors of its own, whether the weights are in or out."""
+"""`state_dict` gives tensors of its own, with present and with absent weights."""
 
 import gc
 import io
@@ -20,7 +20,7 @@ from tests.offload.twins import Lent, same
 
 
 class Block(nn.Module):
-    """Weights, a buffer that is saved and one that is not."""
+    """Weights, a persistent buffer and one that is not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_its_memory_is_given_back_with_it(client: Client) -> None:
 
     lent = Lent(client, lambda: nn.Linear(512, 512))
     lent.module.state_dict()
-    gc.collect()  # what earlier tests left goes now, or not while it is counted
+    gc.collect()  # collect the garbage of earlier tests now, not while the test counts
     before = maps()
     states = [lent.module.state_dict() for _ in range(50)]
     assert maps() >= before + 25

@@ -1,4 +1,4 @@
-"""What each setting promises, seen on the device; and what it comes to, component by component."""
+"""Each setting keeps its promise on the device, and sets the policy of each component."""
 
 import pytest
 import torch
@@ -85,12 +85,12 @@ def test_resident_and_blocks_stream_what_they_name() -> None:
 # --- on the device -----------------------------------------------------------------------
 
 
-#: What was released is in one of these until the daemon knows, and this process has unmapped it.
+#: The states of a released component until the daemon knows, and this process has unmapped it.
 ON_THEIR_WAY = {"leased", "loading", "revoking"}
 
 
 def states(client: Client) -> dict[str, str]:
-    """Of each component, once none is on its way."""
+    """The state of each component, once none is in transfer."""
     while True:
         found = {c.name: c.state for c in client.status().components}
         if not ON_THEIR_WAY & set(found.values()):

@@ -1,6 +1,6 @@
 """A component block by block, in one process and against a real daemon.
 
-Isolation is strict: a block that is touched without being held ends the test.
+Isolation is strict: an access to a block without a lease ends the test.
 """
 
 import signal
@@ -21,20 +21,20 @@ from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
 from tests.processes import run_python, start_python
 
-#: A chunk of the host device, which is what a block takes.
+#: A chunk of the host device: the size of a block.
 BLOCK = 2 << 20
 PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Model(NamedTuple):
-    """A family of blocks whose bytes say which they are."""
+    """A family of blocks, whose bytes are their numbers."""
 
     client: Client
     stream: Stream
     blocks: int
 
     def use(self, part: int) -> None:
-        """What a block's forward does: read all of it."""
+        """Does the work of a block's forward: reads all of it."""
         view = Component(self.client.session.own(self.stream.parts[part])).view("w")
         assert view == bytes([part + 1]) * len(view)
 
@@ -80,7 +80,7 @@ def family(
     chunks: int = 1,
     mutable: bool = False,
 ) -> Model:
-    """`chunks`: how many a block takes."""
+    """`chunks`: the number that a block takes."""
     parts = {"rest": {"w": b"\0"}} if rest else {}
     parts |= {str(i): {"w": bytes([i + 1]) * chunks * BLOCK} for i in range(blocks)}
     registered = client.register_family(name, parts, resident=resident, mutable=mutable)
@@ -90,7 +90,7 @@ def family(
 
 
 class Daemons:
-    """Those that the tests of this file share: each ends empty what it began empty."""
+    """The daemons of this file's tests: each must be as empty at the end as at the start."""
 
     def __init__(self) -> None:
         self._running: dict[int, spawn.Spawned] = {}
@@ -118,10 +118,10 @@ def _daemons() -> Iterator[None]:
 
 @contextmanager
 def swapd(chunks: int) -> Iterator[Client]:
-    """A client of a daemon whose memory is so many chunks."""
+    """A client of a daemon with this many chunks."""
     with swapd_client.connect(DAEMONS.of(chunks).folder) as client:
         while client.status().components:
-            pass  # those of the last test go with its session, which has just ended
+            pass  # the last test's components go with its session, which has just ended
         yield client
 
 
@@ -130,7 +130,7 @@ def swapd(chunks: int) -> Iterator[Client]:
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_no_more_than_its_slots_are_on_the_device_at_a_time(slots: int) -> None:
-    # not strict: there what is released takes room until its worker has let go of it
+    # not strict: there a released block takes room until its worker has unmapped it
     with spawn.daemon(budget=12 * BLOCK) as daemon, swapd_client.connect(daemon.folder) as client:
         model = family(client, 8, slots=slots)
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_how_much_is_kept_changes_while_it_runs() -> None:
             assert len(model.resident() - {"m/rest"}) <= 2, "two of them may be on their way"
 
 
-# --- whatever the order ------------------------------------------------------------------
+# --- any order ---------------------------------------------------------------------------
 
 PASSES = {
     "as declared": range(6),
@@ -218,7 +218,7 @@ def test_a_block_that_runs_again_at_once_is_not_copied_again(answers: str) -> No
         for _ in range(4):
             model.forward([0, 0, 0, 2])
         loads = {c.name: c.loads for c in client.status().components}
-        # while the order is new, what was declared is read ahead; and the hints of the last pass
+        # while the order is new, the declared order is read ahead; and the hints of the last pass
         assert loads["m/0"] <= 4 + 1 + 2
 
 
@@ -226,7 +226,8 @@ def test_what_was_read_ahead_stays_in_if_it_is_needed_before_the_answer_is_read(
     with swapd(12) as client:
         model = family(client, 1)
         asked = client._ask("m/0")
-        client.status()  # by now it is being copied: requests of a thread are taken in order
+        # by now its copy is under way: the daemon takes a thread's requests in order
+        client.status()
         with client._acquire_in_place_of(asked, "m/0") as lease:
             lease.wait()
             model.use(0)
@@ -264,7 +265,7 @@ def test_a_block_may_be_called_alone() -> None:
         model.forward()
 
 
-# --- what goes wrong ---------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------
 
 
 def test_a_pass_that_ends_by_an_error_leaves_nothing() -> None:
@@ -275,7 +276,7 @@ def test_a_pass_that_ends_by_an_error_leaves_nothing() -> None:
             stream.enter()
             for part in range(last):
                 model.run(part)
-            stream.need(last)  # it fails, and nobody says that it is done
+            stream.need(last)  # it fails, and no call says that it is done
             stream.leave()
             stream.leave()
             assert model.held() == []
@@ -336,7 +337,7 @@ def test_without_a_slot_nothing_can_be_streamed() -> None:
 
 
 def test_reading_ahead_may_find_no_room() -> None:
-    with swapd(2) as client:  # what is in no block, and one block
+    with swapd(2) as client:  # the tensors outside the blocks, and one block
         model = family(client, 6)
         for _ in range(2):
             model.forward()
@@ -418,7 +419,7 @@ def test_two_threads_may_be_in_one_stream(chunks: int) -> None:
 
 @pytest.mark.parametrize("chunks", [3, 4, 5, 12])
 def test_two_streams_go_on_where_both_do_not_fit(chunks: int) -> None:
-    """With three, each holds what is in no block, and one block has no room beside both."""
+    """With three, each holds its rest, and one block has no room beside both."""
     with swapd(chunks) as client:
         one = family(client, 4, name="one", chunks=2)
         two = family(client, 4, name="two", chunks=2)

@@ -1,4 +1,4 @@
-"""attach streams a component block by block: around the blocks' own calls, and what is between."""
+"""`attach` streams a component block by block: around the blocks' own calls, and between them."""
 
 import asyncio
 import threading
@@ -142,7 +142,7 @@ def test_blocks_may_be_called_alone_and_so_may_the_rest(client: Client) -> None:
 
 
 class Cached(Dit):
-    """Has a part of its first block say whether blocks are to run, as TeaCache does."""
+    """Calls a part of its first block to decide whether to run blocks, as TeaCache does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_a_cache_may_look_at_the_first_block_before_it_runs_any(client: Client) 
 
 
 def test_a_block_that_is_called_alone_after_passes_that_held_all_is_left(client: Client) -> None:
-    """Those put its hooks aside; its own call needs them."""
+    """Those removed its hooks; its own call needs them."""
     model, twin = seeded(Dit, 2), seeded(Dit, 2)
     with client.attach({"dit": model}, enable_layerwise_offload=True):
         for _ in range(3):
@@ -184,7 +184,7 @@ def test_layers_beside_the_blocks_are_out_of_the_way_of_what_is_all_in(client: C
     for layer in (model.proj_in, model.blocks[0]):
         layer.register_forward_hook(lambda m, a, o: seen.append(len(m._forward_pre_hooks)))
     with client.attach({"dit": model}, blocks=["blocks"], resident=None):
-        for _ in range(2):  # the first brings it in
+        for _ in range(2):  # the first loads it
             assert torch.equal(model(X), twin(X))
         assert seen == [1, 1, 0, 0]
         client.resize("dit", 0)
@@ -280,7 +280,7 @@ def test_what_a_thread_left_of_a_pass_goes_with_it(client: Client, daemon: Daemo
 def test_a_thread_that_ends_in_a_block_called_alone_leaves_the_hooks_of_others(
     client: Client,
 ) -> None:
-    """Were its pass counted as left twice, they would be aside when another thread needs them."""
+    """If its pass ended twice, the hooks would be missing when another thread needs them."""
     model = seeded(Dit)
     expected = model(X)
 
@@ -416,7 +416,7 @@ def test_a_family_that_was_registered_or_loaded_before_is_streamed_as_it_is(
         assert leases(client).keys() == NAMES
         for _ in range(2):
             assert torch.equal(empty(X), expected)
-    assert leases(client).keys() == NAMES  # it was not attach that registered it
+    assert leases(client).keys() == NAMES  # attach did not register it
     client.unregister("dit")
     assert torch.equal(empty(X), expected)
 

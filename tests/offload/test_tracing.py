@@ -1,4 +1,4 @@
-"""A call of an attached model, under a span: what was swapped for it is in its trace."""
+"""A call of an attached model, under a span: its trace has the swaps that it caused."""
 
 import asyncio
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def swapped(exporter: InMemorySpanExporter, request: trace.Span) -> list[str]:
-    """The components that were loaded for acquires of that request."""
+    """The components loaded for acquires of that request."""
     spans = exporter.get_finished_spans()
     own = {s.context.span_id for s in spans if _is_of(s, request) and s.context is not None}
     loads = [s for s in spans if s.name == "swapd.load" and s.parent and s.parent.span_id in own]

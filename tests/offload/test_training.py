@@ -1,4 +1,4 @@
-"""Adapters are trained over weights in swapd; what swapd has cannot be trained, and says so."""
+"""Adapters are trained over weights in swapd; training of these weights is an error."""
 
 import copy
 import gc
@@ -34,7 +34,7 @@ class Lora(nn.Linear):
 
 
 class Adapted(Encoder):
-    """Frozen, but for the adapters."""
+    """Frozen, except for the adapters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def everything(model: nn.Module) -> set[str]:
 def test_a_model_that_requires_gradients_of_nearly_all_is_taken_for_one_that_runs(
     client: Client,
 ) -> None:
-    """As it is built: not many think of requires_grad_(False)."""
+    """As built: few users call requires_grad_(False)."""
     model = seeded(Encoder).requires_grad_(True)
     with client.attach({"text": model}):
         assert registered(client) == everything(model)
@@ -190,7 +190,7 @@ def test_a_model_that_requires_gradients_of_nearly_all_is_taken_for_one_that_run
 
 
 def test_quantised_weights_do_not_make_a_model_one_that_is_trained(client: Client) -> None:
-    """They can have no gradients; what else there is requires them, as it was built."""
+    """They can have no gradients; the other parameters require them, as built."""
     model = seeded(Encoder).requires_grad_(True)
     for layer in model.layers:
         codes = torch.randint(-9, 9, (16 * WIDTH, WIDTH), dtype=torch.int8)
@@ -260,7 +260,7 @@ def test_adapters_that_come_later_stay_private_and_are_told_of_once(
         attachment.refresh()
     assert "16 KiB of parameters that are trained stay private" in caplog.text
     with torch.no_grad():
-        attachment.refresh()  # what is trained is so still, in whatever mode
+        attachment.refresh()  # trained parameters stay so, in any mode
     caplog.clear()
     mine, its = optimizer_of(model), optimizer_of(twin)
     for _ in range(2):
@@ -271,7 +271,7 @@ def test_adapters_that_come_later_stay_private_and_are_told_of_once(
     attachment.detach()
 
 
-# --- what is not to be trained, and is -----------------------------------------------------
+# --- training of weights in swapd ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_no_step_is_looked_at_when_nothing_is_attached(client: Client) -> None:
         return training._refuse_step in torchs._global_optimizer_pre_hooks.values()
 
     gc.collect()
-    others = training._attached  # by earlier tests, whose models may still be there
+    others = training._attached  # of earlier tests, whose models may still be there
     first, second = client.attach({"a": adapted()}), client.attach({"b": adapted()})
     assert looked_at()
     first.refresh()

@@ -1,6 +1,6 @@
-"""After any number of swaps a module is what its twin is, which was never lent.
+"""After any number of swaps a module equals its twin, which was never lent.
 
-Aliasing, what `parameters()` does not show, representation: see README.md for the list.
+Aliasing, tensors outside of `parameters()`, representation: README.md has the list.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ class Rotary(nn.Module):
 
 
 class Workspace(nn.Module):
-    """Scratch memory whose address a kernel may have baked in, and which it writes to."""
+    """Scratch memory whose address a kernel may keep, and which it writes to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_views_of_a_fused_storage_are_one_storage_of_its_size(client: Client) ->
 def test_who_asks_which_tensors_share_a_storage_is_told_the_same_as_before(
     client: Client,
 ) -> None:
-    """Else what saves modules, or registers them in other components, takes all for tied."""
+    """Else code that saves modules, or registers them again, takes all for tied."""
     lent = Lent(client, lambda: nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
     for _ in range(2):
         storages = [p.untyped_storage() for p in lent.module.parameters()]
@@ -338,7 +338,7 @@ def test_a_registration_that_fails_at_any_tensor_leaves_all_as_it_was(
             client.register("m", module)
     assert not client.status().components
     while client.status().host_copy_bytes:
-        pass  # those of models that went before may be on their way
+        pass  # those of earlier models may still be released
     for name, parameter in module.named_parameters():
         address, value = before[name]
         assert parameter.data_ptr() == address

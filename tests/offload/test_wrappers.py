@@ -1,4 +1,4 @@
-"""Parameters that wrap other tensors: those inside are moved, and the outer one stays."""
+"""Parameters that wrap other tensors: the inner ones move, and the wrapper stays."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ _aliased: Any = return_and_correct_aliasing
 
 
 class Scaled(torch.Tensor):
-    """A tensor as bytes and a scale, which may wrap something itself."""
+    """A tensor as bytes and a scale, which may be wrappers themselves."""
 
     codes: torch.Tensor
     scale: torch.Tensor
@@ -76,7 +76,7 @@ def scaled(rows: int, columns: int, *, deep: bool = False) -> Scaled:
 
 
 class Own(nn.Module):
-    """A linear layer whose weight wraps others."""
+    """A linear layer whose weight is a wrapper."""
 
     def __init__(self, *, deep: bool = False) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def test_what_is_wrong_inside_is_named(client: Client) -> None:
 
 
 class Unknown(torch.Tensor):
-    """Says nothing of what it is made of."""
+    """Does not name its inner tensors."""
 
 
 def test_an_unknown_subclass_is_refused_by_name(client: Client) -> None:
@@ -249,7 +249,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def test_tensor_parallel_weights_are_lent_and_loaded(daemon: Daemon, nursery: Nursery) -> None:
-    """DTensors also name a mesh as a part of theirs, which is no tensor."""
+    """DTensors also name a mesh as a part, which is no tensor."""
     assert nursery.run(PROGRAM, "tensor_parallel", daemon.folder) == (0, "held\n")
 
 

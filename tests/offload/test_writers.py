@@ -1,4 +1,4 @@
-"""What writes to weights works on what is attached, or is refused in words."""
+"""Code that writes to weights works on attached models, or gets an error that says why not."""
 
 import signal
 import threading
@@ -25,7 +25,7 @@ X = torch.arange(6).reshape(2, 3)
 
 
 def built(make: Callable[[], Any]) -> Any:
-    """One of these, the same each time."""
+    """A module from the same seed each time."""
     torch.manual_seed(0)
     return make().requires_grad_(False)
 
@@ -59,7 +59,7 @@ def test_a_forward_that_rescales_its_weights(client: Client, resident: int | Non
 
 
 class Bakes(nn.Module):
-    """Reads and writes weights in each way there is."""
+    """Reads and writes weights in every way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_what_changes_shapes_is_refused_by_name(twins: tuple[Bakes, Bakes, Attac
 def test_edits_one_after_the_other_go_on_from_each_other(
     twins: tuple[Bakes, Bakes, Attachment],
 ) -> None:
-    """As layers do that are merged into one weight: it changes at the end of the outermost."""
+    """As for layers merged into one weight: it changes at the end of the outermost edit."""
     module, twin, attachment = twins
     weights = list(vars(module)["_swapd_guard"].weights)
     with edits(weights), torch.no_grad():
@@ -201,7 +201,7 @@ def test_calls_of_other_threads_wait_for_the_end_of_it(
 
 
 class Layered(nn.Module):
-    """6 blocks of 4 MiB; each doubles its weight when it is told to."""
+    """6 blocks of 4 MiB; each doubles its weight on demand."""
 
     class Block(nn.Linear):
         edit: Callable[[], AbstractContextManager[None]] | None = None
@@ -223,7 +223,7 @@ class Layered(nn.Module):
 
 
 def test_in_the_midst_of_what_is_streamed(client: Client) -> None:
-    """In a block, called by the whole or by itself, the block goes on with what was written."""
+    """In a block, called by the model or directly, the block goes on with the new values."""
     module, twin = seeded(Layered), seeded(Layered)
     x = torch.ones(1, 1024)
     with (
@@ -319,7 +319,7 @@ def flux() -> Any:
 
 
 def test_projections_are_fused(client: Client) -> None:
-    """What is made of weights is private until it is taken in."""
+    """The new fused weights are private until `refresh`."""
     module, twin = built(flux), built(flux)
     inputs = {
         "hidden_states": torch.ones(1, 4, 4),
@@ -341,7 +341,7 @@ def test_projections_are_fused(client: Client) -> None:
 
 @pytest.mark.parametrize("later", [False, True], ids=["before", "after"])
 def test_lora_is_fused_and_unfused(client: Client, later: bool) -> None:
-    """Of diffusers; added before the model is attached, and after."""
+    """A LoRA of diffusers, added before the model is attached, and after."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
     module, twin = built(dit), built(dit)

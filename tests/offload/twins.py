@@ -1,4 +1,4 @@
-"""Modules that are lent by a daemon, and the same modules that never were."""
+"""Lent modules, and the same modules without swapd."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Make = Callable[[], torch.nn.Module]
 
 
 class Lent:
-    """A module that was registered and guarded, by hand, and its twin."""
+    """A module registered and guarded by hand, and its twin."""
 
     def __init__(self, client: Client, make: Make, name: str = "m", **options: Any) -> None:
         self.client = client
@@ -29,13 +29,13 @@ class Lent:
         evict(client, name)
 
     def swap(self, times: int = 1) -> None:
-        """Out, and in again, and released."""
+        """Evict, load, release."""
         for _ in range(times):
             evict(self.client, self.name)
             self.client.acquire(self.name).release()
 
     def run(self, *args: Any) -> Any:
-        """What the module computes, under a lease, after it was out."""
+        """The module's output, under a lease, after an eviction."""
         evict(self.client, self.name)
         with self.client.acquire(self.name):
             return self.module(*args)

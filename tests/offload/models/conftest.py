@@ -13,7 +13,7 @@ from tests.guarantees.harness import Daemon
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The number of threads decides the order in which sums are taken."""
+    """The number of threads decides the order of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -22,8 +22,11 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def device() -> Iterator[Callable[[int], Daemon]]:
-    """Call it with a budget in MiB for a daemon; it is stopped, and checked, at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
+    """Call it with a budget in MiB for a daemon. The fixture stops and checks the daemon at the
+    end.
+    """
+    # a short path, since it contains sockets
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     started: list[Daemon] = []
 
     def start(budget_mib: int) -> Daemon:

@@ -30,7 +30,7 @@ ROPE: dict[str, Any] = {
 
 
 def qwen2_5() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
-    """A reduced Qwen2.5-Omni with random weights, and what runs all of it once."""
+    """A reduced Qwen2.5-Omni with random weights, and a function that runs all of it once."""
     import transformers
 
     config = transformers.Qwen2_5OmniConfig(
@@ -180,7 +180,7 @@ def _token2wav_2_5(transformers: Any) -> Any:
 
 
 def qwen3() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
-    """A reduced Qwen3-Omni-MoE with random weights, and what runs all of it once."""
+    """A reduced Qwen3-Omni-MoE with random weights, and a function that runs all of it once."""
     import transformers
 
     config = transformers.Qwen3OmniMoeConfig(
@@ -197,7 +197,7 @@ def qwen3() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
         user_token_id=USER,
         assistant_token_id=ASSISTANT,
     )
-    # read by the talker, though its configuration does not declare it
+    # the talker reads it, though its configuration does not declare it
     config.talker_config.audio_config = config.thinker_config.audio_config
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration._from_config(
         config, attn_implementation="eager"

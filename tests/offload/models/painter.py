@@ -1,7 +1,6 @@
-"""A process that runs one pipeline: first alone, then, when told to, on a shared device.
+"""A process that runs one pipeline: first alone, then, on a signal, on a shared device.
 
-`main` says "ready", reads a line, runs, and says "same" for
-every run that gave the same bits.
+`main` prints "ready", reads a line, runs, and prints "same" for each run with the same bits.
 """
 
 import sys

@@ -17,7 +17,7 @@ PROMPT = "a fox"
 
 
 def flux(seed: int = 21) -> tuple[Any, Callable[[], Outputs]]:
-    """Flux: a CLIP and a T5 encoder, one DiT, and what makes one picture."""
+    """Flux: a CLIP and a T5 encoder, one DiT, and a function that makes one picture."""
     import diffusers
 
     pipeline = diffusers.FluxPipeline(
@@ -43,7 +43,7 @@ def flux(seed: int = 21) -> tuple[Any, Callable[[], Outputs]]:
 
 
 def stable_diffusion_3(seed: int = 22) -> tuple[Any, Callable[[], Outputs]]:
-    """Stable Diffusion 3: three encoders, one DiT, guidance, and what makes one picture."""
+    """Stable Diffusion 3: three encoders, one DiT, guidance; a function makes one picture."""
     import diffusers
 
     pipeline = diffusers.StableDiffusion3Pipeline(
@@ -73,7 +73,7 @@ def stable_diffusion_3(seed: int = 22) -> tuple[Any, Callable[[], Outputs]]:
 
 
 def wan(seed: int = 23) -> tuple[Any, Callable[[], Outputs]]:
-    """Wan 2.2: one encoder, two DiTs that follow each other, and what makes one video."""
+    """Wan 2.2: one encoder, two DiTs in sequence, and a function that makes one video."""
     import diffusers
     import transformers
 

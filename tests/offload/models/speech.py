@@ -13,7 +13,7 @@ VOCABULARY = 512
 
 
 def whisper() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
-    """A reduced Whisper, whose output layer is its embedding, and what runs it once."""
+    """A reduced Whisper, whose output layer is its embedding, and a function that runs it once."""
     import transformers
 
     config = transformers.WhisperConfig(
@@ -54,7 +54,7 @@ def whisper() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
 
 
 def decoder() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
-    """A reduced Llama with tied embeddings, and what runs it once: sampling, two prompts."""
+    """A reduced Llama with tied embeddings, and a function that runs it: sampling, two prompts."""
     import transformers
 
     config = transformers.LlamaConfig(

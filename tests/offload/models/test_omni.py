@@ -22,7 +22,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
 }
 
-# said by the models' own generate(), of arguments they pass themselves
+# the models' own generate() causes it, by arguments of its own
 pytestmark = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty`:UserWarning")
 
 

@@ -1,4 +1,4 @@
-"""Whisper and a plain decoder: what their generate() calls comes and goes, whole or in layers."""
+"""Whisper and a plain decoder: generate() swaps the models that it calls, whole or in layers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -34,7 +34,7 @@ def test_two_pipelines_share_one_device(device: Callable[[int], Daemon]) -> None
         for painter in (flux, wan):
             assert painter.stdout is not None
             assert [painter.stdout.readline() for _ in range(ROUNDS)] == ["same\n"] * ROUNDS
-        # before they end: what they own goes with them
+        # before they end: their components end with them
         status = daemon.status()
         assert [painter.wait() for painter in (flux, wan)] == [0, 0]
     assert status.evictions > 2 * ROUNDS

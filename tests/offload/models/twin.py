@@ -15,7 +15,7 @@ Outputs = dict[str, torch.Tensor]
 
 
 class Twin(NamedTuple):
-    """A model, what runs it once, and what comes out of that without swapd."""
+    """A model, a function that runs it once, and its output without swapd."""
 
     model: Any
     run: Callable[[], Outputs]
@@ -25,7 +25,7 @@ class Twin(NamedTuple):
 
 @cache
 def twin(build: Callable[[], tuple[Any, Callable[[], Outputs]]]) -> Twin:
-    """Built once, for all tests: each leaves it as it was."""
+    """Built once, for all tests: each leaves it unchanged."""
     model, run = build()
     expected = run()
     assert all(value.isfinite().all() for value in expected.values())
@@ -52,7 +52,7 @@ def check_swapped(
             assert_equal(subject.run(), subject.expected)
         status = client.status()
     assert_equal(subject.run(), subject.expected)
-    assert len(_pointers(subject)) == len(pointers)  # what was tied still is
+    assert len(_pointers(subject)) == len(pointers)  # tied parameters stay tied
     assert status.evictions > 0
     assert status.bytes_out == 0
     assert status.peak_bytes <= status.budget_bytes < subject.weights_bytes

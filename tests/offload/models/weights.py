@@ -1,4 +1,4 @@
-"""Weights from a seed: every parameter gets a spread, so that each of them shows in the output."""
+"""Weights from a seed: every parameter gets a spread, so that each one affects the output."""
 
 import math
 
@@ -9,8 +9,8 @@ import torch
 def draw(module: torch.nn.Module, seed: int, gain: float = 1.0) -> None:
     """Fill every parameter of `module`; equal seeds give bit-identical weights.
 
-    What an untrained model has at zero or one (biases, gates, norms) gets a spread too. Matrices
-    keep a signal's size, times `gain`.
+    Parameters at zero or one in an untrained model (biases, gates, norms) get a spread, too.
+    Matrices keep a signal's size, times `gain`.
     """
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
@@ -27,5 +27,5 @@ def draw(module: torch.nn.Module, seed: int, gain: float = 1.0) -> None:
 
 
 def nbytes(module: torch.nn.Module) -> int:
-    """Bytes of the parameters, those that are tied once."""
+    """Bytes of the parameters; tied ones count once."""
     return sum(p.numel() * p.element_size() for p in module.parameters())

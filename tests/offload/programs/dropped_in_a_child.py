@@ -1,6 +1,6 @@
 """A model that a forked child drops stays with its parent.
 
-`python dropped_in_a_child.py FOLDER` prints how many components the daemon in FOLDER has then.
+`python dropped_in_a_child.py FOLDER` prints the daemon's number of components afterwards.
 """
 
 import gc

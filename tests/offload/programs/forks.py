@@ -1,4 +1,4 @@
-"""A client that forks, and what its child drops.
+"""A client that forks, and objects that its child drops.
 
 `python forks.py CASE FOLDER ...` runs the function CASE with the daemon in FOLDER.
 """
@@ -46,7 +46,7 @@ def in_a_child(run: Callable[[], None]) -> None:
 
 
 def mapped(address: int, nbytes: int) -> Any:
-    """Other memory there, with something in it."""
+    """Other memory at the address, with known bytes."""
     vm.map_anonymous(nbytes, at=address)
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     ctypes.memset(address, 7, nbytes)
@@ -132,7 +132,7 @@ def a_descriptor_dropped(folder: str) -> None:
 
 
 class Stop(nn.Module):
-    """A layer that says that it was reached, and waits."""
+    """A layer that reports that it was reached, and waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def held_by_a_thread(folder: str, options: dict[str, Any], in_use: bool) -> None
 
 
 def end_children_that_speak() -> None:
-    """What another thread holds goes as a child begins, before anything can be said in it."""
+    """Leases of another thread end as a child begins, before it can send anything."""
     mine = os.getpid()
 
     def watch(owner: type, name: str) -> None:

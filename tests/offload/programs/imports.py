@@ -1,4 +1,4 @@
-"""What an attached model imports of torch's compiler.
+"""The modules of torch's compiler that an attached model imports.
 
 `python imports.py CASE FOLDER` runs the function CASE with the daemon in FOLDER.
 """
@@ -83,7 +83,7 @@ def compiled_afterwards(client: Client) -> None:
 
 
 class Lazy(Encoder):
-    """Compiles what calls its layers in the first pass that it is told to."""
+    """Compiles the callers of its layers in the first pass after it is told to."""
 
     call: Any = staticmethod(lambda layer, x: layer(x))
     compiles = False

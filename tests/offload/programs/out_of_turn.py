@@ -1,4 +1,4 @@
-"""Touches a block when it is not its turn: `python out_of_turn.py FOLDER` ends in a fault."""
+"""Touches a block out of its turn: `python out_of_turn.py FOLDER` ends in a fault."""
 
 import sys
 

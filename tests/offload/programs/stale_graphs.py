@@ -1,4 +1,4 @@
-"""Modules that are compiled without hooks, with hooks, and in every order.
+"""Modules compiled without hooks, with hooks, and in every order.
 
 `python stale_graphs.py CASE FOLDER` runs the function CASE with the daemon in FOLDER, once for each
 way to attach; "twins" on its own.
@@ -19,7 +19,7 @@ Attach = Callable[[Any], Attachment]
 
 compilations: list[Any] = []
 
-#: What a function calls that is compiled once.
+#: Called by a function that is compiled once.
 called: list[Any] = []
 
 
@@ -40,7 +40,7 @@ def swaps(client: Client, model: Any, expected: torch.Tensor, times: int = 1) ->
     assert not any(leases), leases
 
 
-#: What is attached of an Encoder: all of it, its blocks one by one, parts of it.
+#: The ways to attach an Encoder: whole, block by block, in parts.
 WAYS: tuple[Callable[[Any], dict[str, Any]], ...] = (
     lambda model: {"model": {"text": model}},
     lambda model: {"model": {"text": model}, "blocks": ["layers"], "resident": 0},

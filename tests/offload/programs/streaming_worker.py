@@ -1,6 +1,7 @@
 """A process that streams a family of blocks: `python streaming_worker.py FOLDER NAME CHUNKS`.
 
-It is ready, and works and says what it holds after a line on stdin, and ends after another.
+It reports that it is ready. After a line on stdin it works and prints its leases; after another one
+it ends.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Tools that write to attached modules which are out: `python tools_outside.py FOLDER`.
+"""Tools that write to attached modules with absent weights: `python tools_outside.py FOLDER`.
 
-It runs each of `TOOLS` in a child, which must die of it, and prints how the child ended. What is
-said on stderr goes to stdout.
+It runs each of `TOOLS` in a child, which must die, and prints how the child ended. Its stderr goes
+to stdout.
 """
 
 import os

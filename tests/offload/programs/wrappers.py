@@ -1,4 +1,4 @@
-"""Weights that torch.distributed has in its charge.
+"""Weights that torch.distributed manages.
 
 `python wrappers.py CASE FOLDER` runs the function CASE with the daemon in FOLDER.
 """

@@ -1,6 +1,6 @@
 """`python -m tests.offload.zoo`: run all of the zoo, two classes at a time, and print its table.
 
-Exits with 1 if a class neither holds nor says why it does not; these are printed last.
+Exits with 1 if a class fails without a stated reason; these classes are printed last.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def run_all(entries: Sequence[Entry], *, verbose: bool = False) -> list[Row]:
-    """In the order in which they are given."""
+    """In the given order."""
     waiting: SimpleQueue[Entry] = SimpleQueue()
     for one in entries:
         waiting.put(one)

@@ -1,4 +1,4 @@
-"""Whether two runs gave the same: any nest of tensors, bit for bit."""
+"""Compares two runs: any nest of tensors, bit for bit."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from swapd_client.memory.tensors import inner_names, is_wrapper
 
 
 def tensors_in(value: Any, path: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in a nest of mappings, sequences, dataclasses and arrays; the rest has none."""
+    """Every tensor in a nest of mappings, sequences, dataclasses and arrays."""
     if isinstance(value, torch.Tensor):
         yield from _unwrapped(path, value)
     elif isinstance(value, np.ndarray):
@@ -38,7 +38,7 @@ def _unwrapped(path: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Ten
 
 
 def difference(seen: Any, expected: Mapping[str, torch.Tensor]) -> str:
-    """Where the two are not the same; "" if they are."""
+    """The first difference; "" if they are equal."""
     mine = dict(tensors_in(seen))
     if mine.keys() != expected.keys():
         return ", ".join(sorted(mine.keys() ^ expected.keys()))
@@ -46,12 +46,12 @@ def difference(seen: Any, expected: Mapping[str, torch.Tensor]) -> str:
 
 
 def kept(value: Any) -> dict[str, torch.Tensor]:
-    """What is compared with later: copies, which nothing that happens to a model reaches."""
+    """Copies for a later comparison, independent of the model."""
     return {name: tensor.detach().clone() for name, tensor in tensors_in(value)}
 
 
 def _same(mine: torch.Tensor, its: torch.Tensor) -> bool:
-    """Values alone: what was expanded may be dense in a copy."""
+    """Values alone: an expanded tensor may be dense in a copy."""
     return (
         mine.dtype == its.dtype and mine.shape == its.shape and torch.equal(_bits(mine), _bits(its))
     )

@@ -1,4 +1,4 @@
-"""What diffusers has: DiTs, U-Nets, VAEs, ControlNets and whole pipelines."""
+"""Models of diffusers: DiTs, U-Nets, VAEs, ControlNets and whole pipelines."""
 
 from typing import Any
 
@@ -152,7 +152,7 @@ def autoencoder_temporal() -> Subject:
     return Subject(model, lambda: model.decode(torch.randn(2, 4, 8, 8), num_frames=2).sample)
 
 
-@entry("UNet2DConditionModel", "what goes down is kept for what comes up")
+@entry("UNet2DConditionModel", "the way up reads states of the way down")
 def unet() -> Subject:
     model = _made("UNet2DConditionModel", **UNET, up_block_types=UP)
     return Subject(model, lambda: model(torch.randn(LATENTS), STEP, torch.randn(1, 5, 16)).sample)

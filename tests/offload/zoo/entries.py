@@ -1,4 +1,4 @@
-"""One entry of the zoo: how a class is built and run, and what must come of it."""
+"""One entry of the zoo: how to build and run a class, and the expected results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 _TRANSFORMERS = ("transformers.modeling_layers", "transformers.generation.utils")
 _DIFFUSERS = ("diffusers.models.modeling_utils", "diffusers.pipelines.pipeline_utils")
 
-#: In the order of the table; each is a module of this package, and what it needs is imported once.
+#: In the order of the table; each is a module of this package, imported once with its libraries.
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "text": _TRANSFORMERS,
     "vision": _TRANSFORMERS,
@@ -21,7 +21,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 
 class Subject(NamedTuple):
-    """A model, or a pipeline, and what is done with it: any nest of tensors comes out."""
+    """A model, or a pipeline, and a run of it, whose result is any nest of tensors."""
 
     model: Any
     run: Callable[[], Any]
@@ -35,17 +35,17 @@ class Entry:
 
     family: str
     name: str
-    #: What of its structure is odd.
+    #: The oddity of its structure.
     oddity: str
     #: Called in a process of its own, with the random number generators seeded.
     build: Callable[[], Subject]
     #: `make test` runs it; `make zoo` runs all.
     often: bool = False
-    #: Its blocks, where they are of several classes and have to be named.
+    #: The paths of its blocks, if they are of several classes.
     blocks: tuple[str, ...] = ()
-    #: By stage, where it is refused, or dies of what it does: a part of what is said.
+    #: By stage in which it is refused or crashes: a part of the expected message.
     said: Mapping[str, str] = field(default_factory=dict)
-    #: A part of what attaching it has to say, in its summary or in a warning.
+    #: A part of the summary or warning that attaching it must give.
     told: str = ""
 
 
@@ -61,7 +61,7 @@ def entry(
     said: Mapping[str, str] | None = None,
     told: str = "",
 ) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Put what this decorates into the zoo."""
+    """Adds the decorated function to the zoo."""
 
     def enter(build: Callable[[], Subject]) -> Callable[[], Subject]:
         family = build.__module__.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What models are given: drawn when a run begins, which seeds the generators."""
+"""Inputs of models: drawn when a run begins, which seeds the generators."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 VOCABULARY = 64
 
-#: For `generate`: four tokens, with what they were chosen from.
+#: For `generate`: four tokens, with their scores.
 GREEDY: dict[str, Any] = {
     "max_new_tokens": 4,
     "min_new_tokens": 4,
@@ -14,7 +14,7 @@ GREEDY: dict[str, Any] = {
     "return_dict_in_generate": True,
     "output_logits": True,
 }
-#: For configurations: tokens that no small vocabulary has are an error.
+#: For configurations, whose default special tokens are outside of a small vocabulary.
 SPECIAL: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 #: Of most transformers.
 SMALL: dict[str, Any] = {

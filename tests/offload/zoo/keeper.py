@@ -11,14 +11,14 @@ from typing import Any, Self
 from tests.offload.nursery import Nursery
 from tests.offload.zoo.entries import FAMILIES, Entry
 
-#: In the order in which they run: what a class is tried with, and the stages that it is made of.
+#: In the order in which they run: the tries of a class, and the stages of each.
 STAGES = {
     "attached": ("attached", "evicted", "detached"),
     "whole": ("whole",),
     "parts": ("parts",),
     "streamed": ("streamed",),
 }
-#: More of its parameters than that may not stay in private memory unless a warning says so.
+#: If a larger share of its parameters stays private, a warning must say so.
 MOST_LEFT = 0.2
 
 _PROGRAM = """
@@ -31,15 +31,15 @@ run_entry({name!r}, {folder!r}, {tries!r})
 
 @dataclass
 class Row:
-    """What came of an entry, by stage."""
+    """The results of an entry, by stage."""
 
     entry: Entry
     outcomes: dict[str, str]
     components: list[str] = field(default_factory=list)
-    #: Of its parameters, by bytes, what is in no component.
+    #: The share of its parameters' bytes in no component.
     left: float = 0.0
     warned: list[str] = field(default_factory=list)
-    #: What the attachment says of itself.
+    #: The summary of the attachment.
     summary: str = ""
     nbytes: int = 0
     blocks: int = 0
@@ -47,7 +47,7 @@ class Row:
     printed: str = ""
 
     def problems(self) -> list[str]:
-        """What is not as it should be; none, if it holds or says why it does not."""
+        """The failures; none if it works or states why not."""
         found = [
             f"{stage}: {outcome}"
             for stage, outcome in self.outcomes.items()
@@ -80,7 +80,7 @@ class Keeper:
         self._nursery.close()
 
     def run(self, entry: Entry, folder: Path) -> Row:
-        """Blocks until it was tried with everything, in more processes if it dies of some.
+        """Blocks until all tries are done, in more processes if it dies in some.
 
         `folder`: of a daemon.
         """
@@ -110,7 +110,7 @@ def _take(row: Row, stage: str, outcome: str, **more: Any) -> str:
 
 
 def _death(status: int, printed: str) -> str:
-    """How it ended, what swapd said of it, and the line of the library that did it."""
+    """How it ended, swapd's message, and the line of the library that did it."""
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     if "Timeout (" in printed:
         how = "it hung"

@@ -24,7 +24,7 @@ def _with_patches(patches: int) -> torch.Tensor:
     return torch.cat([ids(2), torch.full((1, patches), PICTURE), ids(3)], dim=1)
 
 
-@entry("CLIPModel", "two towers, used by methods; a lone parameter scales what they say")
+@entry("CLIPModel", "two towers, used by methods; a lone parameter scales their outputs")
 def clip() -> Subject:
     from transformers import CLIPConfig, CLIPModel
 
@@ -477,7 +477,7 @@ def vision_encoder_decoder() -> Subject:
 @entry(
     "BridgeTowerModel",
     "calls the layers of its two models by itself, one by one",
-    said={"parts": "a fault in component 'text_model'"},  # whose layers the model itself calls
+    said={"parts": "a fault in component 'text_model'"},  # the model itself calls its layers
 )
 def bridge_tower() -> Subject:
     from transformers import BridgeTowerConfig, BridgeTowerModel

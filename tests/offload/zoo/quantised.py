@@ -1,4 +1,4 @@
-"""Models whose weights are tensors that wrap others, or are packed where torch does not look."""
+"""Models whose weights are wrapper tensors, or packed in objects without tensors."""
 
 from typing import Any
 

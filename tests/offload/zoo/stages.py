@@ -1,7 +1,7 @@
-"""What is done with each class, in a process of its own: a line of JSON for each stage that ended.
+"""The tries of each class, in a process of its own: a line of JSON for each finished stage.
 
-A class that is attached is run when all of it is out, and what came of it is read when all of it is
-out again: a tensor that still lies in swapd's memory is a fault then (isolation is strict).
+An attached class runs after the eviction of all of it, and the test reads its outputs after another
+eviction: a tensor that is still in swapd's memory is a fault then (isolation is strict).
 """
 
 import faulthandler
@@ -33,11 +33,11 @@ _FILLER = "filler"
 
 
 class _Wrong(Exception):
-    """It ran, and something is not what it was."""
+    """It ran, with a wrong result."""
 
 
 class _Trial:
-    """A model that is built and run the same as any other of its class, and how often it ran."""
+    """A model, built and run like any other of its class, and the number of its runs."""
 
     def __init__(self, one: Entry) -> None:
         self.entry = one
@@ -62,7 +62,7 @@ class _Trial:
             yield from find.bytes_of(module)
 
     def places(self) -> dict[find.Span, int]:
-        """Where its parameters are, and their bytes: what is tied is in one place."""
+        """The addresses of its parameters, and their bytes: tied ones share an address."""
         return {span: t.nbytes for t in self.weights() if (span := find.span_of(t))}
 
     @property
@@ -74,7 +74,7 @@ class _Trial:
 
 
 class _Twin:
-    """A model that is never attached. A class may change at each call: its calls are counted."""
+    """A model that is never attached. A class may change at each call, so calls are counted."""
 
     def __init__(self, one: Entry) -> None:
         self._trial = _Trial(one)
@@ -84,7 +84,7 @@ class _Twin:
         self.nbytes = sum(self._trial.places().values())
 
     def outputs(self, runs: int) -> dict[str, torch.Tensor]:
-        """What the call of that number gives."""
+        """The output of the call of that number."""
         while len(self._outputs) < runs:
             self._outputs.append(kept(self._trial.run()))
             self._states.append(kept(self._trial.state()))
@@ -97,7 +97,7 @@ class _Twin:
 
 
 def run_entry(name: str, folder: str, tries: Sequence[str]) -> None:
-    """Print what comes of each stage; the process may die at any. `tries`: of TRIES."""
+    """Print the result of each stage; the process may die in any. `tries`: of TRIES."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     warnings.simplefilter("ignore")
@@ -119,7 +119,7 @@ def _say(stage: str, outcome: str, **more: object) -> None:
 
 @contextmanager
 def _stage(stage: str) -> Iterator[dict[str, object]]:
-    """Says what came of a stage; more of it, if that is put into what this yields."""
+    """Prints the result of a stage, with the items put into the yielded dict."""
     _say(stage, "began")
     more: dict[str, object] = {}
     try:
@@ -139,11 +139,11 @@ def _stage(stage: str) -> Iterator[dict[str, object]]:
 def _seed() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.default_generator.manual_seed(SEED)  # those of devices that are not there tell a stack
+    torch.default_generator.manual_seed(SEED)  # for devices that do not exist, torch prints a stack
 
 
 def _stir(module: torch.nn.Module) -> None:
-    """What is all zeros or all ones in a model that was never trained would not show if missing."""
+    """In an untrained model, values that are all zeros or all ones would hide a loss."""
     for parameter in module.parameters():
         if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
             parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
@@ -153,7 +153,7 @@ def _stir(module: torch.nn.Module) -> None:
 
 
 def _plain(one: Entry) -> _Twin | None:
-    """What it does that was never attached, and whether another one does the same."""
+    """Run a model that was never attached; a second one must give the same outputs."""
     with _stage("plain") as more:
         twin = _Twin(one)
         outputs = twin.outputs(1)
@@ -169,7 +169,7 @@ def _plain(one: Entry) -> _Twin | None:
 
 
 def _attached(client: Client, one: Entry, twin: _Twin) -> None:
-    """As a user would: what is found by itself, one call after another, and back."""
+    """As a user would: automatic components, one call after another, and detach."""
     trial = _Trial(one)
     attachment: Attachment | None = None
     with _stage("attached") as more, _warned() as said:
@@ -193,7 +193,7 @@ def _whole(client: Client, one: Entry, twin: _Twin) -> None:
 
 
 def _parts(client: Client, one: Entry, twin: _Twin) -> None:
-    """Each child of the model is a component: what one returns is used by another."""
+    """Each child of the model is a component: one uses the outputs of another."""
     _divided(client, one, twin, "parts", "*")
 
 
@@ -211,7 +211,7 @@ def _divided(client: Client, one: Entry, twin: _Twin, stage: str, components: st
 
 
 def _streamed(client: Client, one: Entry, twin: _Twin) -> None:
-    """Block by block, where it has blocks; none of them stays in."""
+    """Block by block, if it has blocks; none stays on the device."""
     trial = _Trial(one)
     with _stage("streamed") as more:
         with patch.object(registering, "blocks_of", _each_a_block):
@@ -228,19 +228,19 @@ def _streamed(client: Client, one: Entry, twin: _Twin) -> None:
 
 @torch.enable_grad()
 def _attach(client: Client, trial: _Trial, **how: Any) -> Attachment:
-    """In grad mode, as scripts that do not think of it have it."""
+    """In grad mode, as in scripts that do not set a mode."""
     return client.attach(trial.subject.model, **how)
 
 
 def _each_a_block(
     component: torch.nn.Module, named: Sequence[str] | None = None, least: int = 0
 ) -> list[Block]:
-    """None of these is as large as a chunk, and neighbours that are small would be one block."""
+    """None of these is as large as a chunk, and small neighbours would be one block."""
     return blocks_of(component, named)
 
 
 def _evicted(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin) -> None:
-    """Run it when all of it is out, and read what came of it when all is out again."""
+    """Run it after an eviction, and read the outputs after another one."""
     for _ in range(2):
         _evict(client)
         with _held(trial, attachment):
@@ -251,7 +251,7 @@ def _evicted(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin)
 
 
 def _evict(client: Client) -> None:
-    """Have all of it leave the device."""
+    """Evict all of it."""
     client.acquire(_FILLER).release()
 
 
@@ -277,11 +277,11 @@ def _same_state(trial: _Trial, twin: _Twin) -> None:
         raise _Wrong(f"differs: state_dict(), {where}")
 
 
-#: What is tried with a class, each from the start, and with a connection of its own.
+#: The tries of a class, each from the start, with a connection of its own.
 TRIES = {"attached": _attached, "whole": _whole, "parts": _parts, "streamed": _streamed}
 
 
-# --- what attach says --------------------------------------------------------------------
+# --- messages of attach ------------------------------------------------------------------
 
 
 def _found(client: Client, trial: _Trial, attachment: Attachment) -> dict[str, object]:
@@ -302,7 +302,7 @@ def _found(client: Client, trial: _Trial, attachment: Attachment) -> dict[str, o
 
 @contextmanager
 def _warned() -> Iterator[list[str]]:
-    """What the client warns of."""
+    """The client's warnings."""
     said: list[str] = []
 
     class Listener(logging.Handler):

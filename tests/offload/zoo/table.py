@@ -10,12 +10,12 @@ PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- the table -->\n", "<!-- the end of the table -->\n"
 
 _STAGES = ("attached", "evicted", "detached", "whole", "parts", "streamed")
-_HEAD = f"| class | what is odd | components | {' | '.join(_STAGES)} |"
+_HEAD = f"| class | oddity | components | {' | '.join(_STAGES)} |"
 _SHORT = {"same": "=", "no blocks": "-", "no parts": "-"}
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """In Markdown, a table for each family; what a cell does not hold is below it."""
+    """In Markdown, a table for each family; notes below it for failing cells."""
     said: list[str] = []
     lines: list[str] = []
     for family in FAMILIES:
@@ -55,7 +55,7 @@ def problems_of(rows: Iterable[Row]) -> list[str]:
 
 
 def written() -> str:
-    """The table that is on the page."""
+    """The table on the page."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
 
 

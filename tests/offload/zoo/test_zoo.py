@@ -1,4 +1,4 @@
-"""What `make test` runs of the zoo: the oddest classes. `make zoo` runs all."""
+"""The part of the zoo that `make test` runs: the oddest classes. `make zoo` runs all."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """A strict one that holds the largest of them, for one class after the other."""
+    """A strict daemon that holds the largest of them, for one class after the other."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     daemon = Daemon(folder / "d", folder / "log", budget="8MiB")
     try:

@@ -1,4 +1,4 @@
-"""Models of text, and of series in time."""
+"""Models of text, and of time series."""
 
 import torch
 
@@ -270,7 +270,7 @@ def deepseek() -> Subject:
     return Subject(model, lambda: model.generate(ids(), **GREEDY))
 
 
-@entry("GPT2LMHeadModel", "Conv1D; tied; beams reorder what is cached")
+@entry("GPT2LMHeadModel", "Conv1D; tied; beams reorder the cache")
 def gpt2() -> Subject:
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -59,7 +59,7 @@ def sam() -> Subject:
 @entry(
     "SamPromptEncoder",
     "returns an embedding's weight, expanded",
-    said={"parts": "a fault in component 'point_embed.2'"},  # whose weight the model itself adds
+    said={"parts": "a fault in component 'point_embed.2'"},  # the model itself adds its weight
     often=True,
 )
 def sam_prompts() -> Subject:
@@ -108,7 +108,7 @@ def _sam2(width: int) -> dict[str, Any]:
     }
 
 
-@entry("Sam2Model", "pyramids of features; weights are added to what is returned")
+@entry("Sam2Model", "pyramids of features; weights are added to the outputs")
 def sam2() -> Subject:
     from transformers import Sam2Config, Sam2Model
 
@@ -125,7 +125,7 @@ def sam2() -> Subject:
 
 @entry(
     "Sam2VideoModel",
-    "a generator of frames; what it keeps from one to the next may be a weight",
+    "a generator of frames; its state from one to the next may be a weight",
     often=True,
 )
 def sam2_video() -> Subject:
