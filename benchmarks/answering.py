@@ -1,9 +1,9 @@
 """How long a worker's thread may take to answer: `python -m benchmarks.answering`.
 
-A worker lets go of memory in a thread that needs the GIL, so it answers late while other threads
-do what keeps it. Each line is one thing that workers do, in a process of its own with a thread
-that answers as the lifeline's does: how long the slowest of its answers took, with nothing else
-on the machine and with BUSY processes that compute. `ack_timeout` is chosen by this table.
+A worker unmaps memory in a thread that needs the GIL, so it answers late while other threads keep
+the GIL. Each line of the table is one activity of workers. It runs in a process of its own with a
+thread that answers as the lifeline's does. The line has the time of the slowest answer, alone on
+the machine and beside BUSY computing processes. This table sets the default of `ack_timeout`.
 """
 
 import gc
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 
-#: Processes that compute beside it.
+#: Number of computing processes beside it.
 BUSY = 8
 #: Time between two questions, in seconds.
 EVERY_S = 0.02
@@ -56,7 +56,7 @@ def collect_ten_million_objects() -> None:
 
 
 def end_with_ten_million_objects() -> None:
-    """They go one after the other, in one statement."""
+    """One statement frees them one after the other."""
     heap = {i: [i] for i in range(10_000_000)}
     heap.clear()
 
@@ -76,7 +76,7 @@ def answer(sock: socket.socket) -> None:
 
 
 def work(name: str, fd: int) -> None:
-    """Do it, in this process, and answer meanwhile."""
+    """Run it in this process, and answer meanwhile."""
     sock = socket.socket(fileno=fd)
     threading.Thread(target=answer, args=(sock,), daemon=True).start()
     DONE[name]()
@@ -84,7 +84,7 @@ def work(name: str, fd: int) -> None:
 
 
 def slowest(name: str) -> tuple[float, float]:
-    """The slowest answer, and how long all of it took, in seconds."""
+    """Seconds of the slowest answer, and of the whole activity."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(LIMIT_S)
     command = [sys.executable, "-m", "benchmarks.answering", name, str(theirs.fileno())]

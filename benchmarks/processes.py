@@ -1,4 +1,4 @@
-"""A daemon that is watched from outside: what it holds, and how it ended. Linux only."""
+"""A daemon watched from outside: its resources, and its end. Linux only."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 MIB = 1 << 20
-#: A daemon that does not stop by then hangs.
+#: Seconds after which a daemon that has not stopped counts as hanging.
 STOP_S = 60.0
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a process holds of the machine."""
+    """Resources of a process."""
 
     descriptors: int
     threads: int
@@ -51,7 +51,7 @@ class Daemon:
     """`swapd serve` on the host device, in a folder that outlives it."""
 
     def __init__(self, folder: Path, said: Path, **settings: object) -> None:
-        """Start it; blocks until it serves. `said`: the file that gets its stderr, appended to."""
+        """Start it; blocks until it serves. `said`: the file to which its stderr is appended."""
         self.folder = folder
         self._said = said
         command = [sys.executable, "-m", "swapd", "serve", "--runtime-dir", str(folder)]
@@ -71,7 +71,7 @@ class Daemon:
         return Figures.of(self.pid)
 
     def problems(self) -> list[str]:
-        """What no daemon may do, and this one did."""
+        """Failures of this daemon that no daemon may have."""
         problems = []
         if self.process.poll() is not None:
             problems.append(f"the daemon has ended by itself, with {self.process.returncode}")
@@ -85,7 +85,7 @@ class Daemon:
         self._reap()
 
     def stop(self) -> bool:
-        """SIGTERM; whether it ended in time. Then it is killed."""
+        """SIGTERM; returns whether it ended in time. Otherwise it is killed."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(STOP_S)
@@ -102,7 +102,7 @@ class Daemon:
 
 
 def until_stdin_ends() -> threading.Event:
-    """Set once whoever started this process has closed its stdin, or is gone."""
+    """Set once the parent process has closed this process's stdin, or is gone."""
     ended = threading.Event()
 
     def read() -> None:

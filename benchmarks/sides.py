@@ -1,7 +1,7 @@
 """`python -m benchmarks.sides OLD NEW [--rounds N] [--out FILE]`: `swapd bench` of two checkouts.
 
-Both are run in turn, so that both see what the machine does meanwhile. Both are run by the Python
-that runs this, and use its packages. The table has the medians of each figure and their ratio.
+Runs both in turn, so that changes of the machine's load affect both, with the Python and the
+packages that run this. The table has the medians of each figure and their ratio.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 #: Figures by name, a value for each round.
 Figures = dict[str, list[float]]
 
-#: A checkout's own copy of what is imported comes before any that is installed.
+#: A checkout's own modules come before any that are installed.
 _SOURCES = (".", "client")
 
 
@@ -40,9 +40,9 @@ def main() -> int:
 
 
 def run(checkout: Path) -> dict[str, Any]:
-    """What `swapd bench --json` of a checkout prints. Raises: CalledProcessError with its words.
+    """The output of `swapd bench --json` of a checkout. Raises: CalledProcessError with its output.
 
-    The exit code says whether its bounds hold, which is another matter.
+    Ignores the exit code, which depends on its bounds.
     """
     paths = os.pathsep.join(str((checkout / source).resolve()) for source in _SOURCES)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
@@ -61,7 +61,9 @@ def run(checkout: Path) -> dict[str, Any]:
 
 
 def figures(report: dict[str, Any]) -> dict[str, float]:
-    """Those of the report's first level; of the core in passes of the plain loop too, if known."""
+    """Figures of the report's first level; those of the core in passes of the plain loop too, if
+    known.
+    """
     found = {
         key: float(value)
         for key, value in report.items()

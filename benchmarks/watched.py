@@ -1,11 +1,11 @@
-"""What being watched costs: `python -m benchmarks.watched [--blocks N] [--out FILE]`.
+"""Cost of watching a daemon: `python -m benchmarks.watched [--blocks N] [--out FILE]`.
 
-Acquire and release of a component that is resident, two in turn so that each use is asked for, at
-three daemons in turn in one run: one that records nothing at all, one with its swap log, and one
-with swap log, page and metrics on, where a page is open and `/metrics` is read once a second. Then
-how long a scrape of 200 components takes, on the clock and of CPUs, which a busy machine does not
-change as much; for how long at a time the daemon's loop works for it; and how long after a swap a
-page is told of it.
+Acquires and releases two resident components in turn, so that each use is a request, at three
+daemons in turn in one run. One records nothing at all, one has its swap log, and one has swap log,
+page and metrics, with an open page and one read of `/metrics` a second. Then it measures a scrape
+of 200 components, in time and in CPU time, which a busy machine changes less. It also measures the
+longest time for which the daemon's loop works on a status, and the delay from a swap to the update
+of a page.
 """
 
 import argparse
@@ -32,11 +32,11 @@ NAMES = ("small", "other")
 #: Acquires and releases of a block, and blocks before those that count.
 CALLS = 100
 WARM_UP = 20
-#: Of a scrape; and how long a status is not asked for again.
+#: Components of a scrape; and seconds for which a status is reused.
 COMPONENTS = 200
 FRESH_S = 0.6
 
-#: `swapd serve` of which nothing is recorded.
+#: A `swapd serve` that records nothing.
 SILENT = """\
 from swapd.log import swap_log
 swap_log.SwapLog.event = lambda self, event, cause: 0
@@ -103,7 +103,7 @@ def measure(blocks: int) -> dict[str, list[float]]:
                 client.register(name, {"weights": bytearray(1 << 20)})
         for at in range(blocks + WARM_UP):
             sides = list(zip(taken.values(), clients, strict=True))
-            for times, client in (*sides[at % 3 :], *sides[: at % 3]):  # each is first as often
+            for times, client in (*sides[at % 3 :], *sides[: at % 3]):  # rotates the first
                 one = _block(client)
                 if at >= WARM_UP:
                     times.append(one)
@@ -111,9 +111,9 @@ def measure(blocks: int) -> dict[str, list[float]]:
 
 
 def scrapes(rounds: int = 20) -> tuple[list[float], list[float]]:
-    """Seconds that each takes, of as many components; none has a status from before.
+    """Seconds of each scrape of so many components; none reuses a status.
 
-    And of CPU time, the daemon's and its page's together.
+    And seconds of CPU time, of the daemon and its page together.
     """
     address, taken, computed = _address(), [], []
     with (
@@ -122,7 +122,7 @@ def scrapes(rounds: int = 20) -> tuple[list[float], list[float]]:
     ):
         for at in range(COMPONENTS):
             client.register(f"component-{at}", {"weights": bytearray(4096)})
-        _get(f"http://{address}/metrics")  # it has begun, and has imported all it needs
+        _get(f"http://{address}/metrics")  # it has begun, and has all its imports
         both = (daemon.pid, *_children(daemon.pid))
         for _ in range(rounds):
             time.sleep(FRESH_S)
@@ -134,7 +134,7 @@ def scrapes(rounds: int = 20) -> tuple[list[float], list[float]]:
 
 
 def loop_steps(rounds: int = 200) -> list[float]:
-    """Seconds that the daemon's loop works at a time to answer a status of as many components."""
+    """Seconds that the daemon's loop works at a time to answer a status of so many components."""
     core = Residency(1024, 1 << 20, Rules())
     core.handle(events.SessionOpened(0.0, 1, "bench"))
     for at in range(COMPONENTS):
@@ -153,7 +153,7 @@ def loop_steps(rounds: int = 200) -> list[float]:
 
 
 def updates(rounds: int = 50) -> list[float]:
-    """Seconds from the grant of what had to come in to the update of a page that says so."""
+    """Seconds from the grant after a load to the update of a page that shows it."""
     address, taken = _address(), []
     with (
         spawn.daemon(budget="16MiB", http=address) as daemon,
@@ -172,7 +172,7 @@ def updates(rounds: int = 50) -> list[float]:
 
 
 def _loads(line: bytes) -> int:
-    """What an update says of it; 0 for what is none."""
+    """The number of loads in an update; 0 if the line is no update."""
     head, _, data = line.partition(b": ")
     return int(json.loads(data)["loads"]) if head == b"data" else 0
 
@@ -188,7 +188,8 @@ def _children(pid: int) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """What it has used so far, all threads: in ns, where `/proc/PID/stat` counts in 10 ms."""
+    """CPU time of a process so far, all threads: in ns, because `/proc/PID/stat` counts in 10
+    ms."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 

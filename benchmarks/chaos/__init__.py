@@ -1,5 +1,5 @@
-"""Workers that do all there is to do, and are killed and stopped as they do it; so is the daemon.
+"""Workers that use all of swapd's features while they, and the daemon, are killed and stopped.
 
-`book` knows which bytes each component must have; `worker` and `looper` use threads and an event
-loop; `counts` survive whoever counts; `__main__` kills, stops, starts again, and adds up.
+`book` knows the right bytes of each component; `worker` and `looper` use threads and an event loop;
+`counts` survive the counting process; `__main__` kills, stops, restarts, and adds up.
 """

@@ -21,7 +21,7 @@ from swapd_client import connect
 #: One in three has an event loop.
 PROGRAMS = ("worker", "worker", "looper")
 LOOK_S = 0.05
-#: A worker stands still for so long: less than a daemon waits for its answer.
+#: Seconds for which a worker is stopped: less than a daemon waits for its answer.
 STOPPED_S = (0.0, 0.5)
 PAUSE_S = (0.1, 1.0)
 WHAT = {"kill a worker": 4, "stop a worker": 8, "kill the daemon": 1, "end the daemon": 1}
@@ -39,7 +39,7 @@ class Report(msgspec.Struct):
 
 
 class Chaos:
-    """All processes, and what is done to them."""
+    """All processes, and the harm done to them."""
 
     def __init__(self, folder: Path, seed: int, workers: int) -> None:
         self.folder, self.random = folder, random.Random(seed)
@@ -51,7 +51,7 @@ class Chaos:
         self.workers = {f"w{i}": self._new_worker(i) for i in range(workers)}
 
     def _new_daemon(self) -> Daemon:
-        """The next one: of the other isolation, with another budget, at times as slow as a bus."""
+        """The next daemon: the other isolation, another budget, sometimes as slow as a bus."""
         settings: dict[str, object] = {
             "isolation": ("strict", "relaxed")[self.did["daemons"] % 2],
             "budget": self.random.choice(("14MiB", "20MiB", "32MiB")),
@@ -78,7 +78,7 @@ class Chaos:
             self._do(self.random.choices(list(WHAT), list(WHAT.values()))[0])
 
     def _look(self) -> None:
-        """Whether any has ended that nobody has killed."""
+        """Note processes that have ended without being killed."""
         self._look_at_faults()
         for name, process in self.workers.items():
             if process.poll() is not None:
@@ -112,7 +112,7 @@ class Chaos:
                 self.daemon = self._new_daemon()
 
     def finish(self) -> Figures:
-        """End all workers, and see what the daemon has kept of them."""
+        """End all workers, and count the daemon's resources afterwards."""
         for process in self.workers.values():
             assert process.stdin is not None
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""Which bytes a worker's components must have; the threads and tasks of one process share it."""
+"""The right bytes of a worker's components, shared by the threads and tasks of one process."""
 
 import random
 import threading
@@ -12,7 +12,7 @@ _BLOCK = 64 << 10
 
 @cache
 def pattern(name: str, version: int, nbytes: int) -> bytes:
-    """Bytes that no other name or version has, and no two blocks of them alike."""
+    """Bytes that no other name or version has, without two equal blocks."""
     block = random.Random(f"{name} {version}").randbytes(_BLOCK - 8)
     count = -(-nbytes // _BLOCK)
     return b"".join(i.to_bytes(8, "little") + block for i in range(count))[:nbytes]
@@ -26,9 +26,10 @@ class Part:
         self.segments = segments
         self.mutable = mutable
         self.views: dict[str, memoryview] = {}
-        #: What it may have: an update that is under way is seen by some, and not by others.
+        #: Versions it may have: during an update some readers see the new one, and some the old
+        #: one.
         self.version = self.coming = 0
-        #: Held to write: another lease of this process may be held at the same time.
+        #: Held while writing, because another lease of this process may be held at the same time.
         self.lock = threading.Lock()
 
     def bytes_of(self, segment: int, version: int) -> bytes:
@@ -42,7 +43,7 @@ class Part:
         return sum(self.segments)
 
     def is_right(self, segment: int | None = None, since: int = 0) -> bool:
-        """Whether its bytes, or a segment's, are those of one version, `since` that or later."""
+        """Whether its bytes, or a segment's, are those of one version, `since` or later."""
         which = range(len(self.segments)) if segment is None else [segment]
         versions = range(since, self.coming + 1)
         return any(
@@ -51,7 +52,7 @@ class Part:
         )
 
     def write(self) -> None:
-        """Make all bytes those of the next version; under a lease."""
+        """Write the bytes of the next version; under a lease."""
         self.coming = self.version + 1
         for i in range(len(self.segments)):
             self.views[str(i)][:] = self.bytes_of(i, self.coming)
@@ -80,7 +81,7 @@ class Book:
         return (*self.singles, *self.blocks)
 
     def wrong(self) -> list[str]:
-        """Those that are not as they were written last; all of them are private."""
+        """Names of components whose bytes are not those last written; all of them are private."""
         written = [part for part in self.parts if part.views]
         return [part.name for part in written if not part.is_right(since=part.version)]
 

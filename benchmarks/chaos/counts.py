@@ -25,7 +25,7 @@ _WORD = struct.Struct("Q")
 
 
 class Counts:
-    """One worker's. Its successors go on counting."""
+    """The counts of one worker; its successors go on counting."""
 
     def __init__(self, folder: Path, worker: str) -> None:
         self._faults = folder / "faults"
@@ -42,7 +42,8 @@ class Counts:
         return self._words[NAMES.index(name)]
 
     def fault(self, kind: str, what: str) -> None:
-        """Something that must never be. `kind`: "wrong bytes", "endless" or "refused"."""
+        """Record a failure that must never happen. `kind`: "wrong bytes", "endless" or
+        "refused"."""
         with self._faults.open("a") as file:
             file.write(f"{kind}: {self._worker}: {what}".replace("\n", " | ") + "\n")
 

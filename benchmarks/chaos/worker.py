@@ -22,15 +22,15 @@ from swapd_client import (
     connect,
 )
 
-#: No wait is longer, whatever is killed and stopped meanwhile.
+#: Seconds; longest allowed wait, even with kills and stops.
 PATIENCE_S = 60.0
 THREADS = 2
-#: How often it is looked whether a daemon is there again.
+#: Seconds between two checks for a new daemon.
 LOOK_S = 0.05
 
 
 class Worker:
-    """One session after the other, for as long as there are daemons."""
+    """One session after the other, as long as there are daemons."""
 
     def __init__(self, endpoint: Path, folder: Path, name: str, seed: int) -> None:
         self.endpoint, self.folder, self.name = endpoint, folder, name
@@ -52,7 +52,7 @@ class Worker:
             self._one_session(client)
 
     def judge(self, ended: SwapdError | None, error: SwapdError) -> None:
-        """Nothing may fail, unless the daemon was killed, or told to stop."""
+        """Count an error as a fault, unless the daemon was killed, or told to stop."""
         if isinstance(ended or error, DaemonGone):
             self.counts.add("daemons lost")
             return
@@ -63,7 +63,7 @@ class Worker:
             self.counts.unexpected(error)
 
     def check_private(self) -> None:
-        """What was registered is this process's own again."""
+        """Check that components are private memory again."""
         if wrong := self.book.wrong():
             self.counts.fault("wrong bytes", f"after the session: {wrong}")
         self.counts.add("checks", len(self.book.parts))
@@ -216,7 +216,7 @@ class Worker:
         self.counts.add("registered again")
 
     def _share(self, client: Client, rng: random.Random) -> None:
-        """Load what others load, too; their bytes are the same memory."""
+        """Load the file that others load, too; they share the memory."""
         from benchmarks.chaos import shared
 
         name = f"{self.name}.{threading.get_ident()}.shared"

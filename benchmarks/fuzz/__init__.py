@@ -1,5 +1,5 @@
-"""Messages that no client sends, on both sockets of a daemon, beside clients that work.
+"""Invalid messages on both sockets of a daemon, beside clients that work.
 
-`frames` makes them, pure and by a seed; `attack` sends them; `honest` is a worker beside that
-checks every byte it is lent; `__main__` runs all of it and says whether the daemon took harm.
+`frames` makes them, pure and from a seed; `attack` sends them; `honest` is a worker beside that
+checks every byte of its components; `__main__` runs all of it and reports harm to the daemon.
 """

@@ -15,7 +15,7 @@ from swapd_client import connect
 
 WORKERS = ("honest-0", "honest-1")
 LOOK_S = 0.1
-#: What the allocator of a daemon may keep of what passed through it, beyond the first tenth.
+#: Bytes that a daemon's allocator may keep after the first tenth of the frames.
 GROWTH_MAX = 24 * MIB
 
 
@@ -76,7 +76,7 @@ def _start(program: str, folder: Path, *arguments: object) -> "subprocess.Popen[
 def _attack(
     daemon: Daemon, frames: int, seed: int, names: list[str], problems: list[str]
 ) -> dict[str, attack.Sent]:
-    """Both sockets at once."""
+    """Attack both sockets at once."""
     running = {
         which: _start("attack", daemon.folder, which, frames, seed, *names)
         for which in ("rpc", "lifeline")
@@ -104,7 +104,7 @@ def _is_back(before: Figures, now: Figures) -> bool:
 
 
 def _settled(daemon: Daemon, problems: list[str], before: Figures | None) -> Figures:
-    """What the daemon has when none but the honest are there any more."""
+    """The daemon's figures once only the honest workers are left."""
     with connect(daemon.folder, label="observer") as client:
         until = time.monotonic() + honest.PATIENCE_S
         while time.monotonic() < until:

@@ -1,7 +1,7 @@
 """Sends frames to one socket of a daemon: `attack.py FOLDER rpc|lifeline FRAMES SEED NAME...`.
 
-Says at the end, as a line of JSON, how many the daemon has dealt with, in how many sessions. Fails
-if it does not answer what is right, in the midst of what is wrong, within PATIENCE_S.
+Prints at the end, as a line of JSON, the number of frames that the daemon has handled, and of
+sessions. Fails if the daemon does not answer a valid request among invalid ones within PATIENCE_S.
 """
 
 import os
@@ -21,7 +21,7 @@ from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 
 PATIENCE_S = 60.0
-#: Frames of one session, so that what it was granted by chance is soon given back.
+#: Frames of one session, so that accidental grants are soon given back.
 ON_RPC = 400
 ON_LIFELINE = 12
 
@@ -57,7 +57,7 @@ def welcomed(line: socket.socket) -> protocol.Welcome:
 
 
 def drained(line: socket.socket) -> bool:
-    """Read what has come; whether the daemon has ended it."""
+    """Read all pending messages; return whether the daemon has ended the connection."""
     line.settimeout(0)
     try:
         while True:
@@ -129,7 +129,7 @@ def _dealer(
 
 
 def _await_answer(rpc: "zmq.Socket[bytes]", line: socket.socket) -> int:
-    """Ask something right, and read all answers up to that one; how many there were."""
+    """Send a valid request, and read all answers up to its own; return their number."""
     mine = protocol.NUMBER_MAX - 1
     rpc.send(protocol.encode(protocol.Prefetch(mine, ())))
     poller = zmq.Poller()
@@ -187,11 +187,11 @@ def _send(line: socket.socket, data: bytes, fds: list[int]) -> None:
         except OSError as exc:
             if isinstance(exc, BrokenPipeError | ConnectionResetError):
                 raise
-            # longer than a packet can be: not sent
+            # longer than a packet: not sent
 
 
 def _await_end(line: socket.socket) -> None:
-    """The daemon ends what its client has ended."""
+    """Wait until the daemon ends a connection that its client has ended."""
     try:
         while True:
             data, fds = recv_packet(line, protocol.LIFELINE_MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Frames by the shape of the protocol: every message, right, nearly right, and damaged. Pure."""
+"""Frames from the protocol's types: every message, valid, nearly valid, and damaged. Pure."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Frames:
     """A stream of frames for one of the protocol's unions, the same for the same seed."""
 
     def __init__(self, messages: UnionType, names: Sequence[str], seed: int) -> None:
-        """`names`: components that exist, which many of the messages name."""
+        """`names`: existing components, which many of the messages name."""
         kinds = inspect.type_info(messages)
         assert isinstance(kinds, inspect.UnionType)
         self._kinds = [kind for kind in kinds.types if isinstance(kind, inspect.StructType)]
@@ -31,7 +31,7 @@ class Frames:
         self._random = random.Random(seed)
 
     def next(self) -> bytes:
-        """One: a third as the protocol has it, a third with wrong values, a third damaged."""
+        """One frame: a third are valid, a third have wrong values, a third are damaged."""
         r = self._random
         how = r.random()
         fields = self._message(r.choice(self._kinds))
@@ -119,11 +119,11 @@ class Frames:
             case 3:
                 return data * 2
             case 4:
-                return b"\x91" * r.choice((10, 1000, 60_000)) + data  # lists in lists
+                return b"\x91" * r.choice((10, 1000, 60_000)) + data  # nested lists
             case 5:
                 return (
                     r.choice((b"\xdd", b"\xdf", b"\xdb", b"\xc6")) + b"\xff" * 4 + data
-                )  # 2**32 of
+                )  # claims 2**32 items
             case 6:
                 return r.randbytes(r.choice((0, 1, 2, 100, 4000)))
         flipped = bytearray(data)
@@ -133,7 +133,7 @@ class Frames:
 
 
 def _encode(fields: dict[str, Any]) -> bytes:
-    """As msgpack, where numbers of more than 64 bits are as many bits as fit."""
+    """As msgpack, with numbers of more than 64 bits cut to 64."""
     return msgspec.msgpack.encode(_cut(fields))
 
 

@@ -1,7 +1,7 @@
-"""A worker that keeps to the rules, beside those that do not: `honest.py FOLDER NAME FAMILY`.
+"""A worker that keeps to the rules, beside others that do not: `honest.py FOLDER NAME FAMILY`.
 
-It checks every byte that it is lent, and runs until its stdin ends. Then it says what it saw as a
-line of JSON. A refusal, or a wait of more than PATIENCE_S, is a fault: its name is its own.
+It checks every byte of its components, and runs until its stdin ends. Then it prints its findings
+as a line of JSON. A refusal, or a wait of more than PATIENCE_S, is a fault: its names are its own.
 """
 
 import random
@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.processes import MIB, until_stdin_ends
 from swapd_client import AcquireTimeout, SwapdError, connect
 
-#: Longer than any session of a fuzzer lasts, which may hold what this waits for.
+#: Seconds; longer than any session of a fuzzer, which may hold components this waits for.
 PATIENCE_S = 120.0
 
 
@@ -27,7 +27,7 @@ class Seen(msgspec.Struct):
 
 
 def names_of(worker: str) -> list[str]:
-    """What a worker of this name registers; the last is a family."""
+    """Names that a worker of this name registers; the last is a family."""
     return [f"{worker}-clean", f"{worker}-mutable", f"{worker}-family"]
 
 

@@ -1,7 +1,7 @@
-"""One load in this process; prints what it took as JSON.
+"""One load in this process; prints its cost as JSON.
 
-`worker.py SIDE SMALL CHECKPOINT [ENDPOINT PID]`. The small one is loaded first, and not counted:
-what a first load imports is no part of it.
+`worker.py SIDE SMALL CHECKPOINT [ENDPOINT PID]`. The small checkpoint is loaded first, uncounted,
+so that imports of a first load do not count.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""swapd on the driver stub whose calls cost what published probes say; see __main__.py."""
+"""swapd on the driver stub, with costs of published probes for its calls; see __main__.py."""

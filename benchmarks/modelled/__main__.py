@@ -1,9 +1,9 @@
 """`python -m benchmarks.modelled [--chunk auto] [--swap 2GiB] [--evict 8GiB] [--out FILE]`.
 
-The stub driver of tests/fakecuda with costs: what the driver's calls and copies are said to take on
-a real GPU, with all of swapd's own work added to it, by this machine's processors. So a figure of
-here is one that a GPU may come up to, if the costs are as they were published; it is not a
-measurement of a GPU. Copies move nothing, so sizes are those of real models.
+Uses the stub driver of tests/fakecuda with published costs of the driver's calls and copies on a
+real GPU, and adds all of swapd's own work on this machine's processors. So a figure from here is
+one that a GPU may reach, if the published costs are right; it is not a measurement of a GPU. Copies
+move nothing, so sizes are those of real models.
 
 Exit codes: 0 both bounds hold, 1 one does not.
 """
@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks.modelled.measure import Costs, Measured, evictions, swap_ins
 from swapd.shared.units import parse_size
 
-#: Of the bare copy's rate.
+#: Least share of the bare copy's rate.
 SWAP_IN_BOUND = 0.97
-#: Of processor time in the worker that loses the component.
+#: Most processor time in the worker that loses the component.
 EVICTION_BOUND_MS = 5.0
 
 

@@ -1,4 +1,4 @@
-"""The two measurements: daemons and workers on a stub with costs, each a process of its own."""
+"""The two measurements, each with daemons and workers as processes on a stub with costs."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Costs:
-    """What is charged for each allocation, and the rate of copies.
+    """The cost of calls for each allocation, and the rate of copies.
 
     Published for an A100 and handles of 2 MiB: mapping 1.1 to 1.5 us, setting access 21 to 36,
     unmapping 12 to 26. Here the upper ones. The rate is that of PCIe 5.
@@ -34,10 +34,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class Measured:
-    """Lower quartiles: the upper ones are the machine's, which has other things to do.
+    """Lower quartiles, because other work on the machine raises the upper ones.
 
-    `bare_ms`: one copy of as many bytes; `calls_ms`: what the driver was told to charge for setting
-    access and unmapping; `calls`: how many calls each turn made in the worker, by name.
+    `bare_ms`: one copy of as many bytes; `calls_ms`: the stub's charges for setting access and
+    unmapping; `calls`: calls in the worker in each turn, by name.
     """
 
     chunk: str
@@ -48,7 +48,7 @@ class Measured:
 
 
 class _Worker:
-    """A process that does what it is told, a line a command."""
+    """A process that executes commands, one a line."""
 
     def __init__(self, endpoint: Path, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -71,7 +71,7 @@ class _Worker:
         return self._process.pid
 
     def ask(self, do: str, *arguments: object) -> Any:
-        """Have it do something, and return what it answers. Raises: RuntimeError if it ended."""
+        """Execute a command, and return its answer. Raises: RuntimeError if the worker ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([do, *arguments]) + "\n")
@@ -83,7 +83,7 @@ class _Worker:
 
 
 class _Scene:
-    """A daemon and workers on a card of their own, and what the workers call of the driver."""
+    """A daemon and workers on a GPU of their own, with a count of the workers' driver calls."""
 
     def __init__(self, stack: ExitStack, costs: Costs, budget: int, flags: dict[str, str]) -> None:
         knobs = dict(vars(costs), total=4 * budget, hollow=True, unmap_one=True)
@@ -100,7 +100,7 @@ class _Scene:
         return self._stack.enter_context(_Worker(self._daemon.folder, environment))
 
     def calls(self, worker: _Worker) -> dict[str, int]:
-        """How often it has called what maps and unmaps."""
+        """Number of its mapping and unmapping calls."""
         counted: dict[str, int] = {}
         for line in self._trace.read_text().splitlines():
             pid, _, name = line.split()[:3]
@@ -135,7 +135,7 @@ def _serving(
 
 
 def swap_ins(costs: Costs, chunk: str, nbytes: int, rounds: int) -> Measured:
-    """Two components of `nbytes` with room for one: each comes in, in the place of the other."""
+    """Two components of `nbytes` with room for one: each is loaded in the place of the other."""
     with _scene(costs, nbytes, chunk=chunk) as scene:
         worker = scene.worker()
         chunk_bytes = worker.ask("start")
@@ -152,11 +152,11 @@ def swap_ins(costs: Costs, chunk: str, nbytes: int, rounds: int) -> Measured:
 def evictions(costs: Costs, chunk: str, nbytes: int, rounds: int) -> Measured:
     """Two workers with `nbytes` each and room for one, under strict isolation.
 
-    What is measured is the time of processors that the one spends to release, and to lose, its
-    component: unmapping is work, and nobody computes in the meantime.
+    Measures the processor time of one worker to release, and to lose, its component: unmapping is
+    work, and no worker computes in the meantime.
     """
     spent = []
-    # a budget over which `auto` cuts large chunks, and in which there is room for one
+    # a budget for which `auto` makes large chunks, with room for one
     with _scene(costs, nbytes + nbytes // 32, chunk=chunk, isolation="strict") as scene:
         loses, takes = scene.worker(), scene.worker()
         chunk_bytes = loses.ask("start")

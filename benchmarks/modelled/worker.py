@@ -1,4 +1,4 @@
-"""`python -m benchmarks.modelled.worker ENDPOINT`: a stage without a model, told line by line."""
+"""`python -m benchmarks.modelled.worker ENDPOINT`: a stage without a model, with line commands."""
 
 import json
 import mmap
@@ -42,7 +42,7 @@ class Work:
         return taken
 
     def bare_copies(self, nbytes: int, rounds: int) -> list[float]:
-        """Milliseconds of one copy of pinned memory, each."""
+        """Milliseconds of each copy of pinned memory."""
         driver = Driver.by_uuid(self._client.session.welcome.uuid)
         taken = []
         with driver.current():
@@ -65,7 +65,7 @@ class Work:
         self._leases[name] = self._client.acquire(name)
 
     def let_go(self, name: str) -> None:
-        """What this process spends from now on is counted."""
+        """Release, and count this process's processor time from now on."""
         self._spent_s = time.process_time()
         self._leases.pop(name).release()
 

@@ -1,4 +1,4 @@
-"""What is counted on every side."""
+"""Counts of every side."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ import msgspec
 class Counts(msgspec.Struct, frozen=True):
     """Bytes since the start: into the device, back to the host, most on the device at once.
 
-    `waited_s`: seconds in which nothing was computed, as weights came or went.
+    `waited_s`: seconds without computing, because weights were being copied.
     """
 
     bytes_in: int

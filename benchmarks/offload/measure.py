@@ -1,4 +1,4 @@
-"""Who is measured, in which order, and what is kept of it."""
+"""The measured sides, their order, and their figures."""
 
 import statistics
 import time
@@ -16,31 +16,30 @@ from benchmarks.offload.model import build, modules, nbytes, paint
 from benchmarks.offload.stand_in import StandIn
 from swapd.shared.units import size
 
-#: Offloads until the block ends; yields what counts.
+#: Offloads until the block ends; yields the counts.
 Side: TypeAlias = Callable[[Any], AbstractContextManager[Callable[[], Counts]]]
 
-#: Of the host device: what a component takes is a multiple.
+#: Chunk of the host device: components take multiples of it.
 CHUNK = 2 << 20
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One side. All but the peak is for one picture, once it goes on as it will; seconds are
-    medians."""
+    """One side. All but the peak is for one picture in steady state; seconds are medians."""
 
     name: str
     seconds: float
-    #: Of those, without compute: weights came or went.
+    #: Seconds without computing, because weights were being copied.
     waited_s: float
     bytes_in: int
     bytes_back: int
-    #: Weights, most at once.
+    #: Most bytes of weights at once.
     peak_bytes: int
-    #: Every picture is that of the pipeline alone, bit for bit.
+    #: Whether every picture equals that of the pipeline alone, bit for bit.
     identical: bool
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One run. `bandwidth` in bytes a second, None: as fast as memory is."""
+    """One run. `bandwidth` in bytes a second, None: not throttled."""
 
     steps: int
     pictures: int
@@ -51,20 +50,22 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How large, how long, how fast, and whose code."""
+    """Size, length and speed of a run, and the offloaders' code."""
 
     width: int = 512
     steps: int = 20
-    #: Measured ones of each side in a round; one before them is not.
+    #: Measured pictures of each side in a round; one more comes first, unmeasured.
     pictures: int = 2
     rounds: int = 3
     bandwidth: float | None = None
-    #: A folder with an unpacked wheel of vllm-omni: its own code is run too.
+    #: Folder with an unpacked wheel of vllm-omni, to run its own code too.
     vllm_omni: Path | None = None
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Report:
-    """Measure every side in turn, `rounds` times. `say` hears who is next. Blocks throughout."""
+    """Measure every side in turn, `rounds` times. `say` gets the name of the next one. Blocks
+    throughout.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -156,7 +157,7 @@ def _merged(rounds: list[Row]) -> Row:
 
 
 def table(report: Report) -> str:
-    """The report for people: Markdown."""
+    """The report as a Markdown table."""
     lines = [
         "| | s a picture | waiting | in | back | peak on the device |",
         "| --- | --- | --- | --- | --- | --- |",

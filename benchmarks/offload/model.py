@@ -21,7 +21,7 @@ def build(width: int) -> Any:
     import diffusers
     import transformers
 
-    # imported by now: what is first imported later would draw from the generator in between
+    # all imports are done: a later one would use the generator in between
     torch.manual_seed(width)
     clip = transformers.CLIPTextConfig(
         vocab_size=VOCABULARY,
@@ -96,5 +96,5 @@ def paint(pipeline: Any, steps: int) -> torch.Tensor:
 
 
 def nbytes(module: torch.nn.Module) -> int:
-    """Bytes of the parameters, those that are tied once."""
+    """Bytes of the parameters; tied ones count once."""
     return sum(p.numel() * p.element_size() for p in module.parameters())

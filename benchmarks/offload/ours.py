@@ -19,7 +19,7 @@ from swapd_client.offload.stream import Stream
 def attached(
     pipeline: Any, budget: int, bandwidth: float | None, **settings: Any
 ) -> Iterator[Callable[[], Counts]]:
-    """A daemon of its own, and the pipeline attached with `settings`; yields what counts."""
+    """A daemon of its own, and the pipeline attached with `settings`; yields the counts."""
     daemon_settings: dict[str, Any] = {"budget": budget, "isolation": "strict"}
     if bandwidth is not None:
         daemon_settings["bandwidth"] = f"{bandwidth:.0f}/s"
@@ -40,7 +40,7 @@ def attached(
 @dataclass
 class _Waits:
     seconds: float = 0.0
-    #: One of what is timed may call another.
+    #: Depth of nested timed calls.
     depth: int = 0
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ class _Waits:
 
 @contextmanager
 def _timed() -> Iterator[_Waits]:
-    """Count the time in which weights are asked and waited for, whole or in blocks."""
+    """Count the time of acquires and waits for weights, whole or in blocks."""
     waits = _Waits()
     with ExitStack() as patches:
         for owner, name in ((Client, "acquire"), (Stream, "enter"), (Stream, "need")):

@@ -1,6 +1,6 @@
 """The offloaders that work inside one process, each installed for the length of a block.
 
-They move whole modules, so each is given the stand-in for the device that its hooks ask for.
+They move whole modules, so each gets the stand-in for the device that its hooks ask for.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from benchmarks.offload import vllm_omni
 from benchmarks.offload.model import modules
 from benchmarks.offload.stand_in import DEVICE, HOST, StandIn
 
-#: Has a pipeline offload onto a device until the block ends; its modules are on the host again.
+#: Offloads a pipeline onto a device until the block ends; then its modules are on the host again.
 Installed = Callable[[Any, StandIn], AbstractContextManager[None]]
 
 
@@ -52,7 +52,7 @@ def diffusers_model(pipeline: Any, device: StandIn) -> Iterator[None]:
 def diffusers_groups(pipeline: Any, device: StandIn) -> Iterator[None]:
     """`enable_group_offload`, block by block, without streams: diffusers' own hooks and groups.
 
-    Only how a group moves its tensors is replaced, for it does not use `Module.to` alone.
+    Only the moves of a group's tensors are replaced, because it does not use `Module.to` alone.
     """
     from diffusers.hooks import HookRegistry
     from diffusers.hooks.group_offloading import _GROUP_OFFLOADING, ModuleGroup
@@ -84,9 +84,9 @@ def diffusers_groups(pipeline: Any, device: StandIn) -> Iterator[None]:
 def vllm_omni_rule(pipeline: Any, device: StandIn) -> Iterator[None]:
     """The rule of vLLM-Omni's `enable_cpu_offload`, in few lines: a model of it, not its code.
 
-    Before an encoder runs the DiTs are copied back to the host, before a DiT runs the encoders
-    and the other DiTs are; then it is brought in, and stays. The VAE is always there, and the
-    encoders are at the start.
+    Before an encoder runs, the DiTs are copied back to the host. Before a DiT runs, the encoders
+    and the other DiTs are; then it is copied in, and stays. The VAE is always on the device, and
+    the encoders are at the start.
     """
     parts = modules(pipeline)
     dits = {k: v for k, v in parts.items() if k.startswith("transformer")}

@@ -1,9 +1,9 @@
 """Memory that stands in for a device's, for offloaders that move modules with `.to()`.
 
-Their hooks ask where a module is, and send it there. There is no GPU, so the device is `cpu:0`:
-torch tells it from `cpu` where devices are compared, and computes on it as on the CPU. A module
-that is sent there is really copied to other memory, and back, at a bandwidth of one's choice;
-every byte is counted.
+Their hooks compare a module's device, and move the module. There is no GPU, so the device is
+`cpu:0`: torch distinguishes it from `cpu` in comparisons, and computes on it as on the CPU. It
+really copies a module that moves there to other memory, and back, at a given bandwidth, and counts
+every byte.
 """
 
 import time
@@ -18,7 +18,7 @@ DEVICE = torch.device("cpu:0")
 
 
 class _Parameter(torch.nn.Parameter):
-    """One on the device: it says so."""
+    """A parameter that reports the device as its own."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -26,7 +26,7 @@ class _Parameter(torch.nn.Parameter):
 
 
 class _Buffer(torch.Tensor):
-    """One on the device: it says so."""
+    """A buffer that reports the device as its own."""
 
     # operators give plain tensors
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -37,7 +37,7 @@ class _Buffer(torch.Tensor):
 
 
 class StandIn:
-    """The device's memory, and what was copied. Bytes; `bandwidth` in bytes a second."""
+    """The device's memory, and the copied bytes. `bandwidth` in bytes a second."""
 
     def __init__(self, bandwidth: float | None = None) -> None:
         self.bytes_in = 0
@@ -47,20 +47,20 @@ class StandIn:
         #: Seconds in `move`.
         self.waited_s = 0.0
         self._bandwidth = bandwidth
-        #: What backs each tensor that is there, by its id.
+        #: Memory of each tensor on the device, by the tensor's id.
         self._taken: dict[int, torch.Tensor] = {}
-        #: Given back, by size: kept for the next, as torch's allocator for GPUs does.
+        #: Free memory by size, kept for reuse as in torch's allocator for GPUs.
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def move(self, module: torch.nn.Module, device: torch.device) -> bool:
-        """Copy what is not on `device` yet, parameters and buffers; whether there was any.
+        """Copy parameters and buffers that are not on `device` yet; return whether there were any.
 
         Blocks for the copy.
         """
         return self.move_tensors([*module.parameters(), *module.buffers()], device)
 
     def move_tensors(self, tensors: Iterable[torch.Tensor], device: torch.device) -> bool:
-        """As `move`."""
+        """As `move`, for tensors."""
         started = time.perf_counter()
         moved = 0
         for tensor in tensors:
@@ -73,7 +73,7 @@ class StandIn:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Have `Module.to` of every module mean this device, until the block ends."""
+        """Make `Module.to` of every module mean this device, until the block ends."""
         usual = torch.nn.Module.to
 
         def to(module: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:

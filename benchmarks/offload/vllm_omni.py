@@ -1,8 +1,8 @@
 """vLLM-Omni's model-level offloader, run without vLLM.
 
-Of the package only the module with the hooks is imported, and what that is built from. What it
-imports beside is not there, and stood in for: a logger, the platform (whose calls do nothing),
-and names that only its configuration needs.
+Imports only the module with the hooks from the package, and its building blocks. Stand-ins replace
+its other imports: a logger, the platform (whose calls do nothing), and names that only its
+configuration needs.
 """
 
 import logging
@@ -41,7 +41,7 @@ def load(folder: Path) -> Any:
 def moving_by(
     backend: Any, move: Callable[[torch.nn.Module, torch.device], bool]
 ) -> Iterator[None]:
-    """Have its hooks copy by `move` what they decide to copy."""
+    """Make its hooks use `move` for their copies."""
     hook = backend.SequentialOffloadHook
     usual = hook.__dict__["_move_params"]
     hook._move_params = staticmethod(lambda module, device, **_: move(module, device))
@@ -52,7 +52,7 @@ def moving_by(
 
 
 def restore(modules: Sequence[torch.nn.Module]) -> None:
-    """Take away what its hooks wrapped: they leave their registry and its forward behind."""
+    """Remove the wrappers of its hooks: they leave their registry and their forward behind."""
     for module in modules:
         for name in ("forward", "_hook_registry", "_omni_original_forward"):
             vars(module).pop(name, None)
@@ -62,7 +62,7 @@ _ANY_CHECK: dict[str, Any] = {"validate_dlo_host_registration_options": lambda *
 
 
 class _Platform:
-    """A device without a driver: there is no cache to empty, and nothing to wait for."""
+    """A device without a driver: there is no cache to empty, and no work to wait for."""
 
     def is_xpu(self) -> bool:
         return False

@@ -1,1 +1,1 @@
-"""What swapd costs when there is much of everything, beside what it costs when there is little."""
+"""Costs of swapd with large numbers of everything, beside its costs with small numbers."""

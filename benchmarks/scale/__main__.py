@@ -15,7 +15,7 @@ from benchmarks.scale import core, daemon
 from swapd.shared.units import seconds
 
 CASES = [(1_000, 0), (1_000, 2_000), (10_000, 0), (10_000, 2_000)]
-#: What is held to: times of the core's events, as multiples; and waits for others, in seconds.
+#: Bounds: times of the core's events, as multiples; and waits of others, in seconds.
 MOST_RATIO = 10.0
 MOST_WAIT_S = 0.05
 

@@ -1,6 +1,6 @@
-"""What each event of the core costs, with much of everything and with little: medians.
+"""Median cost of each event of the core, with large numbers of everything and with small ones.
 
-An event that lets in several waiters at once counts by what it takes for each.
+An event that grants several waiters counts with its time for each grant.
 """
 
 import statistics
@@ -14,16 +14,16 @@ from swapd.daemon.daemon import END_STEP
 
 #: The case that all others are compared with.
 FEW = (10, 0)
-#: Components of the session whose end takes several steps, where there are many.
+#: Components of the session whose end takes several steps, in the large cases.
 OWNED = 3_300
-#: How often it ends.
+#: Number of such ends.
 ENDS = 7
 
 Case = tuple[int, int]
 
 
 class Clock:
-    """A meter of times, in seconds, by what was measured."""
+    """Collects times in seconds, by kind of event."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = {}
@@ -54,9 +54,9 @@ def measure(cases: list[Case], rounds: int) -> dict[Case, dict[str, float]]:
 
 
 def ratios(found: dict[Case, dict[str, float]]) -> dict[str, dict[Case, float]]:
-    """By kind of event: what it costs over what it costs where there is little of everything.
+    """By kind of event: its cost over its cost in the small case.
 
-    What cannot happen there is compared with the like of it.
+    Kinds that cannot occur there are compared with similar ones.
     """
     few = {"Release, somebody waits": found[FEW]["Release"], **found[FEW]}
     kinds = dict.fromkeys(kind for case in found.values() for kind in case)

@@ -1,7 +1,7 @@
-"""How long an honest session waits for its own small things while others have, or do, much.
+"""How long an honest session waits for small requests while others have, or do, much.
 
 Real processes: a daemon, sessions of `worker.py`, and this process as the honest session. Each
-figure stands beside the same without the others.
+figure stands beside the same one without the others.
 """
 
 import statistics
@@ -19,21 +19,21 @@ import swapd_client
 from swapd import spawn
 
 MIB = 1 << 20
-#: Of the honest session's own component.
+#: Bytes of the honest session's own component.
 SMALL = 4096
 
 
 class Wait(msgspec.Struct, frozen=True):
     """Seconds that an honest session waited, alone and beside others.
 
-    The median, what one in a hundred took longer than, and the most.
+    The median, the 99th percentile, and the maximum.
     """
 
     what: str
     alone_s: tuple[float, float, float]
     beside_s: tuple[float, float, float]
     count: int
-    #: Beside a process that does the like on its own: what the machine alone is the reason for.
+    #: Beside a process that does similar work without swapd: the machine's own share.
     machine_s: tuple[float, float, float] | None = None
 
 
@@ -73,7 +73,7 @@ def _workers(folder: Path, count: int) -> Iterator[list[Worker]]:
 
 
 def measure(sessions: int, owned: int, large: int) -> list[Wait]:
-    """With `sessions` that own `owned` components each; `large` bytes are registered beside."""
+    """Beside `sessions` with `owned` components each; then `large` bytes are registered."""
     with (
         spawn.daemon(budget=large + 64 * MIB) as daemon,
         swapd_client.connect(daemon.folder, label="honest") as client,
@@ -131,7 +131,7 @@ def _beside_large(client: swapd_client.Client, worker: Worker, large: int) -> Wa
 
 
 def _asking(client: swapd_client.Client) -> Callable[[], float]:
-    """A request that the loop answers at once: the component is in."""
+    """A request that the loop answers at once, because the component is resident."""
 
     def ask() -> float:
         began = time.perf_counter()
@@ -142,7 +142,7 @@ def _asking(client: swapd_client.Client) -> Callable[[], float]:
 
 
 def _until(worker: Worker, act: Callable[[], float]) -> list[float]:
-    """What `act` returned, each time, until the worker has done what it was asked."""
+    """Results of `act`, called until the worker has completed its command."""
     done = threading.Event()
 
     def wait() -> None:

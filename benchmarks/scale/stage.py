@@ -1,7 +1,7 @@
-"""A core with as many components and waiters as one likes, and everything that can happen to it.
+"""A core with any number of components and waiters, and every event that can happen to it.
 
-`Stage.play` lets each event of the core happen once and more, and leaves the stage about as it
-found it. A meter is told of each: it calls `handle` and keeps what that cost.
+`Stage.play` makes each event of the core happen at least once, and leaves the stage about
+unchanged. A meter is called for each: it calls `handle` and keeps its cost.
 """
 
 from collections import deque
@@ -14,22 +14,22 @@ from swapd.core.events import AnyEvent
 from swapd.core.records import Key
 from swapd.shared import protocol
 
-#: meter(kind, act) calls `act`, and returns what it returns.
+#: meter(kind, act) calls `act`, and returns its result.
 Meter = Callable[[str, Callable[[], Any]], Any]
 
 #: Parts of each family, and members of each group.
 FAMILY = GROUP = 5
 AGENTS_MAX = 30
-#: Of the end of a session that has much: what the figure of it is called.
+#: Name of the figure for one step of a large session's end.
 A_STEP = "SessionEnds, a step"
 
 
 class Stage:
-    """`components` components, a fifth of them held by agents, and `waiters` that wait.
+    """`components` components, a fifth of them held by agents, and `waiters` waiters.
 
     Half are parts of families and a tenth are members of groups; the device has room for 6 in 10.
-    Some agents hold and wait; the other waiters hold nothing. Without waiters there is something
-    idle to evict; with them somebody holds what the agents do not.
+    Some agents hold and wait; the other waiters hold nothing. Without waiters some idle components
+    can be evicted; with them one more session holds all that the agents do not.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Stage:
             self._fill()
 
     def _hold(self, names: list[str]) -> None:
-        """Agents hold these, and what is held is on the device."""
+        """Agents hold these, which are then on the device."""
         agents = min(AGENTS_MAX, len(names))
         self._agents = [(self._open(), 0) for _ in range(agents)]
         for i, name in enumerate(names):
@@ -84,13 +84,13 @@ class Stage:
         self._somebody = self._open()
 
     def _fill(self) -> None:
-        """Somebody holds all that the agents leave free, so that nothing is idle."""
+        """One more session holds all free memory, so that nothing is idle."""
         somebody = self._somebody
         for i, name in enumerate(self._parts[: self.core.ledger.pool.free]):
             self._acquire((somebody, i), name)
 
     def _crowd(self) -> None:
-        """Until so many wait as are to: some agents, and others that hold nothing."""
+        """Add waiters up to the wanted number: some agents, and others that hold nothing."""
         self._watchers = [self._open() for _ in range(min(100, self._waiters))]
         while len(self.waiting) < self._waiters:
             i = len(self.waiting)
@@ -101,7 +101,7 @@ class Stage:
     # --- what happens --------------------------------------------------------------------
 
     def play(self) -> None:
-        """Everything once."""
+        """Let every event happen once."""
         self._turn += 1
         for act in (
             self._hit,
@@ -140,11 +140,11 @@ class Stage:
         self._end(key)
 
     def _wait(self) -> None:
-        """For what excludes what somebody holds."""
+        """Wait for a component that excludes a held one."""
         self._end(self._acquire((self._owners[0], 1), "that", "Acquire, has to wait"))
 
     def _give_way(self) -> None:
-        """Somebody releases, and whoever is next gets what it waits for; then another waits."""
+        """The extra session releases, and the next waiter is granted; then another one waits."""
         if not self._waiters:
             return
         others = {self._somebody, *self._watchers}
@@ -213,7 +213,7 @@ class Stage:
             self._ask(f"Resize, {FAMILY} parts", self._owners[0], asked)
 
     def _save(self) -> None:
-        """A mutable component is held by its owner, and has to go when another comes."""
+        """A mutable component is held by its owner, and evicted for another one."""
         if self._waiters:
             return
         owner = self._owners[0]
@@ -239,7 +239,7 @@ class Stage:
         self._do("ProcessExited", events.ProcessExited(self._next(), session))
 
     def _owe(self) -> None:
-        """A session does not read for a while, and has to let go of what is lent."""
+        """A session does not read for a while, and must unmap memory that others need."""
         session = self._owners[0]
         for count in (3, 0):
             self._do("Unread", events.Unread(self._next(), session, "lifeline", count))
@@ -254,7 +254,7 @@ class Stage:
         self._end(key)
 
     def long_end(self, count: int, step: int) -> None:
-        """A session ends that owns so many components, and has others wait for some of them."""
+        """End a session that owns `count` components, some of which others wait for."""
         session = self._open()
         for i in range(count):
             self._register(session, f"long {i}")
@@ -341,7 +341,7 @@ class Stage:
         self._do(kind, events.Asked(self._next(), session, asked), fail=fail)
 
     def _do(self, kind: str, event: AnyEvent, *, fail: bool = False) -> None:
-        """Have it handled, and all that follows from it."""
+        """Handle an event, and all events that follow from it."""
         self._handle(kind, event, fail=fail)
         while self._due:
             following = self._due.popleft()

@@ -1,8 +1,8 @@
-"""A process that has much, or asks much. `worker.py FOLDER`, then commands on standard input.
+"""A process with many components or requests. `worker.py FOLDER`, then commands on standard input.
 
-Each is a line: `own N` registers N components of 4 KiB, `big BYTES` one of so many bytes,
-`plain BYTES` lets the kernel do the same without swapd, `status N` asks as often. Says `ok` after
-each.
+Each is a line: `own N` registers N components of 4 KiB, `big BYTES` one of so many bytes, `plain
+BYTES` makes the kernel do the same without swapd, `status N` sends N requests for the status.
+Prints `ok` after each.
 """
 
 import mmap
@@ -39,7 +39,7 @@ def _run(client: swapd_client.Client, command: str, argument: int, number: int) 
 
 
 def _allocate_fill_map(nbytes: int) -> None:
-    """What registering asks of the kernel, in a file of this process's own."""
+    """Make the kernel's part of a registration, in a file of this process's own."""
     with (
         OwnedFd(os.memfd_create("plain", os.MFD_CLOEXEC)) as fd,
         mmap.mmap(-1, nbytes) as source,

@@ -1,7 +1,8 @@
 """`python -m benchmarks.stream [--rate N] [--readers N] [--seconds S] [--out FILE]`.
 
-All readers read at the given rate but one, which is stopped. Judged: the others lose nothing, the
-one is told all that it missed, and what the daemon keeps for it is bounded.
+All readers but one read at the given rate; that one is stopped. Judged: the others lose nothing,
+the stopped one gets the number of all records that it missed, and the daemon's backlog for it is
+bounded.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from swapd.daemon.publisher import BACKLOG_MAX, BACKLOG_MAX_BYTES
 from swapd.log.swap_log import QUEUE_MAX_BYTES
 
 MIB = 1 << 20
-#: Of a Python with all that a daemon imports, before it keeps anything.
+#: Memory of a Python with all imports of a daemon, before it keeps anything.
 BARE_BYTES = 160 * MIB
 
 
@@ -64,7 +65,7 @@ def main() -> int:
 
 
 def measure(folder: Path, rate: int, readers: int, seconds: float) -> tuple[Took, list[Read]]:
-    """What the writer took, and what each reader got; the last one was stopped meanwhile."""
+    """Cost of the writer, and records of each reader; the last one was stopped meanwhile."""
     writer = _started("writer", str(folder), str(rate), str(seconds))
     reading = [_started("reader", f"ipc://{folder}/events.sock") for _ in range(readers)]
     try:

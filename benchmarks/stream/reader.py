@@ -1,6 +1,6 @@
 """Reads the stream until the daemon stops: `python -m benchmarks.stream.reader ADDRESS`.
 
-It says when the first record comes, and when it hears for the first time that it missed some.
+It prints a line at the first record, and at the first report of missed records.
 """
 
 import sys
@@ -17,7 +17,7 @@ class Record(msgspec.Struct):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Records that came, those that it was told it missed, and those that it missed untold."""
+    """Records received, records reported as missed, and records missed without a report."""
 
     records: int
     told_missed: int

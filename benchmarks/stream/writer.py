@@ -1,7 +1,7 @@
 """Writes records as a daemon does: `python -m benchmarks.stream.writer FOLDER RATE SECONDS`.
 
-One process of its own, with a daemon's loop, publisher and file. A line on stdin lets it begin, the
-next one end, the third close; it prints what it took of the machine.
+A process of its own, with a daemon's loop, publisher and file. The first line on stdin starts it,
+the second ends the writing, the third closes; it prints its cost.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from swapd.log.records import Start
 from swapd.log.swap_log import SwapLog, SwapLogFile
 from swapd.shared.protocol import Acquire, Placement
 
-#: How often records are made; a daemon makes them as events come.
+#: Seconds between two batches of records; a daemon makes them as events come.
 STEP_S = 0.005
 
 
 class Took(msgspec.Struct, frozen=True):
-    """`late_s`: the longest that the loop kept its own timer waiting."""
+    """`late_s`: the longest delay of the loop's own timer."""
 
     records: int
     wall_s: float

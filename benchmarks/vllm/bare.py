@@ -1,4 +1,4 @@
-"""A worker whose calls can be had with the plugin around them, and without."""
+"""A worker whose calls can run with the plugin around them, and without."""
 
 from contextlib import ExitStack
 
@@ -7,13 +7,13 @@ from swapd_client.vllm.worker import Leased
 
 
 class Worker(CPUWorker):
-    """The plugin's, on a CPU."""
+    """The plugin's worker, on a CPU."""
 
-    #: The lease that calls go under while they are bare.
+    #: The lease for calls without the plugin.
     _held = ExitStack()
 
     def bare(self, on: bool) -> None:
-        """Have vLLM's own `execute_model` and `sample_tokens` called, or again the plugin's."""
+        """Use vLLM's own `execute_model` and `sample_tokens`, or the plugin's again."""
         self._held.close()
         for name in ("execute_model", "sample_tokens"):
             self.__dict__.pop(name, None)

@@ -1,7 +1,7 @@
-"""Device memory that stages need which take turns, KV caches and all, over what they need together.
+"""Device memory of stages that take turns, with KV caches, over their memory without turns.
 
-What an arena must hold is said by the files alone: what stays, and the largest turn. The least that
-real engines start with is what swapd asks for where there is less.
+The files alone give the needed arena: the components that stay, and the largest turn. The smallest
+arena with which real engines start is the one that swapd asks for if it gets less.
 """
 
 import re
@@ -33,14 +33,14 @@ CACHE = 32 * MIB
 OF_CACHE: Mapping[str, object] = {"kv_cache_memory_bytes": CACHE}
 STAYS: Mapping[str, object] = {"cpu_offload_enabled": False}
 TURNS: Mapping[str, object] = {}
-#: By how many there are, stages and what they say of their weights.
+#: By number of stages: their names, and their settings for weights.
 STAGES: tuple[Mapping[str, Mapping[str, object]], ...] = (
     {"deep": TURNS, "less-deep": TURNS},
     {"talker": STAYS, "deep": TURNS, "third": TURNS},
 )
 
-#: Of Qwen3-Omni on a GPU of 80 GiB: what a stage had for KV cache and activations while its cache
-#: stayed, and what it is to have at least, over that.
+#: Of Qwen3-Omni on a GPU of 80 GiB: a stage's room for KV cache and activations while its cache
+#: stayed, and the least ratio of its room now to that.
 OVERLAY = Path(__file__).parents[2] / "deploy" / "vllm-omni" / "swapd_qwen3_omni.yaml"
 CARD_BYTES = 80 * GIB
 BYTES_PER_S = 25e9
@@ -53,14 +53,14 @@ _ASKED = re.compile(r"a --budget of (\d+)MiB at least")
 class Needs(NamedTuple):
     """Bytes of device memory."""
 
-    #: All weights and caches at once, as they are without turns.
+    #: All weights and caches at once, as without turns.
     together: int
-    #: What stays, and the largest turn.
+    #: The components that stay, and the largest turn.
     computed: int
-    #: What swapd asks for; and the most that was in use with so much.
+    #: The arena that swapd asks for; and the peak use in that arena.
     least: int
     peak: int
-    #: By how much the least may be more: a chunk for each part of the largest.
+    #: Tolerance of `least`: a chunk for each part of the largest stage.
     rounding: int
 
 
@@ -83,7 +83,7 @@ def measure(models: Path, nursery: Nursery) -> Section:
 
 
 def _qwen3(folder: Path) -> list[Row]:
-    """The room of each stage that has a KV cache, by the plan: no weights are needed."""
+    """The room of each stage that has a KV cache, from the plan: no weights are needed."""
     found, model = deploy.read(OVERLAY), omni.qwen3(folder / "Qwen3-Omni")
     total = {0: CARD_BYTES}
     wanted, _ = claims.of(found, sizes.of_path(model), {}, total, omni.QWEN3)
@@ -103,7 +103,7 @@ def _qwen3(folder: Path) -> list[Row]:
 
 
 def of(made: Scene, stages: Mapping[str, Mapping[str, object]]) -> Needs:
-    """Measure it; all of them are asked then, and say what plain vLLM says."""
+    """Measure it; then all engines answer, and their answers equal those of plain vLLM."""
     files = {name: (made.models / name / FILE).stat().st_size for name in stages}
     staying = sum(files[name] for name, said in stages.items() if said is STAYS)
     turns = [(said is not STAYS) * files[name] + CACHE for name, said in stages.items()]
@@ -127,7 +127,8 @@ def of(made: Scene, stages: Mapping[str, Mapping[str, object]]) -> Needs:
 
 
 def _start(made: Scene, stages: Mapping[str, Mapping[str, object]], daemon: Daemon) -> list[Engine]:
-    """One after the other: what stays is there before others ask whether they have room."""
+    """Start one after the other, so that staying components are there before others check for
+    room."""
     engines: list[Engine] = []
     for name, said in stages.items():
         settings = {"kv": "auto", **said}
@@ -136,7 +137,9 @@ def _start(made: Scene, stages: Mapping[str, Mapping[str, object]], daemon: Daem
 
 
 def _asked_for(made: Scene, stages: Mapping[str, Mapping[str, object]], budget: int) -> int:
-    """The arena that swapd asks for where stages have one of `budget` bytes; that if it does."""
+    """The arena that swapd asks for if stages get one of `budget` bytes; `budget` if that is
+    enough.
+    """
     daemon = made.daemon(budget=budget)
     try:
         _start(made, stages, daemon)

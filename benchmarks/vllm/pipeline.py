@@ -1,7 +1,7 @@
-"""One request through three stages in turn, and copies at 4 GB/s: what each kind of turn costs.
+"""One request through three stages in turn, with copies at 4 GB/s: the cost of each kind of turn.
 
-A round is a request to each of three engines, one after the other, as a pipeline has them; there is
-room for two of the three. Beside it stands the same with room for all.
+A round is a request to each of three engines, one after the other, as in a pipeline; there is room
+for two of the three. The same with room for all stands beside it.
 """
 
 import time
@@ -19,15 +19,15 @@ NAMES = ("deep", "third", "less-deep")
 BUDGET = "290MiB"
 ROOM_FOR_ALL = "512MiB"
 BANDWIDTH = "4GB/s"
-#: What each stage does for a request, in tokens.
+#: Work of each stage for a request, in tokens.
 TOKENS = 2
 #: The first rounds are no steady state.
 WARM_UP = 2
 
-#: Of the most that is measured: stages that leave by layers, compute on the first while the rest
-#: arrives, the next one brought in ahead.
+#: Bound of the best kind: stages evicted by layers, which compute on the first layers while the
+#: rest arrives, with the next one loaded ahead.
 BOUND = 1.25
-#: Of a forward whose layers all wait for what is there, over one without.
+#: Bound of a forward whose layers all check for resident weights, over one without checks.
 HOOKS_BOUND = 1.01
 FORWARDS = 60
 WHOLE = {"worker_cls": "tests.vllm.whole.WholeWorker"}
@@ -92,7 +92,7 @@ def _side(
 
 
 def _waits(daemon: Daemon) -> list[float]:
-    """Seconds that each turn waited until it had its weights."""
+    """Seconds that each turn waited for its weights."""
     return [grant.waited_s for grant in daemon.watch.seen("Grant")]
 
 
@@ -100,5 +100,5 @@ def _round(engines: list[Engine]) -> float:
     began = time.perf_counter()
     for engine in engines:
         engine.generate(REQUESTS[0], TOKENS)
-        engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
+        engine.step(1)  # an empty step: as in a server's engine, it reports the end of the request
     return time.perf_counter() - began

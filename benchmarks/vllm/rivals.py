@@ -1,4 +1,4 @@
-"""A request to the other engine each time: by swapd, by vLLM's sleep and wake, by starting anew."""
+"""Requests to two engines in turn: by swapd, by vLLM's sleep and wake, by restarts."""
 
 import time
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ NAMES = ("large", "larger")
 
 
 def measure(models: Path, nursery: Nursery, rounds: int) -> Section:
-    """Seconds for a request, the swap or the start before it included."""
+    """Seconds for a request, including the swap or the start before it."""
     folders = [models / name for name in NAMES]
     with scene(models, nursery) as made:
         both = _alternate(made.start(*map(plain, folders)), rounds)
@@ -63,7 +63,8 @@ def _start_and_ask(made: Scene, arguments: Mapping[str, object]) -> float:
 
 
 def _sleep_and_wake(models: Path, nursery: Nursery, rounds: int) -> tuple[list[float], str]:
-    """One is woken, asked, and put to sleep; then the other. Empty, and why, where it is not."""
+    """Wake one, ask it, and put it to sleep; then the other. Empty, with the reason, if
+    impossible."""
     times = []
     with scene(models, nursery) as made:
         try:

@@ -1,4 +1,4 @@
-"""What a measurement says, and the table of it."""
+"""The rows of a measurement, and their table."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ Sense = Literal["at least", "at most"]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure. Without a bound it is there to be known."""
+    """One figure; without a bound it is for information."""
 
     what: str
-    figure: float | None  # None: not measured, and `note` says why
+    figure: float | None  # None: not measured, for the reason in `note`
     sense: Sense | None = None
     bound: float | None = None
     note: str = ""
@@ -27,19 +27,19 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One measurement: its rows, and what they were taken from, in seconds unless said."""
+    """One measurement: its rows, and their raw figures, in seconds by default."""
 
     rows: tuple[Row, ...]
     raw: dict[str, list[float]]
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Of figures taken in pairs."""
+    """Ratios of figures taken in pairs."""
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def table(sections: Sequence[Section]) -> str:
-    """For people: Markdown."""
+    """A Markdown table."""
     lines = ["| what | figure | bound | |", "| --- | --- | --- | --- |"]
     for row in (row for section in sections for row in section.rows):
         figure = "" if row.figure is None else f"{row.figure:.3g}"

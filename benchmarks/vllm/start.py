@@ -13,7 +13,7 @@ SIZES = {"thinker": "54 MiB", "large": "313 MiB"}
 
 
 def measure(models: Path, rounds: int) -> Section:
-    """Each start is a process from nothing; the first of each side is not counted."""
+    """Each start is a new process; the first of each side is not counted."""
     rows = []
     raw = {}
     with scene(models) as made:
@@ -38,7 +38,7 @@ def measure(models: Path, rounds: int) -> Section:
 
 
 def start(made: Scene, arguments: Mapping[str, object]) -> float:
-    """Seconds until it was ready; it is ended."""
+    """Seconds until the engine was ready; then it is ended."""
     began = time.perf_counter()
     (engine,) = made.start(arguments)
     taken = time.perf_counter() - began

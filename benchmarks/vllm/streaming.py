@@ -1,7 +1,7 @@
 """Stages that stream (`async_chunk: true`), with room for the largest and a quarter of it more.
 
-vllm-omni's schedulers, runners and connector, on a CPU; copies at 4 GB/s. Beside it stands the same
-with room for all.
+vllm-omni's schedulers, runners and connector, on a CPU; copies at 4 GB/s. The same with room for
+all stands beside it.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ BANDWIDTH = "4GB/s"
 #: The first rounds are no steady state.
 WARM_UP = 2
 
-#: Of the time to the first sound, and of the whole, over the same with room for all.
+#: Bound of the time to the first sound, and of the whole, over the same with room for all.
 BOUND = 1.5
-#: How often a stage may come in for a request.
+#: Most loads of a stage for a request.
 SWAPS = 4
 CHUNKS = "by chunks"
 #: Chunks for a first turn: the talker makes a sound of so many.
@@ -75,6 +75,6 @@ def measure(models: Path, nursery: Nursery, rounds: int) -> Section:
 
 
 def copies(daemon: Daemon) -> list[str]:
-    """Which stages came in, in order."""
-    daemon.watch.seen("CopyIn")  # all there is until now is read
+    """The loaded stages, in order."""
+    daemon.watch.seen("CopyIn")  # read all events until now
     return swaps.copies_in(daemon.watch.history)

@@ -1,4 +1,4 @@
-"""What the plugin costs a stage that never has to give way."""
+"""Cost of the plugin for a stage that never has to give way."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -11,17 +11,17 @@ from tests.vllm.engines import Engine, Nursery, on_swapd, plain, scene
 
 PROMPTS = [[5, 6, 7, 8], [9, 10]]
 TOKENS = 48
-#: How often engines are started anew, how many of each side at a time, and how often each is asked.
+#: Number of restarts, of engines of each side at a time, and of requests to each.
 STARTS = 16
 ENGINES = 4
 ROUNDS = 2
-#: How often one engine is asked with its calls under leases, and without.
+#: Number of requests to one engine with its calls under leases, and without.
 TURNS = 40
 
 BOUND = 0.99
 
-#: What is in swapd, by the plugin's option; and room for it of all engines, which have a KV cache
-#: of 64 MiB.
+#: Memory in swapd, by the plugin's option. Each arena has room for that of all engines, which have
+#: KV caches of 64 MiB.
 WHAT = {"private": "its weights in swapd", "auto": "its KV cache in swapd, too"}
 BUDGET = "640MiB"
 
@@ -29,19 +29,19 @@ WORKER = "benchmarks.vllm.bare.Worker"
 
 
 class Round(msgspec.Struct, frozen=True):
-    """The seconds that each engine took for the same request, one after the other."""
+    """Seconds of each engine for the same request, one after the other."""
 
     plugin: list[float]
     plain: list[float]
 
     @property
     def ratio(self) -> float:
-        """The speed of the one side over that of the other."""
+        """The speed of one side over that of the other."""
         return sum(self.plain) / sum(self.plugin)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Engines that were up at the same time: rounds by wall, and by what their CPUs did."""
+    """Engines that ran at the same time: rounds in time, and in CPU time."""
 
     wall: list[Round]
     cpu: list[Round]
@@ -58,9 +58,9 @@ def measure(
 ) -> Section:
     """Tokens per second of engines with the plugin over those of engines without.
 
-    Two runs of the very same engine differ by a per cent or two, by where the weights of a process
-    happen to lie and by what the machine does meanwhile: so there are several of each side, asked
-    in turn and started anew several times, and the figure is the median of all rounds.
+    Two runs of the same engine differ by a per cent or two, because of the addresses of a process's
+    weights and of other work on the machine. So there are several of each side, asked in turn and
+    restarted several times, and the figure is the median of all rounds.
     """
     sides = {kv: _starts(models, nursery, kv, starts, engines, rounds) for kv in WHAT}
     same, with_cache = (_same(models, nursery, turns, kv) for kv in WHAT)
@@ -78,7 +78,7 @@ def measure(
 def _starts(
     models: Path, nursery: Nursery, kv: str, starts: int, engines: int, rounds: int
 ) -> tuple[list[Row], dict[str, list[float]]]:
-    """Of engines with the plugin and engines without. `kv`: as the plugin's option."""
+    """Engines with the plugin and engines without. `kv`: as the plugin's option."""
     made = [_start(models, nursery, kv, engines, rounds) for _ in range(starts)]
     wall, cpu = [start.wall for start in made], [start.cpu for start in made]
     what = f"with the plugin, {WHAT[kv]}, all resident, over plain vLLM"
@@ -121,8 +121,10 @@ def _start(models: Path, nursery: Nursery, kv: str, engines: int, rounds: int) -
 
 
 def _same(models: Path, nursery: Nursery, turns: int, kv: str) -> float:
-    """What the plugin's own calls cost: nothing else differs, nor lies elsewhere. `kv`: as the
-    plugin's option."""
+    """Cost of the plugin's own calls: nothing else differs, not even addresses.
+
+    `kv`: as the plugin's option.
+    """
     with scene(models, nursery) as made:
         daemon = made.daemon(budget="128MiB", isolation="relaxed")
         model = models / "thinker"
@@ -139,7 +141,7 @@ def _same(models: Path, nursery: Nursery, turns: int, kv: str) -> float:
 
 
 def _round(engines: Sequence[Engine], number: int) -> tuple[Round, Round]:
-    """All of them once, each after one of the other side; another begins each time."""
+    """Ask all of them once, each after one of the other side, and begin with another each time."""
     taken = [(0.0, 0.0)] * len(engines)
     for which in range(number, number + len(engines)):
         taken[which % len(engines)] = _ask(engines[which % len(engines)])
@@ -148,7 +150,7 @@ def _round(engines: Sequence[Engine], number: int) -> tuple[Round, Round]:
 
 
 def _ask(engine: Engine) -> tuple[float, float]:
-    """Seconds that a request takes, and that the engine's process computes for it."""
+    """Seconds of a request, and of its engine's process for it."""
     before, began = engine.cpu_s(), time.perf_counter()
     said = engine.generate(PROMPTS, TOKENS)
     taken, spent = time.perf_counter() - began, engine.cpu_s() - before
@@ -161,7 +163,7 @@ def _over(starts: Iterable[Sequence[Round]]) -> float:
 
 
 def _spread(starts: Sequence[Sequence[Round]]) -> str:
-    """By start; and how far plain engines that were up together are apart."""
+    """Figures by start; and the differences between plain engines that ran together."""
     each = ", ".join(f"{_over([rounds]):.3f}" for rounds in starts)
     plain_s = [
         [median(taken) for taken in zip(*(one.plain for one in rounds), strict=True)]

@@ -1,4 +1,4 @@
-"""12 requests over two engines that do not fit together: how often weights swap, and when."""
+"""12 requests over two engines that do not fit together: number and order of the swaps."""
 
 from pathlib import Path
 
@@ -55,5 +55,5 @@ def _at_once(engines: list[Engine]) -> list[swaps.Turn]:
 
 
 def _copies(daemon: Daemon) -> list[str]:
-    daemon.watch.seen("CopyIn")  # all there is until now is read
+    daemon.watch.seen("CopyIn")  # read all events until now
     return swaps.copies_in(daemon.watch.history)
