@@ -15,11 +15,11 @@ from swapd.cli.run_compare import compare as compared
 from swapd.cli.run_compare_file import OfFile, compare_file
 from swapd.cli.run_file import SUFFIX, files, read_file, run_file
 from swapd.cli.run_plan import chosen, planned, printed, write
-from swapd.cli.run_told import Kept, keep, outcome_of, watched
+from swapd.cli.run_told import Kept, environment_on, keep, outcome_of, watched
 from swapd.run import child
 from swapd.run.child import CannotRun
 from swapd.run.commands import command_of
-from swapd.run.daemons import endpoint_of, serving
+from swapd.run.daemons import serving
 from swapd.run.plans import RunPlan
 from swapd.run.settings import Settings, with_settings
 from swapd.shared import config
@@ -183,7 +183,7 @@ def _run(found: RunPlan, folder: Path) -> int:
                 say_error("it keeps its own settings: --set is for daemons that this run starts")
         since = time.time()  # noqa: TID251 - of records
         with watched(daemons) as watch:
-            environment = config.environment_with(endpoint_of(daemons))
+            environment = {**environment_on(daemons), **found.environment}
             status = child.run(found.command.words, environment, watch)
         outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
         took = time.time() - since  # noqa: TID251

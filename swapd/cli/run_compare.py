@@ -25,7 +25,7 @@ from swapd.run.daemons import Serving, Wanted, joinable, serving
 from swapd.run.kept import CannotKeep, Kept
 from swapd.run.measured import Until
 from swapd.run.needs import names_swapd
-from swapd.run.plans import RunPlan
+from swapd.run.plans import RunPlan, on_devices
 from swapd.run.sampling import Sampler
 from swapd.run.settings import Settings, names_of, with_settings
 from swapd.shared import config
@@ -73,7 +73,7 @@ def compare(
     folder = folder_of(folder)
     until = _until(command, asked)
     ways = [
-        _way(side, _planned(command, side_folder(folder, number), side), until)
+        _way(side, _planned(command, side_folder(folder, number), side, settings.devices), until)
         for number, side in enumerate(_sides(settings, asked.against), 1)
     ]
     if not dry_run:
@@ -176,7 +176,7 @@ def _named(settings: Settings, names: Iterable[str]) -> Side:
     return Side(" ".join(f"{name}={settings.value(name)}" for name in names), settings)
 
 
-def _planned(command: Command, folder: Path, side: Side) -> RunPlan:
+def _planned(command: Command, folder: Path, side: Side, devices: Sequence[str]) -> RunPlan:
     if side.settings is not None:
         return planned(command, folder, side.settings)
     if said := names_swapd(command, Path()):
@@ -184,7 +184,7 @@ def _planned(command: Command, folder: Path, side: Side) -> RunPlan:
             f"{said} needs swapd, so the command cannot run without it: leave it out, as `swapd "
             "run` adds the needed options; or compare two settings, with --against NAME=VALUE"
         )
-    return RunPlan(command, [], {})
+    return RunPlan(command, [], {}, on_devices(command, devices, "-d"))
 
 
 def _with(side: Side, rounds: Sequence[Round]) -> Side:
@@ -241,7 +241,8 @@ def _measured(way: Way, devices: Sequence[str], logs: Path) -> Round:
 def _way(side: Side, plan: RunPlan, until: Until) -> Way:
     def run(daemons: Sequence[Serving], sampler: Sampler) -> Round:
         with _to_itself(until):
-            return measured.run(plan.command.words, environment_on(daemons), until, sampler)
+            environment = {**environment_on(daemons), **plan.environment}
+            return measured.run(plan.command.words, environment, until, sampler)
 
     return Way(side, plan.daemons, plan.files, run, partial(printed, plan))
 

@@ -13,11 +13,12 @@ from swapd.cli.run_plan import OmniServer, isolation_in, omni_server, on_host, p
 from swapd.plan import workspace
 from swapd.plan.advise import PlanError
 from swapd.plan.claims import Server
-from swapd.run import budgets, plans
+from swapd.run import budgets, gpus, plans
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option, shards_of
 from swapd.run.daemons import Wanted
 from swapd.run.several.file import OF_ONE, DaemonTable, RunFile, Stage
-from swapd.shared.config import ConfigError
+from swapd.shared import config
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
 from swapd.shared.units import parse_size
 
 _UTILIZATION = "--gpu-memory-utilization"
@@ -38,16 +39,23 @@ class FilePlan(NamedTuple):
 def planned_file(found: RunFile, folder: Path, device_memory: str | None) -> FilePlan:
     """Plan all stages; nothing is written. `folder`: of the run. Raises: PlanError, with the sum;
     ConfigError."""
+    gpus.check(_devices(found), f"{found.path}: daemon.device")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
     if not omni or on_host([table.device or "" for table in found.daemons]):
-        daemons = [_usual(table, found) for table in found.daemons]
+        daemons = [one for table in found.daemons for one in _usual(table, found)]
         return FilePlan(_with(found, {}, daemons), daemons, {})
-    devices = [t.device for t in found.daemons if t.device not in (None, "host")]
+    for stage in omni:
+        if VISIBLE_VARIABLE in stage.environment:
+            raise ConfigError(
+                f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE}: the GPUs of a server "
+                "of vLLM-Omni are the devices of its deploy file: write them there, or set the "
+                "variable for `swapd run`"
+            )
     servers = {
         stage.name: omni_server(
             stage.command,
             folder / f"{stage.name}.yaml",
-            [device for device in devices if device] or budgets.devices(),
+            _devices(found),
             _seen_from_here(stage),
         )
         for stage in omni
@@ -60,15 +68,27 @@ def planned_file(found: RunFile, folder: Path, device_memory: str | None) -> Fil
 
 def _with(found: RunFile, servers: Mapping[str, OmniServer], daemons: Sequence[Wanted]) -> RunFile:
     """With each command as it is started."""
-    stages = {
-        name: stage._replace(
-            command=servers[name].planned
-            if name in servers
-            else plans.with_worker(stage.command, daemons)
+    stages = {}
+    for name, stage in found.stages.items():
+        if name in servers:
+            stages[name] = stage._replace(command=servers[name].planned)
+            continue
+        shown = {} if VISIBLE_VARIABLE in stage.environment else _shown(stage, found)
+        stages[name] = stage._replace(
+            command=plans.with_worker(stage.command, daemons),
+            environment={**shown, **stage.environment},
         )
-        for name, stage in found.stages.items()
-    }
     return found._replace(stages=stages)
+
+
+def _devices(found: RunFile) -> list[str]:
+    """The GPUs of daemons, as the file says them."""
+    return [t.device for t in found.daemons if t.device not in (None, "host")]
+
+
+def _shown(stage: Stage, found: RunFile) -> dict[str, str]:
+    on = _devices(found) or [table.device for table in found.daemons if table.device]
+    return plans.on_devices(stage.command, on, f"[daemon] of {found.path}")
 
 
 def _seen_from_here(stage: Stage) -> Command:
@@ -102,8 +122,8 @@ def _together(
     given = {gpu: table.budget for gpu in every if (table := _table_of(found, gpu)) is not None}
     return reports_of(
         [server.asked for server in servers.values()],
-        servers=lambda totals: [_server(stage, totals) for stage in beside],
-        on={gpu for stage in beside for gpu in _gpus(stage)},
+        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
+        on={gpu for stage in beside for gpu in _gpus(stage, found)},
         budgets={gpu: budget for gpu, budget in given.items() if budget is not None},
         device_memory=device_memory,
         chunk=next(iter(chunks), None),
@@ -111,9 +131,9 @@ def _together(
     )
 
 
-def _server(stage: Stage, totals: Mapping[int, int]) -> Server:
+def _server(stage: Stage, found: RunFile, totals: Mapping[int, int]) -> Server:
     """A server of plain vLLM beside those of vLLM-Omni: it has to say what it takes."""
-    gpus, words = _gpus(stage), stage.command.words
+    on, words = _gpus(stage, found), stage.command.words
     weights = budgets.weights_of(_seen_from_here(stage))
     if weights is None:
         raise PlanError(
@@ -124,20 +144,36 @@ def _server(stage: Stage, totals: Mapping[int, int]) -> Server:
         if (said := option(words, _KV_CACHE)) is not None:
             room = int(parse_size(said)) + workspace.USUAL_BYTES["ar"]
         elif (said := option(words, _UTILIZATION)) is not None:
-            room = round(float(said) * min(totals[gpu] for gpu in gpus))
+            room = round(float(said) * min(totals[gpu] for gpu in on))
         else:
             raise PlanError(
-                f"{stage.name} shares GPU {gpus[0]} with stages of vLLM-Omni, and would take 92% "
+                f"{stage.name} shares GPU {on[0]} with stages of vLLM-Omni, and would take 92% "
                 f"of it for its KV cache: say {_UTILIZATION} or {_KV_CACHE} in its command"
             )
     except ValueError as exc:
         raise PlanError(f"{stage.name}: {_KV_CACHE} or {_UTILIZATION}: {exc}") from exc
-    return Server(component_of(stage.command), gpus, weights, room, _EAGER not in words)
+    return Server(component_of(stage.command), on, weights, room, _EAGER not in words)
 
 
-def _gpus(stage: Stage) -> tuple[int, ...]:
-    """Those of a server of plain vLLM, as it counts them."""
-    return tuple(range(shards_of(stage.command)))
+def _gpus(stage: Stage, found: RunFile) -> tuple[int, ...]:
+    """Those of a server of plain vLLM, by their numbers here. Raises: ConfigError if there is no
+    daemon for one that the stage is shown."""
+    needed, said = shards_of(stage.command), stage.environment.get(VISIBLE_VARIABLE)
+    devices = _devices(found) or [f"cuda:{number}" for number in range(gpus.count() or needed)]
+    numbers = [number for one in devices if (number := gpus.number_of(one)) is not None]
+    if said is None:
+        return tuple(numbers[:needed])
+    names = gpus_in(said)[:needed]
+    here = {n: gpus.name_of(f"cuda:{n}", config.listed_gpus()) for n in numbers}
+    of = [[n for n, name in here.items() if gpus.same(name, one)] for one in names]
+    if len(of) < needed or not all(of):
+        known = ", ".join(f"cuda:{n} (GPU {name})" for n, name in here.items())
+        raise ConfigError(
+            f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE} = {said}: the stage needs "
+            f"{needed} GPU{'s' if needed > 1 else ''} of the daemons, which are on {known}: list "
+            f"{'these' if needed > 1 else 'one of these'}, or leave it out"
+        )
+    return tuple(numbers_of[0] for numbers_of in of)
 
 
 # --- daemons -------------------------------------------------------------------------------
@@ -145,20 +181,21 @@ def _gpus(stage: Stage) -> tuple[int, ...]:
 
 def _daemons(found: RunFile, plan: Together) -> list[Wanted]:
     """One for each GPU that is planned, with the settings of its table, and those of the others."""
-    gpus = [gpu for gpu in plan.gpus if gpu.budget_bytes]
-    if len(gpus) > 1 and (only := _for_all(found)) and (of_one := OF_ONE & only.flags.keys()):
+    served = [gpu for gpu in plan.gpus if gpu.budget_bytes]
+    if len(served) > 1 and (only := _for_all(found)) and (of_one := OF_ONE & only.flags.keys()):
         raise ConfigError(
             f"{found.path}: daemon.{min(of_one)}: the stages are on several GPUs, and a file with "
             "one daemon alone may set it: leave it out, or write [[daemon]] for each GPU"
         )
     daemons, tables = [], set()
-    for gpu in gpus:
+    for gpu in served:
         table = _table_of(found, gpu.gpu)
         assert table is not None  # stages are on devices of tables only
         tables.add(id(table))
         one = planned_daemon(gpu, table.budget, f"budget of {found.path}")
         daemons.append(one._replace(others=tuple(table.flags.items()), file=found.path))
-    return daemons + [_usual(table, found) for table in found.daemons if id(table) not in tables]
+    others = [table for table in found.daemons if id(table) not in tables]
+    return daemons + [one for table in others for one in _usual(table, found)]
 
 
 def _for_all(found: RunFile) -> DaemonTable | None:
@@ -173,16 +210,21 @@ def _table_of(found: RunFile, gpu: int) -> DaemonTable | None:
     return next(named, _for_all(found))
 
 
-def _usual(table: DaemonTable, found: RunFile) -> Wanted:
-    """A daemon whose stages are not planned. Raises: PlanError, if the free memory is unknown."""
+def _usual(table: DaemonTable, found: RunFile) -> list[Wanted]:
+    """The daemons of a table without planned stages: one for each device.
+
+    Raises: PlanError, if the free memory is unknown.
+    """
     commands = [
         _seen_from_here(stage)
         for stage in found.stages.values()
         if stage.command.kind != "vllm"
         or table.device == "host"
-        or table in [_table_of(found, gpu) for gpu in _gpus(stage)]
+        or table in [_table_of(found, gpu) for gpu in _gpus(stage, found)]
     ]
     devices = [] if table.device is None else [table.device]
-    (wanted,) = budgets.wanted(commands, devices, table.budget)
-    why = f"budget of {found.path}" if table.budget is not None else wanted.why
-    return wanted._replace(why=why, others=tuple(table.flags.items()), file=found.path)
+    why = None if table.budget is None else f"budget of {found.path}"
+    return [
+        one._replace(why=why or one.why, others=tuple(table.flags.items()), file=found.path)
+        for one in budgets.wanted(commands, devices, table.budget)
+    ]

@@ -1,6 +1,5 @@
 """The plan of `swapd run`: its settings, and everything that it starts and writes."""
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from swapd.plan.advise import PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
-from swapd.run import budgets, kept, plans
+from swapd.run import budgets, gpus, kept, plans
 from swapd.run.commands import DEPLOY_CONFIG, Command
 from swapd.run.daemons import Wanted, joinable
 from swapd.run.kept import CannotKeep
@@ -64,6 +63,7 @@ def chosen(command: Command, given: Settings, *, use_kept: bool) -> Settings:
 
 def planned(command: Command, folder: Path, settings: Settings) -> RunPlan:
     """The plan for a command of any kind; writes nothing. Raises: PlanError."""
+    gpus.check(settings.devices, "-d")
     if command.kind == "vllm-omni" and not on_host(settings.devices):
         found = plan_omni(command, folder, settings)
     else:
@@ -86,7 +86,9 @@ def on_host(devices: Sequence[str]) -> bool:
 def printed(found: RunPlan) -> None:
     """Print the plan: command lines, files and their texts."""
     print_plan(found.daemons, found.files)
-    console.print(plain(shlex.join(found.command.words)), soft_wrap=True)
+    variables = [f"{name}={shlex.quote(value)} " for name, value in found.environment.items()]
+    line = f"{''.join(variables)}{shlex.join(found.command.words)}"
+    console.print(plain(line), soft_wrap=True)
 
 
 def print_plan(daemons: Iterable[Wanted], files: Mapping[Path, str]) -> None:
@@ -132,8 +134,8 @@ def omni_server(
 ) -> OmniServer:
     """A server whose deploy file was read and has swapd's workers in all stages; writes nothing.
 
-    Names the deploy file if the command does not. `seen`: the command with its files' paths from
-    here. Raises: PlanError.
+    Names the deploy file if the command does not. `devices`: those of the daemons, if the user
+    named any. `seen`: the command with its files' paths from here. Raises: PlanError.
     """
     seen = seen or command
     if seen.model is None:
@@ -141,12 +143,15 @@ def omni_server(
     file = plans.deploy_file_of(seen)
     if file.why:
         errors.print(plain(f"swapd: the deploy file is {file.path}: {file.why}"), soft_wrap=True)
-    gpus = [int(device[5:]) for device in devices if re.fullmatch(r"cuda:\d+", device)]
-    own, moved = plans.with_workers(file.path, file.package, gpus)
+    usable = devices or budgets.devices()
+    numbers = [number for one in usable if (number := gpus.number_of(one)) is not None]
+    own, moved = plans.with_workers(file.path, file.package, numbers)
     for each in moved:
         errors.print(plain(f"swapd: {each}"), soft_wrap=True)
     path = file.path if own is None else overlay
-    return OmniServer(command, seen.model, deploy.read(path, own, file.package), overlay)
+    found = deploy.read(path, own, file.package)
+    plans.check_placed(file.path, found.stages, devices)
+    return OmniServer(command, seen.model, found, overlay)
 
 
 def isolation_in(settings: Iterable[tuple[str, str]]) -> Isolation:
@@ -157,9 +162,9 @@ def isolation_in(settings: Iterable[tuple[str, str]]) -> Isolation:
 def plan_omni(command: Command, folder: Path, settings: Settings) -> RunPlan:
     """The plan for vllm-omni; writes nothing. `folder` is the run's. Raises: PlanError, with the
     sum."""
-    server = omni_server(command, folder / "deploy.yaml", settings.devices or budgets.devices())
-    gpus = [gpu for stage in server.found.stages for gpu in stage.gpus]
-    given = {} if settings.budget is None else dict.fromkeys(gpus, settings.budget)
+    server = omni_server(command, folder / "deploy.yaml", settings.devices)
+    on = [gpu for stage in server.found.stages for gpu in stage.gpus]
+    given = {} if settings.budget is None else dict.fromkeys(on, settings.budget)
     found = reports_of(
         [server.asked],
         budgets=given,

@@ -4,15 +4,13 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from swapd.device.base import DeviceError
-from swapd.device.driver import checked, load
 from swapd.device.host import available_bytes
 from swapd.plan import sizes
 from swapd.plan.advise import PlanError
+from swapd.run import gpus
 from swapd.run.commands import Command, shards_of
 from swapd.run.daemons import Wanted
-from swapd.shared.config import Config, visible_gpus
-from swapd.shared.extras import MissingExtra
+from swapd.shared.config import Config
 from swapd.shared.units import size
 
 #: Share of a GPU's free memory: the rest is for the workers' own allocations.
@@ -22,21 +20,14 @@ _ROUND_UP = 1.05
 
 
 def devices() -> list[str]:
-    """The GPUs of this machine that this process may use, or the host if there are none."""
-    try:
-        api = load()
-        count = int(checked(api, api.cuDeviceGetCount))
-    except (DeviceError, MissingExtra, ImportError):
-        return ["host"]
-    listed = visible_gpus()
-    numbers = [int(n) for n in listed.split(",") if n.strip().isdigit()] if listed else range(count)
-    return [f"cuda:{number}" for number in numbers] or ["host"]
+    """The GPUs that this process may use, or the host if there are none."""
+    return [f"cuda:{number}" for number in range(gpus.count() or 0)] or ["host"]
 
 
 def wanted(commands: Sequence[Command], given: Sequence[str], budget: int | None) -> list[Wanted]:
     """One daemon for each device, which these commands share. Raises: PlanError if there is too
     little memory."""
-    found = list(given) or devices()[:1]
+    found = list(given) or devices()[: max(map(shards_of, commands), default=1)]
     return [_of(commands, device, budget) for device in found]
 
 
@@ -95,7 +86,8 @@ def free_on(device: str) -> int:
     except Exception as exc:  # the library is missing, or raised its own error
         raise PlanError(f"the free memory of {device} is unknown ({exc}): give --budget") from exc
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.removeprefix("cuda:")))
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(gpus.nvml_handle(pynvml, device)).free)
+    except pynvml.NVMLError as exc:
+        raise PlanError(f"the free memory of {device} is unknown ({exc}): give --budget") from exc
     finally:
         pynvml.nvmlShutdown()

@@ -75,7 +75,12 @@ def component_of(command: Command) -> str:
 
 
 def shards_of(command: Command) -> int:
-    """Among so many GPUs a server of plain vLLM divides its weights. Raises: ConfigError."""
+    """Among so many GPUs a server of plain vLLM divides its weights; 1 for another command.
+
+    Raises: ConfigError.
+    """
+    if command.kind != "vllm":
+        return 1
     said = option(command.words, _SHARDS) or option(command.words, "-tp") or "1"
     if not said.isdecimal() or not 0 < int(said) <= _SHARDS_MAX:
         raise ConfigError(f"{_SHARDS} {said}: say a number of GPUs, 1 or more")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import swapd_client
+from swapd.run import gpus
 from swapd.run.child import end_with_parent
 from swapd.shared import config, daemons
 from swapd.shared.protocol import StatusReply
@@ -59,7 +60,7 @@ class Wanted(NamedTuple):
     @property
     def folder(self) -> Path:
         """Its runtime folder, if it is started."""
-        return Path(self._named) if self._named else config.default_folder(self.device)
+        return Path(self._named) if self._named else gpus.folder_of(self.device)
 
     @property
     def _named(self) -> str | None:
@@ -89,7 +90,7 @@ def joinable(wanted: Wanted) -> Path | None:
         if found.unreachable or (wanted.device == "host" and found.folder != usual):
             continue
         status = _status(found.folder)
-        if status is None or status.device != wanted.device:
+        if status is None or not _is_for(wanted, status.device, found.pid):
             continue
         if wanted.chunk is not None and status.chunk_bytes > wanted.chunk:
             raise SwapdError(
@@ -109,12 +110,21 @@ def joinable(wanted: Wanted) -> Path | None:
     return None
 
 
+def _is_for(wanted: Wanted, device: str, pid: int) -> bool:
+    """Whether the daemon `pid` serves the wanted device, under any number."""
+    theirs = gpus.name_of(device, gpus.listed_by(pid))
+    return gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
+
+
 @contextmanager
 def serving(wanted: Iterable[Wanted], logs: Path) -> Iterator[list[Serving]]:
     """Have a daemon for each, until the block ends. `logs`: the folder of their logs.
 
     Blocks until all serve. Raises: SpawnError with a daemon's own error; as `joinable`.
     """
+    wanted = list(wanted)
+    if len(wanted) > 1:
+        gpus.check_numbered([one.device for one in wanted])
     with ExitStack() as open_now:
         found = []
         for one in wanted:
@@ -172,13 +182,14 @@ def endpoint_of(found: Sequence[Serving]) -> str:
     """The value of `$SWAPD_ENDPOINT`: one folder, or one with the GPU's number in it."""
     if len(found) == 1:
         return str(found[0].folder)
-    names = [one.wanted.device.replace(":", "") for one in found]
+    names = [one.wanted.folder.name for one in found]
     numbered = {
         str(one.folder).replace(name, "cuda{gpu}") for one, name in zip(found, names, strict=True)
     }
     if len(numbered) > 1:
         raise SwapdError(
-            "the daemons of these GPUs are in folders that have no pattern: "
-            f"{', '.join(str(one.folder) for one in found)}"
+            "the daemons of these GPUs are in folders whose names have no pattern, by which a "
+            f"worker finds its own: {', '.join(str(one.folder) for one in found)}: end those that "
+            "were there with `swapd stop`"
         )
     return numbered.pop()

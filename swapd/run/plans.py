@@ -1,14 +1,16 @@
 """The plan of a run: daemons, files, and the final command."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from swapd.plan import deploy, lookup
 from swapd.plan.advise import PlanError
-from swapd.run import budgets, interpreter
-from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option
+from swapd.run import budgets, gpus, interpreter
+from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option, shards_of
 from swapd.run.daemons import Wanted
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 
 #: swapd's worker of plain vLLM.
 GPU_WORKER = "swapd_client.vllm.worker.Worker"
@@ -23,12 +25,58 @@ class RunPlan(NamedTuple):
     daemons: list[Wanted]
     #: Files to write, by their paths.
     files: dict[Path, str]
+    #: Variables of the command beside those that tell it of the daemons.
+    environment: Mapping[str, str] = {}
 
 
 def plan(command: Command, devices: Sequence[str], budget: int | None) -> RunPlan:
-    """The plan for a command of any kind but vllm-omni's. Raises: PlanError, with the sum."""
+    """The plan for any command but vllm-omni's. Raises: PlanError, with the sum; ConfigError."""
     wanted = budgets.wanted([command], devices, budget)
-    return RunPlan(with_worker(command, wanted), wanted, {})
+    environment = on_devices(command, devices, "-d")
+    return RunPlan(with_worker(command, wanted), wanted, {}, environment)
+
+
+def on_devices(command: Command, devices: Sequence[str], source: str) -> dict[str, str]:
+    """Variables that have a plain vLLM server use these GPUs: it takes the first visible ones.
+
+    `source`: the option that names them, as `-d`. Raises: ConfigError if they are too few.
+    """
+    numbers = [number for one in devices if (number := gpus.number_of(one)) is not None]
+    there = len(numbers) if numbers else gpus.count() if "host" not in devices else None
+    if command.kind != "vllm" or not there:
+        return {}
+    if (needed := shards_of(command)) > there:
+        why = f"{source} names {', '.join(devices)}" if numbers else gpus.in_words()
+        raise ConfigError(
+            f"{shlex.join(command.words[:2])} needs {needed} GPUs (--tensor-parallel-size), and "
+            f"{why}: name more of them, or give --tensor-parallel-size {there}"
+        )
+    if numbers[:needed] == list(range(needed))[: len(numbers)]:
+        return {}
+    return {VISIBLE_VARIABLE: gpus.visible_as(devices)}
+
+
+def check_placed(path: Path, stages: Iterable[deploy.Stage], given: Sequence[str]) -> None:
+    """Check that the machine has the GPUs of a deploy file's stages, and that `given` has them.
+
+    Raises: PlanError.
+    """
+    there = gpus.count()
+    named = {number for one in given if (number := gpus.number_of(one)) is not None}
+    for stage in stages:
+        absent = [gpu for gpu in stage.gpus if there is not None and gpu >= there]
+        if absent:
+            why = f"and {gpus.in_words()}. It counts the GPUs that {VISIBLE_VARIABLE} shows"
+        elif named and stage.ours and (absent := [g for g in stage.gpus if g not in named]):
+            why = f"and the daemons are for {', '.join(given)}"
+        else:
+            continue
+        listed = ", ".join(map(str, sorted(named) or range(there or 0))) or "none"
+        raise PlanError(
+            f"{path}: stage {stage.id} ({stage.name}) is on GPU {', '.join(map(str, absent))} by "
+            f"its devices, {why}: set its devices to some of {listed}, or give it that GPU. "
+            "Nothing was started"
+        )
 
 
 def with_worker(command: Command, wanted: Sequence[Wanted]) -> Command:

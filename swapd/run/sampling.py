@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from swapd.run import gpus
+
 _PROC = Path("/proc")
 #: Sampling takes at most this share of the time.
 _SHARE = 0.05
@@ -103,10 +105,10 @@ class _Gpus:
     """Growth of the used memory of some GPUs since the beginning, by any process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
-        self._numbers = [int(d.removeprefix("cuda:")) for d in devices if d.startswith("cuda:")]
+        self._devices = [device for device in devices if gpus.number_of(device) is not None]
         self._nvml: Any = None
         with suppress(Exception):  # the library is missing, or raised its own error
-            if self._numbers:
+            if self._devices:
                 nvml = importlib.import_module("pynvml")
                 nvml.nvmlInit()
                 self._nvml = nvml
@@ -120,7 +122,7 @@ class _Gpus:
         if self._nvml is None:
             return None
         try:
-            handles = [self._nvml.nvmlDeviceGetHandleByIndex(number) for number in self._numbers]
+            handles = [gpus.nvml_handle(self._nvml, device) for device in self._devices]
             return sum(int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
         except Exception:  # noqa: BLE001 - the library's own error
             return None

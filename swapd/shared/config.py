@@ -27,6 +27,8 @@ log = logging.getLogger("swapd.shared.config")
 #: The client's variable for the daemon's folder, and the daemon's for its file.
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
+#: The GPUs that CUDA shows to a process.
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 #: The secret for the daemon's page: not a setting, because command lines are public.
 HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
 #: The stage of `swapd run FILE` that a process belongs to.
@@ -244,7 +246,20 @@ def http_token_from_environment() -> str | None:
 
 def visible_gpus() -> str | None:
     """The GPUs that CUDA shows to this process, as `$CUDA_VISIBLE_DEVICES` lists them."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") or None  # noqa: TID251
+    return os.environ.get(VISIBLE_VARIABLE) or None  # noqa: TID251
+
+
+def listed_gpus() -> tuple[str, ...] | None:
+    """The same, one by one; none if the variable hides all GPUs. None: it is not set."""
+    said = os.environ.get(VISIBLE_VARIABLE)  # noqa: TID251
+    return None if said is None else gpus_in(said)
+
+
+def gpus_in(listed: str) -> tuple[str, ...]:
+    """The GPUs that a value of $CUDA_VISIBLE_DEVICES shows: those before the first that is none."""
+    names = [name for word in listed.split(",") if (name := word.strip())]
+    ends = next((at for at, name in enumerate(names) if name.startswith("-")), len(names))
+    return tuple(names[:ends])
 
 
 def notify_socket() -> str | None:

@@ -18,6 +18,7 @@ from .conftest import swapd
 
 MIB, GIB = 1 << 20, 1 << 30
 OMNI = "swapd_client.vllm.omni.GenerationWorker"
+SHOWN = "CUDA_VISIBLE_DEVICES"
 GPU = '[daemon]\ndevice = "cuda:0"\n'
 #: Contexts of two stages and a daemon, the reserve, and the workspaces of two stages.
 BESIDE = 3 * 512 * MIB + 2 * GIB + 2 * 2 * GIB
@@ -35,9 +36,9 @@ def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
-    """A machine with one GPU of 12 GiB."""
-    with fakecuda.machine(total=12 * GIB) as fake:
-        for name, value in fake.environment().items():
+    """A machine that shows one GPU of 12 GiB. Daemons of other tests are on others."""
+    with fakecuda.machine(devices=16, total=12 * GIB) as fake:
+        for name, value in {**fake.environment(), SHOWN: "7"}.items():
             monkeypatch.setenv(name, value)
         yield fake
 
@@ -87,18 +88,23 @@ def overlay_in(line: str) -> dict[str, Any]:
 
 
 def test_a_stage_of_vllm_omni_is_planned_and_gets_its_overlay_and_a_daemon_for_it(
-    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path], folder: Path
+    card: fakecuda.Fake,
+    omni: Callable[..., str],
+    file: Callable[..., Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(SHOWN, "8")
     done = swapd("run", file(omni("voice", 100 * MIB)))
     (line,) = done.stdout.splitlines()
-    assert line.startswith(f"voice | {folder}/swapd/cuda0 serve voice --deploy-config ")
+    assert line.startswith(f"voice | {folder}/swapd/cuda8 serve voice --deploy-config ")
     assert line.endswith("/voice.yaml --omni")
     (stage,) = overlay_in(line)["stages"]
     assert stage["worker_cls"] == OMNI
     assert stage["gpu_memory_utilization"] == 0.166, "2 GiB of 12: the workspace alone"
-    assert f"swapd on cuda:0 at {folder}/swapd/cuda0 (process " in done.stderr
+    assert f"swapd on cuda:0 at {folder}/swapd/cuda8 (process " in done.stderr
     assert "), 128 MiB\n" in done.stderr, "two chunks of 64 MiB"
-    assert card.held_bytes() == 0
+    assert card.held_bytes(8) == 0
 
 
 def test_stages_of_vllm_omni_that_share_a_gpu_share_the_budget_of_one_plan(
@@ -208,8 +214,9 @@ def test_on_the_host_vllm_omni_runs_as_it_is_written(
 
 
 def test_one_daemon_for_two_gpus_cannot_have_settings_of_one(
-    omni: Callable[..., str], file: Callable[..., Path], tmp_path: Path
+    omni: Callable[..., str], file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(SHOWN, "9,10")
     stages = omni("voice", MIB), omni("face", MIB, devices="1")
     path = file('[daemon]\nhttp = "127.0.0.1:9470"\n', *stages)
     said = swapd("run", "-n", "--device-memory", "12GiB", path, status=1).stderr

@@ -1,0 +1,155 @@
+"""Which GPUs a command may use, and which GPU a number stands for.
+
+`cuda:1` is the second GPU that $CUDA_VISIBLE_DEVICES shows, as it is for CUDA, torch and vLLM. The
+folder of a daemon has the number on the machine, by which a worker of vLLM finds it.
+"""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from swapd.device.base import DeviceError
+from swapd.device.driver import checked, load, uuid_of
+from swapd.shared import config
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
+from swapd.shared.extras import MissingExtra
+
+_NUMBERED = re.compile(r"cuda(?::(\d+))?")
+#: So much of a UUID is in the name of a folder.
+_UUID_CHARS = 12
+_PROC = Path("/proc")
+
+
+def number_of(device: str) -> int | None:
+    """The number of a GPU; None of another device."""
+    found = _NUMBERED.fullmatch(device)
+    return int(found[1] or 0) if found else None
+
+
+def name_of(device: str, listed: Sequence[str] | None) -> str:
+    """The GPU as the machine knows it, by number or UUID; another device as it is.
+
+    `listed`: the GPUs that $CUDA_VISIBLE_DEVICES shows where the device is named.
+    """
+    number = number_of(device)
+    if number is None:
+        return device
+    if listed is None:
+        return str(number)
+    return listed[number] if number < len(listed) else f"none of {','.join(listed)}"
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two names are of one GPU; UUIDs may be cut short."""
+    if one.isdecimal() == other.isdecimal():
+        return one == other or ("-" in one and (one.startswith(other) or other.startswith(one)))
+    number, uuid = sorted((one, other), key=lambda name: not name.isdecimal())
+    return number.isdecimal() and _uuid(int(number)).startswith(uuid)
+
+
+def folder_of(device: str) -> Path:
+    """Where the daemon of a device serves, if its folder is not named."""
+    name = name_of(device, config.listed_gpus())
+    if name.isdecimal():
+        return config.default_folder(f"cuda:{name}")
+    if number_of(device) is None:
+        return config.default_folder(device)
+    return config.default_folder(f"cuda-{name.partition('-')[2][-_UUID_CHARS:]}")
+
+
+def listed_by(pid: int) -> tuple[str, ...] | None:
+    """The GPUs that a process of this user was shown when it started; None if all."""
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            name, _, value = line.partition(b"=")
+            if name.decode(errors="replace") == VISIBLE_VARIABLE:
+                return gpus_in(value.decode(errors="replace"))
+    return None
+
+
+# --- what there is -------------------------------------------------------------------------
+
+
+def count() -> int | None:
+    """So many GPUs this process may use; None if that is not known here."""
+    listed = config.listed_gpus()
+    if listed == ():
+        return 0
+    try:
+        api = load()
+        return int(checked(api, api.cuDeviceGetCount))
+    except (DeviceError, MissingExtra, ImportError):
+        return None if listed is None else len(listed)
+
+
+def in_words() -> str:
+    """The GPUs that this process may use, and where that is from."""
+    listed, there = config.listed_gpus(), count()
+    known = ", ".join(f"cuda:{number}" for number in range(there or 0))
+    if listed is None:
+        return f"this machine has {known or 'no GPU'}"
+    if not listed:
+        return f"{VISIBLE_VARIABLE} is empty, which hides all GPUs"
+    return f"{VISIBLE_VARIABLE}={','.join(listed)} shows {known or 'none'}"
+
+
+def check(devices: Sequence[str], source: str) -> None:
+    """That each is a GPU which this process may use, as far as that is known.
+
+    `source`: where they are named, as in `-d`. Raises: ConfigError.
+    """
+    there = count()
+    for device in devices:
+        number = number_of(device)
+        if number is not None and there is not None and number >= there:
+            also = "" if there else ", or host"
+            raise ConfigError(
+                f"{source} {device}: there is no such GPU, since {in_words()}: say one of those"
+                f"{also}, or list more in {VISIBLE_VARIABLE}"
+            )
+
+
+def check_numbered(devices: Sequence[str]) -> None:
+    """That workers can find each daemon by the number of its GPU. Raises: ConfigError."""
+    listed = config.listed_gpus()
+    if any(number_of(one) is not None and "-" in name_of(one, listed) for one in devices):
+        raise ConfigError(
+            f"{VISIBLE_VARIABLE}={','.join(listed or ())} names GPUs by UUID, and of several "
+            f"daemons ({', '.join(devices)}) a worker finds its own by the number of its GPU: list "
+            "numbers there"
+        )
+
+
+def visible_as(devices: Sequence[str]) -> str:
+    """$CUDA_VISIBLE_DEVICES of a command that is to use these devices alone."""
+    listed = config.listed_gpus()
+    return ",".join(name_of(device, listed) for device in devices)
+
+
+def nvml_handle(nvml: Any, device: str) -> Any:
+    """NVML's handle of a GPU; NVML ignores CUDA_VISIBLE_DEVICES. Raises: NVML's own errors."""
+    number = number_of(device) or 0
+    try:
+        api = load()
+        uuid = uuid_of(api, checked(api, api.cuDeviceGet, number))
+    except (DeviceError, MissingExtra, ImportError):
+        name = name_of(device, config.listed_gpus())
+        if name.isdecimal():
+            return nvml.nvmlDeviceGetHandleByIndex(int(name))
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    return nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+
+def _uuid(number: int) -> str:
+    """Of the GPU with this number on the machine, by NVML; "" if that is not known."""
+    with suppress(Exception):  # not there, or its own error
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(number)))
+        finally:
+            pynvml.nvmlShutdown()
+    return ""

@@ -1,0 +1,241 @@
+"""`swapd run` and $CUDA_VISIBLE_DEVICES: each number is of one GPU, or the run is refused.
+
+A driver that stands in for CUDA has 16 GPUs. Each daemon that a test starts is on a GPU of
+its own, for `swapd run` looks at all daemons of this user.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swapd.run import gpus
+from swapd.run.daemons import Wanted
+from swapd.shared.config import ConfigError, gpus_in, listed_gpus
+from tests import fakecuda
+
+from .conftest import swapd
+from .test_run_planned import GIB, MIB, home, model, omni
+
+__all__ = ["home", "model", "omni"]
+UUIDS = [f"GPU-fa4ec0da-0013-4000-8000-5a5a5a5a5a{n:02x}" for n in range(16)]
+SHOWN = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture(autouse=True)
+def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
+    with fakecuda.machine(devices=16, total=12 * GIB) as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv(SHOWN, raising=False)
+        yield fake
+
+
+@pytest.fixture
+def shows(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda listed: monkeypatch.setenv(SHOWN, listed)
+
+
+@pytest.fixture
+def voice(omni: Callable[..., str], tmp_path: Path) -> Callable[..., list[object]]:
+    """A command of vLLM-Omni whose stage is on the GPUs that are said."""
+
+    def made(devices: str, **stage: object) -> list[object]:
+        omni("voice", 100 * MIB, devices=devices, **stage)
+        file = f"--deploy-config={tmp_path}/voice-deploy.yaml"
+        return [tmp_path / "vllm-omni", "serve", tmp_path / "voice", "--omni", file]
+
+    return made
+
+
+def daemons(*words: object) -> list[str]:
+    """The devices, and the folders' names, of the daemons of a dry run."""
+    lines = [line.split() for line in swapd("run", "-n", *words).stdout.splitlines()]
+    serves = [words for words in lines if words[:2] == ["swapd", "serve"]]
+    return [f"{one[3]} in {Path(one[one.index('--runtime-dir') + 1]).name}" for one in serves]
+
+
+# --- what a number stands for --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ("12,11", "cuda:1 in cuda11"),
+        (" 11 , 12 ", "cuda:1 in cuda12"),
+        (f"{UUIDS[2]},{UUIDS[13]}", "cuda:1 in cuda-5a5a5a5a5a0d"),
+    ],
+)
+def test_a_daemon_is_on_the_gpu_that_its_stage_counts_and_its_folder_has_the_machine_s_number(
+    voice: Callable[..., list[object]],
+    shows: Callable[[str], None],
+    cards: fakecuda.Fake,
+    listed: str,
+    found: str,
+    folder: Path,
+) -> None:
+    shows(listed)
+    assert daemons("--", *voice("1")) == [found]
+    done = swapd("run", "--", *voice("1"))
+    assert done.stdout.startswith(f"{folder}/swapd/{found.partition(' in ')[2]} serve ")
+
+
+def test_the_free_memory_is_that_of_the_gpu_that_is_shown(
+    cards: fakecuda.Fake, shows: Callable[[str], None]
+) -> None:
+    shows("6")
+    with cards.occupied(4 * GIB, pid=1, gpu=0):
+        (line,) = swapd("run", "-n", "-d", "cuda:0", "--", "true").stdout.splitlines()[:1]
+    assert f"--budget {int(12 * GIB * 0.7)} " in line
+
+
+def test_a_daemon_of_another_gpu_under_the_same_number_is_not_joined(
+    shows: Callable[[str], None],
+) -> None:
+    shows("14")
+    inner = [
+        "env",
+        f"{SHOWN}=15",
+        "swapd",
+        "run",
+        "--budget",
+        "64MiB",
+        "-d",
+        "cuda:0",
+        "--",
+        "true",
+    ]
+    done = swapd("run", "--budget", "64MiB", "-d", "cuda:0", "--", *inner)
+    assert "cuda14 (process " in done.stderr
+    assert "cuda15 (process " in done.stderr, "not the one of GPU 14"
+    inner[1] = f"{SHOWN}=0,{UUIDS[14]}"
+    inner[7] = "cuda:1"
+    done = swapd("run", "--budget", "64MiB", "-d", "cuda:0", "--", *inner)
+    assert "cuda14 (joined)" in done.stderr
+
+
+def test_a_server_of_plain_vllm_is_shown_the_gpus_of_its_daemons(
+    tmp_path: Path, model: Callable[[str, int], Path], shows: Callable[[str], None]
+) -> None:
+    (vllm := tmp_path / "vllm").write_text(f'#!/bin/sh\necho "${SHOWN}" "$@"\n')
+    serve = [vllm, "serve", model("text", 64 * MIB)]
+    assert swapd("run", "-d", "cuda:2", "--", *serve).stdout.startswith("2 serve ")
+    shows("3,4")
+    assert swapd("run", "-d", "cuda:1", "--", *serve).stdout.startswith("4 serve ")
+    two = daemons("--", *serve, "--tensor-parallel-size", "2")
+    assert two == ["cuda:0 in cuda3", "cuda:1 in cuda4"]
+    said = swapd("run", "--", *serve, "--tensor-parallel-size=3", status=1).stderr
+    assert f"needs 3 GPUs (--tensor-parallel-size), and {SHOWN}=3,4 shows cuda:0, cuda:1" in said
+    said = swapd("run", "-d", "cuda:1", "--", *serve, "--tensor-parallel-size=2", status=1).stderr
+    assert "-d names cuda:1: name more of them, or give --tensor-parallel-size 1" in said
+
+
+# --- refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "device", "said"),
+    [
+        (
+            "1",
+            "cuda:1",
+            "-d cuda:1: there is no such GPU, since CUDA_VISIBLE_DEVICES=1 shows cuda:0",
+        ),
+        ("", "cuda:0", "since CUDA_VISIBLE_DEVICES is empty, which hides all GPUs: say one of"),
+        (None, "cuda:16", "since this machine has cuda:0, cuda:1, cuda:2,"),
+    ],
+)
+def test_a_gpu_that_is_not_shown_is_refused_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    voice: Callable[..., list[object]],
+    listed: str | None,
+    device: str,
+    said: str,
+) -> None:
+    if listed is not None:
+        monkeypatch.setenv(SHOWN, listed)
+    assert said in swapd("run", "-d", device, "--", "true", status=1).stderr
+    (path := tmp_path / "run.toml").write_text(
+        f'[daemon]\ndevice = "{device}"\n[stages.a]\ncommand = "true"\n'
+    )
+    assert f"{path}: daemon.device {device}: there is no" in swapd("run", path, status=1).stderr
+    said_of = swapd("run", "--", *voice(device[5:]), status=1).stderr
+    assert f"voice-deploy.yaml: stage 0 (voice) is on GPU {device[5:]} by its devices" in said_of
+    assert "Nothing was started" in said_of
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_stage_on_another_gpu_than_the_daemons_is_refused(
+    voice: Callable[..., list[object]], shows: Callable[[str], None]
+) -> None:
+    shows("9,10")
+    said = swapd("run", "-d", "cuda:0", "--", *voice("1"), status=1).stderr
+    assert "is on GPU 1 by its devices, and the daemons are for cuda:0" in said
+    both = voice("0,1", tensor_parallel_size=2)
+    assert (
+        "is on GPU 1 by its devices" in swapd("run", "-d", "cuda:0", "--", *both, status=1).stderr
+    )
+    assert daemons("--", *both) == ["cuda:0 in cuda9", "cuda:1 in cuda10"]
+
+
+def test_several_gpus_by_uuid_are_refused_before_any_daemon_starts(
+    voice: Callable[..., list[object]], shows: Callable[[str], None]
+) -> None:
+    shows(",".join(UUIDS))
+    done = swapd("run", "--", *voice("0,1", tensor_parallel_size=2), status=1)
+    assert "names GPUs by UUID, and of several daemons (cuda:0, cuda:1)" in done.stderr
+    assert "list numbers there" in done.stderr
+    assert "swapd on" not in done.stderr
+
+
+def test_what_a_stage_is_shown_is_held_against_the_daemons_of_its_file(
+    tmp_path: Path,
+    omni: Callable[..., str],
+    model: Callable[[str, int], Path],
+    shows: Callable[[str], None],
+) -> None:
+    shows("5,9")
+    model("text", 64 * MIB)
+    path = tmp_path / "run.toml"
+
+    def text(device: str, shown: str) -> Path:
+        env = f'env = {{{SHOWN} = "{shown}"}}'
+        stage = f'[stages.text]\ncommand = "./vllm serve text"\n{env}\n'
+        path.write_text(f'[daemon]\ndevice = "{device}"\n{stage}')
+        return path
+
+    said = swapd("run", text("cuda:0", "9"), status=1).stderr
+    assert f"stages.text.env.{SHOWN} = 9: the stage needs 1 GPU of the daemons" in said
+    assert "which are on cuda:0 (GPU 5): list one of these, or leave it out" in said
+    for shown in ("9", UUIDS[9], "9,5"):
+        assert daemons(text("cuda:1", shown)) == ["cuda:1 in cuda9"]
+    assert "the stage needs 1 GPU" in swapd("run", text("cuda:1", ""), status=1).stderr
+    path.write_text(omni("voice", MIB) + f'env = {{{SHOWN} = "1"}}\n')
+    said = swapd("run", path, status=1).stderr
+    assert "the GPUs of a server of vLLM-Omni are the devices of its deploy file" in said
+
+
+# --- words -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("0, 2", ("0", "2")), ("", ()), ("-1", ()), ("1,-1,0", ("1",)), ("GPU-8f,3", ("GPU-8f", "3"))],
+)
+def test_a_list_ends_before_the_first_that_is_no_gpu(said: str, found: tuple[str, ...]) -> None:
+    assert gpus_in(said) == found
+
+
+def test_names_of_one_gpu_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus.same("1", "1")
+    assert not gpus.same("1", "2")
+    assert gpus.same("GPU-8f1c-2", "GPU-8f1c")
+    assert not gpus.same("GPU-8f1c", "GPU-77aa")
+    assert not gpus.same("host", "0")
+    assert gpus.same("host", "host")
+    monkeypatch.setenv(SHOWN, "3")
+    assert listed_gpus() == ("3",)
+    assert Wanted("cuda:0", 1, "").folder.name == "cuda3"
+    with pytest.raises(ConfigError, match="shows cuda:0"):
+        gpus.check(["cuda:1"], "-d")
