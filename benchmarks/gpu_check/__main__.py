@@ -1,8 +1,7 @@
 """`python -m benchmarks.gpu_check [--first | --rest | --only NAME ...] [--out FOLDER]`.
 
-Exit codes: 0 all bounds and guarantees that were measured hold; 1 some do not; 2 asked for
-nonsense; 3 there is no GPU to check; 4 this Python lacks a package without which nothing can be
-asked.
+Exit codes: 0 all measured bounds and guarantees hold; 1 some do not; 2 invalid arguments; 3 there
+is no GPU to check; 4 this Python lacks a package that every section needs.
 """
 
 import argparse
@@ -27,9 +26,9 @@ from benchmarks.gpu_check.settings import ROOT, SMALL, Settings
 NO_GPU = 3
 NO_PACKAGE = 4
 
-#: A section with less time than this is not begun.
+#: A section does not begin with less time than this.
 LEAST_S = 5.0
-#: A driver that does not say what GPU it has within this time will not be of use either.
+#: A driver that does not identify its GPU within this time is of no use either.
 IDENTIFY_S = 60.0
 
 Heard = Callable[[Row], None]
@@ -90,7 +89,7 @@ def _sections(arguments: argparse.Namespace) -> tuple[plan.Section, ...]:
 
 
 def warm_up(report: Report, base: Path, settings: Settings, held: list[str]) -> None:
-    """Have torch read from the disk and the GPU compute, if there is anything to run.
+    """Let torch be read from the disk and the GPU compute, if there is a section to run.
 
     `held`: the device files that stay open.
     """
@@ -104,7 +103,7 @@ def warm_up(report: Report, base: Path, settings: Settings, held: list[str]) -> 
 
 
 def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> None:
-    """Run the report's sections for `limit_s` seconds at most, and write what they say."""
+    """Run the report's sections for `limit_s` seconds at most, and write their rows."""
     until = time.monotonic() + limit_s
     heard = partial(_heard, report, base)
     for section in report.to_run:
@@ -143,7 +142,7 @@ def _not_run(section: plan.Section, why: str) -> Row:
 
 
 def _identify(device: str) -> dict[str, Any]:
-    """What GPU there is, asked in another process: `error` says why there is none."""
+    """The GPU, identified in another process; `error` is the reason if there is none."""
     command = [sys.executable, "-m", "benchmarks.gpu_check.identify", device]
     try:
         done = subprocess.run(

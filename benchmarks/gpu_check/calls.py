@@ -1,4 +1,4 @@
-"""What the driver's memory calls cost: by size, with an idle and with a busy GPU."""
+"""Cost of the driver's memory calls: by size, with an idle and with a busy GPU."""
 
 import os
 import statistics
@@ -11,7 +11,7 @@ from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings
 from swapd.device.driver import Access, CudaError
 
-#: Each is timed so many times; of a busy GPU for so long.
+#: Repetitions of each call; and seconds for which the GPU is busy.
 TIMES = 15
 BUSY_S = 0.8
 
@@ -82,7 +82,7 @@ def _costs(gpu: Gpu, nbytes: int, times: int = TIMES) -> Stopwatch:
 
 
 def _while_busy(check: Check, gpu: Gpu, sizes: list[int]) -> None:
-    """Do they wait for kernels? Then the queue is empty afterwards."""
+    """Whether they wait for kernels: then the queue is empty afterwards."""
     busy = Busy(gpu)
     for nbytes in sizes:
         busy.enqueue(BUSY_S if busy.what == "matrix products" else 0.05)
@@ -99,7 +99,7 @@ def _while_busy(check: Check, gpu: Gpu, sizes: list[int]) -> None:
 
 
 def _one_range(check: Check, gpu: Gpu, settings: Settings) -> None:
-    """A component's worth of chunks in one range: cost by the chunk."""
+    """A component's chunks in one range: cost by the chunk."""
     count = max(settings.probe_bytes // settings.chunk_bytes, 2)
     with Mapped(gpu, settings.chunk_bytes, count) as chunks:
         chunks.unmap()
@@ -135,7 +135,7 @@ def _unmap_at_once(check: Check, gpu: Gpu, settings: Settings) -> None:
 
 
 def _descriptors(check: Check, gpu: Gpu, settings: Settings) -> None:
-    """How many descriptors handles take."""
+    """Number of descriptors that handles take."""
     gpu.release(gpu.create(2 * MIB))
     before = _open()
     handles = [gpu.create(2 * MIB) for _ in range(32)]

@@ -1,8 +1,8 @@
-"""Which of the client's driver calls spoil a graph that is being captured, and whether any does.
+"""The client's driver calls during captures of graphs, and whether any spoils a capture.
 
-A capture in global mode, as `torch.cuda.graph` makes it, ends without a graph when certain calls
-are made meanwhile, by any thread. Each call is tried as it is, for the record; and as the client
-makes it, with the thread's capture mode exchanged, where it may spoil nothing.
+A capture in global mode, as `torch.cuda.graph` makes it, ends without a graph when any thread makes
+certain calls meanwhile. Each call is tried as it is, for information; and as the client makes it,
+with the thread's capture mode exchanged, where it must not spoil the capture.
 """
 
 import threading
@@ -21,9 +21,9 @@ from swapd.device.driver import Access
 from swapd_client import Client
 
 PAGE = 4096
-#: How often each component comes in while one graph is captured.
+#: Number of loads of each component while one graph is captured.
 TURNS = 3
-#: No turn takes that long.
+#: Seconds; longer than any turn.
 PATIENCE_S = 30.0
 
 Call = Callable[[], object]
@@ -44,13 +44,13 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def _calls(gpu: Gpu, chunk: Mapped, page: Memfd) -> dict[str, Call]:
-    """What the client asks of the driver, by name. None touches the stream that captures."""
+    """The client's driver calls, by name. None uses the capturing stream."""
     event, nbytes = gpu.event(), chunk.chunk_bytes
     gpu.record(event, gpu.main)
     gpu.finish(gpu.main)
 
     def mapping() -> None:
-        spare = gpu.reserve(nbytes)  # anew each time: it may stay mapped if a call fails
+        spare = gpu.reserve(nbytes)  # a new one each time: it may stay mapped if a call fails
         with gpu.export(chunk.handles[0]) as fd:
             handle = gpu.adopt(fd.fileno())
         gpu.map(spare, nbytes, handle)
@@ -117,7 +117,7 @@ def _in_a_thread(gpu: Gpu, call: Call, mode: AbstractContextManager[None]) -> No
 
 
 def _captured(gpu: Gpu, meanwhile: Call) -> tuple[str, str]:
-    """What `meanwhile` raised, and how a capture ended that was under way."""
+    """The error of `meanwhile`, and the result of a capture around it."""
     stream, error = gpu.stream(), ""
     _begin(gpu, stream)
     try:
@@ -133,7 +133,7 @@ def _begin(gpu: Gpu, stream: Any) -> None:
 
 
 def _end(gpu: Gpu, stream: Any) -> str:
-    """How the capture of `stream` ended; the stream is destroyed."""
+    """The result of the capture of `stream`; the stream is destroyed."""
     result, graph = gpu.api.cuStreamEndCapture(stream)
     if not result:
         gpu.call(gpu.api.cuGraphDestroy, graph)
@@ -145,7 +145,7 @@ def _end(gpu: Gpu, stream: Any) -> str:
 
 
 def _beside_swaps(check: Check, gpu: Gpu, settings: Settings) -> None:
-    """While a graph is captured components evict each other, and leases are kept and given back."""
+    """Components evict each other, and leases come and go, during a capture."""
     nbytes = room_for(settings, min(settings.model_bytes, 64 * MIB), of=1.2, host_copies=2.2)
     for isolation in ("relaxed", "strict"):
         with (

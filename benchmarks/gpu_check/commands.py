@@ -1,7 +1,7 @@
-"""What a worker process does with what it is told: one JSON command a line on stdin.
+"""Commands of a worker process: one JSON command a line on stdin.
 
 `{"do", "arguments", "options"}`; for each one answer on stdout, `{"ok"}` or `{"error"}`. Commands
-run in order, in the main thread. What a command is, is a method. Stdlib only.
+run in order, in the main thread. Each command is a method. Stdlib only.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 class Commands:
     """Its methods are commands."""
 
-    #: Where answers go.
+    #: Stream of the answers.
     _out: TextIO = sys.stdout
 
     def say(self, message: dict[str, Any]) -> None:
@@ -21,7 +21,7 @@ class Commands:
         self._out.flush()
 
     def serve(self) -> None:
-        """Do what is asked until nothing more can come. What is printed goes to stderr."""
+        """Execute commands until stdin ends. Printed text goes to stderr."""
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         for line in sys.stdin:

@@ -1,5 +1,7 @@
-"""Compute and swapd: it starts before the tail has arrived, and a resident component is
-nearly free. In this process, with torch."""
+"""Compute with swapd: it starts before the last bytes arrive, and costs little when resident.
+
+In this process, with torch.
+"""
 
 import statistics
 import time
@@ -21,7 +23,7 @@ from swapd_client import Client
 SEGMENTS = 16
 EARLY_AT_MOST = 1.15
 HIT_PERCENT_AT_MOST = 1.0
-#: Rows of the input: enough for the layers to be work, few enough to divide it finely.
+#: Rows of the input: enough for the layers to have work, few enough to divide it finely.
 ROWS = 512
 
 
@@ -52,7 +54,7 @@ class Pipeline:
         self.repeats = 1
 
     def away(self) -> None:
-        """Have the model evicted."""
+        """Evict the model."""
         self.client.acquire("other").release()
 
     def copy(self) -> None:
@@ -178,7 +180,7 @@ class Loop:
         self.repeats = max(round(self.settings.step_s / (eight / 8)), 1)
 
     def bare(self, waits: bool) -> float:
-        """Seconds a step, with no word to swapd."""
+        """Seconds a step, without calls of swapd."""
         with self.client.acquire("decoder"):
             return self._block(waits, self._work)
 

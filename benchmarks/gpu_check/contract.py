@@ -1,7 +1,7 @@
 """The device contract suite, tests/device, run against this GPU: by pytest, in this process.
 
-Each test is a row as soon as it has ended, so what a run has shown is there if it is cut short.
-Pytest's configuration is written here, so that no plugin is needed.
+Each test is a row as soon as it has ended, so an aborted run keeps its rows. This module sets
+pytest's configuration, so that no plugin is needed.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import ROOT, Settings
 
-#: Of a failure, so much is told.
+#: Characters of a failure in a row.
 WHY_CHARS = 300
 
 CONFIGURATION = f"""
@@ -34,7 +34,7 @@ def measure(check: Check, settings: Settings) -> None:
         configuration.write_text(CONFIGURATION, encoding="utf-8")
         arguments = ["-v", "-c", str(configuration), "--rootdir", str(ROOT)]
         arguments += ["-p", "no:cacheprovider"]
-        # on the stub, pytest itself makes one, and runs what it runs everywhere
+        # on the stub, pytest makes a device, and runs its usual tests
         arguments += ["-m", "not gpu" if settings.stub else "gpu"]
         if settings.contract:
             arguments += ["-k", settings.contract]
@@ -70,7 +70,7 @@ class Rows:
             self._check.failed(report.nodeid, _why(report))
 
     def total(self, code: int) -> None:
-        """Put what it comes to; `code` is what pytest has ended with."""
+        """Put the total; `code` is pytest's exit code."""
         if not self._run and not self._failed:
             why = self._skipped[0] if self._skipped else f"no test was found (pytest: {code})"
             self._check.missing("the device contract", why)
@@ -81,6 +81,6 @@ class Rows:
 
 
 def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The line of pytest's that says what was wrong, by the end of what it prints."""
+    """Pytest's line with the error, from the end of its output."""
     lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
     return " ".join(lines or report.longreprtext.splitlines()[-1:])[:WHY_CHARS]

@@ -1,4 +1,4 @@
-"""How fast copies are: by piece size, through swapd's own device, both directions at once."""
+"""Speed of copies: by piece size, through swapd's own device, both directions at once."""
 
 from functools import partial
 
@@ -79,7 +79,7 @@ def _both(check: Check, gpu: Gpu, chunks: Mapped, host: int) -> None:
 
 
 def _small(check: Check, gpu: Gpu, target: int) -> None:
-    """A copy of 64 KiB and the wait for it: what a worker's own input costs."""
+    """A copy of 64 KiB and the wait for it: the cost of a worker's own input."""
     with pinned(gpu, 2 * MIB) as host:
         took = median_s(lambda: gpu.copy_in(target, host, 64 * KIB), 200)
     check.row("64 KiB in, and waited for", took * 1e6, "us")

@@ -1,4 +1,4 @@
-"""SIGKILL, of a worker under load and of the daemon: what the others notice of it."""
+"""SIGKILL of a worker under load, and of the daemon: the effects on others."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings
 
 LAYERS = 4
-#: How often the next owner looks at its bytes.
+#: Number of times that the next owner checks its bytes.
 LOOKS = 20
-#: A context's own memory: what differs by less is noise.
+#: A context's own memory: smaller differences are noise.
 CONTEXT_BYTES = 64 * MIB
 
 
@@ -49,7 +49,7 @@ def _worker(check: Check, settings: Settings, nbytes: int) -> None:
         free = watch.status().device_free_bytes
         for worker, name, right in ((one, "a", expected[0]), (doomed, "d", expected[2])):
             worker.tell("work", name, right)
-            worker.answer()  # that it has begun
+            worker.answer()  # it has begun
         two.tell("turn", "b")  # waits for one of the two
         doomed.process.send_signal(signal.SIGKILL)
         turn = two.answer()
@@ -67,7 +67,7 @@ def _worker(check: Check, settings: Settings, nbytes: int) -> None:
 
 
 def _writer(check: Check, settings: Settings, nbytes: int) -> None:
-    """Its kernels may go on for a while: the next owner of its chunks looks at every byte."""
+    """Its kernels may run on for a while: the next owner of its chunks checks every byte."""
     with (
         serving(settings, chunks_of(nbytes, settings)) as daemon,
         watching(daemon) as watch,
@@ -80,7 +80,7 @@ def _writer(check: Check, settings: Settings, nbytes: int) -> None:
             worker.ask("register", name, mutable=mutable)
         following.ask("keep", "n")
         doomed.tell("write_on", "m")
-        doomed.answer()  # that it has begun
+        doomed.answer()  # it has begun
         doomed.process.send_signal(signal.SIGKILL)
         same = [following.ask("is_as_kept", "n") for _ in range(LOOKS)]
         right = f"{sum(same)} of {LOOKS} looks at all bytes were right"
@@ -102,7 +102,7 @@ def _daemon(check: Check, settings: Settings, nbytes: int) -> None:
         one.ask("capture", "a")
         one.ask("hold", "a")
         two.tell("work", "b", expected["b"])
-        two.answer()  # that it has begun
+        two.answer()  # it has begun
         os.kill(daemon.pid, signal.SIGKILL)
         daemon.process.wait()
         _after_the_daemon(check, one, two, expected)

@@ -1,4 +1,4 @@
-"""Leases that are granted early: compute waits for its own segment, on host or stream."""
+"""Early leases: compute waits for its own segment, on host or stream."""
 
 from benchmarks.gpu_check.rig import chunks_of, room_for, serving, workers
 from benchmarks.gpu_check.rows import Check
@@ -6,9 +6,9 @@ from benchmarks.gpu_check.settings import Settings
 
 ROUNDS = 5
 SEGMENTS = 8
-#: Of the kill: so many times larger, so that the copy lasts until the kill.
+#: Factor for the component of the kill, so that its copy lasts until the kill.
 LARGER = 8
-#: On a busy machine the copy may have ended by then all the same: then once more.
+#: On a busy machine the copy may have ended by then; then it is tried again.
 TRIES = 5
 
 
@@ -49,12 +49,12 @@ def _killed(check: Check, settings: Settings) -> None:
         if not said["arrived"]:
             break
     _what_came_of_it(check, said)
-    # whatever was in flight: the master has the weights
+    # even with a copy in flight: the host copy has the weights
     check.holds("and close() makes the weights private memory, complete", whole)
 
 
 def _kill(settings: Settings, nbytes: int) -> tuple[dict[str, object], bool]:
-    """What a worker says of the daemon's death, and whether its weights are whole afterwards."""
+    """A worker's report of the daemon's death, and whether its weights are complete afterwards."""
     with (
         serving(settings, chunks_of(nbytes, settings)) as daemon,
         workers(settings, daemon.folder, "one", "two") as (one, two),

@@ -1,7 +1,7 @@
 """The process of one vLLM engine: `python -m benchmarks.gpu_check.engine SETTINGS ENDPOINT LABEL`.
 
-The label is the stage's name, and its model's folder is called so. The engine's core is in this
-process. What it can be told is a method of `Engine`.
+The label is the stage's name, and the name of its model's folder. The engine's core is in this
+process. Its commands are the methods of `Engine`.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu_check.commands import Commands
 from benchmarks.gpu_check.settings import MIB, Settings
 
-#: A request has so many tokens, and is answered by so many.
+#: Tokens of a request, and of its answer.
 TOKENS = 32
 SMALL_TOKENS = 6
 CACHE_BYTES = 256 * MIB
@@ -32,7 +32,7 @@ class Engine(Commands):
         self._tokens = SMALL_TOKENS if settings.on_cpu else TOKENS
 
     def start(self, model: str, plugin: bool, **more: Any) -> int:
-        """Make the engine, ready to serve; the bytes of its weights."""
+        """Make the engine, ready to serve; return the bytes of its weights."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # noqa: TID251 - vLLM reads it
         from vllm import LLM
 
@@ -40,7 +40,7 @@ class Engine(Commands):
         if self._settings.on_cpu:
             from swapd_client.vllm import cpu
 
-            cpu.keep_weights()  # or oneDNN has copies, and other sums
+            cpu.keep_weights()  # otherwise oneDNN has copies, and other sums
             worker, cache = "swapd_client.vllm.cpu.CPUWorker", SMALL_CACHE_BYTES
         if plugin:
             swapd = {"component": self._name, "endpoint": str(self._endpoint)}
@@ -53,7 +53,7 @@ class Engine(Commands):
             "max_model_len": 256,
             "max_num_seqs": 4,
             "kv_cache_memory_bytes": cache,
-            "gpu_memory_utilization": 0.02,  # others have the rest; the cache's size is said
+            "gpu_memory_utilization": 0.02,  # others have the rest; the cache's size is set
             "disable_log_stats": True,
             **more,
         }
@@ -63,7 +63,7 @@ class Engine(Commands):
         return sum(weight.nbytes for weight in self._model().parameters())
 
     def about(self) -> dict[str, Any]:
-        """Which model runner vLLM has chosen, and which methods and kernels for its layers."""
+        """vLLM's model runner, and the methods and kernels of its layers."""
         runners = [kind.__module__ for kind in type(self._worker.model_runner).__mro__]
         modules = list(self._model().modules())
         methods = [getattr(module, "quant_method", None) for module in modules]
@@ -79,7 +79,7 @@ class Engine(Commands):
         }
 
     def turn(self, tokens: list[int]) -> dict[str, Any]:
-        """What the model makes of the tokens, and the device's free memory."""
+        """The model's output for the tokens, and the device's free memory."""
         from vllm import SamplingParams
 
         first_s = 0.0
@@ -96,7 +96,7 @@ class Engine(Commands):
         return {"tokens": out, "sound": "", "first_s": first_s, "free": free, "came": False}
 
     def asleep(self) -> None:
-        """Free what it has on the device, as vLLM's level 1 does."""
+        """Free its device memory, as vLLM's level 1 does."""
         self._llm.sleep(level=1)
 
     def awake(self) -> None:

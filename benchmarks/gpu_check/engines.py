@@ -1,4 +1,4 @@
-"""Real vLLM engines with the plugin: that they say what plain vLLM says, and what requests take.
+"""Real vLLM engines with the plugin: their answers equal plain vLLM's, and the time of requests.
 
 First with Model Runner V2, vLLM's default on GPUs, and with experts computed by Triton: no test has
 run either on a GPU. Then three engines answer requests in turn, as the stages of `pipeline` do.
@@ -19,11 +19,11 @@ from benchmarks.gpu_check.rig import Worker, chunks_of, free_bytes, serving
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import GIB, MIB, Settings, host_available
 
-#: Imports, compilation and graphs take that long at most.
+#: Seconds; most for imports, compilation and graphs.
 START_S = 240.0
-#: Of the GPU's free memory, and of the host's, all engines have so much in weights.
+#: Share of the GPU's free memory, and of the host's, for the weights of all engines.
 OF_THE_GPU, OF_THE_HOST = 0.5, 0.6
-#: How the stages share it.
+#: Shares of the stages in that.
 SHARES = (0.6, 0.3, 0.1)
 SLEEP = "vLLM's sleep and wake, level 1"
 
@@ -91,7 +91,7 @@ def with_experts(settings: Settings) -> dict[str, Any]:
 
 @contextmanager
 def written(config: Mapping[str, Any]) -> Iterator[Path]:
-    """A model's folder; its weights are made by vLLM."""
+    """A model's folder; vLLM makes its weights."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield Path(folder)
@@ -118,7 +118,7 @@ def same(
 ) -> None:
     """Two engines on swapd in turns, beside a plain one.
 
-    `wanted`: whether an engine of which `Engine.about` says this is what `name` is about.
+    `wanted`: whether an engine, described by its `Engine.about`, is of the kind that `name` means.
     """
     with written(config) as model:
         with _engine(settings, "plain") as plain:
@@ -130,7 +130,7 @@ def same(
             check.missing(name, f"vLLM has chosen otherwise: {told}")
             return
         right = loads = 0
-        # for one, with what kernels keep beside the parameters; not for two
+        # room for one, with its kernels' other memory; not for two
         with serving(settings, chunks_of(nbytes * 7 // 4, settings)) as daemon:
             stages = [_engine(settings, label, daemon.folder) for label in ("one", "two")]
             with stages[0] as one, stages[1] as two:
@@ -160,7 +160,7 @@ def _tokens(engine: Worker, number: int) -> list[int]:
 
 
 def ways(check: Check, settings: Settings, nbytes: int, *names: str) -> Iterator[tuple[str, Found]]:
-    """Three engines, in each way, or in those `names`: its name, and what came of it."""
+    """Three engines, in each way, or in those of `names`: its name, and its result."""
     runs = {RESIDENT: _kept, SWAPD: _swapd, SLEEP: _sleep, RESTART: _restart}
     with ExitStack() as stack:
         layers = [max(int(share * nbytes / (450 * MIB)), 2) for share in SHARES]
@@ -198,7 +198,7 @@ def _swapd(settings: Settings, models: Mapping[str, Path], largest: int) -> Foun
 
 
 def _sleep(settings: Settings, models: Mapping[str, Path], _: int) -> Found:
-    """All but the one whose turn it is are asleep."""
+    """All but the engine of the current turn are asleep."""
     found = Found()
     with _engines(settings, models) as engines:
         for stage, engine in engines.items():

@@ -1,4 +1,4 @@
-"""What the machine is: GPU, driver, limits. Figures of nothing, but what they depend on."""
+"""The machine: GPU, driver, limits. No results, but the conditions of the others."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from benchmarks.gpu_check.settings import MIB, Settings, host_available
 from swapd.device.nvml import Nvml
 from swapd.shared.units import size
 
-#: Name of the attribute, and what it is called in the table.
+#: Name of the attribute, and its name in the table.
 _ATTRIBUTES = (
     ("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "chunks as descriptors"),
     ("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "virtual memory management"),

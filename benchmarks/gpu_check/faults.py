@@ -1,4 +1,4 @@
-"""Stray accesses by a real kernel: do they fault, and in the process that made them alone?
+"""Stray accesses by a real kernel: whether they fault, in the offending process only.
 
 Run as a program it is the offender, or a bystander with the same chunk.
 """
@@ -13,7 +13,7 @@ from benchmarks.gpu_check.settings import Settings
 from benchmarks.gpu_check.torchish import bytes_at, start, synchronize
 from swapd.device.driver import Access
 
-#: What the offender does, and how its chunk is mapped when it does it.
+#: The offender's access, and the mapping of its chunk at that time.
 OFFENCES = {
     "read what is unmapped": ("unmapped", "read"),
     "read what is revoked": ("revoked", "read"),
@@ -46,7 +46,7 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def _look(address: int, settings: Settings) -> int:
-    """Read the first bytes by a kernel."""
+    """Read the first bytes with a kernel."""
     return int(bytes_at(address, 256, settings).max().item())
 
 

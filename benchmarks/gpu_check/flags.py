@@ -1,4 +1,4 @@
-"""How soon a stream that waits for a word in memory goes on: what `lease.wait` is built on."""
+"""Delay until a stream goes on that waits for a word in memory, as in `lease.wait`."""
 
 import ctypes
 import statistics
@@ -11,7 +11,7 @@ from benchmarks.gpu_check.settings import Settings
 
 PAGE = 4096
 TIMES = 50
-#: Longer than any stream takes to have begun its wait.
+#: Seconds; longer than any stream takes to begin its wait.
 HEADSTART_S = 0.002
 
 
@@ -59,7 +59,7 @@ def _here(check: Check, gpu: Gpu, page: Memfd, target: int) -> None:
 
 
 def _there(check: Check, gpu: Gpu, page: Memfd, target: int) -> None:
-    """The other process says when it wrote, by the clock that all processes share."""
+    """The other process reports when it wrote, by the clock that all processes share."""
     word = _word(page)
     took = []
     with Child("processes", gpu.settings, "writer") as writer:

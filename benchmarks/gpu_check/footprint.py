@@ -1,4 +1,4 @@
-"""What a process has open, and how much memory it has. Stdlib only."""
+"""Open descriptors and memory of a process. Stdlib only."""
 
 import os
 from pathlib import Path

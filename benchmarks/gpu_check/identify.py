@@ -1,4 +1,4 @@
-"""Says as JSON what GPU there is: `python -m benchmarks.gpu_check.identify cuda:0`."""
+"""Prints the GPU as JSON: `python -m benchmarks.gpu_check.identify cuda:0`."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from swapd import __version__
 
 
 def identify(device: str) -> dict[str, Any]:
-    """The GPU's name, the driver and the tree it is asked from, or an `error`."""
+    """The GPU's name, its driver and the source tree's version, or an `error`."""
     try:
         from swapd.device import DeviceError
         from swapd.device.driver import Driver
@@ -47,7 +47,7 @@ def _commit() -> str:
 
 
 def _sources() -> str:
-    """Which version this is where git does not know, such as a copied tree."""
+    """The version of a tree unknown to git, such as a copied one."""
     digest = hashlib.sha256()
     for package in ("swapd", "client", "benchmarks"):
         for path in sorted((ROOT / package).rglob("*.py")):

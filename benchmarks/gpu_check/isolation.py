@@ -1,4 +1,4 @@
-"""Access outside a lease: a fault of the offender, and of nobody else."""
+"""Access outside a lease: a fault of the offender only."""
 
 from benchmarks.gpu_check.rig import (
     Worker,
@@ -14,7 +14,7 @@ from benchmarks.gpu_check.settings import Settings
 
 LAYERS = 2
 
-#: Under which isolation, after what, which access: (isolation, state, access).
+#: The cases as (isolation, state, access).
 OFFENCES = (
     ("strict", "released", "read"),
     ("relaxed", "evicted", "read"),
@@ -50,7 +50,7 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def _offend(offender: Worker, other: Worker, nbytes: int, state: str, access: str) -> str:
-    """What comes of the access; a process that dies of it has had its fault."""
+    """The result of the access; the death of the process counts as a fault."""
     offender.ask("build", "o", nbytes, LAYERS, 2)
     offender.ask("register", "o")
     offender.ask("turn", "o")
@@ -63,7 +63,7 @@ def _offend(offender: Worker, other: Worker, nbytes: int, state: str, access: st
         said.append(_stray(offender, access))
         return said[-1].startswith("fault")
 
-    comes_true(faulted)  # nobody waits for the offender's lifeline to hear of it
+    comes_true(faulted)  # the offender's lifeline may take a moment
     return said[-1]
 
 

@@ -1,7 +1,7 @@
-"""vLLM's kernels that keep weights their own way, each with the plugin beside a plain engine.
+"""vLLM's kernels that keep weights in their own way, each with the plugin beside a plain engine.
 
-What moves, what stays, and where a CPU shows it: the table in tests/vllm/README.md. These are what
-only a GPU has.
+The table in tests/vllm/README.md lists the weights that move and those that stay, and the tests on
+a CPU. The kernels here exist on a GPU only.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MAMBA = "Mamba, views of weights: with the plugin the tokens of plain vLLM"
 
 
 class Kind(NamedTuple):
-    """A model, an engine's options, and what vLLM has to have chosen: a part of a name."""
+    """A model, an engine's options, and part of the name that vLLM must choose."""
 
     name: str
     config: Mapping[str, Any]
@@ -42,7 +42,7 @@ def compare(check: Check, settings: Settings, kind: Kind) -> None:
 
 
 def kinds(settings: Settings) -> tuple[Kind, ...]:
-    """All of them."""
+    """All kinds."""
     fp8 = {"quantization": "fp8"}
     return (
         Kind(FP8, dense(settings, 4), fp8, "Fp8"),

@@ -1,4 +1,4 @@
-"""Many swap cycles: what they leave of descriptors, host memory and device memory."""
+"""Many swap cycles, and their leaks of descriptors, host memory and device memory."""
 
 import os
 from functools import partial
@@ -12,7 +12,7 @@ from swapd.bench.leaks import growth
 from swapd_client import Client
 
 WARM_UP = 50
-#: The cycles are so many rounds: a leak is there again after each.
+#: Rounds of the cycles: a leak recurs in each.
 ROUNDS = 10
 RSS_BYTES = 4 * MIB
 

@@ -1,4 +1,4 @@
-"""A workspace: memory that is lent to a worker's own allocator, and comes back."""
+"""A workspace: device memory for a worker's own allocator, and its return."""
 
 from benchmarks.gpu_check.rig import (
     chunks_of,

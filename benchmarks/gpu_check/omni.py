@@ -1,8 +1,8 @@
-"""Three stages of Qwen2.5-Omni with random weights, of transformers' own classes: what they are,
-how large, and what one request has each of them compute.
+"""Three stages of Qwen2.5-Omni with random weights, from transformers' own classes.
 
-The thinker writes text tokens, the talker codec tokens for them, and token2wav a sound for those.
-The last one is in float32, since transformers asks for that. Nothing is downloaded.
+Lives here: their models, sizes, and the computation of one request. The thinker writes text tokens,
+the talker codec tokens for them, and token2wav a sound for those. The last one is in float32, since
+transformers asks for that. Nothing is downloaded.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from benchmarks.gpu_check.settings import GIB
 
 #: Bytes of the real model that do not grow with its depth: embeddings, heads, vocoder.
 _FIXED = 27 * GIB // 10
-#: And of its layers.
+#: Bytes of its layers.
 _LAYERS = 18 * GIB
-#: What the real model has, in all its parts.
+#: Depths of the real model's parts.
 _DEPTHS = {"text": 28, "vision": 32, "audio": 32, "talker": 24, "dit": 22}
 
 #: Positions are of three kinds; half a head's dimensions, each in these shares.
@@ -30,7 +30,7 @@ _ROPE = {"mrope_section": [16, 24, 24], "rope_type": "default", "rope_theta": 1e
 
 
 class Size(NamedTuple):
-    """How deep the parts are, how wide (of the real one), and how much a request asks for."""
+    """Depths of the parts, width (real or tiny), and sizes of a request."""
 
     depths: dict[str, int]
     tiny: bool
@@ -43,7 +43,7 @@ TINY = Size(dict.fromkeys(_DEPTHS, 2), tiny=True, text=6, codes=8, steps=3)
 
 
 def size_for(nbytes: int) -> Size:
-    """About `nbytes` of weights in all three; TINY if that is less than a real one's embeddings."""
+    """About `nbytes` of weights in all three; TINY if that is less than the real embeddings."""
     if nbytes < 2 * _FIXED:
         return TINY
     share = (nbytes - _FIXED) / _LAYERS
@@ -51,7 +51,7 @@ def size_for(nbytes: int) -> Size:
 
 
 def make(stage: str, size: Size, where: torch.device) -> Module:
-    """A stage's model on `where`, with weights that follow from its name."""
+    """A stage's model on `where`, with weights seeded by its name."""
     torch.manual_seed(STAGES.index(stage))
     kept = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32 if stage == "token2wav" else torch.bfloat16)
@@ -71,7 +71,7 @@ def _text(size: Size) -> dict[str, Any]:
         return common
     common |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
     common |= {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024}
-    return {**common, "initializer_range": 0.08}  # or it would say the same token for ever
+    return {**common, "initializer_range": 0.08}  # otherwise it would repeat one token for ever
 
 
 def _thinker(size: Size) -> Module:
@@ -127,9 +127,9 @@ _MAKERS: dict[str, Callable[[Size], Module]] = {
 
 
 class Made(NamedTuple):
-    """What a stage has made of its input: tokens, or of a sound what it is known by.
+    """A stage's output: tokens, or a digest of a sound.
 
-    `first_s` is when the first of it was there, by the clock that all processes share.
+    `first_s` is the time of the first part, by the clock that all processes share.
     """
 
     tokens: list[int]
@@ -138,7 +138,7 @@ class Made(NamedTuple):
 
 
 def run(stage: str, model: Any, size: Size, tokens: list[int]) -> Made:
-    """What the stage makes of the tokens of the stage before it. Waits until it is computed."""
+    """The stage's output for the tokens of the stage before it. Waits until it is computed."""
     where = next(model.parameters()).device
     if stage == "token2wav":
         return _sound(model, size, tokens, where)
@@ -164,7 +164,7 @@ def _decoded(
         made = model(inputs_embeds=embed(codes), past_key_values=cache, use_cache=True)
         cache = made.past_key_values
         codes = head(made.last_hidden_state[:, -1]).argmax(-1, keepdim=True)
-        out.append(int(codes))  # as for a client that is sent each token
+        out.append(int(codes))  # as for a client that gets each token
         first_s = first_s or time.monotonic()
     return Made(out, "", first_s)
 

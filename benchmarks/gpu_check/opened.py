@@ -1,7 +1,7 @@
 """Keeps the GPU's device file open, so that the driver keeps it initialised between sections.
 
-Without a process that has it open, the driver takes a GPU down, and takes a second or more to bring
-it up again. No setting is changed by it. Stdlib only.
+If no process has it open, the driver shuts the GPU down, and takes a second or more to start it
+again. This changes no setting. Stdlib only.
 """
 
 import os
@@ -16,10 +16,10 @@ DEV = Path("/dev")
 
 @contextmanager
 def device(uuid: str, proc: Path = PROC, dev: Path = DEV) -> Iterator[list[str]]:
-    """In the block, the files of the GPU `uuid` are open; which these are, none if none can be.
+    """In the block, the files of the GPU `uuid` are open; yields them, or [] if none can be opened.
 
-    All GPUs' where the driver does not say which file is whose. Processes that are started in the
-    block do not inherit them.
+    These are all GPUs' files if the driver does not tell which file is whose. Processes started in
+    the block do not inherit them.
     """
     found = _file_of(uuid, proc, dev) or sorted(dev.glob("nvidia[0-9]*"))
     held: dict[str, int] = {}

@@ -1,19 +1,19 @@
-"""Which packages this Python lacks, and the line that installs them. Stdlib only."""
+"""Packages that this Python lacks, and the command that installs them. Stdlib only."""
 
 import importlib.util
 from collections.abc import Iterable
 
-#: What pip calls them, where that is not their name.
+#: Their names for pip, if these differ.
 _BY_PIP = {"cuda.bindings": "cuda-bindings", "zmq": "pyzmq"}
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Those of the packages that cannot be imported."""
+    """The packages that cannot be imported."""
     return [name for name in names if not _is_installed(name)]
 
 
 def lacking(names: Iterable[str]) -> str:
-    """What to say of packages that are missing."""
+    """The message about missing packages."""
     names = list(names)
     install = " ".join(_BY_PIP.get(name, name) for name in names)
     return f"needs {', '.join(names)}, which this Python lacks: pip install {install}"

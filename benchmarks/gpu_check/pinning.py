@@ -1,4 +1,4 @@
-"""What it costs to pin host memory, in the ways a master can be pinned."""
+"""Cost of pinning host memory, in all ways to pin a host copy."""
 
 from benchmarks.gpu_check.raw import Gpu, Memfd, median_s, seconds
 from benchmarks.gpu_check.rows import Check

@@ -1,8 +1,8 @@
 """A real model end to end, without a download: three stages in three processes, in four ways.
 
-Requests go through the stages one after the other. All stages are resident; or take turns on
-memory that holds the largest, lent by swapd; or go there and back by `module.to()`; or each is
-started anew for its turn. The tokens and the sound have to be the same by all.
+Requests go through the stages one after the other. All stages are resident; or they take turns on
+swapd, with room for the largest; or they move with `module.to()`; or each is restarted for its
+turn. The tokens and the sound must be equal in all ways.
 """
 
 import statistics
@@ -20,30 +20,30 @@ from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import GIB, Settings, host_available
 from swapd.bench import swap_in
 
-#: Of the GPU's free memory, all stages have so much: the rest is for contexts and what is computed.
+#: Share of the GPU's free memory for all stages: the rest is for contexts and activations.
 OF_THE_GPU = 0.7
 OF_THE_HOST = 0.6
-#: Imports, a context and gigabytes of random weights take that long at most.
+#: Seconds; most for imports, a context and gigabytes of random weights.
 START_S = 120.0
 
 RESIDENT, SWAPD = "everything resident", "swapd, with room for the largest"
 MODULE_TO, RESTART = "module.to()", "a start for each turn"
 
-#: What a stage makes of the tokens of the one before it, as `stage.Stage.turn` says it.
+#: A stage's output for the tokens of the one before it, as `stage.Stage.turn` returns it.
 Turn = Callable[[str, list[int]], dict[str, Any]]
 
 
 @dataclass
 class Found:
-    """What a way has come to. Seconds are from the beginning of each request."""
+    """Results of a way. Seconds are from the beginning of each request."""
 
     nbytes: dict[str, int] = field(default_factory=dict)
-    #: Of each request: all tokens, and the sound.
+    #: All tokens and the sound of each request.
     made: list[tuple[list[int], str]] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     result_s: list[float] = field(default_factory=list)
     least_free: int = 1 << 62
-    #: Turns for which weights had to come in.
+    #: Turns for which weights had to be loaded.
     came: int = 0
 
     @property
@@ -68,7 +68,7 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def ways(check: Check, settings: Settings, nbytes: int) -> Iterator[tuple[str, Found]]:
-    """Run each way, with about `nbytes` of weights in all stages: its name, and what came of it."""
+    """Run each way, with about `nbytes` of weights in all stages: its name, and its result."""
     largest = 0
     for name, run in ((RESIDENT, _kept), (SWAPD, _swapd), (MODULE_TO, _to), (RESTART, _restart)):
         with check.part(f"three stages: {name}", guarantee=True):
@@ -78,7 +78,7 @@ def ways(check: Check, settings: Settings, nbytes: int) -> Iterator[tuple[str, F
 
 
 def rows(check: Check, name: str, found: Found, free: int) -> None:
-    """What a way has come to. `free`: what the device had before; 0 if it is none."""
+    """Report a way. `free`: the device's free memory before; 0 without a device."""
     times = f"{len(found.made)} requests of {len(found.made[0][0])} tokens, weights came in for "
     times += f"{found.came} of {len(found.made) * len(STAGES)} turns"
     if sizes := found.nbytes.items():
@@ -104,7 +104,7 @@ def _kept(settings: Settings, nbytes: int, _: int) -> Found:
 
 
 def _swapd(settings: Settings, nbytes: int, largest: int) -> Found:
-    """`largest`: the most bytes that a stage has."""
+    """`largest`: the most bytes of a stage."""
     found, room = Found(), chunks_of(largest, settings)
     with serving(settings, room) as daemon, _stages(settings, daemon.folder) as stages:
         for worker in stages.values():
@@ -126,7 +126,7 @@ def _to(settings: Settings, nbytes: int, _: int) -> Found:
 
 
 def _restart(settings: Settings, nbytes: int, _: int) -> Found:
-    """One request, for each takes as long: weights are made anew, and not read from a disk."""
+    """One request, because each takes as long: weights are made again, not read from a disk."""
 
     def turn(stage: str, tokens: list[int]) -> dict[str, Any]:
         with _stages(settings, only=(stage,)) as started:
@@ -157,7 +157,7 @@ def requests(
 
 
 def request(found: Found, number: int, turn: Turn) -> None:
-    """Have one go through all stages."""
+    """Send one request through all stages."""
     tokens, all_tokens, sound, firsts = prompt(number), [], "", []
     started = time.monotonic()
     for stage in STAGES:
@@ -187,7 +187,7 @@ def _ask(worker: Worker, do: str, *arguments: object) -> Any:
 def _stages(
     settings: Settings, endpoint: Path = Path("/"), only: tuple[str, ...] = STAGES
 ) -> Iterator[dict[str, Worker]]:
-    """The processes of some stages, which start at once."""
+    """The processes of some stages, started at the same time."""
     started: dict[str, Worker] = {}
     try:
         for stage in only:

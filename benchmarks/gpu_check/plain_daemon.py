@@ -1,4 +1,4 @@
-"""`swapd serve` where uvloop, typer or rich is missing: the same daemon on asyncio's own loop.
+"""`swapd serve` without uvloop, typer and rich: the same daemon on asyncio's own loop.
 
 Takes the same flags, but only as `--name value`.
 """

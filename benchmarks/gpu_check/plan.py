@@ -1,10 +1,11 @@
-"""Which sections there are, in the order in which they are run. Stdlib only."""
+"""The sections, in the order of the run. Stdlib only."""
 
 from typing import NamedTuple
 
 
 class Section(NamedTuple):
-    """`module` is run with `limit_s` seconds at most; `needs` are packages it cannot do without."""
+    """`module` runs for `limit_s` seconds at most; `needs` are the packages it cannot do
+    without."""
 
     group: str
     module: str
@@ -23,7 +24,7 @@ DUPLEX = "both directions at once, over the slower alone"
 #: Run before all others, and before their time counts.
 WARM = Section("facts", "warm", "Torch, before the time counts", 300, ("torch",))
 
-#: What is dearest comes first, for the time may run out.
+#: The most important ones come first, because the time may run out.
 SECTIONS = (
     Section("facts", "facts", "The machine", 40, CUDA),
     Section("probe", "copies", "Copies", 45, CUDA),
@@ -49,12 +50,12 @@ SECTIONS = (
 )
 
 
-#: What decides the design, so that it is known first where a GPU is at hand for minutes.
+#: Sections that decide the design, for a GPU that is available for minutes only.
 FIRST = ("facts", "calls", "faults", "turns", "captures")
 
 
 def first() -> tuple[Section, ...]:
-    """Those of `FIRST`, in that order."""
+    """The sections of `FIRST`, in that order."""
     by_name = {section.module: section for section in SECTIONS}
     return tuple(by_name[name] for name in FIRST)
 
@@ -65,7 +66,7 @@ def rest() -> tuple[Section, ...]:
 
 
 def chosen(names: list[str]) -> tuple[Section, ...]:
-    """Those of the groups and sections named; all if none is. Raises: ValueError."""
+    """The sections of the given groups and names; all if none is given. Raises: ValueError."""
     known = {name for s in SECTIONS for name in (s.group, s.module)}
     for name in names:
         if name not in known:

@@ -1,7 +1,7 @@
-"""One chunk in several processes: overlap, re-export, and what a dead process leaves.
+"""One chunk in several processes: overlap, re-export, and the remains of a dead process.
 
-Run as a program it is the other process: `copier` copies in without end when told to,
-`keeper` owns a chunk and hands it out, `writer` writes a word of a page it is given.
+Run as a program it is the other process: `copier` copies without end on command, `keeper` owns a
+chunk and exports it, `writer` writes a word of a page that it gets.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import KIB, MIB, Settings, fitting
 
 PATTERN = 0x5A
-#: Once a process is dead, the driver may take a while to free what it had.
+#: Seconds that the driver may take to free a dead process's memory.
 SETTLE_S = 5.0
 
 
@@ -39,7 +39,7 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def _beside_a_copier(check: Check, gpu: Gpu, settings: Settings) -> None:
-    """What compute here and copies there cost each other, and what small copies suffer."""
+    """Mutual cost of compute here and copies there, and the delay of small copies."""
     busy = Busy(gpu)
     span = 0.5 if busy.what == "matrix products" else 0.05
 
@@ -101,7 +101,7 @@ class Copier:
                     raw.send(sock, str(rate))
 
     def _all(self, chunks: Mapped, host: int, piece: int) -> None:
-        """Four pieces at a time are on their way, as in swapd's own copies."""
+        """Four pieces at a time are in flight, as in swapd's own copies."""
         events = [self.gpu.event() for _ in range(4)]
         for number, at in enumerate(range(0, self.nbytes, piece)):
             event = events[number % 4]
@@ -125,7 +125,7 @@ class Copier:
 
 
 def _re_export(check: Check, gpu: Gpu, settings: Settings) -> None:
-    """Whether a worker's import can be exported again: so a new daemon could adopt it."""
+    """Whether a worker's import can be exported again: then a new daemon could adopt it."""
     unit = settings.chunk_bytes
     with Child("processes", settings, "keeper") as keeper:
         keeper.tell("give")
@@ -172,7 +172,7 @@ def _keep(settings: Settings, sock: socket.socket) -> None:
 
 
 def _write(settings: Settings, sock: socket.socket) -> None:
-    """Write a word, and say when."""
+    """Write a word, and report the time."""
     _, (fd,) = raw.receive(sock)
     page = mmap.mmap(fd, 4096)
     os.close(fd)

@@ -1,6 +1,6 @@
-"""The driver by hand, for the probes: memory, timing, work for the GPU, faults in children.
+"""Direct driver calls for the probes: memory, timing, work for the GPU, faults in children.
 
-`Gpu` adds to `swapd.device.driver.Driver` what only the probes need.
+`Gpu` adds to `swapd.device.driver.Driver` calls that only the probes need.
 """
 
 import array
@@ -32,7 +32,7 @@ class Gpu(Driver):
         self.main = self.stream()
 
     def alloc(self, nbytes: int) -> int:
-        """Ordinary device memory, as cudaMalloc gives."""
+        """Ordinary device memory, as from cudaMalloc."""
         return int(self.call(self.api.cuMemAlloc, nbytes))
 
     def dealloc(self, address: int) -> None:
@@ -61,7 +61,7 @@ class Gpu(Driver):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether torch can run something on it."""
+        """Whether torch can run kernels on it."""
         if self.settings.stub or importlib.util.find_spec("torch") is None:
             return False
         import torch
@@ -103,14 +103,14 @@ class Mapped:
 
 
 class Memfd:
-    """A memfd, mapped here, as masters are. `writable` says how it is mapped."""
+    """A memfd, mapped here, as host copies are. `writable`: of the mapping."""
 
     def __init__(self, nbytes: int, *, present: bool = True, writable: bool = True) -> None:
         self.nbytes = nbytes
         self.fd = os.memfd_create("gpu-check")
         os.ftruncate(self.fd, nbytes)
         if present or not writable:
-            # memfd pages come with the first write, through whichever mapping
+            # the first write through any mapping makes the memfd's pages
             whole = mmap.mmap(self.fd, nbytes)
             address = ctypes.addressof(ctypes.c_char.from_buffer(whole))
             vm.populate(address, nbytes, writable=True)
@@ -128,7 +128,7 @@ class Memfd:
 
 @contextmanager
 def pinned(gpu: Gpu, nbytes: int) -> Iterator[int]:
-    """Page-locked memory that is a memfd, as masters are; its address."""
+    """Page-locked memory that is a memfd, as host copies are; its address."""
     with Memfd(nbytes) as memory:
         for at in range(0, nbytes, GIB):
             gpu.pin(memory.address + at, min(GIB, nbytes - at), writable=True)
@@ -149,7 +149,7 @@ def seconds(what: Callable[[], object]) -> float:
 
 
 def chain(*steps: Callable[[], object]) -> Callable[[], None]:
-    """All of them, one after the other, as one thing to be timed."""
+    """All of them, one after the other, as one step to be timed."""
 
     def run() -> None:
         for step in steps:
@@ -165,14 +165,14 @@ def median_s(what: Callable[[], object], times: int) -> float:
 
 
 class Pair(NamedTuple):
-    """Medians of two things done in turn, seconds."""
+    """Median seconds of two steps done in turn."""
 
     first_s: float
     second_s: float
 
 
 def in_turn(first: Callable[[], object], second: Callable[[], object], times: int) -> Pair:
-    """Do both, one after the other, `times` times, so that drift hits both alike."""
+    """Do both, one after the other, `times` times, so that drift affects both alike."""
     chain(first, second)()
     one, other = [], []
     for _ in range(times):
@@ -185,9 +185,9 @@ def in_turn(first: Callable[[], object], second: Callable[[], object], times: in
 
 
 class Busy:
-    """Something that the GPU is at for a while, on a stream of its own.
+    """Work that keeps the GPU busy for a while, on a stream of its own.
 
-    Matrix products by torch where it can run them; else fills, which are the driver's own.
+    Matrix products by torch if it can run them; else fills, which are the driver's own.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -222,7 +222,7 @@ class Busy:
         return lambda: self.gpu.fill(address, nbytes, 1, self._stream)
 
     def enqueue(self, wanted_s: float) -> None:
-        """Work for about so long; does not wait for it."""
+        """Queue work for about so long; does not wait for it."""
         for _ in range(max(int(wanted_s / self._unit_s), 1)):
             self._one()
 
@@ -262,11 +262,11 @@ class Child:
         self.process.wait()
 
     def tell(self, text: str, *fds: int) -> None:
-        """Send a line, with descriptors if there are any; they stay the caller's."""
+        """Send a line, with descriptors if there are any, which the caller still owns."""
         send(self.socket, text, *fds)
 
     def hear(self) -> tuple[str, list[int]]:
-        """The next line it says, "" when it has ended, and the descriptors with it."""
+        """Its next line, "" when it has ended, and the descriptors with it."""
         return receive(self.socket)
 
     def ask(self, text: str, *fds: int) -> str:
@@ -288,7 +288,7 @@ def receive(sock: socket.socket) -> tuple[str, list[int]]:
 
 
 def adopted(gpu: Gpu, fd: int, nbytes: int, access: Access = Access.READ_WRITE) -> int:
-    """Import the chunk behind `fd`, which is closed, and map it; where."""
+    """Import the chunk behind `fd`, which is closed, and map it; return the address."""
     handle = gpu.adopt(fd)
     os.close(fd)
     address = gpu.reserve(nbytes)

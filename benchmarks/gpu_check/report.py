@@ -16,7 +16,7 @@ _MARKS = {"ok": "ok", "failed": "**FAILED**", "measured": "", "missing": "not me
 
 @dataclass
 class Report:
-    """What a run has found so far. `write` may be called after each row."""
+    """The results of a run so far. `write` may be called after each row."""
 
     machine: dict[str, Any]
     settings: dict[str, Any]
@@ -28,14 +28,14 @@ class Report:
 
     @property
     def to_run(self) -> tuple[Section, ...]:
-        """Those that no earlier run has brought to an end."""
+        """Sections that no earlier run has completed."""
         done = {each.module for each in self.ended}
         return tuple(section for section in self.sections if section.module not in done)
 
     def resume(self, base: Path) -> list[str]:
-        """Take over what an earlier run into `base` has brought to a good end; which sections.
+        """Take over sections that an earlier run into `base` has completed; return their names.
 
-        If it was of the same tree, on the same machine, with the same settings.
+        Only from the same tree, on the same machine, with the same settings.
         """
         try:
             before = json.loads(base.with_name(f"{base.name}.json").read_bytes())
@@ -52,7 +52,7 @@ class Report:
         return [each.module for each in kept]
 
     def figure_of(self, section: str, name: str) -> float:
-        """What a section has measured, 0 if it has not."""
+        """The value of a section's row, 0 if there is none."""
         found = [row.value for row in self.rows if (row.section, row.name) == (section, name)]
         return found[-1] if found and isinstance(found[-1], float) else 0.0
 
@@ -112,7 +112,7 @@ def _row(fields: dict[str, Any]) -> Row:
 
 
 def figure(row: Row) -> str:
-    """The value as people read it."""
+    """The value as text."""
     if row.value is None:
         return ""
     if isinstance(row.value, float):

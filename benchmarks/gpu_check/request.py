@@ -1,8 +1,8 @@
-"""What goes through the stages of the real model. Stdlib only."""
+"""A request through the stages of the real model. Stdlib only."""
 
 import random
 
-#: In the order in which a request goes through them.
+#: In the order of a request.
 STAGES = ("thinker", "talker", "token2wav")
 
 #: Tokens of a request's text.

@@ -1,6 +1,6 @@
-"""A daemon on the GPU, and worker processes that do what they are told.
+"""A daemon on the GPU, and worker processes that execute commands.
 
-Everything here ends with its block; whatever survives that is ended with the section.
+Everything here ends with its block; processes that survive it end with the section.
 """
 
 import importlib.util
@@ -22,9 +22,9 @@ from swapd import spawn
 from swapd.spawn import Spawned
 from swapd_client import Client
 
-#: No answer takes that long, unless it never comes.
+#: Seconds; longer than any answer takes.
 PATIENCE_S = 40.0
-#: What is freed by a process's death comes back in this time, or it does not.
+#: Seconds within which a dead process's memory is free.
 SETTLE_S = 10.0
 
 _SERVES_AS_USUAL = all(importlib.util.find_spec(name) for name in ("uvloop", "typer", "rich"))
@@ -33,7 +33,7 @@ PROGRAM = spawn.SERVE if _SERVES_AS_USUAL else ("-m", "benchmarks.gpu_check.plai
 
 @contextmanager
 def serving(settings: Settings, budget: int, **flags: object) -> Iterator[Spawned]:
-    """A daemon with `budget` bytes of the GPU. Quick to evict, unless the flags say otherwise."""
+    """A daemon with `budget` bytes of the GPU. Quick to evict, unless the flags differ."""
     quick: dict[str, object] = {"residency_factor": 0, "residency_bound": 0}
     chunk = settings.chunk_bytes
     flags = {"device": settings.device, "budget": budget, "chunk": chunk, **quick, **flags}
@@ -53,7 +53,7 @@ def room_for(settings: Settings, wanted: int, *, of: float, host_copies: float) 
 
 
 def free_bytes(settings: Settings) -> int:
-    """What the driver has free, when it has what it gets back of those that have just ended.
+    """The driver's free bytes, after it has freed the memory of processes that have just ended.
 
     Asked in another process, so that none keeps a context.
     """
@@ -61,7 +61,7 @@ def free_bytes(settings: Settings) -> int:
     return int(subprocess.check_output(command, text=True, timeout=PATIENCE_S))
 
 
-#: Looks until nothing more has come back in a tenth of a second, for some seconds at most.
+#: Checks until nothing more is freed in a tenth of a second, for some seconds at most.
 _FREE = """
 import sys, time
 from swapd.device.driver import Driver
@@ -78,7 +78,7 @@ print(free)
 
 
 def comes_true(what: Callable[[], bool], within_s: float = SETTLE_S) -> bool:
-    """Whether it does, asked again and again."""
+    """Whether the condition comes true within that; checked again and again."""
     until = time.monotonic() + within_s
     while not what():
         if time.monotonic() > until:
@@ -119,14 +119,14 @@ class Worker:
         self.process.communicate()
 
     def tell(self, do: str, *arguments: object, **options: object) -> None:
-        """Have it do something; `answer` is what comes of it, in order."""
+        """Send a command; `answer` returns its result, in order."""
         assert self.process.stdin is not None
         command = {"do": do, "arguments": arguments, "options": options}
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
         self.process.stdin.flush()
 
     def answer(self, within_s: float = PATIENCE_S) -> Any:
-        """Raises: WorkerError, also if there is none in time."""
+        """The next result. Raises: WorkerError, also if there is none in time."""
         answer: dict[str, Any] = json.loads(self._line(time.monotonic() + within_s))
         if "event" in answer:
             return answer["event"]
@@ -135,7 +135,7 @@ class Worker:
         return answer["ok"]
 
     def _line(self, until: float) -> bytes:
-        """The next line it says; the pipe is read by hand, for `select` sees no buffers."""
+        """The worker's next line; reads the pipe directly, because `select` sees no buffers."""
         assert self.process.stdout is not None
         while b"\n" not in self._heard:
             left = max(until - time.monotonic(), 0)
@@ -164,7 +164,7 @@ class Worker:
 
 @contextmanager
 def workers(settings: Settings, endpoint: Path, *labels: str) -> Iterator[list[Worker]]:
-    """Some workers at once: each takes seconds to have torch and a context."""
+    """Some workers at once, because each takes seconds to load torch and a context."""
     started = [Worker(settings, endpoint, label) for label in labels]
     try:
         for worker in started:

@@ -1,8 +1,8 @@
-"""The same model swapped in three ways, side by side: swapd, sleep and wake as vLLM does it
-(level 1), and `module.to()` with pinned memory.
+"""The same model swapped in three ways: swapd, vLLM's sleep and wake (level 1), and `module.to()`.
 
-A turn is: one model leaves the GPU and another of its size is there. Each way has both
-models, takes the same turns, and is measured in the same rounds as the others.
+The last one uses pinned memory. In a turn one model leaves the GPU and another one of its size
+enters. Each way has both models, takes the same turns, and is measured in the same rounds as the
+others.
 """
 
 import importlib.util
@@ -29,8 +29,10 @@ LAYERS = 16
 
 
 class Way(Protocol):
-    """A way to swap. `come(i)` ends when model i can be used; `leave(i)` when its memory is
-    free for another. `note` says what is done."""
+    """A way to swap. `come(i)` ends when model i can be used; `leave(i)` when its memory is free.
+
+    `note` describes the way.
+    """
 
     name: str
     note: str
@@ -77,7 +79,7 @@ def _rows(check: Check, settings: Settings, nbytes: int, ways: list[Way]) -> Non
 
 
 class Swapd:
-    """Nothing is done to leave: the other's acquire makes room."""
+    """No work to leave: the other's acquire makes room."""
 
     name = "swapd"
     note = "clean: nothing is copied out; addresses stay; other processes take part"
@@ -114,8 +116,10 @@ def _until_pinned(way: Way, nbytes: int) -> None:
 
 
 class Vllm:
-    """vLLM's own allocator. It puts all it has to sleep at once, so it has one model: the
-    next stage's would be in another process, and cost the same."""
+    """vLLM's own allocator. It puts all its memory to sleep at once, so it has one model.
+
+    The next stage's model would be in another process, and cost the same.
+    """
 
     name = "vLLM's sleep and wake, level 1"
     note = "vLLM's CuMemAllocator itself; copied out and in; addresses stay; one process"
@@ -136,9 +140,11 @@ class Vllm:
 
 
 class Technique:
-    """What vLLM's level 1 does, with the driver's calls: each allocation is copied to pinned
-    memory, unmapped and freed; then allocated and mapped anew at its address and copied in.
-    The pinned memory is kept, as torch's host allocator keeps it."""
+    """The steps of vLLM's level 1, with the driver's calls.
+
+    Each allocation is copied to pinned memory, unmapped and freed; then allocated and mapped again
+    at its address and copied in. The pinned memory is kept, as torch's host allocator keeps it.
+    """
 
     name = "sleep and wake, as vLLM's level 1 does it"
     note = "the technique, made again (vLLM is not installed); copied out and in; one process"

@@ -1,4 +1,4 @@
-"""One row of the result: what was measured, beside what, and what came of it. Stdlib only."""
+"""One row of the result: figure, bound and verdict. Stdlib only."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal, TextIO
 
-#: "measured": a figure without a bound. "missing": not measured, and the note says why.
+#: "measured": a figure without a bound. "missing": not measured, for the reason in the note.
 Verdict = Literal["ok", "failed", "measured", "missing"]
 
 Value = bool | int | float | str | None
@@ -27,16 +27,16 @@ class Row:
 
 
 class Check:
-    """Where a section puts its rows; they are on their way at once."""
+    """Takes a section's rows; each is sent at once."""
 
     def __init__(self, section: str, out: TextIO, *, judges_times: bool = True) -> None:
-        """Where nothing is learnt from times, on the stub, bounds on them are not judged."""
+        """Without `judges_times`, as on the stub, bounds on times are not judged."""
         self._section = section
         self._out = out
         self._judges_times = judges_times
 
     def row(self, name: str, value: Value, unit: str = "", note: str = "") -> None:
-        """A figure that is to be known, and has no bound."""
+        """A figure without a bound, for information."""
         self._put(Row(self._section, name, value, unit, note=note))
 
     def faster(
@@ -54,7 +54,7 @@ class Check:
     def at_most(
         self, name: str, value: float, bound: float, unit: str = "", note: str = ""
     ) -> None:
-        """A bound on what is counted, which holds anywhere."""
+        """A bound on a count, which holds anywhere."""
         self._bounded(name, value, unit, f"at most {bound:g}", value <= bound, note)
 
     def holds(self, name: str, held: bool, note: str = "") -> None:
@@ -62,11 +62,11 @@ class Check:
         self._bounded(name, "holds" if held else "broken", "", "holds", held, note)
 
     def passed(self, name: str, seconds: float) -> None:
-        """A test that has passed, and how long it took."""
+        """A test that has passed, and its seconds."""
         self._bounded(name, seconds, "s", "passes", True, "")
 
     def missing(self, name: str, why: str) -> None:
-        """What could not be measured here."""
+        """A figure that could not be measured here."""
         self._put(Row(self._section, name, None, verdict="missing", note=why))
 
     def failed(self, name: str, why: str) -> None:
@@ -74,7 +74,7 @@ class Check:
 
     @contextmanager
     def part(self, name: str, *, guarantee: bool = False) -> Iterator[None]:
-        """What goes wrong inside costs this one row; of a `guarantee` it is a failure."""
+        """An error inside costs this one row; in a `guarantee` it is a failure."""
         try:
             yield
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other rows are wanted

@@ -1,6 +1,6 @@
-"""Runs one section in a process of its own, and hears its rows until it ends or is ended.
+"""Runs one section in a process of its own, and reads its rows until it ends or is ended.
 
-Stdlib only: it must work where everything else is missing or broken.
+Stdlib only: it must work if everything else is missing or broken.
 """
 
 import json
@@ -20,15 +20,15 @@ from benchmarks.gpu_check.plan import Section
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.settings import ROOT, Settings
 
-#: How long a killed process may take to be gone: the driver frees its memory meanwhile.
+#: Seconds that a killed process may take to end: the driver frees its memory meanwhile.
 BURIAL_S = 15.0
-#: Of what a section printed, so much is kept.
+#: Characters kept of a section's output.
 TAIL_CHARS = 2000
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a section ended: "" if well. `said` is the end of what it printed."""
+    """How a section ended: "" if well. `said` is the end of its output."""
 
     module: str
     seconds: float
@@ -37,7 +37,7 @@ class Ended:
 
 
 def environment() -> dict[str, str]:
-    """This one's, with this tree's packages found first."""
+    """This process's environment, with this tree's packages found first."""
     paths = [str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]  # noqa: TID251
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
     return {**inherited, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
 def run(
     section: Section, settings: Settings, limit_s: float, heard: Callable[[Row], None]
 ) -> Ended:
-    """Run `section` for `limit_s` seconds at most; nothing of it is left afterwards."""
+    """Run `section` for `limit_s` seconds at most, and end all its processes."""
     started = time.monotonic()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
@@ -91,7 +91,7 @@ def _listen(pid: int, reading: int, until: float, heard: Callable[[Row], None]) 
                 return True
             if left <= 0:
                 return False
-            if reading in ready:  # it has closed its end, and is on its way out
+            if reading in ready:  # it has closed its end, and will exit
                 select.select([ended], [], [], max(left, 0))
     finally:
         os.close(ended)
@@ -105,9 +105,8 @@ def _read(reading: int) -> bytes:
 
 
 def _bury(process: "subprocess.Popen[bytes]") -> int | None:
-    """End whatever the section has left running, itself included; its exit code, None if it
-    does not end at all."""
-    # before it is waited for: until then its number, which is the group's, is nobody else's
+    """End all running processes of the section; return its exit code, None if it does not end."""
+    # before the wait: until then no other group can have its number
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

@@ -1,4 +1,4 @@
-"""What a run is told, and how large its parts may be. Stdlib only."""
+"""Settings of a run, and the sizes that fit. Stdlib only."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Settings:
-    """Passed to every section. Sizes are bytes, and what is wanted: cards may be smaller."""
+    """Passed to every section. Sizes are bytes, and upper bounds: cards may be smaller."""
 
     device: str = "cuda:0"
     #: On the fake driver of tests/fakecuda: no kernels, and torch on the CPU stands in.
@@ -25,28 +25,28 @@ class Settings:
     model_bytes: int = 256 * MIB
     #: All three stages of the real model; below some GiB they are tiny.
     pipeline_bytes: int = 40 * GIB
-    #: Requests of each way to run them, after some that do not count.
+    #: Requests of each way, after some that do not count.
     requests: int = 3
-    #: What the raw probe copies and pins.
+    #: Bytes that the raw probe copies and pins.
     probe_bytes: int = GIB
-    #: The unit of memory that the daemons are told to use.
+    #: The daemons' chunk.
     chunk_bytes: int = 64 * MIB
-    #: Of one step of the decode loop, and how often it is run in a block.
+    #: Seconds of one step of the decode loop, and steps of a block.
     step_s: float = 0.005
     steps: int = 100
-    #: What `copies` measured of both directions at once, over the slower alone; 0 if it did not.
+    #: Result of `copies` for both directions at once, over the slower alone; 0 without one.
     duplex: float = 0.0
     #: A pytest expression to run a part of the contract suite only.
     contract: str = ""
 
     @property
     def index(self) -> int:
-        """The GPU's number, of torch's and the driver's."""
+        """The GPU's number, for torch and the driver."""
         return int(self.device.partition(":")[2] or 0)
 
     @property
     def on_host(self) -> bool:
-        """On swapd's host device, of which sections without a driver make use in tests."""
+        """On swapd's host device, which sections without a driver use in tests."""
         return self.device == "host"
 
     @property
@@ -80,7 +80,7 @@ SMALL = Settings(
 
 
 def host_available() -> int:
-    """Bytes of host memory that are free for masters and pinned buffers."""
+    """Free bytes of host memory for host copies and pinned buffers."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * KIB
@@ -88,7 +88,7 @@ def host_available() -> int:
 
 
 def fitting(wanted: int, unit: int, *, device_free: int, host_copies: float, of: float) -> int:
-    """`wanted` bytes, or what fits: `of` many at once on the device, that many in host memory.
+    """`wanted` bytes, or fewer: `of` must fit on the device at once, `host_copies` in host memory.
 
     A multiple of `unit`, and one at least.
     """

@@ -1,6 +1,6 @@
 """The process of one stage: `python -m benchmarks.gpu_check.stage SETTINGS ENDPOINT LABEL`.
 
-The label is the stage's name. What it can be told is a method of `Stage`.
+The label is the stage's name. Its commands are the methods of `Stage`.
 """
 
 import gc
@@ -17,7 +17,7 @@ from swapd_client import Client
 
 
 class Stage(Commands):
-    """One stage's model. It is resident, swapd's, or on the host between its turns."""
+    """One stage's model: resident, in swapd, or on the host between its turns."""
 
     def __init__(self, settings: Settings, endpoint: Path, label: str) -> None:
         self._settings = settings
@@ -27,26 +27,27 @@ class Stage(Commands):
         self._moved: torchish.Moved | None = None
 
     def start(self) -> None:
-        """Have a context."""
+        """Create a context."""
         torchish.start(self._settings)
 
     def build(self, nbytes: int) -> int:
-        """Make the model, and have it on the device; the bytes of its weights. `nbytes`: of all
-        three stages."""
+        """Make the model on the device; return the bytes of its weights. `nbytes`: of all three
+        stages.
+        """
         self._make(nbytes)
         if self._settings.stub:
             self._home().come()
         return self._nbytes()
 
     def build_aside(self, nbytes: int) -> None:
-        """Make it, and have it on the host until its turn."""
+        """Make it, and keep it on the host until its turn."""
         self._make(nbytes)
         self._moved = self._home()
-        if not self._settings.on_cpu:  # where it is made on the host
+        if not self._settings.on_cpu:  # there it is made on the host
             self._moved.leave()
 
     def lend(self, nbytes: int, room: int) -> None:
-        """Make it in `room` bytes that swapd lends for that, and have swapd take it."""
+        """Make it in a workspace of `room` bytes, and register it."""
         client = self._client = swapd_client.connect(self._endpoint, label=self._name)
         with client.acquire_workspace(room):
             self._make(nbytes)
@@ -54,8 +55,9 @@ class Stage(Commands):
             gc.collect()
 
     def turn(self, tokens: list[int]) -> dict[str, Any]:
-        """What it makes of the tokens; the device's free memory meanwhile, and whether
-        weights had to come in for it."""
+        """Its output for the tokens, the device's free memory meanwhile, and whether weights were
+        loaded.
+        """
         if self._moved is not None:
             self._moved.come()
         with self._client.acquire(self._name) if self._client else nullcontext() as lease:

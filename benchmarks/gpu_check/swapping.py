@@ -48,7 +48,7 @@ def _swap_in(check: Check, settings: Settings) -> None:
 
 
 def _both_ways(check: Check, settings: Settings) -> None:
-    """A mutable component leaves while a clean one of its size comes; and each alone."""
+    """A mutable component leaves while a clean one of its size is loaded; and each alone."""
     nbytes = room_for(settings, settings.swap_bytes, of=1.2, host_copies=2.2)
     inward, outward, both = [], [], []
     with (
@@ -62,7 +62,7 @@ def _both_ways(check: Check, settings: Settings) -> None:
         for _ in range(settings.rounds):
             _granted_s(client, "mutable")
             both.append(_granted_s(client, "clean"))
-            inward.append(_granted_s(client, "mutable"))  # what is clean is dropped
+            inward.append(_granted_s(client, "mutable"))  # evicting the clean one copies nothing
             outward.append(_granted_s(client, "small"))  # granted when all is saved
         check.row("notes of the daemon on the GPU", "; ".join(client.status().notes) or "none")
     slower = max(statistics.median(inward), statistics.median(outward))
@@ -74,7 +74,7 @@ def _both_ways(check: Check, settings: Settings) -> None:
 
 
 def _judge_both(check: Check, settings: Settings, ratio: float, note: str) -> None:
-    """By what the machine's copies do, bare: not each has two directions at once for nothing."""
+    """Judge by the machine's bare copies: not all machines copy both ways at full speed."""
     name = "mutable out and clean in at once, over the slower alone"
     check.row(name, ratio, "", note)
     beside = f"{name}, over bare copies both ways"
@@ -92,7 +92,7 @@ def _granted_s(client: Client, name: str) -> float:
 
 
 def _settle(client: Client, *names: str, nbytes: int) -> None:
-    """Swap until the masters must have been pinned."""
+    """Swap until the host copies must have been pinned."""
     until = time.monotonic() + len(names) * nbytes / GIB * swap_in.PIN_S_PER_GIB
     for _ in range(swap_in.WARM_UP):
         for name in names:

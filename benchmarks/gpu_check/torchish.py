@@ -1,8 +1,8 @@
 """Torch on the GPU; on the stub, torch on the CPU in its place. Needs torch.
 
-The stub's device memory can be read and written by the CPU at the very addresses, with the
-same access rights. So the checks run there line by line, and only what is asked for here
-differs: where tensors are, how weights are handed to swapd, what a graph is.
+The CPU can read and write the stub's device memory at the same addresses, with the same access
+rights. So the checks run there line by line, and only the functions here differ: places of tensors,
+registration of weights, graphs.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ def device_of(settings: Settings) -> torch.device:
 
 
 def start(settings: Settings) -> torch.device:
-    """Make the GPU this process's; results are to be the same at every run."""
+    """Make this process use the GPU, with reproducible results."""
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(1)
@@ -39,7 +39,7 @@ def synchronize(settings: Settings) -> None:
 
 
 def graph_of(settings: Settings, what: Callable[[], None]) -> Callable[[], None]:
-    """Capture `what`, which has been run before, and return the replay of it."""
+    """Capture `what`, which has run before, and return the replay of it."""
     if settings.stub:
         return what
     graph = torch.cuda.CUDAGraph()
@@ -49,8 +49,10 @@ def graph_of(settings: Settings, what: Callable[[], None]) -> Callable[[], None]
 
 
 class StreamWaits:
-    """Has torch's stream wait for segments; on the stub a stream of the driver's, and torch
-    on the CPU waits for that one."""
+    """Makes torch's stream wait for segments.
+
+    On the stub a stream of the driver waits, and torch on the CPU waits for that one.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -60,7 +62,7 @@ class StreamWaits:
                 self._stream = self._driver.stream()
 
     def wait(self, lease: Lease, segment: int | None = None) -> None:
-        """What is computed from here on comes after the segment. Does not block on a GPU."""
+        """Computations from here on come after the segment. Does not block on a GPU."""
         if self._driver is None:
             lease.wait(segment, stream=torch.cuda.current_stream())
             return
@@ -79,9 +81,9 @@ def bytes_at(address: int, nbytes: int, settings: Settings) -> torch.Tensor:
 
 
 class Moved:
-    """A module that goes to the GPU and back, as `module.to()` has it.
+    """A module that moves to the GPU and back, as with `module.to()`.
 
-    On the stub it goes to memory of the stub's; on the host device it stays where it is.
+    On the stub it moves to memory of the stub; on the host device it stays in place.
     """
 
     def __init__(self, settings: Settings, module: torch.nn.Module) -> None:
@@ -101,7 +103,7 @@ class Moved:
             at += _padded(weight)
 
     def leave(self) -> None:
-        """Its memory is free for other processes afterwards."""
+        """Move it out; its memory is then free for other processes."""
         if self._gpu is None:
             self._module.to("cpu")
             torch.cuda.empty_cache()
@@ -112,7 +114,7 @@ class Moved:
 
 
 def free_bytes(settings: Settings) -> int:
-    """What the driver has free on the device; 0 where there is no driver."""
+    """The driver's free bytes on the device; 0 without a driver."""
     if settings.on_host:
         return 0
     if not settings.stub:
@@ -125,7 +127,7 @@ def free_bytes(settings: Settings) -> int:
 
 
 def _at(address: int, weight: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """What is like `weight`, over memory that begins there."""
+    """A tensor like `weight`, over memory at `address`."""
     whole = bytes_at(address, weight.nbytes, settings)
     return whole.view(weight.dtype).view(weight.shape)
 
@@ -138,9 +140,9 @@ def _padded(weight: torch.Tensor) -> int:
 
 
 class Stack(torch.nn.Module):
-    """Layers of one size, with weights that follow from a seed. One is a segment."""
+    """Layers of one size, with weights from a seed. One is a segment."""
 
-    #: The input, which stays private and where it is.
+    #: The input, which stays private and in place.
     x: torch.Tensor
 
     def __init__(self, settings: Settings, nbytes: int, layers: int, seed: int) -> None:
@@ -183,7 +185,7 @@ class Stack(torch.nn.Module):
 def register(
     client: Client, settings: Settings, name: str, module: torch.nn.Module, **options: Any
 ) -> Component:
-    """Give a module's weights to swapd. On the stub: as bytes, and look at them from the CPU."""
+    """Register a module's weights. On the stub: as bytes, which the CPU reads in place."""
     if not settings.stub:
         return client.register(name, module, **options)
     weights = dict(module.named_parameters())
@@ -201,7 +203,7 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of a small tensor: the same for the same bits only."""
+    """Digest of a small tensor: equal for equal bits only."""
     import hashlib
 
     host = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
@@ -209,6 +211,6 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def same_bits(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Compared where they are; NaNs are like any other bits."""
+    """Compare in place; NaNs are like any other bits."""
     pairs = zip(tensors, others, strict=True)
     return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)

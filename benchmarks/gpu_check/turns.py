@@ -34,7 +34,7 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def _take_turns(check: Check, one: Worker, two: Worker, expected: dict[str, str]) -> None:
-    """Each turn evicts one of the others, which was used longest ago."""
+    """Each turn evicts the least recently used of the others."""
     seen: list[tuple[str, dict[str, Any]]] = []
     for _ in range(ROUNDS):
         for worker, name in ((one, "a"), (two, "b"), (two, "c")):
@@ -48,11 +48,11 @@ def _take_turns(check: Check, one: Worker, two: Worker, expected: dict[str, str]
 
 
 def _graph(check: Check, one: Worker, two: Worker, expected: str) -> None:
-    """Captured, evicted, brought back onto other chunks, replayed."""
+    """Captured, evicted, loaded into other chunks, replayed."""
     captured = one.ask("capture", "a")
     before = one.ask("replay", "a")
     check.holds("a graph computes what the model computes", captured == expected)
-    # a is let in first onto what b and c had, then again when they have moved
+    # first load a into the old chunks of b and c, then again when they have moved
     moved = False
     right = True
     for first, second in (("b", "c"), ("c", "b"), ("b", "c")):
@@ -66,7 +66,7 @@ def _graph(check: Check, one: Worker, two: Worker, expected: str) -> None:
 
 
 def _mutable(check: Check, one: Worker, two: Worker, nbytes: int) -> None:
-    """Written under leases, evicted in between: what comes back is what was written."""
+    """Written under leases, evicted in between: the written bytes come back."""
     one.ask("build", "m", nbytes, LAYERS, 7)
     one.ask("register", "m", mutable=True)
     one.ask("keep", "m")

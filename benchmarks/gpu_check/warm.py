@@ -1,5 +1,7 @@
-"""Torch is imported and has run a kernel before any time is limited: the first import reads
-gigabytes from the disk, and the first kernels load modules onto the GPU."""
+"""Imports torch and runs a kernel before any time is limited.
+
+The first import reads gigabytes from the disk, and the first kernels load modules onto the GPU.
+"""
 
 import time
 

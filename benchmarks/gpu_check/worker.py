@@ -1,6 +1,6 @@
 """A worker process: `python -m benchmarks.gpu_check.worker SETTINGS ENDPOINT LABEL`.
 
-What it can be told is a method of `Work`.
+Its commands are the methods of `Work`.
 """
 
 import gc
@@ -40,19 +40,19 @@ class Work(Commands):
     # --- to begin with -------------------------------------------------------------------
 
     def start(self) -> str:
-        """Have a context and a session."""
+        """Create a context and a session."""
         torchish.start(self._settings)
         self._streams = torchish.StreamWaits(self._settings)
         self.client: Client = swapd_client.connect(self._endpoint, label=self._label)
         return torch.__version__
 
     def build(self, name: str, nbytes: int, layers: int, seed: int) -> str:
-        """Make a model in ordinary memory; the digest of what it computes there."""
+        """Make a model in ordinary memory; return the digest of its output there."""
         model = self._models[name] = Stack(self._settings, nbytes, layers, seed)
         return torchish.digest(model())
 
     def register(self, name: str, *, segmented: bool = False, **options: Any) -> int:
-        """Give its weights to swapd; their bytes."""
+        """Register its weights; return their bytes."""
         model = self._models[name]
         if segmented:
             options["segments"] = model.segments()
@@ -60,7 +60,7 @@ class Work(Commands):
         return model.nbytes
 
     def keep(self, name: str) -> None:
-        """Remember the weights as they are, in private memory; to be done under a lease."""
+        """Remember the current weights, in private memory, under a lease."""
         with self.client.acquire(name):
             self._kept[name] = [p.detach().clone() for p in self._models[name].parameters()]
             torchish.synchronize(self._settings)
@@ -82,7 +82,7 @@ class Work(Commands):
         self._leases.pop(name).release()
 
     def compute(self, name: str) -> str:
-        """Under a lease that is held."""
+        """Compute under a held lease."""
         return self._run(name)
 
     def _run(self, name: str) -> str:
@@ -95,13 +95,13 @@ class Work(Commands):
         return {"addresses": self._models[name].addresses(), "runs": runs}
 
     def work(self, name: str, expected: str) -> dict[str, int]:
-        """Compute under one lease until there is another command; count what was wrong."""
+        """Compute under one lease until there is another command; count wrong results."""
         steps = wrong = 0
         with self.client.acquire(name):
             self.say({"event": "working"})
-            # a command is sent only when this one has said that it works: so none is buffered
+            # the next command comes after this event, so none is buffered
             asked = False
-            while not asked:  # the last step begins when the command is there, so there is one
+            while not asked:  # the last step begins after the command, so there is one
                 asked = bool(select.select([sys.stdin], [], [], 0)[0])
                 wrong += self._run(name) != expected
                 steps += 1
@@ -115,7 +115,7 @@ class Work(Commands):
     # --- graphs --------------------------------------------------------------------------
 
     def capture(self, name: str) -> str:
-        """Capture the model's work under a lease; the digest of one replay."""
+        """Capture the model's work under a lease; return the digest of one replay."""
         model = self._models[name]
         with self.client.acquire(name):
             out = model()
@@ -146,7 +146,7 @@ class Work(Commands):
     # --- mutable components --------------------------------------------------------------
 
     def add(self, name: str, what: float) -> None:
-        """Change every weight under a lease, and remember what it should be."""
+        """Change every weight under a lease, and remember the expected value."""
         with self.client.acquire(name):
             for weight, kept in zip(self._models[name].parameters(), self._kept[name], strict=True):
                 weight.add_(what)
@@ -154,9 +154,9 @@ class Work(Commands):
             torchish.synchronize(self._settings)
 
     def write_on(self, name: str) -> None:
-        """Write to every weight under a lease, without end, and tell when that has begun.
+        """Write to every weight under a lease, without end, and report the beginning.
 
-        On a GPU there is always work for a second or so on its queue.
+        On a GPU there is always work for a second or so in its queue.
         """
         with self.client.acquire(name):
             self.say({"event": "writing"})
@@ -185,7 +185,7 @@ class Work(Commands):
             return {"digest": torchish.digest(y), "loaded": lease.loaded}
 
     def early_then_kill(self, name: str, daemon: int) -> dict[str, Any]:
-        """Have the stream wait for all segments, kill the daemon, and see what comes of it."""
+        """Make the stream wait for all segments, kill the daemon, and return the outcome."""
         model = self._models[name]
         lease = self.client.acquire(name, early=True)
         os.kill(daemon, signal.SIGKILL)
@@ -210,7 +210,7 @@ class Work(Commands):
     # --- memory --------------------------------------------------------------------------
 
     def borrow(self, nbytes: int) -> dict[str, Any]:
-        """Have memory lent, use it by torch's own allocator, and give it back."""
+        """Take a workspace, use it with torch's own allocator, and give it back."""
         free = self.client.status().device_free_bytes
         with self.client.acquire_workspace(nbytes):
             comes_true(lambda: self.client.status().device_free_bytes >= free + nbytes)
@@ -231,7 +231,7 @@ class Work(Commands):
     # --- what must not be done -----------------------------------------------------------
 
     def stray(self, name: str, access: str) -> str:
-        """Touch a component without a lease; what came of it, if this process survives it."""
+        """Access a component without a lease; return the outcome, if this process survives."""
         weight = next(iter(self._models[name].parameters()))
         try:
             if access == "write":
@@ -245,7 +245,7 @@ class Work(Commands):
     # --- the end -------------------------------------------------------------------------
 
     def acquire_fails(self, name: str) -> str:
-        """The error that an acquire ends in."""
+        """The error that ends an acquire."""
         try:
             self.client.acquire(name, timeout=20).release()
         except SwapdError as exc:
@@ -253,7 +253,7 @@ class Work(Commands):
         return ""
 
     def close(self) -> list[str]:
-        """Close the client; what each model computes from private memory afterwards."""
+        """Close the client; return each model's output from private memory afterwards."""
         self._leases.clear()
         self.client.close()
         return [self._run(name) for name in self._models]
