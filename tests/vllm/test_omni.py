@@ -82,13 +82,15 @@ def test_their_kv_caches_take_turns_with_their_weights(scene: Scene, expected: E
     settings = {"kv": "auto", "finish_within_s": 0.0}
     cache: dict[str, Any] = {"kv_cache_memory_bytes": 32 * MIB, "enable_prefix_caching": False}
     engines = on_omni(scene, daemon.folder, "thinker", "talker", settings=settings, **cache)
-    for engine in engines:
-        engine.begin("serve", REQUESTS, TOKENS)
-    for engine in engines:
-        assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label]
-    evicted = {record.name for record in daemon.watch.seen("Evicted")}
-    assert evicted >= {"thinker.kv", "talker.kv"}
-    assert 0 < daemon.status().bytes_out < len(daemon.watch.seen("CopyOut")) * 8 * MIB
+    for number in rounds_until(
+        lambda: names(daemon, "Evicted") >= CACHES and daemon.status().bytes_out > 0,
+        "both caches left, and what was in one was saved",
+    ):
+        for engine in engines * number:
+            engine.begin("serve", REQUESTS, TOKENS)
+        for engine in engines * number:
+            assert [tokens for tokens, _, _ in engine.result()] == expected[engine.label]
+    assert daemon.status().bytes_out < len(daemon.watch.seen("CopyOut")) * 8 * MIB
 
 
 def test_what_of_a_cache_could_not_be_saved_is_computed_again(scene: Scene) -> None:
