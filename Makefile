@@ -1,6 +1,7 @@
 # Two commands are all there is to know: `make demo` and `make test`.
 # Each makes .venv first, with pip; CI runs the same lines. On a GPU: `make gpu-check`.
-# `make docs`: the pages as a site in build/site; it fails on a link that leads nowhere.
+# `make docs`: the pages as a site in build/site; it fails on a link that leads nowhere, and on a
+# page that is wider than a phone, if there is a Chromium.
 # `make test-tools`: the tests of examples/ and benchmarks/, gpu-check too; CI runs them.
 # `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
@@ -51,6 +52,7 @@ package: .venv/ready
 
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build  # not --quiet: then no warning fails it
+	$(BIN)/python docs/widths.py
 
 deep: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/core
