@@ -16,6 +16,7 @@ from swapd_client.vllm.stage.cache import (
     ranges_of,
 )
 from swapd_client.vllm.stage.gone import Share
+from swapd_client.vllm.tally import Tally, memory_for
 
 MIB = 1 << 20
 
@@ -75,12 +76,17 @@ def test_terms_say_what_becomes_of_it() -> None:
 
 
 def cache_of(
-    fate: Fate, *, prefixes: bool = False, deaf: str = "", hears: Hears = Hears.BY_NUMBER
+    fate: Fate,
+    *,
+    prefixes: bool = False,
+    deaf: str = "",
+    hears: Hears = Hears.BY_NUMBER,
+    tally: Tally | None = None,
 ) -> Cache:
     """One whose first block a request has."""
     component: Any = Mock(nbytes=100, lost=False)
     component.name = "thinker.kv"
-    made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf, hears=hears))
+    made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf, hears=hears), tally)
     made.in_use.has("a", ([1],))
     return made
 
@@ -144,3 +150,42 @@ def test_a_scheduler_that_hears_by_numbers_is_told_of_no_block() -> None:
     cache.come(lease(fresh=True))
     assert cache.hears_by_number
     assert cache.read([share("a", computed=3)]) == set()
+
+
+@pytest.mark.parametrize("loser", [0, 1])
+@pytest.mark.parametrize("hears", list(Hears))
+def test_what_one_rank_has_lost_is_gone_for_all(hears: Hears, loser: int) -> None:
+    with memory_for(2) as memory:
+        caches = [
+            cache_of("auto", prefixes=True, hears=hears, tally=Tally(memory.fileno(), rank, 2))
+            for rank in range(2)
+        ]
+    speaks, _ = caches
+    for rank, cache in enumerate(caches):
+        cache.come(lease(fresh=rank == loser))
+        cache.tell()
+    assert speaks.all_losses == 1
+    if hears is Hears.BY_NUMBER:
+        assert speaks.doubt() == 2
+        return
+    speaks.in_use.has("b", ([2],))  # it begins in this step
+    step = [share("a", computed=3), Share("b", [([2], 16)], 0, 4, anew=True)]
+    speaks.hear()
+    assert speaks.read(step) == {1}
+    speaks.hear()
+    again = [share("a", computed=0, scheduled=4), Share("b", [([2], 16)], 4, 1, anew=False)]
+    assert speaks.read(again) == set(), "no rank has lost more"
+
+
+def test_a_loss_that_a_rank_has_not_told_of_is_in_no_step() -> None:
+    with memory_for(2) as memory:
+        speaks, other = (
+            cache_of("auto", hears=Hears.BY_BLOCKS, tally=Tally(memory.fileno(), rank, 2))
+            for rank in range(2)
+        )
+    other.come(lease(fresh=True))  # for the next step
+    speaks.hear()
+    assert speaks.read([share("a", computed=3)]) == set()
+    other.tell()
+    speaks.hear()
+    assert speaks.read([share("a", computed=4)]) == {1}

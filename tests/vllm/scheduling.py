@@ -66,10 +66,9 @@ class Model:
             req_id_to_index={name: number for number, name in enumerate(said)},
             sampled_token_ids=[[] if token is None else [token] for token in said.values()],
         )
-        if word is None:
-            return output
-        self.void += 1
-        return scheduler.counted(output, lambda: word)
+        counted = scheduler.counted(output, word)
+        self.void += counted is not output
+        return counted
 
     def _token(self, scheduled: Any, name: str) -> int | None:
         """How many tokens are before the one that it samples, if it has read what there was of all

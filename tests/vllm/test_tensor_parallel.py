@@ -2,29 +2,43 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import swapd_client
+from tests.guarantees.harness import Daemon
+from tests.vllm import engines
 from tests.vllm.engines import (
-    MIB,
     REQUESTS,
     TOKENS,
     Engine,
     EngineDied,
     EngineFailed,
+    Nursery,
     Scene,
     by_component,
     on_swapd,
     plain,
 )
-from tests.vllm.test_kv_lost import BUDGET, FAILING, lose
+from tests.vllm.test_kv import ALONE
+from tests.vllm.test_kv import options as of_cache
+from tests.vllm.test_kv_features import RUNNING_AHEAD
+from tests.vllm.test_kv_lost import BUDGET, BY_BLOCKS, DEAF, FAILING, HEARS, lose
 
 NAMES = ("thinker", "talker")
 RANKS = 2
 
 #: For a daemon that has one rank of each: room for one of them, and for its loading.
 ROOM_FOR_ONE = "44MiB"
+
+HEARS_AHEAD = "swapd_client.vllm.scheduler.AsyncScheduler"
+#: How often a rank loses its KV cache.
+LOSSES = 3
+#: Of an engine whose KV cache takes turns.
+OF_CACHE: Mapping[str, Any] = {"dtype": "float32", **of_cache(prefixes=False)}
 
 
 def serve(engines: Sequence[Engine]) -> list[list[list[list[int]]]]:
@@ -67,20 +81,80 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     assert [answer for answer, _, _ in talker.result()] == expected[1]
 
 
-def test_a_rank_whose_kv_cache_is_gone_ends_the_stage_in_words(scene: Scene) -> None:
+def lose_often(daemon: Daemon) -> None:
+    """Take all memory of a daemon until several saves have failed."""
+    with swapd_client.connect(daemon.folder, label="taker") as taker:
+        while len(daemon.watch.seen("Lost")) < LOSSES:
+            with taker.acquire_workspace(BUDGET):
+                pass
+
+
+@pytest.fixture(scope="module")
+def alone(models: Path, nursery: Nursery) -> Iterator[list[list[list[int]]]]:
+    """What an engine of two ranks says to `ALONE` without swapd."""
+    with engines.scene(models, nursery) as made:
+        one = made.process("thinker")
+        one.fork_workers()
+        one.start(**plain(made.models / "thinker", tensor_parallel_size=RANKS, **OF_CACHE))
+        yield [one.generate(few, TOKENS) for few in ALONE]
+
+
+@pytest.mark.parametrize(
+    ("more", "loser"),
+    [
+        ({"scheduler_cls": HEARS}, 0),
+        ({"scheduler_cls": HEARS}, 1),
+        ({"scheduler_cls": HEARS_AHEAD, "async_scheduling": True}, 1),
+        (BY_BLOCKS, 0),
+        (BY_BLOCKS, 1),
+    ],
+    ids=["by number, rank 0", "rank 1", "rank 1, async", "by blocks, rank 0", "by blocks, rank 1"],
+)
+def test_what_one_rank_could_not_save_is_computed_again_by_all(
+    scene: Scene, alone: list[list[list[int]]], more: Mapping[str, Any], loser: int
+) -> None:
+    """Whichever rank that is: the first one, which vLLM listens to, or another."""
+    programs = {loser: {"program": FAILING}}
+    daemons = [
+        scene.daemon(budget=BUDGET, residency_factor=0, **programs.get(rank, {}))
+        for rank in range(RANKS)
+    ]
+    settings = {"kv": "auto", "finish_within_s": 0}
+    of_engine = {**OF_CACHE, "enable_prefix_caching": True, **more}
+    (engine,) = scene.start(
+        on_swapd(
+            scene.models / "thinker",
+            daemons[0].folder.with_name("d{gpu}"),
+            settings,
+            tensor_parallel_size=RANKS,
+            **of_engine,
+        ),
+        imports=RUNNING_AHEAD if "async_scheduling" in more else "",
+    )
+    for _ in range(2):  # it is still at them when the last save has failed
+        engine.begin("serve", ALONE, TOKENS)
+    lose_often(daemons[loser])
+    for _ in range(2):
+        assert [tokens for tokens, *_ in engine.result()] == alone
+    lost = [{record.name for record in daemon.watch.seen("Lost")} for daemon in daemons]
+    assert lost == [{f"thinker.tp{rank}.kv"} if rank == loser else set() for rank in range(RANKS)]
+
+
+def test_a_rank_whose_kv_cache_is_gone_ends_the_stage_where_no_scheduler_hears_of_it(
+    scene: Scene,
+) -> None:
     """The other has its own, and would wait for it in the midst of a step."""
     sound = scene.daemon(budget=BUDGET)
     loses = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
     pattern = sound.folder.with_name("d{gpu}")
-    cache = {"kv_cache_memory_bytes": 32 * MIB, "enable_prefix_caching": False}
     settings = {"kv": "auto", "finish_within_s": 0}
     model = scene.models / "thinker"
     (thinker,) = scene.start(
-        on_swapd(model, pattern, settings, tensor_parallel_size=RANKS, **cache)
+        on_swapd(model, pattern, settings, tensor_parallel_size=RANKS, **OF_CACHE, **DEAF)
     )
     thinker.begin("generate", REQUESTS[0], 200)
     lose(loses)
     with pytest.raises((EngineFailed, EngineDied)):
         thinker.result()
     assert "CacheLost" in thinker.log
-    assert "set tensor_parallel_size: 1" in thinker.log
+    assert f"set scheduler_cls: {HEARS}" in thinker.log

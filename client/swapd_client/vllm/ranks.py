@@ -27,7 +27,8 @@ place. If the folder was removed meanwhile, stages that start later could have a
 rank does not rejoin.
 
 All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
-each connected with the next, so the others notice when one dies.
+each connected with the next, so the others notice when one dies. When they meet, they also pass the
+memory of their `tally` from rank to rank.
 
 May not live here: leases, torch, vLLM.
 """
@@ -44,8 +45,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from swapd.shared.fds import OwnedFd
+from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd_client.errors import SwapdError
+from swapd_client.vllm.tally import Tally, memory_for
 
 #: Seconds that a rank waits for the next one to connect; all ranks exist by then.
 MEET_S = 60.0
@@ -114,8 +116,11 @@ class Ranks:
                     self._last = self._reach(seats[at - 1])
                 if at + 1 < len(seats):
                     self._next = self._let_in(door, seats[at + 1])
+                #: How often each rank has lost its KV cache.
+                self.tally = self._meet(len(seats))
             except BaseException:
                 _close(self._last)
+                _close(self._next)
                 raise
         self._wake = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC))
         self._poll = select.poll()
@@ -227,6 +232,25 @@ class Ranks:
     def _failed(self, exc: BaseException) -> str:
         what = str(exc) or type(exc).__name__
         return f"rank {self._rank} of {self._stage} could not get its memory: {what}"
+
+    def _meet(self, ranks: int) -> Tally:
+        """The counts of all ranks, in memory that the first of them makes."""
+        with self._memory(ranks) as memory:
+            if self._next is not None:
+                try:
+                    send_packet(self._next.sock, _HOLDS, [memory.fileno()])
+                except OSError as exc:
+                    raise self._gone(self._next.rank) from exc
+            return Tally(memory.fileno(), self._rank, ranks)
+
+    def _memory(self, ranks: int) -> OwnedFd:
+        if self._last is None:
+            return memory_for(ranks)
+        try:
+            _, (memory,) = recv_packet(self._last.sock, _LONGEST)
+        except (OSError, ValueError) as exc:  # also if none came with it
+            raise self._gone(self._last.rank) from exc
+        return memory
 
     def _reach(self, seat: Seat) -> _Link:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

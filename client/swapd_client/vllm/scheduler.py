@@ -7,6 +7,8 @@ every step the number of the last loss that it knows. So the worker recognises a
 scheduled before that. It computes such a step, because it must see the requests in it, and the
 results are discarded.
 
+Each of several ranks may lose its part; rank 0 reports for all, once a step has computed.
+
 In the worker's own process the worker makes vLLM use this scheduler, which takes the lease before
 it looks up prefixes. For another process the configuration names it (`scheduler_cls`), and it
 learns of losses from the worker's results. Lives here: the scheduler's side, and its messages.
@@ -21,6 +23,7 @@ vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so kno
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
@@ -162,8 +165,8 @@ def hears_of(config: Any, cache: "KVCacheConfig") -> tuple[Hears, str]:
 
 def _problem_with_numbers(config: Any) -> str:
     """Reason why the scheduler is not one of swapd's."""
-    if config.parallel_config.tensor_parallel_size > 1:
-        return "set tensor_parallel_size: 1, because each rank may lose blocks that others have"
+    if _is_told_by_all(config):
+        return "set distributed_executor_backend: mp, where one rank reports for all"
     base = config.scheduler_config.get_scheduler_cls()
     if issubclass(base, Hearing):
         return ""
@@ -171,6 +174,8 @@ def _problem_with_numbers(config: Any) -> str:
         mine = AsyncScheduler if issubclass(base, VllmAsyncScheduler) else Scheduler
         if base in (VllmScheduler, VllmAsyncScheduler):
             return f"set scheduler_cls: {mine.__module__}.{mine.__name__}"
+        if config.parallel_config.tensor_parallel_size > 1:
+            return "set tensor_parallel_size: 1"
         return "set distributed_executor_backend: uni"
     if not issubclass(base, VllmScheduler) or _is_of_generation(base):
         return f"{base.__name__} computes nothing again: set async_scheduling: false"
@@ -191,7 +196,7 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
     base = config.scheduler_config.get_scheduler_cls()
     if base is not VllmScheduler and not _is_of_generation(base):
         return f"{base.__name__} is not vLLM's own"
-    if config.parallel_config.tensor_parallel_size > 1:
+    if _is_told_by_all(config):
         return "each rank may lose blocks that others have"
     if config.scheduler_config.async_scheduling:
         return "steps are scheduled ahead"
@@ -207,6 +212,12 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
     if 0 < config.scheduler_config.long_prefill_token_threshold < specs[0].block_size:
         return "a part of a prompt is shorter than a block"
     return ""
+
+
+def _is_told_by_all(config: Any) -> bool:
+    """Whether each of several ranks reports a step, or vLLM is not known to ask one alone."""
+    parallel = config.parallel_config
+    return bool(parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend != "mp")
 
 
 def _has_all_blocks(spec: Any) -> bool:
@@ -257,17 +268,36 @@ def have_it_trace(config: Any, stage: Stage) -> None:
         )
 
 
-def word_of(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
-    """The message about a step that has its lease; None if all of the step counts.
+def word_of(cache: Cache, scheduler_output: Any) -> Word:
+    """The message about a step that has its lease, made by a call; None if all of the step counts.
 
-    Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
+    Call it when the step has computed: by then the other ranks have counted their losses. Raises:
+    CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
     """
     note(cache.in_use, scheduler_output)
+    cache.tell()
+    if cache.has_others and not cache.deaf:
+        return partial(_word_of_ranks, cache, scheduler_output) if cache.speaks else _nothing
+    said = _word_of(cache, scheduler_output)
+    return lambda: said
+
+
+def _word_of(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
     if cache.hears_by_number:
-        heard = getattr(scheduler_output, _HEARD, 0)
-        return Lost(loss=cache.losses) if heard < cache.losses else None
+        heard, losses = getattr(scheduler_output, _HEARD, 0), cache.all_losses
+        return Lost(loss=losses) if heard < losses else None
     gone = cache.read(shares_of(cache, scheduler_output))
     return KVConnectorOutput(invalid_block_ids=gone) if gone else None
+
+
+def _word_of_ranks(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
+    if not cache.hears_by_number:
+        cache.hear()
+    return _word_of(cache, scheduler_output)
+
+
+def _nothing() -> None:
+    """The message of a rank that vLLM does not ask."""
 
 
 def word_of_fence(cache: Cache) -> KVConnectorOutput | None:

@@ -54,8 +54,8 @@ class Leased(_Above):  # type: ignore[misc]
     _moving: Moving
     #: The running weight update.
     _change = ExitStack()
-    #: Message to the scheduler about the current step, if contents of the KV cache are lost.
-    _word: Any = None
+    #: Makes the message to the scheduler about the current step, if the KV cache lost contents.
+    _word: scheduler.Word = staticmethod(lambda: None)
 
     # --- starting ------------------------------------------------------------------------
 
@@ -261,15 +261,16 @@ class Leased(_Above):  # type: ignore[misc]
         word = partial(self._word_then, self._word, self._swapd.fence())
         return scheduler.counted(result, word)
 
-    def _word_then(self, word: Any, fence: Callable[[], SessionFenced | None]) -> Any:
+    def _word_then(self, word: scheduler.Word, fence: Callable[[], SessionFenced | None]) -> Any:
         """The message about a step that has computed. Raises: Stopped."""
+        said = word()
         if (fenced := fence()) is None:
-            return word
+            return said
         cache = self._swapd.components.cache
-        if cache is None or (word := scheduler.word_of_fence(cache)) is None:
+        if cache is None or (said := scheduler.word_of_fence(cache)) is None:
             raise self._swapd.stop(fenced) from fenced
         log.warning("%s computes the last step again: %s", self._swapd.name, fenced)
-        return word
+        return said
 
     def execute_dummy_batch(self) -> None:
         self._swapd.begin()

@@ -9,6 +9,9 @@ dropped: nothing is copied, and it loads as zeros. Contents that are gone but th
 counts on are a loss. A scheduler of swapd gets the number of the loss. For other schedulers
 `gone.py` tracks the lost blocks, and which of them each step has read. `scheduler.py` passes this
 on.
+
+Each of several ranks has a part of every block, and may lose it alone. The other parts are then of
+no use either, so the losses of all ranks count. Rank 0 reports for all (`tally.py`).
 """
 
 import logging
@@ -22,6 +25,7 @@ from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
 from swapd_client.vllm.stage.gone import Gone, Share
+from swapd_client.vllm.tally import Tally
 
 log = logging.getLogger("swapd_client")
 
@@ -154,13 +158,17 @@ class Terms(NamedTuple):
 class Cache:
     """The KV cache of a stage, or of one of its ranks: its component, and the contents to save."""
 
-    def __init__(self, component: Component, terms: Terms) -> None:
+    def __init__(self, component: Component, terms: Terms, tally: Tally | None = None) -> None:
+        """`tally`: with the other ranks, if the stage has several."""
         self.component = component
         self._terms = terms
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
-        #: Number of losses of contents that the scheduler counted on.
+        #: Number of losses here of contents that the scheduler counted on.
         self.losses = 0
         self._gone = Gone()
+        self._tally = tally
+        #: Number of losses of all ranks that `hear` has taken in.
+        self._heard = 0
 
     @property
     def name(self) -> str:
@@ -210,7 +218,40 @@ class Cache:
         """Count the last results as a loss, because they may be wrong; its number. From any
         thread."""
         self.losses += 1
-        return self.losses
+        self.tell()
+        return self.all_losses
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other ranks, which may lose their parts."""
+        return self._tally is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether vLLM takes the result of a step from this rank."""
+        return self._tally is None or self._tally.speaks
+
+    @property
+    def all_losses(self) -> int:
+        """Number of losses of all ranks that have counted them."""
+        return self.losses if self._tally is None else self._tally.total
+
+    def tell(self) -> None:
+        """Before a step, under its lease: show the other ranks this one's number of losses."""
+        if self._tally is not None:
+            self._tally.say(self.losses)
+
+    def hear(self) -> None:
+        """After a noted step: take in the losses of other ranks before that step."""
+        if self._tally is not None and self._heard < (losses := self._tally.total):
+            self._heard = losses
+            self._gone.lose(self.in_use.blocks)  # also the new blocks: no step has read them
+            self.in_use.forget_prefixes()
+
+    @property
+    def deaf(self) -> bool:
+        """Whether the scheduler cannot learn of a loss."""
+        return bool(self._terms.deaf)
 
     @property
     def hears_by_number(self) -> bool:

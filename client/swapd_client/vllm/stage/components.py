@@ -22,6 +22,7 @@ from swapd_client.vllm.parts import Part, Tensors
 from swapd_client.vllm.stage.cache import Cache, Terms
 from swapd_client.vllm.stage.loading import lendable
 from swapd_client.vllm.stage.segments import Layers
+from swapd_client.vllm.tally import Tally
 
 log = logging.getLogger("swapd_client")
 
@@ -77,15 +78,17 @@ class StageComponents:
         log.info("in swapd at %s: %s", client.session.endpoint, said)
         return sum(self._sizes)
 
-    def lend_cache(self, client: Client, name: str, nbytes: int, terms: Terms) -> torch.Tensor:
+    def lend_cache(
+        self, client: Client, name: str, nbytes: int, terms: Terms, tally: Tally | None
+    ) -> torch.Tensor:
         """Register a KV cache that takes turns with the weights; return its tensor, zeros.
 
-        Raises as `Client.register_scratch`.
+        `tally`: with the other ranks, if the stage has several. Raises as
+        `Client.register_scratch`.
         """
         assert self.register_again is not None
-        cache = self.cache = Cache(
-            client.register_scratch(name, nbytes, mutable=terms.saved), terms
-        )
+        component = client.register_scratch(name, nbytes, mutable=terms.saved)
+        cache = self.cache = Cache(component, terms, tally)
         weights = self.register_again
         self._sizes.append(nbytes)
 

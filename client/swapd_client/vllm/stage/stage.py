@@ -226,7 +226,8 @@ class Stage:
         with self._gate.lock:
             self._turns.end()
             self._turns.keeping.whole = not terms.saved
-            return self.components.lend_cache(self.client, f"{self.name}.kv", nbytes, terms)
+            tally = None if self._ranks is None else self._ranks.tally
+            return self.components.lend_cache(self.client, f"{self.name}.kv", nbytes, terms, tally)
 
     def take_back(self) -> None:
         """Move all weights back to private memory. Raises as `Client.unregister`."""
