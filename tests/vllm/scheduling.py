@@ -7,7 +7,8 @@ cache that is gone.
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +38,17 @@ GARBAGE, NOTHING = 9999, 0
 class Model:
     """What a worker returns of a step, in order of steps. Its cache is lost before some of them."""
 
-    def __init__(self, lost_before: set[int], hears: Hears, *, prefixes: bool) -> None:
+    def __init__(
+        self,
+        lost_before: set[int],
+        hears: Hears,
+        *,
+        prefixes: bool,
+        fenced_in: Collection[int] = (),
+    ) -> None:
+        """`fenced_in`: the steps that compute on others' memory, and know it when they are over."""
         self._lost_before = lost_before
+        self._fenced_in = fenced_in
         self._steps = 0
         self.losses = 0
         component: Any = SimpleNamespace(name="model.kv", nbytes=0, lost=True)
@@ -52,25 +62,35 @@ class Model:
         #: Steps that did not count.
         self.void = 0
 
-    def step(self, scheduled: Any) -> ModelRunnerOutput:
+    def step(self, scheduled: Any) -> Callable[[], ModelRunnerOutput]:
+        """What returns the output, for later."""
         self._steps += 1
+        fenced = self._steps in self._fenced_in
         self._cache.in_use.ended(scheduled.finished_req_ids)
         if self._steps in self._lost_before:
             self.losses += 1
             self._cache.go_alone()
             self._there.clear()
         word = scheduler.word_of(self._cache, scheduled)
-        said = {name: self._token(scheduled, name) for name in scheduled.num_scheduled_tokens}
+        said = {
+            name: self._token(scheduled, name, fenced=fenced)
+            for name in scheduled.num_scheduled_tokens
+        }
         output = ModelRunnerOutput(
             req_ids=list(said),
             req_id_to_index={name: number for number, name in enumerate(said)},
             sampled_token_ids=[[] if token is None else [token] for token in said.values()],
         )
-        counted = scheduler.counted(output, word)
-        self.void += counted is not output
-        return counted
 
-    def _token(self, scheduled: Any, name: str) -> int | None:
+        def get_output() -> ModelRunnerOutput:
+            told = partial(scheduler.word_of_fence, self._cache) if fenced else word
+            counted = scheduler.counted(output, told)
+            self.void += counted is not output
+            return counted
+
+        return get_output
+
+    def _token(self, scheduled: Any, name: str, *, fenced: bool) -> int | None:
         """How many tokens are before the one that it samples, if it has read what there was of all
         of them. None in the middle of what is known of it.
         """
@@ -79,7 +99,7 @@ class Model:
         end = computed + scheduled.num_scheduled_tokens[name]
         should_be = list(accumulate(tokens, lambda before, token: hash((before, token))))
         read = [one for block in blocks for one in self._there.get(block, [NOTHING] * BLOCK)]
-        whole = read[:computed] == should_be[:computed]
+        whole = read[:computed] == should_be[:computed] and not fenced
         for at in range(computed, end):
             slots = self._there.setdefault(blocks[at // BLOCK], [NOTHING] * BLOCK)
             slots[at % BLOCK] = should_be[at] if whole else GARBAGE
@@ -106,7 +126,7 @@ class Model:
 
 
 def said(
-    model: str, ahead: bool, prefixes: bool, lost_before: list[int]
+    model: str, ahead: bool, prefixes: bool, lost_before: list[int], fenced_in: Sequence[int] = ()
 ) -> tuple[dict[str, list[int]], int, int]:
     """What two requests that begin alike get, how often it was lost, and how many steps were void.
 
@@ -114,9 +134,9 @@ def said(
     """
     kind = scheduler.AsyncScheduler if ahead else scheduler.Scheduler
     made = _scheduler(model, kind, prefixes=prefixes, ahead=ahead)
-    worker = Model({*lost_before}, Hears.BY_NUMBER, prefixes=prefixes)
+    worker = Model({*lost_before}, Hears.BY_NUMBER, prefixes=prefixes, fenced_in=fenced_in)
     got: dict[str, list[int]] = {}
-    running: deque[tuple[Any, ModelRunnerOutput]] = deque()
+    running: deque[tuple[Any, Callable[[], ModelRunnerOutput]]] = deque()
     coming = ["a", "b"]
     while coming or running or made.has_unfinished_requests():
         if coming:
@@ -127,7 +147,8 @@ def said(
         if scheduled.total_num_scheduled_tokens:
             running.append((scheduled, worker.step(scheduled)))
         if running and (len(running) > ahead or not scheduled.total_num_scheduled_tokens):
-            _take(got, made.update_from_output(*running.popleft()))
+            before, get_output = running.popleft()
+            _take(got, made.update_from_output(before, get_output()))
     return got, worker.losses, worker.void
 
 
@@ -166,8 +187,8 @@ def _history(
             made.finish_requests(one, RequestStatus.FINISHED_ABORTED)
             del got[one]
         scheduled = made.schedule()
-        output = worker.step(scheduled)
-        _take(got, made.update_from_output(scheduled, output))
+        get_output = worker.step(scheduled)
+        _take(got, made.update_from_output(scheduled, get_output()))
     return got, {name: long[name] for name in got}, worker.void
 
 

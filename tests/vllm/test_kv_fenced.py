@@ -50,11 +50,19 @@ def its_memory_taken(daemon: Daemon) -> Iterator[None]:
             yield
 
 
-def frozen_in_a_request(scene: Scene, daemon: Daemon, settings: dict[str, object]) -> Engine:
+def frozen_in_a_request(
+    scene: Scene, daemon: Daemon, settings: dict[str, object], *, ahead: bool
+) -> Engine:
     """It has made some steps, and has gone on with another's memory."""
     stage = scene.process("talker")
-    worker = {"worker_cls": "tests.vllm.freezing.Worker"}
-    stage.start(**on_swapd(scene.models / "talker", daemon.folder, settings, **worker, **OPTIONS))
+    if ahead:
+        stage.imports("tests.vllm.running_ahead")
+    of_engine = {
+        "worker_cls": "tests.vllm.freezing.Worker",
+        "async_scheduling": ahead,
+        **OPTIONS,
+    }
+    stage.start(**on_swapd(scene.models / "talker", daemon.folder, settings, **of_engine))
     stage.ask(ALONE[0], TOKENS)
     stage.step(3)
     stage.call("freeze")
@@ -64,12 +72,14 @@ def frozen_in_a_request(scene: Scene, daemon: Daemon, settings: dict[str, object
 
 
 @pytest.mark.parametrize("kv", ["auto", "private"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_what_a_stage_computed_while_its_session_was_ended_does_not_count(
-    scene: Scene, kv: str
+    scene: Scene, kv: str, *, ahead: bool
 ) -> None:
+    """`ahead`: with async scheduling, by which the next step begins before vLLM asks for this."""
     (alone,) = scene.start(plain(scene.models / "talker", **OPTIONS))
     daemon = scene.daemon(budget=BUDGETS[kv], ack_timeout=0.2)
-    stage = frozen_in_a_request(scene, daemon, {"kv": kv})
+    stage = frozen_in_a_request(scene, daemon, {"kv": kv}, ahead=ahead)
     with its_memory_taken(daemon):
         os.kill(stage.pid, signal.SIGCONT)
         if kv == "private":

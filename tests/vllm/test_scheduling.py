@@ -24,6 +24,20 @@ def test_each_token_comes_once_and_none_was_computed_from_nothing(
     assert losses <= void <= losses * (1 + ahead), "each loss costs a step, and what runs ahead"
 
 
+@pytest.mark.parametrize("fenced_in", [[1], [2], [7], [5, 6], [5, 9, 20]])
+@pytest.mark.parametrize("prefixes", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_on_others_memory_is_computed_again_with_those_that_ran_ahead(
+    models: Path, nursery: Nursery, *, ahead: bool, prefixes: bool, fenced_in: list[int]
+) -> None:
+    """The next step has begun before anybody knows of it, and has read what that one wrote."""
+    got, _, void = nursery.call(
+        "tests.vllm.scheduling:said", str(models / "talker"), ahead, prefixes, [], fenced_in
+    )
+    assert got == {"a": ALL, "b": ALL}
+    assert void >= len(fenced_in)
+
+
 @pytest.mark.parametrize("prefixes", [False, True])
 def test_vllms_own_scheduler_computes_again_what_was_in_blocks_that_are_gone(
     models: Path, nursery: Nursery, *, prefixes: bool
