@@ -20,7 +20,7 @@ SMALLER = "register it in smaller components"
 LESS_SCRATCH = "make this scratch smaller"
 LESS_PERMANENT = 'register it, or others, with another policy than "permanent"'
 _DOWN = (
-    "swapd can load and save nothing until it is restarted; components on the device stay there, "
+    "Loading and saving fail until swapd is restarted; components on the device stay there, "
     "and can be acquired. Clients keep their weights when they close, and connect again"
 )
 #: Most components, or holders of one, that a message names: a few more than people read.
