@@ -117,7 +117,7 @@ def test_one_that_starts_may_acquire_and_one_that_holds_may_not_start(client: Cl
     for _ in range(2):  # the keeper holds the second for a while; the daemon does not see it
         client.acquire("cache").release()
     client.acquire_start().release()
-    with client.acquire("cache"), pytest.raises(Conflict, match="release what it holds"):
+    with client.acquire("cache"), pytest.raises(Conflict, match="release its leases"):
         client.acquire_start()
 
 
