@@ -388,7 +388,7 @@ def test_what_nobody_can_foresee_is_explained_before_the_process_dies(daemon: Da
     for one in each:
         assert "a fault in component 'child'" in one
         assert "attachment.edit" in one
-        assert "comes before attach()" in one
+        assert "before attach()" in one
 
 
 def test_memory_of_attached_modules_is_not_shared(client: Client) -> None:

@@ -26,7 +26,7 @@ ALIGN_BYTES = 256
 
 
 class OtherBytes(Exception):
-    """A shared host copy does not have the bytes of the caller's source.
+    """A shared host copy does not have the bytes of its files.
 
     Internal: the component is registered again, without sharing.
     """
@@ -94,7 +94,7 @@ class Layout(Protocol):
 
 
 class Remote(NamedTuple):
-    """Private bytes in a GPU's memory, and their target address there."""
+    """Private bytes in a GPU's memory, and their target address in host memory."""
 
     target: int
     source: int

@@ -239,7 +239,6 @@ class Attachment:
         Components that were registered or loaded before `attach` stay registered, and only a lease
         lets code use them: the log names them, and `client.unregister` makes them private.
 
-
         No component of the model may be in use. A second call does nothing. Raises: ComponentInUse,
         DeviceMemoryExhausted, SessionEnded: then the remaining components are still attached.
         """

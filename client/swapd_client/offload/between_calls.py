@@ -2,7 +2,7 @@
 
 A request calls a DiT at every step, and other sessions may want its memory meanwhile. If they got
 it between two steps, the next step would load the DiT again. So the thread keeps its lease from
-call to call, as long as the quantum allows, but never while it waits for another acquire.
+call to call, up to a bound, but never while it waits for another acquire.
 """
 
 import time

@@ -1,5 +1,4 @@
-"""Components straight from safetensors files: read into the host copy, with no other copy beside
-it.
+"""Components straight from safetensors files: read into the host copy, without a second copy.
 
 The kernel moves the bytes from the page cache into the host copy (`sendfile`), with no mapping of
 the file and no page faults. Cast tensors pass through a small buffer instead.
