@@ -39,7 +39,7 @@ SECTIONS = (
     Section("bounds", "computing", "Compute that starts early; a decode loop", 60, TORCH),
     Section("bounds", "rivals", "swapd beside sleep and wake, and module.to()", 90, TORCH),
     Section("contract", "contract", "The device contract, on this GPU", 300, (*SERVING, "pytest")),
-    Section("probe", "calls", "What the driver's calls cost", 45, CUDA),
+    Section("probe", "calls", "Costs of the driver's calls", 45, CUDA),
     Section("probe", "pinning", "Pinned host memory", 45, CUDA),
     Section("probe", "flags", "Waiting for a word in memory", 30, CUDA),
     Section("probe", "processes", "One chunk in several processes", 60, CUDA),

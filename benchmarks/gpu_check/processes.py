@@ -121,7 +121,7 @@ class Copier:
         return statistics.median(rates or [0.0])
 
 
-# --- a chunk and who has it --------------------------------------------------------------
+# --- a chunk and its holders --------------------------------------------------------------
 
 
 def _re_export(check: Check, gpu: Gpu, settings: Settings) -> None:

@@ -78,7 +78,7 @@ def _waits(waits: list[daemon.Wait], arguments: argparse.Namespace) -> str:
         f"{arguments.large} MiB registered beside",
         "",
         "| an honest session waits for; median, 99 in 100, the most | alone "
-        "| beside a process that does the like without swapd | beside others "
+        "| beside a similar process without swapd | beside others "
         f"| the most: bound {seconds(MOST_WAIT_S)} more |",
         "| --- | --- | --- | --- | --- |",
     ]

@@ -1,7 +1,7 @@
 """How components are registered and unregistered: the requests, and the work between them.
 
-Both clients share this code, so each function is a generator of steps. A step is a request, whose
-reply is sent into the generator, or a blocking call, whose result is sent in. Errors are thrown
+Both clients share this code, so each function is a generator of steps. A step is a request, and its
+reply goes back into the generator; or a blocking call, and its result goes back. Errors are thrown
 into it. `take` runs the steps in the caller's thread; `take_awaited` awaits each of them.
 """
 
@@ -230,8 +230,8 @@ def _move_in(
 ) -> Steps[None]:
     """Have host copies made and filled, and rebind the tensors when all of that succeeded.
 
-    `keeping` makes the request that sets the kept parts of a family; until it is granted, all parts
-    leave the device when they are released.
+    `keeping` makes the request that sets the kept parts of a family; until its grant, all parts
+    leave the device at their release.
     """
     registered: list[Part] = []
     try:

@@ -74,7 +74,7 @@ OF_VLLM = ("engines", "kernels")
 def only_hardware_answers() -> list[tuple[str, str]]:
     """Each row that the page names as the answer to a question, with its section."""
     page = (ROOT / "benchmarks" / "README.md").read_text()
-    said = page.partition("#### What only hardware can answer")[2].partition("\n### ")[0]
+    said = page.partition("#### Questions for the hardware")[2].partition("\n### ")[0]
     found: list[tuple[str, str]] = []
     for line in said.splitlines():
         if line.startswith("| ") and "`" in line:

@@ -259,9 +259,9 @@ class Leases:
     def mark(self, record: Record) -> None:
         """Mark the GPU work queued under a lease, on the current stream and its named streams.
 
-        Does not block. After this only events are used, because a stream may be destroyed. So the
-        names of streams are dropped. A lease that is kept and taken again waits for the work of all
-        its steps.
+        Does not block. After this the client uses events only, because a stream may be destroyed.
+        So the names of streams are dropped. A lease that is kept and taken again waits for the work
+        of all its steps.
         """
         streams = dict.fromkeys((*record.streams, *self.current_streams()))
         record.streams.clear()

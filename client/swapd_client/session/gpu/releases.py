@@ -1,6 +1,6 @@
 """Ends leases after the GPU work queued under them, without blocking their holders.
 
-Work that goes into a graph being captured is not executed now, and no thread waits for it.
+The GPU does not execute work captured into a graph now, and no thread waits for it.
 
 Lives here: events, and the threads that block on them. May not live here: the state of leases.
 
