@@ -422,7 +422,7 @@ def test_sleep_is_refused_and_costs_nothing(stages: Scene, toy: Toy, expected: E
     daemon = stages.daemon()
     stage = toy(daemon)
     for method in ("sleep", "wake_up"):
-        with pytest.raises(EngineFailed, match="does not support sleep mode"):
+        with pytest.raises(EngineFailed, match="does not work with swapd"):
             stage.call(method)
     assert stage.draw_many(SEEDS) == expected[1]
 

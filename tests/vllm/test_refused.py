@@ -73,10 +73,10 @@ def test_another_version_of_vllm(scene: Scene) -> None:
 
 def test_sleep_is_refused_and_the_engine_goes_on(scene: Scene, expected: Expected) -> None:
     (engine,) = scene.on_swapd(scene.daemon(), "talker")
-    with pytest.raises(EngineFailed, match="swapd does not support sleep mode"):
+    with pytest.raises(EngineFailed, match="sleep mode does not work with swapd"):
         engine.sleep()
     for method, *arguments in (["sleep"], ["discard", ["kv_cache"]]):
-        with pytest.raises(EngineFailed, match="swapd does not support sleep mode"):
+        with pytest.raises(EngineFailed, match="sleep mode does not work with swapd"):
             engine.call(method, *arguments)
     engine.wake_up()
     assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]

@@ -214,7 +214,7 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
 
 
 _SLEEP = (
-    "swapd does not support sleep mode: it already evicts an idle stage when another stage needs "
+    "sleep mode does not work with swapd, which evicts an idle stage when another one needs "
     "the memory. Leave out enable_sleep_mode, and do not put this stage to sleep"
 )
 

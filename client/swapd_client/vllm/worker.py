@@ -446,7 +446,7 @@ class Worker(Leased, VllmWorker):  # type: ignore[misc]
 
 
 _SLEEP = (
-    "swapd does not support sleep mode: it already evicts an idle stage when another stage needs "
+    "sleep mode does not work with swapd, which evicts an idle stage when another one needs "
     "the memory. Leave out enable_sleep_mode, and do not call sleep or release_kv_cache_memory"
 )
 _CHECKPOINT = (
