@@ -5,15 +5,20 @@ of what this vLLM has not that it has not.
 import io
 import json
 import os
+import subprocess
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu_check import engines, kernels
+from benchmarks.gpu_check import engines, kernels, rig
 from benchmarks.gpu_check.pipeline import RESIDENT, SWAPD
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import SMALL
+from tests import forked
+from tests.vllm.engine import PRELOADED
 from tests.vllm.environment import environment
 from tests.vllm.second_runner import VARIABLES
 
@@ -28,6 +33,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines' processes need not import vLLM anew, which takes longer than all else they do."""
+    popen = partial(forked.Popen, imported=("torch", *PRELOADED))
+    monkeypatch.setattr(rig, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
 
 
 def told(out: io.StringIO) -> list[dict[str, Any]]:
@@ -50,7 +62,7 @@ def test_an_engine_with_the_second_runner_is_compared_with_a_plain_one(
     assert "2 of 2 requests" in row["note"]
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("_alone", "_forked")
 def test_what_vllm_has_chosen_instead_is_said_and_is_no_failure() -> None:
     out = io.StringIO()
     model = engines.with_experts(HOST)
@@ -62,7 +74,7 @@ def test_what_vllm_has_chosen_instead_is_said_and_is_no_failure() -> None:
     assert "vLLM has chosen otherwise: " in row["note"]
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("_alone", "_forked")
 def test_kernels_that_keep_weights_their_own_way_are_compared_where_vllm_has_them() -> None:
     """On a CPU that is MLA, whose products of weights are views of a parameter."""
     out = io.StringIO()
@@ -72,7 +84,7 @@ def test_kernels_that_keep_weights_their_own_way_are_compared_where_vllm_has_the
     assert row["verdict"] == "ok", row["note"]
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("_alone", "_forked")
 def test_three_engines_say_the_same_resident_and_in_turns() -> None:
     out = io.StringIO()
     found = dict(engines.ways(Check("engines", out), HOST, 0, RESIDENT, SWAPD))
