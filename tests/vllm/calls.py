@@ -1,13 +1,6 @@
-"""A program: what the workers' public methods are, and what swapd's do before each, as JSON.
-
-`python -m tests.vllm.calls CLASS ...`, "module:Class" each. Of a class of vLLM's: its public
-methods and properties. Of swapd's, mixed into workers of no content: by method, what the weights
-are meanwhile (leased, changing, without), or refused.
-"""
+"""What the workers' public methods are, and what swapd's do before each; in a process with vLLM."""
 
 import inspect
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pkgutil import resolve_name
@@ -117,12 +110,12 @@ def of_swapd(name: str) -> dict[str, str]:
     return does(kind, DIFFUSION, stage, _swapd=SimpleNamespace(weights=stage))
 
 
-def main() -> None:
-    ours = [name for name in sys.argv[1:] if name.startswith("swapd")]
-    theirs = [name for name in sys.argv[1:] if name not in ours]
-    said: dict[str, object] = {name: public(resolve_name(name)) for name in theirs}
-    print("\n" + json.dumps(said | {name: of_swapd(name) for name in ours}))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+def said_of(*classes: str) -> dict[str, object]:
+    """By class, "module:Class" each. Of one of vLLM's: its public methods and properties. Of one of
+    swapd's, mixed into workers of no content: by method, what the weights are meanwhile (leased,
+    changing, without), or refused.
+    """
+    return {
+        name: of_swapd(name) if name.startswith("swapd") else public(resolve_name(name))
+        for name in classes
+    }

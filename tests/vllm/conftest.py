@@ -4,6 +4,7 @@ There is one for each version of vLLM. Where vllm-omni has a release for it, vll
 there; in the others the tests that need it are not collected.
 """
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -14,8 +15,9 @@ import pytest
 
 from swapd_client.vllm import versions
 from tests.guarantees import harness
+from tests.once import made_once
 from tests.vllm import engines
-from tests.vllm.models import MODELS, write
+from tests.vllm.models import DEEP, MODELS, write
 
 NURSERY = pytest.StashKey[engines.Nursery]()
 
@@ -99,9 +101,42 @@ def nursery(pytestconfig: pytest.Config) -> engines.Nursery:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory, nursery: engines.Nursery) -> Path:
     """A folder of tiny checkpoints, by name."""
-    folder = tmp_path_factory.mktemp("models")
-    nursery.call("tests.vllm.models:write_all", str(folder))
-    return folder
+    return checkpoints(tmp_path_factory, nursery, "models", *MODELS)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory, nursery: engines.Nursery) -> Path:
+    """A folder of those that have many layers."""
+    return checkpoints(tmp_path_factory, nursery, "deep", *DEEP)
+
+
+def checkpoints(
+    factory: pytest.TempPathFactory, nursery: engines.Nursery, folder: str, *names: str
+) -> Path:
+    """A folder of these, for all workers."""
+
+    def write(path: Path) -> None:
+        nursery.call("tests.vllm.models:write_all", str(path), *names)
+
+    return made_once(factory, folder, write)
+
+
+def plainly(
+    factory: pytest.TempPathFactory, models: Path, nursery: engines.Nursery, *names: str
+) -> Mapping[str, list[list[list[int]]]]:
+    """What plain vLLM answers to each of `REQUESTS`, by model; for all workers."""
+
+    def ask(path: Path) -> None:
+        with engines.scene(models, nursery) as made:
+            said = {
+                one.label: [one.generate(few, engines.TOKENS) for few in engines.REQUESTS]
+                for one in made.plain(*names)
+            }
+        path.write_text(json.dumps(said))
+
+    said: dict[str, list[list[list[int]]]]
+    said = json.loads(made_once(factory, f"said-{'-'.join(names)}.json", ask).read_text())
+    return said
 
 
 @pytest.fixture
@@ -112,13 +147,19 @@ def scene(models: Path, nursery: engines.Nursery) -> Iterator[engines.Scene]:
 
 
 @pytest.fixture(scope="session")
-def expected(models: Path, nursery: engines.Nursery) -> Mapping[str, list[list[list[int]]]]:
+def expected(
+    tmp_path_factory: pytest.TempPathFactory, models: Path, nursery: engines.Nursery
+) -> Mapping[str, list[list[list[int]]]]:
     """What plain vLLM answers to each of `REQUESTS`, by model."""
-    with engines.scene(models, nursery) as made:
-        return {
-            engine.label: [engine.generate(prompts, engines.TOKENS) for prompts in engines.REQUESTS]
-            for engine in made.plain(*MODELS)
-        }
+    return plainly(tmp_path_factory, models, nursery, *MODELS)
+
+
+@pytest.fixture(scope="session")
+def expected_deep(
+    tmp_path_factory: pytest.TempPathFactory, deep: Path, nursery: engines.Nursery
+) -> Mapping[str, list[list[list[int]]]]:
+    """The same of those that have many layers."""
+    return plainly(tmp_path_factory, deep, nursery, *DEEP)
 
 
 @pytest.fixture(scope="session")

@@ -4,32 +4,20 @@ With a new version of vLLM these tests come first: a method that reads weights w
 fault, and one that writes to them is worse.
 """
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from swapd_client.vllm.calls import WORKER, Calls
-from tests.vllm.environment import ROOT, environment
+from tests.vllm.engines import Nursery
 
 OURS = "swapd_client.vllm.worker:Leased"
 THEIRS = ("vllm.v1.worker.gpu_worker:Worker", "vllm.v1.worker.cpu_worker:CPUWorker")
 
 
-def said_of(*classes: str) -> dict[str, Any]:
-    """What `calls` says of them, and `vllm`'s version."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.vllm.calls", *classes],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def said_of(nursery: Nursery, *classes: str) -> dict[str, Any]:
+    """What `calls` says of them."""
+    said: dict[str, Any] = nursery.call("tests.vllm.calls:said_of", *classes)
     return said
 
 
@@ -49,8 +37,8 @@ def check_does(does: dict[str, str], calls: Calls) -> None:
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
-    return said_of(OURS, *THEIRS)
+def said(nursery: Nursery) -> dict[str, Any]:
+    return said_of(nursery, OURS, *THEIRS)
 
 
 @pytest.mark.parametrize("kind", THEIRS)

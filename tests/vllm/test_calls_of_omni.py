@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
+from tests.vllm.engines import Nursery
 from tests.vllm.test_calls import check_does, said_of, unknown
 
 OURS = "swapd_client.vllm.diffusion:DiffusionExtension"
@@ -18,8 +19,8 @@ THEIRS = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
-    return said_of(OURS, *THEIRS)
+def said(nursery: Nursery) -> dict[str, Any]:
+    return said_of(nursery, OURS, *THEIRS)
 
 
 @pytest.mark.parametrize(("kind", "calls"), THEIRS.items())

@@ -1,6 +1,6 @@
 """Two real engines of many layers that nearly fit together: a turn takes no more than it needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,22 +14,15 @@ from tests.vllm.engines import (
     Scene,
     by_component,
     on_swapd,
-    plain,
     scene,
 )
 from tests.vllm.models import DEEP
 
+Expected = Mapping[str, list[list[list[int]]]]
+
 #: A little less than the weights of both; and, where they take turns, for a KV cache of each.
 BUDGET = 248 * MIB
 CACHE = 32 * MIB
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
-    """A folder of the models."""
-    folder = tmp_path_factory.mktemp("deep")
-    nursery.call("tests.vllm.models:write_all", str(folder), *DEEP)
-    return folder
 
 
 @pytest.fixture
@@ -48,14 +41,10 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
     ],
 )
 def test_of_a_stage_no_more_leaves_than_another_needs(
-    place: Scene, *, cache: int, budget: int, prefixes: bool
+    place: Scene, expected_deep: Expected, *, cache: int, budget: int, prefixes: bool
 ) -> None:
     of_cache: dict[str, object] = {"enable_prefix_caching": prefixes}
     of_cache |= {"kv_cache_memory_bytes": cache} if cache else {}
-    expected = {
-        engine.label: [engine.generate(prompts, TOKENS) for prompts in REQUESTS]
-        for engine in place.start(*(plain(place.models / name, **of_cache) for name in DEEP))
-    }
     daemon = place.daemon(budget=budget)
     settings = {"kv": "auto"} if cache else {}
     engines = place.start(
@@ -64,7 +53,7 @@ def test_of_a_stage_no_more_leaves_than_another_needs(
     for number, prompts in enumerate(REQUESTS):
         before = daemon.status()
         for engine in engines:
-            assert engine.generate(prompts, TOKENS) == expected[engine.label][number]
+            assert engine.generate(prompts, TOKENS) == expected_deep[engine.label][number]
             engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
         after = daemon.status()
         copied = after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out

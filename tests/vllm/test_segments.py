@@ -2,7 +2,7 @@
 
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,30 +25,13 @@ from tests.vllm.engines import (
     on_swapd,
     scene,
 )
-from tests.vllm.models import DEEP
+
+Expected = Mapping[str, list[list[list[int]]]]
 
 #: Room for the deeper one, and not for much more.
 BUDGET = "160MiB"
 HELD = "tests.guarantees.held_load"
 LATE, OTHER = "deep", "less-deep"
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
-    """A folder of the models."""
-    folder = tmp_path_factory.mktemp("segments")
-    nursery.call("tests.vllm.models:write_all", str(folder), *DEEP)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def said(deep: Path, nursery: Nursery) -> dict[str, list[list[list[int]]]]:
-    """What plain vLLM says."""
-    with scene(deep, nursery) as made:
-        return {
-            engine.label: [engine.generate(prompts, TOKENS) for prompts in REQUESTS]
-            for engine in made.plain(*DEEP)
-        }
 
 
 @pytest.fixture
@@ -120,7 +103,7 @@ def coming(daemon: Daemon) -> int:
 
 
 def test_layers_compute_while_the_last_are_still_to_come(
-    place: Scene, said: dict[str, list[list[list[int]]]]
+    place: Scene, expected_deep: Expected
 ) -> None:
     daemon, late, other = two_of_them(place)
     parts = to_come(daemon)
@@ -132,11 +115,11 @@ def test_layers_compute_while_the_last_are_still_to_come(
         assert coming(daemon) >= 1, "the last one is held"
         assert to_come(daemon) == 0, "all of them are ordered"
     open_door(daemon)
-    assert late.result() == said[LATE][1]
+    assert late.result() == expected_deep[LATE][1]
     late.step(1)
     for number in (2, 3):
         for engine in (other, late):
-            assert engine.generate(REQUESTS[number], TOKENS) == said[engine.label][number]
+            assert engine.generate(REQUESTS[number], TOKENS) == expected_deep[engine.label][number]
             engine.step(1)
     assert "parts are still to come" in late.log
     status = daemon.status()
@@ -145,7 +128,7 @@ def test_layers_compute_while_the_last_are_still_to_come(
 
 
 def test_a_load_that_fails_inside_a_step_ends_it_and_nothing_wrong_is_said(
-    place: Scene, said: dict[str, list[list[list[int]]]]
+    place: Scene, expected_deep: Expected
 ) -> None:
     daemon, late, other = two_of_them(place)
     order(daemon.folder, "fail", to_come(daemon))
@@ -153,15 +136,15 @@ def test_a_load_that_fails_inside_a_step_ends_it_and_nothing_wrong_is_said(
     with pytest.raises(EngineFailed, match=r"was not loaded: .*the bus has failed"):
         late.result()
     await_leases_back(daemon)
-    assert other.generate(REQUESTS[1], TOKENS) == said[OTHER][1]
+    assert other.generate(REQUESTS[1], TOKENS) == expected_deep[OTHER][1]
     late.kill()
     await_components(daemon, OTHER)
     (again,) = start(place, daemon, LATE)
-    assert again.generate(REQUESTS[2], TOKENS) == said[LATE][2]
+    assert again.generate(REQUESTS[2], TOKENS) == expected_deep[LATE][2]
 
 
 def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
-    place: Scene, said: dict[str, list[list[list[int]]]]
+    place: Scene, expected_deep: Expected
 ) -> None:
     daemon, late, other = two_of_them(place)
     order(daemon.folder, "hold", to_come(daemon))
@@ -171,15 +154,15 @@ def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
     late.kill()
     other.begin("generate", REQUESTS[1], TOKENS)
     open_door(daemon)
-    assert other.result() == said[OTHER][1]
+    assert other.result() == expected_deep[OTHER][1]
     await_components(daemon, OTHER)
     (again,) = start(place, daemon, LATE)
-    assert again.generate(REQUESTS[2], TOKENS) == said[LATE][2]
+    assert again.generate(REQUESTS[2], TOKENS) == expected_deep[LATE][2]
     assert daemon.status().quarantined_bytes == 0
 
 
 def test_a_daemon_killed_inside_such_a_step_costs_no_token(
-    place: Scene, said: dict[str, list[list[list[int]]]]
+    place: Scene, expected_deep: Expected
 ) -> None:
     """What had not come in is in the host copies."""
     daemon, late, other = two_of_them(place)
@@ -188,7 +171,7 @@ def test_a_daemon_killed_inside_such_a_step_costs_no_token(
         late.begin("generate", REQUESTS[1], TOKENS)
         first_layer()
     daemon.kill()
-    assert late.result() == said[LATE][1]
+    assert late.result() == expected_deep[LATE][1]
     for engine in (late, other):
-        assert engine.generate(REQUESTS[2], TOKENS) == said[engine.label][2]
+        assert engine.generate(REQUESTS[2], TOKENS) == expected_deep[engine.label][2]
     assert "goes on without swapd" in late.log
