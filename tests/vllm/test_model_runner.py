@@ -4,6 +4,7 @@ without, token for token; by vLLM's own code, its kernels run by Triton's interp
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -11,6 +12,9 @@ from tests.vllm import engines, test_kv
 from tests.vllm.engines import REQUESTS, Scene, by_component, on_swapd, plain
 from tests.vllm.second_runner import WORKER, SecondRunnerNursery
 from tests.vllm.test_kv import ALONE, BUDGET, NAMES, PROMPTS, Said
+
+#: Of `REQUESTS`, so many: the interpreter is slow.
+FEW = REQUESTS[:3]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +30,16 @@ def scene(models: Path, second: SecondRunnerNursery) -> Iterator[Scene]:
         yield made
 
 
-def ask(models: Path, second: SecondRunnerNursery, prompts: list[list[list[int]]]) -> Said:
+class Answers(NamedTuple):
     """What vLLM says with this runner, without swapd."""
+
+    few: Said
+    prompts: Said
+    alone: Said
+
+
+@pytest.fixture(scope="module")
+def answers(models: Path, second: SecondRunnerNursery) -> Answers:
     options = test_kv.options(prefixes=False)
     with engines.scene(models, second) as made:
         started = made.start(
@@ -38,21 +50,16 @@ def ask(models: Path, second: SecondRunnerNursery, prompts: list[list[list[int]]
         )
         for one in started:
             assert one.call("runner") == ["vllm.v1.worker.gpu.model_runner"]
-        return {
-            one.label: [one.generate(few, test_kv.TOKENS) for few in prompts] for one in started
-        }
+        return Answers(
+            *(
+                {one.label: [one.generate(few, test_kv.TOKENS) for few in asked] for one in started}
+                for asked in (FEW, PROMPTS, ALONE)
+            )
+        )
 
 
-@pytest.fixture(scope="module")
-def answers(models: Path, second: SecondRunnerNursery) -> Said:
-    return ask(models, second, PROMPTS)
-
-
-def test_engines_take_turns_and_lose_nothing(
-    scene: Scene, models: Path, second: SecondRunnerNursery
-) -> None:
+def test_engines_take_turns_and_lose_nothing(scene: Scene, answers: Answers) -> None:
     """Their start included, for which vLLM takes steps inside of a call that has the lease."""
-    expected = ask(models, second, REQUESTS[:3])
     daemon = scene.daemon()
     both = scene.start(
         *(on_swapd(scene.models / name, daemon.folder, worker_cls=WORKER) for name in NAMES)
@@ -62,9 +69,9 @@ def test_engines_take_turns_and_lose_nothing(
         assert one.call("turns") == [[0, 0]], "nothing of the warm-up is left"
         assert "before its weights move" not in one.log
     before = daemon.status().evictions
-    for number, prompts in enumerate(REQUESTS[:3]):
+    for number, prompts in enumerate(FEW):
         for one in both:
-            assert one.generate(prompts, test_kv.TOKENS) == expected[one.label][number]
+            assert one.generate(prompts, test_kv.TOKENS) == answers.few[one.label][number]
     status = daemon.status()
     assert status.evictions > before
     assert status.bytes_out == 0
@@ -74,14 +81,14 @@ def test_engines_take_turns_and_lose_nothing(
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_requests_in_flight_keep_their_cache_from_turn_to_turn(
-    scene: Scene, answers: Said, *, async_scheduling: bool
+    scene: Scene, answers: Answers, *, async_scheduling: bool
 ) -> None:
     daemon = scene.daemon(budget=BUDGET, residency_factor=0.5, residency_bound=0.5)
     test_kv.serve(
         scene,
         daemon,
         "auto",
-        expected=answers,
+        expected=answers.prompts,
         prefixes=False,
         seen=lambda: test_kv.copied_out(daemon).keys() == test_kv.CACHES,
         what="a turn of each ended inside of requests, so that its cache was saved",
@@ -92,15 +99,14 @@ def test_requests_in_flight_keep_their_cache_from_turn_to_turn(
 
 
 def test_a_cache_is_dropped_between_requests_and_nothing_is_copied_out(
-    scene: Scene, models: Path, second: SecondRunnerNursery
+    scene: Scene, answers: Answers
 ) -> None:
-    expected = ask(models, second, ALONE)
     daemon = scene.daemon(budget=BUDGET)
     test_kv.serve(
         scene,
         daemon,
         "drop",
-        expected=expected,
+        expected=answers.alone,
         prefixes=False,
         finish_within_s=10,
         prompts=ALONE,
