@@ -52,8 +52,8 @@ class Report(msgspec.Struct, frozen=True):
 _Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Files or folders of safetensors, diffusers folders, config.json, NAME=SIZE; "
-        "default: the components of a running daemon"
+        help="Files or folders of safetensors, diffusers folders, config.json, ids of cached "
+        "models, NAME=SIZE; default: the components of a running daemon"
     ),
 ]
 _Vllm = Annotated[

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -80,7 +79,7 @@ def components_of(
     found: list[Component] = []
     for source in sources:
         given = sizes.named(source)
-        found += [given] if given else sizes.of_path(Path(source))
+        found += [given] if given else sizes.of_path(sizes.found(source))
     if not sources and status is not None:
         found = sizes.of_daemon(status.components)
     if not found:

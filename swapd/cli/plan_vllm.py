@@ -232,8 +232,9 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
             claims.check(given.name, found)
             components.append(given)
         else:
-            components += sizes.of_path(Path(source))
-            components += sizes.within(Path(source), _inner(found))
+            path = sizes.found(source)
+            components += sizes.of_path(path)
+            components += sizes.within(path, _inner(found))
     sizes.check_names(components)
     return components
 
@@ -242,7 +243,7 @@ def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | N
     """The model's config.json: the given one, else that of the first source that has one."""
     if given is not None:
         return sizes.config_of(given)
-    paths = [Path(s) for s in sources if sizes.named(s) is None]
+    paths = [sizes.found(s) for s in sources if sizes.named(s) is None]
     files = [p if p.suffix == ".json" else p / "config.json" for p in paths]
     return next((sizes.config_of(f) for f in files if f.name == "config.json" and f.exists()), None)
 

@@ -136,10 +136,7 @@ def _server(stage: Stage, found: RunFile, totals: Mapping[int, int]) -> Server:
     on, words = _gpus(stage, found), stage.command.words
     weights = budgets.weights_of(_seen_from_here(stage))
     if weights is None:
-        raise PlanError(
-            f"{stage.name}: how large its weights are is not known, since {stage.command.model} is "
-            "no folder: name the model's folder"
-        )
+        raise PlanError(f"{stage.name}: say which model: its command has none after serve")
     try:
         if (said := option(words, _KV_CACHE)) is not None:
             room = int(parse_size(said)) + workspace.USUAL_BYTES["ar"]

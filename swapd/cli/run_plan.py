@@ -14,7 +14,7 @@ from swapd.plan.advise import PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
-from swapd.run import budgets, gpus, kept, plans
+from swapd.run import budgets, gpus, kept, models, plans
 from swapd.run.commands import DEPLOY_CONFIG, Command
 from swapd.run.daemons import Wanted, joinable
 from swapd.run.kept import CannotKeep
@@ -114,14 +114,15 @@ class OmniServer(NamedTuple):
 
     #: The command to start, less the overlay.
     command: Command
-    model: str
+    #: The model's folder.
+    model: Path
     found: Deploy
     #: The file for its overlay.
     overlay: Path
 
     @property
     def asked(self) -> Asked:
-        return Asked(self.found, [self.model])
+        return Asked(self.found, [str(self.model)])
 
     @property
     def planned(self) -> Command:
@@ -140,6 +141,7 @@ def omni_server(
     seen = seen or command
     if seen.model is None:
         raise PlanError(f"the model is missing after serve: {shlex.join(command.words)}")
+    model = models.folder_of(seen)
     file = plans.deploy_file_of(seen)
     if file.why:
         errors.print(plain(f"swapd: the deploy file is {file.path}: {file.why}"), soft_wrap=True)
@@ -151,7 +153,7 @@ def omni_server(
     path = file.path if own is None else overlay
     found = deploy.read(path, own, file.package)
     plans.check_placed(file.path, found.stages, devices)
-    return OmniServer(command, seen.model, found, overlay)
+    return OmniServer(command, model, found, overlay)
 
 
 def isolation_in(settings: Iterable[tuple[str, str]]) -> Isolation:

@@ -1,7 +1,7 @@
 """Finds the deploy file that vLLM-Omni would choose for a model, by reading its source.
 
 It follows vLLM-Omni's rules: it looks up the `model_type` of the model's config.json in the
-registry of pipelines, else the architectures, the class in model_index.json, or the folder's name.
+registry of pipelines, else the architectures, the class in model_index.json, or the model's name.
 It does not import vLLM-Omni, which would take half a minute.
 """
 
@@ -51,13 +51,16 @@ class Registered(NamedTuple):
     decided_by: tuple[str, ...]
 
 
-def deploy_file(package: Path, model: Path) -> Found:
-    """The file for the model in a folder, from the vLLM-Omni at `package`. Raises: PlanError."""
+def deploy_file(package: Path, model: Path, name: str = "") -> Found:
+    """The file for the model in a folder, from the vLLM-Omni at `package`. Raises: PlanError.
+
+    `name`: the model's name, if it is not the folder's.
+    """
     registry = registered(package)
     if not registry:
         raise _none(package, "this version of it has no registry of pipelines that swapd can read")
     config = dict(sizes.config_of(model)) if (model / "config.json").exists() else {}
-    pipeline, why = _chosen(registry, config, model, package)
+    pipeline, why = _chosen(registry, config, model, package, name or model.name)
     if pipeline.deploy is None:
         raise _none(package, f"its pipeline {pipeline.name} ({why}) has none of its own")
     path = package / "deploy" / pipeline.deploy
@@ -77,11 +80,15 @@ def _none(package: Path, why: str) -> NoDeployFile:
 
 
 def _chosen(
-    registry: Mapping[str, Registered], config: Mapping[str, Any], model: Path, package: Path
+    registry: Mapping[str, Registered],
+    config: Mapping[str, Any],
+    model: Path,
+    package: Path,
+    name: str,
 ) -> tuple[Pipeline, str]:
     named = config.get("model_type") or config.get("architecture")
     if named is None:
-        return _without_type(registry, model, package)
+        return _without_type(registry, model, package, name)
     if (entry := registry.get(str(named))) is not None:
         return _decided(entry, str(named), config), f"model_type {named}"
     wanted = config.get("architectures") or ()
@@ -94,7 +101,7 @@ def _chosen(
 
 
 def _without_type(
-    registry: Mapping[str, Registered], model: Path, package: Path
+    registry: Mapping[str, Registered], model: Path, package: Path, name: str
 ) -> tuple[Pipeline, str]:
     """The pipeline of the class in model_index.json, else of the longest key in its name."""
     if (index := model / "model_index.json").exists():
@@ -102,8 +109,8 @@ def _without_type(
         for pipeline in _all(registry):
             if cls in pipeline.classes:
                 return pipeline, f"{cls} in model_index.json"
-    name = _bare(model.name)
-    keys = sorted((key for key in registry if _bare(key) in name), key=len)
+    bare = _bare(name)
+    keys = sorted((key for key in registry if _bare(key) in bare), key=len)
     if not keys:
         raise _none(package, f"{model} has no model_type, and no pipeline has its name")
     return _decided(registry[keys[-1]], keys[-1], {}), f"{keys[-1]} in its name"

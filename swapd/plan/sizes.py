@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
+from swapd.plan import hub
 from swapd.plan.advise import Component, PlanError
+from swapd.shared import config
 from swapd.shared.documents import parsed_json, read_json, regular
 from swapd.shared.protocol import ComponentStatus, rest_of
 from swapd.shared.text import problem_with_text
@@ -78,9 +80,15 @@ def of_path(path: Path) -> list[Component]:
     if path.exists():
         raise NoSizes(f"{path} is neither safetensors nor a config; or give NAME=SIZE")
     raise NoSizes(
-        f"{path} does not exist; give a file or folder of safetensors, a config.json, or "
-        "NAME=SIZE, as in dit=40GiB"
+        f"{path} does not exist; give a file or folder of safetensors, a config.json, the id of a "
+        f"model in the cache of Hugging Face ({config.hub_cache()}), or NAME=SIZE, as in dit=40GiB"
     )
+
+
+def found(source: str) -> Path:
+    """The path of a model that is given by its path, or by its id if it is in the cache."""
+    path = Path(source)
+    return path if path.exists() else hub.cached(source) or path
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
@@ -220,7 +228,7 @@ def _check_beside(path: Path, name: object) -> None:
 
 
 def _called(folder: Path) -> str:
-    return folder.resolve().name or "model"
+    return hub.called(folder.resolve()) or "model"
 
 
 # --- files -------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from swapd.device.host import available_bytes
-from swapd.plan import sizes
+from swapd.plan import hub, sizes
 from swapd.plan.advise import PlanError
-from swapd.run import gpus
+from swapd.run import gpus, models
 from swapd.run.commands import Command, shards_of
 from swapd.run.daemons import Wanted
 from swapd.shared.config import Config
@@ -53,10 +52,16 @@ def _needed(command: Command) -> int | None:
 
 
 def weights_of(command: Command) -> int | None:
-    """Bytes of a plain vLLM server's weights; None for others, or if its model is no folder."""
-    if command.kind != "vllm" or not command.model or not Path(command.model).is_dir():
+    """Bytes of a plain vLLM server's weights; None for others. Raises: PlanError, if its model is
+    missing here."""
+    if command.kind != "vllm" or not command.model:
         return None
-    return sum(c.nbytes for c in sizes.of_path(Path(command.model)))
+    try:
+        return sum(c.nbytes for c in sizes.of_path(models.folder_of(command)))
+    except hub.NotInCache as exc:
+        raise PlanError(
+            f"{exc}, or give a budget: --budget, or budget in a file's [daemon]"
+        ) from exc
 
 
 def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> tuple[int, str]:

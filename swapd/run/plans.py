@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from swapd.plan import deploy, lookup
 from swapd.plan.advise import PlanError
-from swapd.run import budgets, gpus, interpreter
+from swapd.run import budgets, gpus, interpreter, models
 from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option, shards_of
 from swapd.run.daemons import Wanted
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
@@ -140,11 +140,5 @@ def deploy_file_of(command: Command) -> DeployFile:
         is_shipped = not path.exists() and path.name == named and shipped.is_file()
         return DeployFile(shipped if is_shipped else path, package)
     assert command.model is not None
-    model = Path(command.model)
-    if not model.is_dir():
-        raise PlanError(
-            f"{command.model} is not a folder, so its config.json, by which vllm-omni chooses a "
-            f"deploy file, cannot be read: give the model's folder, or {DEPLOY_CONFIG} FILE"
-        )
-    found = lookup.deploy_file(package, model)
+    found = lookup.deploy_file(package, models.folder_of(command), PurePath(command.model).name)
     return DeployFile(found.path, package, found.why)

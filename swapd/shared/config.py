@@ -262,6 +262,23 @@ def gpus_in(listed: str) -> tuple[str, ...]:
     return tuple(names[:ends])
 
 
+def hub_cache() -> Path:
+    """Where Hugging Face's library keeps the models that it has downloaded."""
+    for variable, below in _HUB_CACHES:
+        if said := os.environ.get(variable):  # noqa: TID251
+            return Path(os.path.expandvars(said)).expanduser() / below
+    return Path.home() / ".cache" / "huggingface" / "hub"
+
+
+#: Variables that say where that is, first the one that counts most, and the folder below.
+_HUB_CACHES = (
+    ("HF_HUB_CACHE", ""),
+    ("HUGGINGFACE_HUB_CACHE", ""),
+    ("HF_HOME", "hub"),
+    ("XDG_CACHE_HOME", "huggingface/hub"),
+)
+
+
 def notify_socket() -> str | None:
     """The socket on which systemd listens for the daemon's state."""
     return os.environ.get("NOTIFY_SOCKET") or None  # noqa: TID251

@@ -238,7 +238,8 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     said = swapd("run", "-n", "--", found, *words[1:4], status=1).stderr
     assert "no pipeline is for model_type nobodys. Name one: --deploy-config FILE" in said
     said = swapd("run", "-n", "--", found, "serve", "org/model", "--omni", status=1).stderr
-    assert "org/model is not a folder" in said
+    assert "org/model is neither a folder nor in the cache of Hugging Face at " in said
+    assert "get it by `hf download org/model`" in said
     said = swapd("run", "-n", "--", *words[:4], status=1).stderr
     assert "Name a deploy file: --deploy-config FILE" in said
 

@@ -226,3 +226,26 @@ def test_one_daemon_for_two_gpus_cannot_have_settings_of_one(
     found = [line.split() for line in done if line.startswith("swapd serve")]
     assert [words[3] for words in found] == ["cuda:0", "cuda:1"]
     assert all("--chunk 32MiB" in " ".join(words) for words in found)
+
+
+def test_a_model_in_the_cache_is_sized_by_its_id_and_one_that_is_not_is_refused(
+    file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    path = file('[daemon]\ndevice = "host"\n[stages.a]\ncommand = "./vllm serve org/model"\n')
+    for words in (["-n", path], ["-n", "-d", "host", "--", "vllm", "serve", "org/model"]):
+        said = swapd("run", *words, status=1).stderr
+        assert (
+            f"org/model is neither a folder nor in the cache of Hugging Face at {tmp_path}" in said
+        )
+        assert "get it by `hf download org/model`" in said
+    assert "--budget" in swapd("run", "-n", "--budget", "8MiB", *words[1:]).stdout
+    folder = tmp_path / "hub" / "models--org--model"
+    save(folder / "snapshots" / "c0ffee" / "model.safetensors", w=100 * MIB)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("c0ffee")
+    for words in (["-n", path], ["-n", "-d", "host", "--", "vllm", "serve", "org/model"]):
+        daemon, *_ = swapd("run", *words).stdout.splitlines()
+        assert daemon.startswith(f"swapd serve --device host --budget {int(100 * MIB * 1.05)} ")
+        assert daemon.endswith("the weights of org/model")
+    assert "model" in swapd("plan", "org/model", "--device-memory", "1GiB").stdout

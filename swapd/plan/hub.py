@@ -1,0 +1,78 @@
+"""Models by their ids, as in `Qwen/Qwen3-Omni-30B-A3B-Instruct`, in Hugging Face's local cache.
+
+It is read as huggingface_hub lays it out; nothing is downloaded, and that library is not needed.
+"""
+
+import re
+from pathlib import Path
+
+from swapd.plan.advise import PlanError
+from swapd.shared import config
+from swapd.shared.documents import read_json
+
+#: An id: a name, or an owner and a name.
+_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+_REVISION = re.compile(r"[\w./-]{1,200}", re.ASCII)
+_COMMIT_BYTES = 100
+MAIN = "main"
+
+
+class NotInCache(PlanError):
+    """The cache has no such model, or not all of it; the message says how to get it."""
+
+
+def cached(model: str, revision: str = MAIN, cache: Path | None = None) -> Path | None:
+    """The folder of a model's files at a revision: a branch, a tag or a commit. None if it is not
+    in the cache. `cache`: another than that of the environment."""
+    if not _ID.fullmatch(model) or not _REVISION.fullmatch(revision) or ".." in revision:
+        return None
+    folder = (cache or config.hub_cache()) / f"models--{model.replace('/', '--')}"
+    try:
+        with (folder / "refs" / revision).open(errors="replace") as file:
+            commit = file.read(_COMMIT_BYTES).strip()
+    except OSError:
+        commit = revision
+    if not _REVISION.fullmatch(commit) or "/" in commit or ".." in commit:
+        return None
+    found = folder / "snapshots" / commit
+    return found if found.is_dir() else None
+
+
+def folder_of(model: str, revision: str | None = None, cache: Path | None = None) -> Path:
+    """The folder of a model: itself, or that in the cache. Raises: NotInCache."""
+    if (path := Path(model)).is_dir():
+        return path
+    found = cached(model, revision or MAIN, cache)
+    of = f" at revision {revision}" if revision else ""
+    get = f"`hf download {model}{f' --revision {revision}' if revision else ''}`"
+    if found is None:
+        where = cache or config.hub_cache()
+        raise NotInCache(
+            f"{model}{of} is neither a folder nor in the cache of Hugging Face at {where}: get it "
+            f"by {get}, name the model's folder, or set HF_HUB_CACHE to the cache that has it"
+        )
+    if absent := _absent(found):
+        raise NotInCache(f"{model}{of} is in {found} without {absent}: get the rest by {get}")
+    return found
+
+
+def called(folder: Path) -> str:
+    """What a model in this folder is called: in the cache by its id, for its folder is a commit."""
+    at = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and at.startswith("models--"):
+        return at.rpartition("--")[2]
+    return folder.name
+
+
+def _absent(folder: Path) -> str:
+    """A file of weights that an index lists and that is not there; "" if all are."""
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            read = read_json(index)
+        except (OSError, ValueError):
+            continue  # sizes.py says so
+        listed = read.get("weight_map") if isinstance(read, dict) else None
+        names = sorted({str(name) for name in listed.values()} if isinstance(listed, dict) else ())
+        if absent := next((name for name in names if not (folder / name).exists()), None):
+            return absent
+    return ""
