@@ -180,7 +180,10 @@ def _run(found: RunPlan, folder: Path) -> int:
         for one in daemons:
             errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
             if one.process is None and one.wanted.others:
-                say_error("it keeps its own settings: --set is for daemons that this run starts")
+                say_error(
+                    "it keeps its own settings: --set is for daemons that this run starts; end it with "
+                    f"`swapd stop --endpoint {one.folder}` to have one with these"
+                )
         since = time.time()  # noqa: TID251 - of records
         with watched(daemons) as watch:
             environment = {**environment_on(daemons), **found.environment}

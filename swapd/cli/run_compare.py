@@ -168,7 +168,9 @@ def _sides(settings: Settings, against: Sequence[str]) -> tuple[Side, Side]:
     other = with_settings(settings, against, "--against")
     names = names_of(against)
     if all(settings.value(name) == other.value(name) for name in names):
-        raise ConfigError(f"--against {' '.join(against)}: both sides have that already")
+        raise ConfigError(
+            f"--against {' '.join(against)}: both sides have that already: say another"
+        )
     return _named(settings, names), _named(other, names)
 
 
@@ -292,7 +294,9 @@ def _keep(folder: Path, found: Comparison) -> None:
         path.write_bytes(msgspec.json.encode(found) + b"\n")
         errors.print(plain(f"swapd: kept in {path}; `swapd runs` lists it"), soft_wrap=True)
     except (OSError, UnicodeEncodeError) as exc:
-        say_error(f"this comparison is not kept in {folder}: {exc}")
+        say_error(
+            f"this comparison is not kept in {folder}: {exc}; $XDG_STATE_HOME names another place"
+        )
 
 
 def _keep_settings(command: Command, found: Comparison, ways: Sequence[Way]) -> None:
@@ -329,7 +333,7 @@ def listed(path: Path) -> None:
         if found.version != compared.VERSION:
             raise msgspec.ValidationError(f"it is of version {found.version}")
     except (OSError, msgspec.MsgspecError) as exc:
-        say_error(f"{path} cannot be read: {exc}")
+        say_error(f"{path} cannot be read: {exc}; remove it")
         return
     head = f"{path.parent.name}  compared, status {found.status}"
     console.print(plain(f"{head}  {shlex.join(found.command)}"), soft_wrap=True)

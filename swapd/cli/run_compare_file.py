@@ -95,7 +95,9 @@ def _two_settings(found: RunFile, against: Sequence[str]) -> list[tuple[Side, Ru
     names = names_of(against)
     changed = found._replace(daemons=tuple(_changed(table, other) for table in found.daemons))
     if changed.daemons == found.daemons:
-        raise ConfigError(f"--against {' '.join(against)}: {found.path} has that already")
+        raise ConfigError(
+            f"--against {' '.join(against)}: {found.path} has that already: say another"
+        )
     return [(_side(its, names), its) for its in (found, changed)]
 
 

@@ -148,7 +148,9 @@ def run_stages(found: RunFile, daemons: Sequence[Serving], folder: Path) -> tupl
 def _say_what_is_not_applied(one: Serving, path: Path) -> None:
     if one.process is None and one.wanted.others:
         names = ", ".join(name for name, _ in one.wanted.others)
-        errors.print(plain(f"swapd: it keeps its own settings: not {names} of {path}"))
+        end = f"end it with `swapd stop --endpoint {one.folder}` to have one with these"
+        kept = f"swapd: it keeps its own settings: not {names} of {path}; {end}"
+        errors.print(plain(kept), soft_wrap=True)
 
 
 def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:

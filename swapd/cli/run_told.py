@@ -93,4 +93,4 @@ def keep(folder: Path, kept: Kept) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_bytes(msgspec.json.encode(kept) + b"\n")
     except (OSError, UnicodeEncodeError) as exc:
-        say_error(f"this run is not kept in {folder}: {exc}")
+        say_error(f"this run is not kept in {folder}: {exc}; $XDG_STATE_HOME names another place")

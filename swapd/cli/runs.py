@@ -50,7 +50,7 @@ def _listed(path: Path) -> None:
     try:
         run = msgspec.json.decode(path.read_bytes(), type=Kept)
     except (OSError, msgspec.MsgspecError) as exc:
-        say_error(f"{path} cannot be read: {exc}")
+        say_error(f"{path} cannot be read: {exc}; remove it")
         return
     head = f"{path.parent.name}  status {run.status}, {seconds(run.took_s)}"
     console.print(plain(f"{head}  {shlex.join(run.command)}"), soft_wrap=True)

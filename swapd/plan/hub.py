@@ -1,6 +1,6 @@
 """Models by their ids, as in `Qwen/Qwen3-Omni-30B-A3B-Instruct`, in Hugging Face's local cache.
 
-It is read as huggingface_hub lays it out; nothing is downloaded, and that library is not needed.
+It reads the layout of huggingface_hub, but downloads nothing and does not need that library.
 """
 
 import re
@@ -57,7 +57,7 @@ def folder_of(model: str, revision: str | None = None, cache: Path | None = None
 
 
 def called(folder: Path) -> str:
-    """What a model in this folder is called: in the cache by its id, for its folder is a commit."""
+    """The name of the model in this folder: in the cache its id, because the folder is a commit."""
     at = folder.parent.parent.name
     if folder.parent.name == "snapshots" and at.startswith("models--"):
         return at.rpartition("--")[2]

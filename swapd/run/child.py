@@ -91,10 +91,16 @@ def started(
         return subprocess.Popen(words, env=environment, cwd=folder, preexec_fn=prepare, **options)
     except FileNotFoundError as exc:
         if folder is not None and not folder.is_dir():
-            raise CannotRun(f"there is no folder {folder}", CANNOT_RUN) from exc
-        raise CannotRun(f"there is no command {words[0]!r}", NOT_FOUND) from exc
+            raise CannotRun(
+                f"there is no folder {folder}: make it, or say another", CANNOT_RUN
+            ) from exc
+        raise CannotRun(
+            f"there is no command {words[0]!r}: install it, or write its whole path", NOT_FOUND
+        ) from exc
     except OSError as exc:
-        raise CannotRun(f"{words[0]!r} cannot be run: {exc.strerror}", CANNOT_RUN) from exc
+        raise CannotRun(
+            f"{words[0]!r} cannot be run: {exc.strerror}; is it an executable program?", CANNOT_RUN
+        ) from exc
 
 
 def end_with_parent() -> None:

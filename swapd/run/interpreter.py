@@ -37,7 +37,10 @@ def folder_of(package: str, words: Sequence[str]) -> Path:
         raise PlanError(f"{shlex.join(python)}, which {words[0]} runs on: {exc}") from exc
     if not (said := done.stdout.strip()):
         why = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
-        raise PlanError(f"{shlex.join(python)}, which {words[0]} runs on, has no {package}{why}")
+        raise PlanError(
+            f"{shlex.join(python)}, which {words[0]} runs on, has no {package}{why}: install it "
+            "there"
+        )
     return Path(said)
 
 
@@ -45,7 +48,7 @@ def _python(words: Sequence[str]) -> tuple[list[str], bool]:
     """The interpreter, and whether it runs a script. Raises: PlanError."""
     found = shutil.which(words[0])
     if found is None:
-        raise PlanError(f"there is no command {words[0]!r}")
+        raise PlanError(f"there is no command {words[0]!r}: install it, or write its whole path")
     if PurePath(words[0]).name.startswith("python"):
         return [found], False
     if (named := _named_in(Path(found))) is not None:

@@ -36,7 +36,7 @@ def ready_of(command: Command) -> Ready | None:
     host = option(command.words, "--host") or "127.0.0.1"
     port = option(command.words, "--port") or str(_PORT)
     if not port.isdecimal():
-        raise ConfigError(f"--port {port}: it is not a port")
+        raise ConfigError(f"--port {port}: it is not a port: write a number from 1 to 65535")
     return Ready("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH)
 
 

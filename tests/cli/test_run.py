@@ -135,7 +135,9 @@ def test_the_status_is_the_command_s(words: list[str], status: int) -> None:
 
 def test_a_command_that_is_not_there_is_one_clear_line(home: Path, tmp_path: Path) -> None:
     done = swapd("run", "--budget", "8MiB", "--", "no-such-command", status=127)
-    assert done.stderr.splitlines()[-1] == "swapd: there is no command 'no-such-command'"
+    assert done.stderr.splitlines()[-1] == (
+        "swapd: there is no command 'no-such-command': install it, or write its whole path"
+    )
     (text := tmp_path / "text").write_text("no program")
     done = swapd("run", "--budget", "8MiB", "--", text, status=126)
     assert "cannot be run: Permission denied" in done.stderr

@@ -93,7 +93,9 @@ def test_a_side_that_fails_is_said_and_the_other_is_run_all_the_same(tmp_path: P
     assert "with swapd: failed with status 1: no daemon was started: " in none.stderr
     assert cells(none.stdout)["whole time"][1] == "failed"
     gone = swapd("run", "--compare", "--", "no-such-command", status=127).stderr
-    assert gone.splitlines()[-1] == "swapd: there is no command 'no-such-command'"
+    assert gone.splitlines()[-1] == (
+        "swapd: there is no command 'no-such-command': install it, or write its whole path"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

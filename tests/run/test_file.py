@@ -163,7 +163,7 @@ def test_there_may_be_a_daemon_for_each_gpu(tmp_path: Path) -> None:
         (stage() + "\n[[daemon]]\n[[daemon]]", "daemon[0].device is missing: name a GPU, as in"),
         (
             stage() + '\n[[daemon]]\ndevice = "cuda:0"\n[[daemon]]\ndevice = "cuda:0"',
-            "two [[daemon]] have the device cuda:0: one daemon serves it",
+            "two [[daemon]] have the device cuda:0: leave one of them out",
         ),
         (
             stage() + '\n[[daemon]]\ndevice = "cuda:0"\nruntime_dir = "x"\n[[daemon]]\n'

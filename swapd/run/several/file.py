@@ -123,7 +123,7 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
         found.append(_daemon(path.parent, table, source))
     devices = [one.device for one in found]
     if twice := next((one for one in devices if devices.count(one) > 1), None):
-        raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: one daemon serves it")
+        raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: leave one of them out")
     return tuple(found)
 
 
@@ -221,7 +221,9 @@ def _environment(env: Mapping[str, str | int | float], source: str) -> dict[str,
         if name in _OURS:
             raise ConfigError(f"{source}.{name} is set by swapd run itself: leave it out")
         if not _VARIABLE.fullmatch(name):
-            raise ConfigError(f"{source}: {name!r} is not the name of a variable")
+            raise ConfigError(
+                f"{source}: {name!r} is not the name of a variable: write letters, digits and _"
+            )
     found = {name: str(value) for name, value in env.items()}
     for name, value in found.items():
         _no_zero([value], f"{source}.{name}")
@@ -242,7 +244,7 @@ def _directory(folder: Path, named: str, source: str) -> Path:
         why = exc.strerror if isinstance(exc, OSError) else exc
         raise ConfigError(f"{source}: {named}: {why}; it is relative to the file's folder") from exc
     if not stat.S_ISDIR(mode):
-        raise ConfigError(f"{source}: {found} is not a folder")
+        raise ConfigError(f"{source}: {found} is not a folder: name the one to run it in")
     return found
 
 

@@ -242,7 +242,10 @@ class Stages:
         left = [s.stage.name for s in self._states.values() if _waits_for(s, name)]
         if not left:
             return []
-        why = f"{name} has registered no component, and {', '.join(left)} would wait for ever"
+        why = (
+            f"{name} has registered no component, and {', '.join(left)} would wait for ever (say "
+            'ready = "ended" if it registers none)'
+        )
         return [Say(f"{why}: the others are told to end"), *self._end_all(NEVER, now)]
 
 
