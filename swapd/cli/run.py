@@ -181,7 +181,7 @@ def _run(found: RunPlan, folder: Path) -> int:
             errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
             if one.process is None and one.wanted.others:
                 say_error(
-                    "it keeps its own settings: --set is for daemons that this run starts; end it with "
+                    "it keeps its own settings: --set is for daemons of this run; end it with "
                     f"`swapd stop --endpoint {one.folder}` to have one with these"
                 )
         since = time.time()  # noqa: TID251 - of records

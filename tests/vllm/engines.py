@@ -286,9 +286,12 @@ def await_components(daemon: harness.Daemon, *names: str) -> None:
 
 
 def await_registered(daemon: harness.Daemon, *names: str) -> None:
-    """Until these are the daemon's, filled; a record from before we listened is not missed."""
+    """Until these are the daemon's, filled; a record from before we listened is not missed.
+
+    By their commit they are not: a daemon seals the host copies before.
+    """
     while not registered(daemon) >= {*names}:
-        daemon.await_record("Commit")
+        daemon.await_record("HostCopySealed")
 
 
 def registered(daemon: harness.Daemon) -> set[str]:
