@@ -1,9 +1,9 @@
-"""The memory outside a `Residency`, byte by byte: what copies do to chunks and masters.
+"""The memory outside a `Residency`, byte by byte: the effect of copies on chunks and host copies.
 
-A chunk has one byte. Each byte is told from all others, so that one that is lost, put where
-it does not belong, or overwritten before it was saved is noticed. Copies go on at any pace;
-a copy in waits for those it is `behind`, and for no other. Of scratch only what was saved is
-in a master, and all else comes in as zeros.
+A chunk has one byte. All bytes differ, so the tests notice a byte that is lost, misplaced, or
+overwritten before it was saved. Copies advance at any pace; a copy in waits for the copies that it
+is `behind`, and for no other. The host copy of scratch holds its saved bytes only; a load fills the
+rest with zeros.
 """
 
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from swapd.core.actions import CopyIn, CopyOut
 from swapd.shared.protocol import Ranges, Runs
 
-#: (uid, place in the component, how often it was written)
+#: (uid, place in the component, number of the write)
 Byte = tuple[int, int, int]
 
-#: What nobody wrote; and what is in a master where nothing was saved, which is to come in nowhere.
+#: A byte that nobody wrote; and a byte of a host copy that was never saved: no load may copy it.
 ZERO: Byte = (0, 0, 0)
 UNSAVED: Byte = (-1, 0, 0)
 
@@ -38,11 +38,11 @@ class Copy:
     order: CopyIn | CopyOut
     chunks: list[int]
     done: int = 0
-    #: Of a copy out: chunks that copies behind it have overwritten, and whether one of those
-    #: has come to its end, so that there is no undoing it.
+    #: Of a copy out: the chunks that copies behind it have overwritten, and whether one of those
+    #: copies has ended, so that nothing can undo it.
     overwritten: set[int] = field(default_factory=set)
     taken_for_good: bool = False
-    #: The places that are copied; all others are zeroed, or left as they are in the master.
+    #: The places to copy; all others are zeroed, or stay unchanged in the host copy.
     copied: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Copy:
 
     @property
     def at(self) -> int:
-        """The chunk that is next."""
+        """The next chunk."""
         return self.chunks[self.done]
 
     @property
@@ -59,14 +59,14 @@ class Copy:
 
 
 class Arena:
-    """The bytes on a device, in masters, and in flight."""
+    """The bytes on a device, in host copies, and in flight."""
 
     def __init__(self, chunks: int) -> None:
         self.chunks: list[Byte | None] = [None] * chunks
-        #: By uid: what the master holds, and what the component's bytes ought to be.
+        #: By uid: the bytes of the host copy, and the bytes that the component should have.
         self.masters: dict[int, list[Byte]] = {}
         self.meant: dict[int, list[Byte]] = {}
-        #: Of scratch, by uid: what was saved of it, by place; None if it begins anew.
+        #: Of scratch, by uid: the saved bytes, by place; None if it begins anew.
         self.saved: dict[int, dict[int, Byte] | None] = {}
         self._copies: dict[int, Copy] = {}
         self._writes = 0
@@ -83,11 +83,11 @@ class Arena:
             self.masters[uid] = [UNSAVED] * nbytes
 
     def begins_anew(self, uid: int) -> bool:
-        """Whether it is scratch of which nothing is to come back."""
+        """Whether it is scratch of which no load restores a byte."""
         return uid in self.saved and self.saved[uid] is None
 
     def forget(self, uid: int) -> None:
-        """What was in scratch is gone, and what was saved of it is old."""
+        """The contents of scratch are gone, and its saved bytes are outdated."""
         self.saved[uid] = None
 
     def is_zero(self, runs: Runs) -> bool:
@@ -115,7 +115,7 @@ class Arena:
         self._copies[order.generation] = Copy(order, numbers(order.runs))
 
     def step(self, generation: int) -> bool:
-        """Copy one byte, if there is one left and it may be copied; whether it was."""
+        """Copy the next byte, if there is one and it may be copied; return whether it was."""
         copy = self._copies[generation]
         if not copy.unsaved:
             return False
@@ -136,9 +136,9 @@ class Arena:
         return True
 
     def finish(self, generation: int) -> int:
-        """Copy what is left; return how many bytes were copied, the first among them.
+        """Copy the rest; return how many bytes the whole copy has copied.
 
-        What it is behind saves as much as that takes.
+        The copies that it is behind advance as far as it needs.
         """
         copy = self._copies[generation]
         while copy.unsaved:
@@ -158,10 +158,10 @@ class Arena:
         return len(copy.copied)
 
     def fail(self, generation: int, *, restore: bool) -> bool:
-        """Leave a copy where it is; return whether that damages a component for good.
+        """Stop a copy where it is; return whether that damages a component for good.
 
-        What copies behind a failed copy out have overwritten is brought back from the
-        master, if it may be and `restore`. Those copies have failed before.
+        If `restore`, the bytes that copies behind a failed copy out have overwritten are restored
+        from the host copy, as long as none of these copies ended well. They have failed before.
         """
         copy = self._copies.pop(generation)
         if isinstance(copy.order, CopyIn) or not copy.overwritten:
@@ -174,7 +174,7 @@ class Arena:
         return False
 
     def _saves(self, copy: Copy) -> list[Copy]:
-        """The copies out that it is behind, and that have to do with its next chunk."""
+        """The copies out that it is behind and that save its next chunk."""
         assert isinstance(copy.order, CopyIn)
         saves = [self._copies[g] for g in copy.order.behind if g in self._copies]
         return [s for s in saves if not copy.unsaved or copy.at in s.chunks]

@@ -1,4 +1,4 @@
-"""Everything that may happen in a `World`, as moves to choose from; and how it must end.
+"""All possible events of a `World`, as moves to choose from; and its required end.
 
 `test_machine.py` lets Hypothesis choose, `test_mutations.py` a seeded random generator.
 """
@@ -16,7 +16,7 @@ from tests.core.world import Channel, World
 
 T = TypeVar("T")
 
-#: Names, with size, policy, group and family; a few are registered as mutable at times.
+#: Names, with size, policy, group and family; a few are sometimes registered as mutable.
 KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
     "a": (2, "lru", None, ""),
     "b": (3, "lru", None, ""),
@@ -38,14 +38,14 @@ KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
 
 SCRATCH: tuple[Scratch, ...] = ("dropped", "saved")
 
-#: What is said to be worth saving: none, some, all of most, and more than there is of most.
+#: Ranges worth saving: none, some, all of most components, and more than most have.
 RANGES: tuple[Ranges, ...] = ((), ((0, 1),), ((1, 1),), ((0, 2),), ((0, 1), (2, 3)), ((1, 7),))
 
 CHANNELS: tuple[Channel, ...] = ("lifeline", "replies")
 
 
 class Choices(ABC):
-    """Makes choices among what is there; a subclass says how."""
+    """Makes choices among options; a subclass decides how."""
 
     @abstractmethod
     def pick(self, options: Sequence[T]) -> T:
@@ -63,7 +63,7 @@ class RandomChoices(Choices):
         return self._random.choice(options)
 
 
-# Each move does one thing if there is anything to do it to, and says whether it did.
+# Each move does one thing if it is possible, and returns whether it did.
 
 
 def open_session(w: World, choose: Choices) -> bool:
@@ -119,7 +119,7 @@ def commit(w: World, choose: Choices) -> bool:
 
 
 def update_several(w: World, choose: Choices) -> bool:
-    """Begin updates of some that are one's, and commit them together."""
+    """Begin updates of several components of one session, and commit them together."""
     if not w.owner:
         return False
     owner = w.owner[choose.pick(sorted(w.owner))]
@@ -184,7 +184,7 @@ def acquire(w: World, choose: Choices) -> bool:
 
 
 def acquire_own(w: World, choose: Choices) -> bool:
-    """An owner acquires what it registered, and may have written when it releases it."""
+    """An owner acquires its own component, and may have written to it when it releases it."""
     if not w.owner:
         return False
     name = choose.pick(sorted(w.owner))
@@ -206,7 +206,7 @@ def acquire_workspace(w: World, choose: Choices) -> bool:
 
 
 def used(w: World, choose: Choices, key: Key) -> tuple[Used, ...]:
-    """What somebody says of scratch as it releases this; at times of what is another's, or late."""
+    """The ranges of scratch to save after this release; sometimes wrong in owner or number."""
     known = [n for n in sorted(w.owner) if n in w.scratch]
     own = [n for n in known if n in w.leases[key] and w.owner[n] == key[0]]
     if not known or choose.chance(3):
@@ -224,7 +224,7 @@ def start(w: World, choose: Choices) -> bool:
 
 
 def end_start(w: World, choose: Choices) -> bool:
-    """It has started, or gives up."""
+    """A start ends, or is given up."""
     if not w.starters:
         return False
     end = choose.pick((w.release, w.cancel))
@@ -255,7 +255,7 @@ def come_back(w: World, choose: Choices) -> bool:
 
 
 def give_way(w: World, choose: Choices) -> bool:
-    """A holder that is told it is wanted releases."""
+    """A holder whose component is wanted releases it."""
     told = [key for key in sorted(w.leases) if any((key[0], n) in w.wanted for n in w.leases[key])]
     if not told:
         return False
@@ -291,7 +291,7 @@ def resize(w: World, choose: Choices) -> bool:
 
 
 def pin(w: World, choose: Choices) -> bool:
-    """Or unpin: twice as often, so that there is room for all else."""
+    """Pin or unpin; unpin twice as often, so that there is room for the rest."""
     if not w.sessions or not w.owner:
         return False
     names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
@@ -323,7 +323,7 @@ def end_move(w: World, choose: Choices) -> bool:
 
 
 def step(w: World, choose: Choices) -> bool:
-    """A copy goes on a little."""
+    """A copy advances a little."""
     return bool(w.moves) and w.step(choose.pick(sorted(w.moves)))
 
 
@@ -335,7 +335,7 @@ def end_ack(w: World, choose: Choices) -> bool:
 
 
 def ask_to_drop(w: World, choose: Choices) -> bool:
-    """What is being lent was with some sessions, which are told to let go of it."""
+    """Tell some sessions to let go of memory that is being lent."""
     lending = [m for m in w.moves.values() if isinstance(m, Lend)]
     told = {what for _, what in w.owes}
     lending = [m for m in lending if m.generation not in told]
@@ -356,7 +356,7 @@ def drop(w: World, choose: Choices) -> bool:
 
 
 def hear(w: World, choose: Choices) -> bool:
-    """A session does not read for a while, or does again."""
+    """A session stops reading for a while, or reads again."""
     if not w.sessions:
         return False
     session, channel = choose.pick(sorted(w.sessions)), choose.pick(CHANNELS)
@@ -379,7 +379,7 @@ def sleep(w: World, choose: Choices) -> bool:
 
 Move = Callable[[World, Choices], bool]
 
-#: With how often each is tried.
+#: With the frequency of each.
 MOVES: dict[Move, int] = {
     open_session: 2,
     leave: 1,
@@ -424,7 +424,7 @@ def change_rules(w: World, choose: Choices) -> bool:
     return True
 
 
-#: Those among them that have most to do with write-backs, and loads behind them.
+#: The moves that concern write-backs, and loads behind them, most.
 BOTH_WAYS: dict[Move, int] = {
     leave: 1,
     open_session: 1,
@@ -468,9 +468,9 @@ def drive(
 
 
 def wind_up(w: World) -> None:
-    """Let all that is slow finish and all leases end: then every wait ends, and nothing is left.
+    """Let all slow actions finish and all leases end: then every wait ends, and nothing is left.
 
-    Only who waits for a name that nobody registers may wait on; the fenced are gone.
+    Only a waiter for a name that nobody registers may wait on; fenced sessions are gone.
     """
     for _ in range(200):
         for session in [s for s in w.fenced if s in w.sessions]:

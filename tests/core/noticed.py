@@ -1,6 +1,6 @@
-"""Which scenario has noticed each seeded bug: the one to play first. It decides nothing else.
+"""The scenario that noticed each seeded bug, to play it first. It decides nothing else.
 
-A bug that is not in `noticed.json`, or that this scenario notices no more, meets them all as ever;
+A bug that is not in `noticed.json`, or that this scenario no longer notices, meets all scenarios;
 that takes longer. `python -m tests.core.noticed` writes the file anew, in a minute or two.
 """
 
@@ -11,7 +11,7 @@ FILE = Path(__file__).with_name("noticed.json")
 
 
 def read() -> dict[str, str]:
-    """The names of scenarios, by those of bugs."""
+    """The names of scenarios, by the names of bugs."""
     known: dict[str, str] = json.loads(FILE.read_text())
     return known
 

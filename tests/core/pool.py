@@ -1,11 +1,11 @@
-"""A pool of named things, for the tests of `deadlock.py`: what is held is a set of names."""
+"""A pool of named things, for the tests of `deadlock.py`: agents hold sets of names."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 
 class SetPool:
-    """`fits` says whether a set of names can be in together."""
+    """`fits` returns whether a set of names can be in together."""
 
     def __init__(
         self,

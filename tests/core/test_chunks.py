@@ -1,4 +1,4 @@
-"""The ledger of free chunks: none lost, none lent twice, as few runs as can be."""
+"""The ledger of free chunks: none lost, none lent twice, as few runs as possible."""
 
 import pytest
 from hypothesis import given

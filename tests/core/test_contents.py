@@ -1,4 +1,4 @@
-"""Who fills, who waits, who shares: every `ask` is answered once, unless it is gone."""
+"""Which component fills, waits or shares: every `ask` is answered once, unless it is gone."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from swapd.core.contents import Contents, Due
 
 
 class Desk:
-    """A Contents, and what each uid was told: the master to share, or None to fill its own."""
+    """A Contents, and the answer to each uid: the host copy to share, or None to fill its own."""
 
     def __init__(self) -> None:
         self.contents = Contents()

@@ -1,4 +1,4 @@
-"""Who can never be granted is found, and nobody else."""
+"""Every agent that can never be granted is found, and no other."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -66,7 +66,7 @@ SETS = st.frozensets(st.sampled_from("abcd"), max_size=3)
 def test_just_those_are_stuck_for_whom_no_order_is_left(
     budget: int, agents: list[tuple[frozenset[str], frozenset[str]]]
 ) -> None:
-    """Against the definition: try every order in which they might finish."""
+    """By definition: try every order in which they might finish."""
     fits = within(budget)
     wants = {i: want for i, (want, _) in enumerate(agents)}
     holds = {i: hold for i, (_, hold) in enumerate(agents)}

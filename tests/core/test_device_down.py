@@ -1,4 +1,4 @@
-"""A device that does nothing any more: what is on it is granted, nothing else is tried."""
+"""On a device that is down, the core grants resident components, and tries nothing else."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ LOST = "cuda:0 is lost: CUDA_ERROR_LAUNCH_FAILED (719) in cuMemcpyHtoDAsync"
 
 
 class LosingWorld(World):
-    """Checks after every event that a device that is down is asked for nothing in vain."""
+    """Checks after every event that the core orders nothing in vain from a device that is down."""
 
     def lose(self, why: str = LOST) -> None:
         super().lose(why)
@@ -32,7 +32,7 @@ class LosingWorld(World):
 
 
 def world(**rules: Any) -> tuple[LosingWorld, int]:
-    """10 chunks with two components of 4 on them, and one of 4 that is not."""
+    """10 chunks with two components of 4 on them, and one of 4 that is absent."""
     w = LosingWorld(10, residency_factor=0.0, **rules)
     s = w.open()
     for name in ("on", "also", "off"):

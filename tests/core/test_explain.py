@@ -1,4 +1,4 @@
-"""What the core says of itself, for people: sizes, status, and the check that finds faults."""
+"""The texts of the core for people: sizes, status, and the check that finds faults."""
 
 import pytest
 
@@ -102,7 +102,7 @@ def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
         check(w.core)
 
 
-# --- refusals say what is meant, who has it, how much, and what to change ------------------
+# --- refusals give the name, the holder, the size and the remedy ---------------------------
 
 
 def test_what_is_too_large_names_what_stays_its_owner_and_the_setting() -> None:

@@ -1,4 +1,4 @@
-"""A forecast says what the acquire then does, and does nothing itself."""
+"""A forecast predicts the acquire, and changes nothing itself."""
 
 import pickle
 
@@ -18,7 +18,7 @@ Answer = protocol.ForecastReply | protocol.Refused
 
 
 def ask(w: World, session: int, *names: str) -> Answer:
-    """Ask, and see that nothing was changed by it."""
+    """Ask, and check that asking changed nothing."""
     before = pickle.dumps((w.ledger.__dict__, list(w.core.admission.queue)))
     answer = forecast(w.core, protocol.Forecast(1, names), session, w.now)
     assert pickle.dumps((w.ledger.__dict__, list(w.core.admission.queue))) == before
@@ -44,7 +44,7 @@ def pair(w: World) -> tuple[int, int]:
     return first, second
 
 
-# --- what is said ------------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------
 
 
 def test_what_is_in_costs_nothing(w: World) -> None:
@@ -72,7 +72,7 @@ def test_what_is_absent_is_copied_in_and_none_goes_needlessly(w: World) -> None:
     w.touch(one, "b")
     answer = told(w, two, "c")
     assert answer.bytes_in == 6
-    assert answer.victims == (protocol.Victim("b", 5, 0, "room"),)  # without "a" it will do
+    assert answer.victims == (protocol.Victim("b", 5, 0, "room"),)  # enough without "a"
 
 
 def test_a_mutable_victim_is_written_back(w: World) -> None:
@@ -220,7 +220,7 @@ def test_scratch_takes_as_long_as_what_is_copied_of_it_this_time(w: World) -> No
     assert told(w, one, "kv").seconds == pytest.approx(2.0)
 
 
-# --- what would be refused ---------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------
 
 
 def refused(answer: Answer) -> str:
@@ -241,7 +241,7 @@ def test_what_the_acquire_would_be_refused_for_is_the_answer(w: World) -> None:
     assert refused(ask(w, one, "a")) == "stopping"
 
 
-# --- how long it takes -------------------------------------------------------------------
+# --- durations ---------------------------------------------------------------------------
 
 
 def test_nothing_measured_is_nothing_foretold(w: World) -> None:
@@ -310,10 +310,10 @@ def test_what_is_on_its_way_already_comes_first(w: World) -> None:
     assert coming.seconds == pytest.approx(1.5)
 
 
-# --- whatever the state is ---------------------------------------------------------------
+# --- in any state ------------------------------------------------------------------------
 
 
-#: Much is released and comes to its end, so that some acquires can be let in at once.
+#: Releases and ends of copies are frequent, so that some acquires can be granted at once.
 CALM: dict[driver.Move, int] = {
     driver.open_session: 1,
     driver.leave: 1,
@@ -334,10 +334,10 @@ CALM: dict[driver.Move, int] = {
 
 
 class Foresight:
-    """Before every acquire of its own it asks; the acquire then does what was said."""
+    """Asks before every acquire of its own; the acquire must then match the forecast."""
 
     def __init__(self) -> None:
-        #: How often something was foretold to be evicted, or refused, or waited for.
+        #: How often it forecast evictions, refusals, and waits.
         self.victims = self.refused = self.waits = 0
 
     def __call__(self, w: World, choose: Choices) -> bool:

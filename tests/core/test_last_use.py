@@ -1,4 +1,4 @@
-"""What status calls the last use survives an acquire that came to nothing."""
+"""The last use in a status survives an acquire without effect."""
 
 from swapd.core import Residency, snapshot
 from swapd.core.check import check

@@ -1,4 +1,4 @@
-"""A session that has much ends in steps: each leaves a core in order, and so does the last."""
+"""A session that has much ends in steps: each of them leaves a consistent core."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from swapd.core.records import State
 from swapd.shared.protocol import Acquire, Register
 from tests.core.world import World, remains
 
-#: A world that somebody owns and holds much in: and its session.
+#: A world, and the session in it that owns and holds much.
 Made = tuple[World, int]
 
 
 def much() -> Made:
-    """One session owns all, and holds, and waits; others hold and wait for what it owns."""
+    """One session owns nearly all, holds, and waits; others hold and wait for its components."""
     w = World(12)
     s, t, u = w.open(), w.open(), w.open()
     for i in range(6):
@@ -34,7 +34,7 @@ def much() -> Made:
 
 
 def end(w: World, session: int, most: int, alive: bool) -> int:
-    """End it in steps; return how many there were. The world's own books end with it."""
+    """End it in steps; return their number. The world's own records stop here."""
     steps = 0
     while w.core.has_more(session, most):
         w.core.handle(events.SessionEnds(w.now, session, most, alive))
@@ -45,8 +45,10 @@ def end(w: World, session: int, most: int, alive: bool) -> int:
 
 
 def left(w: World) -> tuple[object, ...]:
-    """What there is when all copies have ended. Who waits in vain is refused or parked in either
-    case, but may have been let in meanwhile."""
+    """The state when all copies have ended.
+
+    In either case the core refuses or parks a vain waiter, unless it was granted before.
+    """
     ledger = w.ledger
     while ledger.moves:
         generation, move = next(iter(ledger.moves.items()))

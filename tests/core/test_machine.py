@@ -1,4 +1,4 @@
-"""Every event in any order, every slow action ending well or badly: the guarantees hold.
+"""Every event in any order, and every slow action may fail: the guarantees hold.
 
 `World` checks after each step; `wind_up` checks that every wait ends.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 #: A hundred in every run, and twenty times as many with `make deep`.
 EXAMPLES = settings().max_examples
-#: What the core is told: the first is what it does when it is told nothing.
+#: The rules of the core: the first are its defaults.
 FACTORS, PATIENCES_S = (8.0, 0.0), (30.0, 1.0)
 
 

@@ -1,7 +1,7 @@
 """Seeded bugs: each breaks one rule of the core, and the scenarios must notice every one.
 
-A bug is a replacement of text in one module. If the text is not there (any more), its test
-fails: mend the list with the code.
+A bug is a replacement of text in one module. If the text is no longer there, its test fails: fix
+the list together with the code.
 """
 
 import inspect
@@ -1687,7 +1687,7 @@ SCENARIOS: list[Callable[[Make], None]] = [
     if name.startswith("test_") and list(inspect.signature(function).parameters) == ["make"]
 ]
 
-#: Those that take a hundred times as long as the others come last.
+#: The scenarios that take a hundred times as long as the others come last.
 LONG = {
     test_minimum_residency.test_two_busy_agents_do_not_swap_at_every_step,
     test_minimum_residency.test_a_plain_pipeline_is_not_delayed,
@@ -1695,13 +1695,13 @@ LONG = {
 SCENARIOS.sort(key=lambda scenario: scenario in LONG)
 
 
-#: The scenario that has noticed a bug, by names: to play it first takes a tenth of the time.
+#: The scenario that noticed each bug, by name: playing it first takes a tenth of the time.
 LIKELY = noticed.read()
-#: What a scenario says of a core that breaks a rule.
+#: The errors that a scenario raises on a core that breaks a rule.
 NOTICED = (AssertionError, ValueError, LookupError, StopIteration)
 
 
-#: The modules a bug may be in, each after those that it imports.
+#: The modules that a bug may be in, each after those that it imports.
 CHAIN = (
     *(policy, requests, chunks, orders, contents, fences, starts, queue, deadlock, holdings),
     *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
@@ -1722,7 +1722,7 @@ CHAIN = (
 
 
 def mutated(bug: Bug) -> Callable[..., Residency]:
-    """The class Residency, made anew from sources in which `bug` is."""
+    """The class Residency, built anew from sources that contain `bug`."""
     source = inspect.getsource(bug.module)
     assert source.count(bug.text) == 1, f"found {source.count(bug.text)} times: {bug.text!r}"
     with pytest.MonkeyPatch.context() as patch:
@@ -1738,7 +1738,7 @@ def mutated(bug: Bug) -> Callable[..., Residency]:
 
 
 def remake_component(source: str, patch: pytest.MonkeyPatch) -> None:
-    """Put one class of these records in the place of the one there is: all know the states."""
+    """Replace one class of the records, so that all modules share the enum of states."""
     begin, end = (
         source.index("@dataclass(slots=True, eq=False)\nclass Component:"),
         source.index("@dataclass(slots=True, eq=False)\nclass Move:"),
@@ -1754,7 +1754,7 @@ def compiled(module: ModuleType) -> CodeType:
 
 
 def load(name: str, code: CodeType, patch: pytest.MonkeyPatch) -> ModuleType:
-    """Put in the place of the module of that name one of this code."""
+    """Replace the module of that name by one of this code."""
     made = ModuleType(name)
     package, _, last = name.rpartition(".")
     patch.setitem(sys.modules, name, made)
@@ -1764,10 +1764,10 @@ def load(name: str, code: CodeType, patch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def play(core: Callable[..., Residency], first: str = "") -> None:
-    """Everything quick that tells whether a core keeps the rules, the scenario `first` before all.
+    """Every quick check that a core keeps the rules, the scenario `first` before all others.
 
-    The next core meets those scenarios first that stand beside the one that noticed this one: bugs
-    of a kind stand together.
+    The next core meets the scenarios from the file of the last noticing one first: bugs of a kind
+    are next to each other.
     """
     make: Any = partial(World, core=core)
     for scenario in sorted(SCENARIOS, key=lambda one: one.__name__ != first):
@@ -1783,7 +1783,7 @@ def play(core: Callable[..., Residency], first: str = "") -> None:
 
 
 def noticed_by(bug: Bug) -> str:
-    """The name of the first scenario that notices it; of none if only random moves do."""
+    """The name of the first scenario that notices it; "" if only random moves do."""
     make: Any = partial(World, core=mutated(bug))
     for scenario in SCENARIOS:
         try:

@@ -1,4 +1,4 @@
-"""Who may overtake: enough that every wait ends, and no more than that."""
+"""Enough waiters overtake that every wait ends, and no more than that."""
 
 from collections.abc import Callable, Set
 from random import Random
@@ -49,7 +49,7 @@ def test_a_smallest_set_overtakes_and_one_of_it_can_go_at_once(
 
 
 def after(running: set[int], wants: dict[int, set[str]], holds: dict[int, set[str]]) -> set[str]:
-    """What is held when all of `running` that can run have run."""
+    """The names held when all of `running` that can run have run."""
     left = set(wants)
     while True:
         held = set().union(*(holds[a] for a in left))
@@ -61,7 +61,7 @@ def after(running: set[int], wants: dict[int, set[str]], holds: dict[int, set[st
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_wait_ends_though_who_waits_releases_nothing(seed: int) -> None:
-    """Each agent does one thing at a time: it waits, or it takes more, or it gives back."""
+    """Each agent does one thing at a time: it waits, acquires more, or releases."""
     random = Random(seed)
     w = World(TOTAL, residency_factor=random.choice((0.0, 8.0)))
     owner = w.open()

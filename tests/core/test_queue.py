@@ -73,7 +73,7 @@ def test_patience_is_over_at_the_very_moment_that_was_named() -> None:
 
 
 def test_patience_counts_from_arrival_also_for_who_was_queued_late() -> None:
-    """It was parked until its name was registered, and has waited longest."""
+    """It waited for a registration first, and has waited longest of all."""
     parked, pushed_before = waiter(1, arrived=0.0), waiter(2, arrived=20.0)
     queue = queue_of(pushed_before, waiter(3, priority=1, arrived=20.0))
     queue.add(parked)

@@ -1,4 +1,4 @@
-"""The page beside the core names all there is."""
+"""The page of the core names all of its modules."""
 
 from pathlib import Path
 from typing import get_args

@@ -1,4 +1,4 @@
-"""What is wrong with a request by itself; and what one says of time and of bytes."""
+"""Errors of a request by itself; and its times and sizes."""
 
 import math
 from typing import get_args

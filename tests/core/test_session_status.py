@@ -1,4 +1,4 @@
-"""What a status says of a session."""
+"""The status of a session."""
 
 from swapd.core import Residency, snapshot
 from swapd.core.events import SessionOpened, Unread

@@ -1,8 +1,8 @@
-"""The world outside a `Residency`, played by hand: workers, masters, copies, a clock.
+"""The world outside a `Residency`, played by hand: workers, host copies, copies, a clock.
 
-`World.send` hands one event to the core, keeps books of its own from the actions alone, and
-compares: what the core promises is checked after every event of every test, by an observer
-that knows no more than a worker does. Nothing here decides anything.
+`World.send` hands one event to the core, keeps its own records from the actions alone, and
+compares: after every event of every test it checks the promises of the core, and it knows no more
+than a worker does. It decides nothing.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ FIRST_SESSION = 7001
 class Placed(msgspec.Struct):
     """One generation on the device, as its owner and the copies know it.
 
-    Of a workspace: the chunks that the arena is without.
+    Of a workspace: the chunks that the arena lacks.
     """
 
     name: str
@@ -103,15 +103,15 @@ class Placed(msgspec.Struct):
     uid: int = 0
     mapped: bool = False
     workspace: bool = False
-    #: The chunks it has, less those that were inherited from it.
+    #: Its chunks, except those that others inherited from it.
     held: set[int] = msgspec.field(default_factory=set)
-    #: What it has from others that are still being saved, by their generation.
+    #: Chunks it inherited from components that are still being saved, by their generation.
     inherited: dict[int, set[int]] = msgspec.field(default_factory=dict)
-    #: A load that inherited from it has failed: no other may.
+    #: A load that inherited from it has failed: no other load may inherit.
     barred: bool = False
-    #: A write-back of it has failed: its latest bytes are here alone.
+    #: A write-back of it has failed: its latest bytes are on the device only.
     unsaved: bool = False
-    #: Its load failed, and its worker has still to let go of it.
+    #: Its load failed, and its worker must still let go of it.
     broken: bool = False
 
     def __post_init__(self) -> None:
@@ -119,16 +119,16 @@ class Placed(msgspec.Struct):
 
 
 class Worth(msgspec.Struct):
-    """What of a component of scratch is worth saving, as its owner said last."""
+    """The part of a scratch component that is worth saving, as its owner said last."""
 
     kind: Scratch
     nbytes: int
     places: list[int]
-    #: Whether its host copy has contents before anything was saved.
+    #: Whether its host copy has contents before the first save.
     filled: bool = False
-    #: The number under which it said so.
+    #: The number of that statement.
     number: int = 0
-    #: The generation in which its contents began, and the one that its owner heard of last.
+    #: The generation in which its contents began, and the last one that its owner heard of.
     contents: int = 0
     heard: int = 0
 
@@ -144,7 +144,8 @@ class World:
         scratch_one_in: int = 3,
         **rules: Any,
     ) -> None:
-        #: How often what is registered at random is mutable, and how often that is scratch.
+        #: Of random registrations, one in this many is mutable, and of those one in this many
+        #: scratch.
         self.mutable_one_in = mutable_one_in
         self.scratch_one_in = scratch_one_in
         self.core = core(chunks, 1, Rules(**rules))
@@ -153,63 +154,63 @@ class World:
         #: Actions of the last event, and of all events.
         self.out: list[AnyAction] = []
         self.log: list[AnyAction] = []
-        #: What the core waits for: copies by generation, acknowledgements, masters by uid.
+        #: The core waits for: copies by generation, acknowledgements, host copies by uid.
         self.moves: dict[int, CopyIn | CopyOut | Lend | Reclaim] = {}
         self.acks: dict[int, Revoke] = {}
         self.making: dict[int, MakeHostCopy | SealHostCopy] = {}
-        #: Masters ordered, and masters dropped.
+        #: Host copies ordered, and host copies dropped.
         self.masters: set[int] = set()
         self.dropped: set[int] = set()
-        #: Those of them that have all their bytes: sealed, or shared from one that has them.
+        #: The host copies that are complete: sealed, or shared from one that is complete.
         self.filled: set[int] = set()
         self.sessions: set[int] = set()
         self.gone: set[int] = set()
         self.still_running: set[int] = set()
         self.fenced: list[int] = []
-        #: Since when each session owes something, by what: a generation to acknowledge that it is
-        #: unmapped, or to let go of for who is lent it; or to read what it is told there.
+        #: Since when each session owes a debt, by debt: the generation that it must unmap or let go
+        #: of, or the channel that it must read.
         self.owes: dict[tuple[int, int | str], float] = {}
         self.answers: dict[Key, Grant | Refuse | Accept] = {}
-        #: All acquires, those without an answer, and what each lease holds.
+        #: All acquires, those without an answer, and the components of each lease.
         self.asked: dict[Key, Acquire] = {}
         self.waiting: dict[Key, Acquire] = {}
         self.leases: dict[Key, set[str]] = {}
-        #: Those that start, and wait to, as they came.
+        #: Sessions that start or wait to start, in order of arrival.
         self.starters: list[Key] = []
-        #: (session, name) of every holder that was told it is wanted.
+        #: (session, name) of each holder whose component the core reported as wanted.
         self.wanted: set[tuple[int, str]] = set()
         #: Sessions that were told that somebody waits.
         self.hurried: set[int] = set()
         #: By generation.
         self.placed: dict[int, Placed] = {}
-        #: What is in the chunks and in the masters.
+        #: The bytes in the chunks and in the host copies.
         self.arena = Arena(chunks)
-        #: The workspaces placed whose memory the driver has.
+        #: The workspaces whose memory the driver has, by generation.
         self.lent: set[int] = set()
-        #: Registered names; who owns them; which of them the owner may write.
+        #: Registered names; their owners; the names that the owner may write to.
         self.owner: dict[str, int] = {}
         self.mutable: set[str] = set()
-        #: Those names that are scratch.
+        #: The names that are scratch.
         self.scratch: dict[str, Worth] = {}
-        #: The device does nothing any more.
+        #: The device is down.
         self.down = False
-        #: So many bytes were copied in, and out.
+        #: Bytes copied in, and out.
         self.bytes_in = self.bytes_out = 0
-        #: The family of those names that are a part of one.
+        #: The family of each name that is a part of one.
         self.part_of: dict[str, str] = {}
         self.dirty: set[str] = set()
-        #: By name: the master that was ordered last, and the one that its bytes are in.
+        #: By name: the host copy that was ordered last, and the one with its current bytes.
         self.newest: dict[str, int] = {}
         self.current: dict[str, int] = {}
-        #: By name: the update that was asked for last.
+        #: By name: the last requested update.
         self.updates: dict[str, int] = {}
-        #: By acquire: the masters whose bytes it is to see, or later ones.
+        #: By acquire: the host copies whose bytes, or later ones, it must see.
         self.to_see: dict[Key, dict[str, int]] = {}
         self._committing: dict[Key, tuple[str, ...]] = {}
         self._unregistering: dict[Key, str] = {}
         self._request = 0
 
-    # --- what workers do -----------------------------------------------------------------
+    # --- actions of workers --------------------------------------------------------------
 
     def open(self, label: str = "worker") -> int:
         session = FIRST_SESSION + len(self.sessions) + len(self.gone)
@@ -230,7 +231,7 @@ class World:
         scratch: Scratch = "",
         filled: bool = False,
     ) -> str:
-        """Register and commit, with all that comes between."""
+        """Register and commit, with all steps in between."""
         made = self.ask_register(
             session,
             name,
@@ -266,7 +267,7 @@ class World:
         filled: bool = False,
     ) -> Key:
         key = self._key(session)
-        # one that waits for others' bytes has its name, and nobody's host copy yet
+        # while it waits for another's bytes, it has its name and no host copy
         if name not in self.owner and name not in self.ledger.components:
             self.mutable.discard(name)
             if mutable:
@@ -308,7 +309,7 @@ class World:
         return key
 
     def renew(self, session: int, name: str) -> None:
-        """Update and commit, with all that comes between but copies."""
+        """Update and commit, with all steps in between but copies."""
         began = self.update(session, name)
         self.make_masters()
         assert isinstance(self.answers[began], Accept), self.answers[began]
@@ -385,7 +386,7 @@ class World:
         self.ask(key[0], Release(0, key[1], again=again, used=used))
 
     def _note_used(self, session: int, said: Used) -> None:
-        """It counts if its owner says it while it is leased, and nothing later was said."""
+        """It counts if the owner says it during a lease, and said nothing later."""
         worth = self.scratch.get(said.name)
         held = any(said.name in names for names in self.leases.values())
         if worth is None or worth.kind != "saved" or self.owner.get(said.name) != session:
@@ -425,8 +426,9 @@ class World:
         return key
 
     def leave(self, session: int, alive: bool = False, ending: bool = False) -> None:
-        """The lifeline of a session ends; `alive`: its process goes on for a while, and ends by
-        itself if it is `ending`."""
+        """The lifeline of a session ends; `alive`: its process continues for a while, and ends by
+        itself if it is `ending`.
+        """
         self.sessions.discard(session)
         self.gone.add(session)
         if alive:
@@ -464,7 +466,7 @@ class World:
         self.send(LetGo(self.now, session) if lets_go else ProcessExited(self.now, session))
 
     def lose(self, why: str = "cuda:0 is lost") -> None:
-        """The device does nothing any more; what is on it stays."""
+        """The device goes down; its contents stay."""
         self.down = True
         self.send(DeviceDown(self.now, why))
 
@@ -472,12 +474,12 @@ class World:
         self.send(Stopping(self.now))
 
     def change_rules(self, **changed: float) -> None:
-        """Decisions go by these from now on; what is not named stays."""
+        """Change the rules; those not named stay."""
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
         names = ("ack_timeout_s", "residency_factor", "residency_bound_s", "patience_s")
         self.send(RulesChanged(self.now, *(rules[name] for name in names)))
 
-    # --- what the slow things do ---------------------------------------------------------
+    # --- slow actions --------------------------------------------------------------------
 
     def make_masters(self) -> None:
         while self.making:
@@ -496,11 +498,11 @@ class World:
             self.send(HostCopySealed(self.now, uid))
 
     def move(self, name: str, fail: str | None = None, damaged: bool = False) -> None:
-        """The copy of `name` ends, or its lending, or its way back."""
+        """The copy of `name` ends, or its lending, or its return."""
         self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail, damaged)
 
     def end_move(self, generation: int, fail: str | None = None, damaged: bool = False) -> None:
-        """`damaged`: of a copy out that fails, if there is anything to be damaged."""
+        """`damaged`: of a copy out that fails, if it can damage anything."""
         order = self.moves[generation]
         if isinstance(order, CopyIn):
             self._end_load(order, fail)
@@ -510,7 +512,7 @@ class World:
             self._end_lending(order, fail)
 
     def step(self, generation: int) -> bool:
-        """A copy goes on by one byte, if it can."""
+        """A copy advances by one byte, if it can."""
         return isinstance(self.moves[generation], CopyIn | CopyOut) and self.arena.step(generation)
 
     def _end_load(self, order: CopyIn, fail: str | None) -> None:
@@ -573,12 +575,12 @@ class World:
             self.send(CopiedOut(self.now, order.generation))
 
     def _write(self, placed: Placed) -> None:
-        """A worker that holds what it may write does so."""
+        """A worker that holds a mutable component writes to it."""
         if placed.name in self.mutable:
             self.arena.write(placed.uid, placed.runs)
 
     def ask_to_drop(self, name: str, *sessions: int) -> None:
-        """These sessions are told to let go of what is lent as `name`."""
+        """Tell these sessions to let go of the memory being lent as `name`."""
         generation = next(g for g, m in self.moves.items() if m.name == name)
         self.owes.update({(session, generation): self.now for session in sessions})
         self.send(Dropping(self.now, generation, sessions))
@@ -591,20 +593,20 @@ class World:
     def hear(
         self, session: int, unread: int, channel: Channel = "lifeline", error: str = ""
     ) -> None:
-        """A session takes some of what it is told, and no more; all, if none is left unread."""
+        """A session reads all of its messages but `unread`."""
         self.owes.pop((session, channel), None)
         if unread and session in self.sessions and session not in self.fenced:
             self.owes[session, channel] = self.now
         self.send(Unread(self.now, session, channel, unread, error))
 
     def come_back(self, name: str, runs: Runs) -> None:
-        """Some of what is reclaimed is there, and the rest is still waited for."""
+        """A part of the reclaimed memory is back; the rest is still awaited."""
         generation = next(g for g, m in self.moves.items() if m.name == name)
         self.placed[generation].held -= set(numbers(runs))
         self.send(Reclaimed(self.now, generation, runs))
 
     def _end_lending(self, order: Lend | Reclaim, fail: str | None) -> None:
-        """A lending may fail; a way back may take as long as it likes."""
+        """A lending may fail; a return may take any time."""
         for session, what in list(self.owes):
             if what == order.generation:
                 self.drop(session, order.generation)
@@ -630,7 +632,7 @@ class World:
         self.send(Revoked(self.now, revoke.session, revoke.name, generation))
 
     def settle(self) -> None:
-        """All masters, copies and acknowledgements come, until nothing is left to come."""
+        """All host copies, copies and acknowledgements arrive, until none is left."""
         while self.making or self.moves or self.acks:
             self.make_masters()
             for generation in list(self.acks):
@@ -639,7 +641,7 @@ class World:
                 self.end_move(generation)
 
     def sleep(self, seconds: float) -> list[AnyAction]:
-        """Let time pass, with every Tick that falls due; return what came of it."""
+        """Let time pass, with every Tick that falls due; return the resulting actions."""
         until, since = self.now + seconds, len(self.log)
         while (due := self.core.next_deadline()) is not None and due <= until:
             self.now = max(self.now, due)
@@ -647,10 +649,10 @@ class World:
         self.now = until
         return self.log[since:]
 
-    # --- books ---------------------------------------------------------------------------
+    # --- records -------------------------------------------------------------------------
 
     def ask(self, session: int, request: AnyOrder) -> None:
-        """Hand one request to the core, if nothing is wrong with it by itself."""
+        """Hand one request to the core, if it is valid by itself."""
         if problem := self.core.problem_with(request):
             self.out = [Refuse(session, request.id, "bad_request", problem)]
             self._note(self.out[0])
@@ -658,7 +660,7 @@ class World:
             self.send(Asked(self.now, session, request))
 
     def send(self, event: AnyEvent) -> list[AnyAction]:
-        """Hand one event to the core, and check all it must keep."""
+        """Hand one event to the core, and check all of its promises."""
         self.out = self.core.handle(event)
         self.log += self.out
         for action in self.out:
@@ -678,7 +680,7 @@ class World:
         if isinstance(event, Tick):
             assert due is None or due > event.now, "after a Tick another is due at once"
         elif due is None or due > event.now:
-            # All that can be decided now was decided: looking again changes nothing.
+            # The core has decided all that it can: looking again changes nothing.
             undone = self.core.handle(Tick(event.now))
             assert not undone, f"{event} left undone: {undone}"
             again = self.core.next_deadline()
@@ -708,7 +710,7 @@ class World:
         return self.ledger.components[name].state
 
     def told(self) -> list[str]:
-        """The actions of the last event, one short line each; `hurried` has who hurries."""
+        """The actions of the last event, one short line each, but for hurries."""
         return [brief(a) for a in self.out if not isinstance(a, Hurry)]
 
     def evictions(self) -> list[str]:
@@ -720,7 +722,7 @@ class World:
         return session, self._request
 
     def expand(self, names: tuple[str, ...]) -> set[str]:
-        """`names`, and instead of a family's name those of its parts."""
+        """`names`, with the name of a family replaced by those of its parts."""
         parts = {n: {p for p in self.owner if self.part_of[p] == n} for n in names}
         return {p for n in names for p in parts[n] or {n}}
 
@@ -743,7 +745,7 @@ class World:
                 self.masters.add(action.uid)
                 if action.original:
                     assert action.original in self.filled - self.dropped, f"{action}: not filled"
-                    self.filled.add(action.uid)  # it has the same
+                    self.filled.add(action.uid)  # it has the same bytes
                 worth = self.scratch.get(action.name)
                 assert action.empty == (worth is not None and worth.kind == "dropped")
                 if worth is None:
@@ -845,7 +847,7 @@ class World:
             self._note_what_is_old(key)
             whole = self.expand(asked.names)
             assert self.leases[key] <= whole, f"{action}: more than was asked for"
-            # a part that is registered later is not waited for
+            # it does not wait for a part that is registered later
             assert {self.part_of.get(n) or n for n in whole} == {
                 self.part_of.get(n) or n for n in self.leases[key]
             }
@@ -871,7 +873,7 @@ class World:
                 self.current[name] = self.newest[name]
 
     def _note_start(self, key: Key, action: Accept | Grant | Refuse) -> None:
-        """One at a time starts, in the order in which they came."""
+        """Sessions start one at a time, in the order of arrival."""
         if isinstance(action, Grant):
             assert key == self.starters[0], f"{action}: another one starts"
             assert not action.placements
@@ -880,7 +882,7 @@ class World:
             self.starters.remove(key)
 
     def _check_contents(self, placement: Placement, placed: Placed) -> None:
-        """Its owner hears that they are new when they are, and not before; then it finds zeros."""
+        """Its owner hears of new contents when there are some, and not before; they are zeros."""
         worth = self.scratch.get(placement.name)
         if worth is None:
             assert placement.contents == 0, f"{placement}: no scratch"
@@ -891,7 +893,7 @@ class World:
         worth.heard = worth.contents
 
     def _check_saved(self, order: CopyOut) -> None:
-        """All is saved that is worth it, and of scratch nothing else."""
+        """Everything worth saving is saved, and of scratch nothing else."""
         worth = self.scratch.get(order.name)
         if worth is None:
             assert order.only is None, f"{order}: in part"
@@ -901,7 +903,7 @@ class World:
         assert order.name in self.dirty, f"{order}: nobody wrote to it"
 
     def _drop_scratch(self, action: Evicted, placed: Placed) -> None:
-        """Nothing of it is saved that is in no copy out: its contents are gone."""
+        """No part of it is worth saving without a copy out: its contents are gone."""
         if action.name in self.dirty:
             worth = self.scratch[action.name]
             assert worth.places == [], f"{action}: {worth} was to be saved"
@@ -909,9 +911,9 @@ class World:
             self.dirty.discard(action.name)
 
     def _check_seen(self, key: Key, asked: Acquire) -> None:
-        """Who is granted a component sees the bytes of its last commit before it asked.
+        """A granted acquire sees the bytes of the last commit before its request.
 
-        Unless its session holds it: then what it holds.
+        If its session already holds the component, it sees the bytes of that lease.
         """
         for placed in self.placed.values():
             held = [k for k, names in self.leases.items() if placed.name in names]
@@ -920,8 +922,9 @@ class World:
                 assert placed.uid >= due or placed.session in self.gone, f"{key}: {placed} is old"
 
     def _note_what_is_old(self, key: Key) -> None:
-        """Others of its session that wait may be promised what it holds now, and have that even if
-        it is released before their grant."""
+        """Other waiters of its session may be promised the bytes that it holds now, even if it
+        releases them before their grant.
+        """
         held = [p for p in self.placed.values() if p.name in self.leases[key]]
         for other in (k for k in self.waiting if k[0] == key[0]):
             due = self.to_see.get(other, {})
@@ -943,13 +946,13 @@ class World:
         assert chunks <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
 
     def _inherit(self, order: CopyIn | Lend) -> dict[int, set[int]]:
-        """Take from others what the order takes from them; nobody may have the rest.
+        """Take from others the chunks that the order takes from them; nobody may have the rest.
 
-        Free chunks come first, and only if they are too few those that are saved first.
+        Free chunks come first; if they are too few, the chunks that are saved first follow.
         """
         chunks, inherited = numbers(order.runs), {}
         taken: list[int] = []
-        in_order = [g for g in self.moves if g in self.placed]  # copies out: as they save
+        in_order = [g for g in self.moves if g in self.placed]  # copies out: in the order of saving
         for generation in in_order + [g for g in self.placed if g not in self.moves]:
             placed = self.placed[generation]
             if not (overlap := placed.held & set(chunks)):
@@ -993,7 +996,7 @@ class World:
                 assert coming or self.state(name) is State.RESIDENT, f"{key}: {name} is not in"
 
     def _check_minimal(self, i: int, last: Evict) -> None:
-        """Of all evicted for one waiter to make room, leaving out any one is too few.
+        """Of all components evicted to make room for one waiter, none could have stayed.
 
         Counts back from the chunks that are free or leaving after the event.
         """
@@ -1014,7 +1017,7 @@ class World:
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
         waiter = self.core.admission.queue.get(last.waiter)
-        # a family stands for the parts it had when the waiter was let into the queue
+        # a family stands for the parts it had when the waiter joined the queue
         if waiter is not None:
             asked = set(waiter.names)
         else:
@@ -1062,10 +1065,10 @@ def brief(action: AnyAction) -> str:
 
 
 def remains(core: Residency, session: int) -> list[str]:
-    """Where in the whole state of `core` the number of a session stands.
+    """The places in the state of `core` that contain the number of a session.
 
-    Copies in flight, masters in the making and quarantined chunks are the exceptions: what
-    they need is kept until they end.
+    Copies in flight, host copies in the making and quarantined chunks are the exceptions: their
+    data is kept until they end.
     """
     found: list[str] = []
     ledger, admission = core.ledger, core.admission
@@ -1105,11 +1108,11 @@ def _search(value: object, number: int, path: str, found: list[str], seen: set[i
             _search(getattr(value, attribute), number, f"{path}.{attribute}", found, seen)
 
 
-#: Makes a World, of the core as it is or of one with a seeded bug.
+#: Makes a World, of the real core or of one with a seeded bug.
 Make = Callable[..., World]
 
 
 def outcome(w: World) -> list[str]:
-    """What the last event did, less what is only there to be read."""
+    """The actions of the last event, except those for display only."""
     to_be_read = ("waiting", "evicted", "want", "unwant")
     return [line for line in w.told() if not line.startswith(to_be_read)]

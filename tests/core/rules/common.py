@@ -1,4 +1,4 @@
-"""What several of these tests do."""
+"""Set-ups that several of these tests share."""
 
 from swapd.core.records import Key
 from tests.core.world import Make, World

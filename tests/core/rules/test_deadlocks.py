@@ -102,7 +102,7 @@ def test_a_holder_overtakes_a_head_that_waits_for_what_it_holds(make: Make) -> N
 
 
 def test_a_holder_may_use_what_is_wanted_for_another(make: Make) -> None:
-    """It could not finish, and so not release, otherwise."""
+    """Otherwise it could not finish, and so not release."""
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()
     for session, name, size in ((s, "a", 5), (t, "b", 5), (u, "big", 10)):
@@ -137,7 +137,7 @@ def test_who_holds_nothing_that_the_head_needs_waits_its_turn(make: Make) -> Non
 
 
 def test_two_that_always_hold_something_do_not_starve_the_head(make: Make) -> None:
-    """They take turns, and the next takes its turn before the last has released."""
+    """They take turns, and the next one takes its turn before the last has released."""
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()
     for session, name, size in ((s, "mine", 1), (t, "yours", 1), (s, "x", 4), (t, "y", 4)):
@@ -179,7 +179,7 @@ def test_of_two_holders_that_could_help_the_head_one_overtakes(make: Make) -> No
 
 
 def test_a_holder_overtakes_who_waits_for_what_the_head_needs(make: Make) -> None:
-    """The head needs a, whose holder needs b, whose holder need only be let in."""
+    """The head needs a, whose holder needs b, whose holder only needs a grant."""
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()
     for session, name, size in ((s, "a", 4), (t, "b", 4), (s, "a2", 4), (t, "b2", 2)):

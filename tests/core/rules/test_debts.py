@@ -1,4 +1,4 @@
-"""Who takes too long for what it owes is fenced: to let go of what is lent, or to read."""
+"""A session is fenced if it takes too long to let go of lent memory, or to read."""
 
 from swapd.core.actions import Fence
 from tests.core.rules.common import strict_pair
@@ -8,7 +8,7 @@ CHANNELS: tuple[Channel, ...] = ("lifeline", "replies")
 
 
 def lending(make: Make) -> tuple[World, int, int, str]:
-    """A workspace is being lent, whose memory two sessions are asked to let go of."""
+    """A workspace is being lent; two sessions must let go of its memory."""
     w = make(10, ack_timeout_s=2.0)
     s, t = w.open(), w.open()
     w.workspace(w.open(), 6)

@@ -1,4 +1,4 @@
-"""No wait is in vain."""
+"""Every wait ends."""
 
 from tests.core.rules.common import blocked
 from tests.core.world import Make
@@ -116,7 +116,7 @@ def test_a_try_that_could_never_be_granted_is_told_so(make: Make) -> None:
 
 
 def test_past_its_deadline_a_waiter_starts_nothing(make: Make) -> None:
-    """The Tick that is due comes late: something else happens first."""
+    """The Tick is late: another event comes first."""
     w, held, (t, u, _) = blocked(make)
     late = w.acquire(t, "c0", timeout=1.0)
     next_one = w.acquire(u, "c1")

@@ -1,10 +1,10 @@
-"""Prefetches that say what may go for them: a stage whose requests go on to the next one."""
+"""Prefetches that name the components to evict: a stage whose requests go on to the next stage."""
 
 from tests.core.world import Make, World, outcome
 
 
 def stages(make: Make, room: int, **parts: int) -> tuple[World, dict[str, int]]:
-    """Families of so many parts of 2 chunks, each of a session; used once, in this order."""
+    """Families of `parts` parts of 2 chunks, one for each session; used once, in this order."""
     w = make(room)
     sessions = {name: w.open() for name in parts}
     for name, count in parts.items():
@@ -15,12 +15,12 @@ def stages(make: Make, room: int, **parts: int) -> tuple[World, dict[str, int]]:
 
 
 def there(w: World) -> list[str]:
-    """What is on the device, or coming in."""
+    """The components on the device, or loading."""
     return sorted(c.name for c in w.ledger.components.values() if c.on_device and not c.evicting)
 
 
 def test_it_takes_the_place_of_what_may_go_for_it(make: Make) -> None:
-    """And of nothing else, though that was used longer ago."""
+    """It evicts nothing else, though another component was used longer ago."""
     w, s = stages(make, 8, code2wav=2, other=1, thinker=1, talker=1)
     assert there(w) == ["code2wav/0", "other/0", "talker/0", "thinker/0"]
     held = w.use(s["talker"], "talker")
@@ -174,7 +174,7 @@ def test_what_keeps_its_quantum_does_not_go_for_it(make: Make) -> None:
     w.register(s, "talker", 2)
     w.register(s, "thinker", 4)
     asked = w.acquire(s, "thinker")
-    w.sleep(0.1)  # so long it takes to come in
+    w.sleep(0.1)  # as long as its load takes
     w.settle()
     w.release(asked)
     w.touch(s, "thinker")  # it came back at once

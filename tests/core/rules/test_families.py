@@ -1,4 +1,4 @@
-"""The rules of families, one test each: parts of one component, by a name that stands for all."""
+"""The rules of families, one test each: parts of one component, under one name for all."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from swapd.core.forecast import forecast
 from swapd.shared import protocol
 from tests.core.world import Make, World, outcome
 
-# --- who may be a part of what -----------------------------------------------------------
+# --- valid parts -------------------------------------------------------------------------
 
 
 def test_a_family_belongs_to_one_session(make: Make) -> None:
@@ -200,7 +200,7 @@ def test_refusals_speak_of_a_family_by_its_name(make: Make) -> None:
     w.release(held)
 
 
-# --- what leaves when it is released -----------------------------------------------------
+# --- eviction at release -----------------------------------------------------------------
 
 
 def test_a_grant_says_what_leaves_when_it_is_released(make: Make) -> None:
@@ -217,7 +217,7 @@ def test_a_grant_says_what_leaves_when_it_is_released(make: Make) -> None:
 
 
 def family(w: World, session: int, blocks: int = 4, nbytes: int = 2, **kind: Any) -> None:
-    """`f`: what is in no block, one byte; and blocks of `nbytes` each."""
+    """`f`: one byte outside of blocks, and blocks of `nbytes` each."""
     w.register(session, "f/rest", 1, part_of="f", **kind)
     for i in range(blocks):
         w.register(session, f"f/{i}", nbytes, part_of="f", **kind)
@@ -455,7 +455,7 @@ def test_only_families_are_resized(make: Make) -> None:
     assert w.refusal(w.resize(s, "f", -1)).code == "bad_request"
 
 
-# --- which parts go ----------------------------------------------------------------------
+# --- the order of evictions --------------------------------------------------------------
 
 
 def test_a_part_that_comes_in_does_not_push_out_those_that_are_needed_next(make: Make) -> None:
@@ -467,7 +467,7 @@ def test_a_part_that_comes_in_does_not_push_out_those_that_are_needed_next(make:
     for _ in range(3):
         for part in ("f/rest", "f/0", "f/1", "f/2", "f/3"):
             w.touch(s, part)
-    # the last used is needed last: one is copied in a pass, not all
+    # the most recent part is needed last: a pass copies one part, not all
     assert w.evictions() == ["encoder", "f/2", "f/1", "f/0"]
 
 

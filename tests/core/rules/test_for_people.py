@@ -1,4 +1,4 @@
-"""What the core says of itself."""
+"""Descriptions of the core for people."""
 
 from tests.core.rules.common import blocked
 from tests.core.world import Make

@@ -181,7 +181,7 @@ def test_what_was_kept_for_a_cancelled_waiter_may_be_evicted(make: Make) -> None
     for name in ("a", "b", "c"):
         w.register(s, name, 5)
     w.touch(s, "a")
-    key = w.acquire(s, "a", "b")  # a is in, and kept until b is
+    key = w.acquire(s, "a", "b")  # a is resident, and kept until b is
     w.cancel(key)
     w.settle()
     w.touch(s, "c")

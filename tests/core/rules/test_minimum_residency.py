@@ -1,4 +1,4 @@
-"""How long a component stays, and who is told that it is wanted."""
+"""How long a component stays, and which sessions hear that it is wanted."""
 
 from itertools import cycle
 
@@ -40,7 +40,7 @@ def decode_loops(make: Make, steps: int, **rules: float) -> int:
 
 
 def test_two_busy_agents_do_not_swap_at_every_step(make: Make) -> None:
-    """108 evictions for 12 requests were seen without the rule."""
+    """Without the rule there were 108 evictions for 12 requests."""
     without = decode_loops(make, 200, residency_factor=0.0)
     with_rule = decode_loops(make, 200)
     assert without >= 350
@@ -48,7 +48,7 @@ def test_two_busy_agents_do_not_swap_at_every_step(make: Make) -> None:
 
 
 def pipeline(make: Make, **rules: float) -> float:
-    """a, b, a, b, ... one after the other, with room for one: return how long it takes."""
+    """a, b, a, b, ... in sequence, with room for one: return the total time."""
     w = make(10, **rules)
     s, t = w.open(), w.open()
     w.register(s, "a", 8)
@@ -71,7 +71,7 @@ def test_a_plain_pipeline_is_not_delayed(make: Make) -> None:
 
 
 def busy(w: World, session: int, name: str) -> None:
-    """Load in 1 s, then return at once, so that the component is seen to be in use."""
+    """Load in 1 s, and return at once, so that the core sees the component in use."""
     key = w.acquire(session, name)
     w.sleep(1.0)
     w.settle()
@@ -127,7 +127,7 @@ def test_a_holder_is_told_it_is_wanted_once_its_quantum_is_over(make: Make) -> N
 
 
 def test_a_waiter_that_came_before_the_copy_ended_is_heard_too(make: Make) -> None:
-    """It could name nobody to give way then: nobody held a lease yet."""
+    """It could hurry nobody then: there was no lease yet."""
     w = make(10)
     s, t = w.open(), w.open()
     w.register(s, "a", 8)
@@ -149,7 +149,7 @@ def test_wanted_is_unsaid_when_the_waiter_goes(make: Make) -> None:
 
 
 def test_who_holds_is_told_at_once_that_somebody_waits(make: Make) -> None:
-    """Whatever the quantum: it may keep what it does not use."""
+    """The quantum does not matter: the holder may keep a component that it does not use."""
     w = make(10)
     s, t = w.open(), w.open()
     w.register(s, "a", 8)
@@ -168,7 +168,7 @@ def test_who_holds_is_told_at_once_that_somebody_waits(make: Make) -> None:
 
 
 def test_all_that_hold_are_told_not_only_who_is_in_the_way(make: Make) -> None:
-    """It may be the other that nobody uses."""
+    """The other one may be unused."""
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()
     for session, name, size in ((s, "a", 2), (t, "b", 8), (u, "c", 8)):
@@ -260,7 +260,7 @@ def test_leases_of_one_session_that_overlap_do_not_keep_others_out(make: Make) -
     w.register(t, "b", 8)
     held = w.use(s, "a")
     waiter = w.acquire(t, "b")
-    for agent in range(1, 20):  # each takes it before the one before has given it back
+    for agent in range(1, 20):  # each takes it before the previous one has released it
         w.sleep(0.1)
         taken = w.acquire(s, "a", agent=agent)
         w.sleep(0.1)
@@ -279,7 +279,7 @@ def test_leases_of_one_session_that_overlap_do_not_keep_others_out(make: Make) -
 def test_an_agent_that_another_of_its_session_waits_for_is_held_off_for_a_while_only(
     make: Make,
 ) -> None:
-    """One that holds it may have started the others, and wait for them: nobody sees that."""
+    """A holder may have started the others and wait for them, unseen by the core."""
     w = make(10)
     s, t = w.open(), w.open()
     w.register(s, "a", 8)
@@ -331,7 +331,7 @@ def test_who_was_held_off_a_wanted_component_joins_when_it_is_wanted_no_more(
 
 
 def test_two_that_take_turns_do_not_starve_one_that_needs_both(make: Make) -> None:
-    """One comes back while the other is away: what was given way stays given."""
+    """One comes back while the other is away: the memory that was given up stays given up."""
     w = make(10)
     s, t, u = w.open(), w.open(), w.open()
     for session, name, size in ((s, "a", 5), (t, "b", 5), (u, "big", 10)):

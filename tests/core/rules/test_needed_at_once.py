@@ -1,11 +1,11 @@
-"""What the core knows of what each session needs at once, and of what it has to stay."""
+"""How the core estimates the needs of each session at once, and its need to stay."""
 
 from swapd.core import snapshot
 from tests.core.world import Make, World
 
 
 def needs(w: World, session: int) -> tuple[int, int]:
-    """What it has to stay, and its turn."""
+    """The bytes that must stay, and the bytes of its turn."""
     said = snapshot.session_status(w.ledger, session)
     return said.stays_bytes, said.turn_bytes
 

@@ -1,4 +1,4 @@
-"""What people ask for who look on: pins, and evictions."""
+"""Requests of people who watch: pins, and evictions."""
 
 from swapd.core.actions import Accept, CopyOut, Evict, Unpinned
 from swapd.core.events import DeviceDown

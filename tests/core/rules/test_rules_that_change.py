@@ -1,4 +1,4 @@
-"""What decisions go by may change while they are made: also for who waits or owes already."""
+"""Rules may change at any time, also for sessions that already wait or owe."""
 
 from swapd.core import Residency
 from swapd.core.actions import Fence
@@ -75,7 +75,7 @@ def test_a_worker_that_has_taken_too_long_by_now_is_fenced_at_once(make: Make) -
 
 def test_who_is_to_let_go_of_what_is_lent_has_as_long_as_is_said_now(make: Make) -> None:
     w, s, t, name = lending(make)  # 2 s
-    w.hear(w.open(), 3, "lifeline")  # 60 s, whatever the others have
+    w.hear(w.open(), 3, "lifeline")  # 60 s, independent of the others
     w.sleep(1.0)
     w.change_rules(ack_timeout_s=20.0)
     w.sleep(18.0)

@@ -1,6 +1,6 @@
-"""Memory that comes in as zeros, and what becomes of what its worker wrote there.
+"""Memory that loads as zeros, and the fate of the bytes that its worker wrote.
 
-The World looks at every byte: zeros where nothing was saved, and what was saved in its place.
+The World checks every byte: zeros where nothing was saved, and saved bytes in their places.
 """
 
 from swapd.core.actions import (
@@ -22,7 +22,7 @@ from tests.core.world import Make, World, outcome
 
 
 def pair(make: Make, scratch: Scratch = "saved", **rules: object) -> tuple[World, int, int]:
-    """A worker with scratch `kv` of 6, and another with `b` of 6, of which one fits."""
+    """A worker with scratch `kv` of 6, and another with `b` of 6; only one fits."""
     w = make(10, **rules)
     s, t = w.open(), w.open()
     w.register(s, "kv", 6, scratch=scratch)
@@ -46,7 +46,7 @@ def last_out(w: World) -> CopyOut:
 
 
 def use(w: World, session: int, *said: Ranges) -> int:
-    """Use it, say these are worth saving from now on, and return when its contents began."""
+    """Use it, declare these ranges worth saving, and return when its contents began."""
     key = w.use(session, "kv")
     began = placed(w, key).contents
     number = w.scratch["kv"].number
@@ -54,7 +54,7 @@ def use(w: World, session: int, *said: Ranges) -> int:
     return began
 
 
-# --- how it is registered ------------------------------------------------------------------
+# --- registration --------------------------------------------------------------------------
 
 
 def test_what_is_dropped_has_a_host_copy_that_takes_no_memory(make: Make) -> None:
@@ -105,7 +105,7 @@ def test_what_cannot_be_ranges_is_refused_and_changes_nothing(make: Make) -> Non
         assert w.core.problem_with(Release(0, key[1], used=(Used("kv", 1, ranges),))) is None
 
 
-# --- what is in it -------------------------------------------------------------------------
+# --- contents ------------------------------------------------------------------------------
 
 
 def test_it_comes_in_as_zeros_and_nothing_is_copied(make: Make) -> None:
@@ -251,7 +251,7 @@ def test_what_is_filled_comes_in_with_its_contents_which_began_before(make: Make
     assert last_in(w).only == ()
 
 
-# --- whose word counts ---------------------------------------------------------------------
+# --- whose statement counts ----------------------------------------------------------------
 
 
 def test_a_word_that_comes_late_is_ignored(make: Make) -> None:
@@ -585,11 +585,11 @@ def test_status_says_that_it_is_scratch(make: Make) -> None:
     assert kinds == {"kv": "scratch", "b": "component"}
 
 
-# --- what goes first -----------------------------------------------------------------------
+# --- the order of evictions ----------------------------------------------------------------
 
 
 def evicted_for(w: World, session: int, name: str) -> list[str]:
-    """What leaves so that it comes in."""
+    """The components evicted for its load."""
     before = len(w.log)
     w.release(w.use(session, name))
     return [a.name for a in w.log[before:] if isinstance(a, Evict)]

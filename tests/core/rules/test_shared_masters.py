@@ -1,4 +1,4 @@
-"""Components of one content share one master."""
+"""Components with equal contents share one host copy."""
 
 from swapd.core.actions import Accept, DropHostCopy, MakeHostCopy
 from swapd.core.policy import SHARE_PATIENCE_S
@@ -6,7 +6,7 @@ from tests.core.world import Make, World
 
 
 def made(w: World) -> list[tuple[str, int]]:
-    """What the last event ordered: for which component, and whose master it shares."""
+    """The orders of the last event: for which component, and whose host copy it shares."""
     return [(a.name, a.original) for a in w.out if isinstance(a, MakeHostCopy)]
 
 
@@ -15,7 +15,7 @@ def ask(w: World, session: int, name: str, content: str = "x") -> tuple[int, int
 
 
 def fill(w: World, session: int, name: str) -> None:
-    """Its master is made, filled and sealed."""
+    """Its host copy is made, filled and sealed."""
     w.make_master(w.newest[name])
     w.commit(session, name)
     w.make_master(w.newest[name])
@@ -29,7 +29,7 @@ def test_what_is_laid_out_otherwise_is_not_shared(make: Make) -> None:
 
 
 def two(make: Make) -> tuple[World, int, int]:
-    """A world with two sessions; what the first registers, as `a`, is being filled."""
+    """A world with two sessions; the component of the first, `a`, is being filled."""
     w = make(10)
     first, second = w.open("first"), w.open("second")
     ask(w, first, "a")

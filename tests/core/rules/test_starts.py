@@ -1,4 +1,4 @@
-"""One process at a time starts: what it measures of the device is not what another does."""
+"""One process at a time starts, so that no other affects its measurements of the device."""
 
 from swapd.core.actions import Grant, Waiting
 from swapd.core.events import Stopping
@@ -66,7 +66,9 @@ def test_one_that_waited_and_has_the_turn_keeps_it_when_its_wait_would_be_over(m
 
 
 def test_one_that_starts_may_acquire_and_one_that_holds_may_not_start(make: Make) -> None:
-    """Or it would wait for its turn with what the one before it waits for."""
+    """Otherwise it would wait for its turn while it holds memory that the session before it waits
+    for.
+    """
     w = make(10)
     s, t = w.open(), w.open()
     w.register(s, "a", 6)

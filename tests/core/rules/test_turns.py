@@ -1,4 +1,4 @@
-"""In which order waiters are let in."""
+"""The order in which waiters are granted."""
 
 from swapd.core.actions import Waiting
 from swapd.core.records import Key, State
@@ -7,7 +7,7 @@ from tests.core.world import Make, World, outcome
 
 
 def drain(w: World, held: Key, keys: list[Key]) -> list[Key]:
-    """Release, and release what is granted in turn; return the order of the grants."""
+    """Release, then release each granted lease in turn; return the order of the grants."""
     order = []
     w.release(held)
     w.settle()

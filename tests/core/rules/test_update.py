@@ -248,7 +248,7 @@ def test_an_update_that_makes_a_wait_hopeless_ends_it(make: Make) -> None:
 
 
 def test_a_holder_that_waits_itself_runs_first(make: Make) -> None:
-    """The head waits for new bytes; who holds the old ones waits for memory it can have."""
+    """The head waits for new bytes; the holder of the old ones waits for memory it can have."""
     w = make(10, residency_factor=0.0)
     s, t = w.open(), w.open()
     w.register(s, "a", 4)
@@ -369,7 +369,7 @@ def test_one_update_at_a_time(make: Make) -> None:
 
 
 def two(make: Make) -> tuple[World, int]:
-    """A world with `a` and `b` on the device, and an update of each that is to be committed."""
+    """A world with `a` and `b` on the device, and an uncommitted update of each."""
     w = make(10)
     s = w.open()
     for name in "ab":

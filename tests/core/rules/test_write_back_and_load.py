@@ -7,7 +7,7 @@ from tests.core.world import Make, World, outcome
 
 
 def saved_and_inherited(make: Make) -> tuple[World, int, int, Key]:
-    """a (6 chunks) is saved while b (6 chunks) is loaded behind it, 4 of them free."""
+    """The load of b (6 chunks, 4 of them free) follows the save of a (6 chunks)."""
     w, s, t = mutable_pair(make)
     key = w.acquire(t, "b")
     w.ack("a")
@@ -79,7 +79,7 @@ def test_several_loads_inherit_from_one(make: Make) -> None:
 
 
 def test_after_a_load_that_failed_nobody_inherits_from_what_it_was_behind(make: Make) -> None:
-    """The save may be failing as well: one after the other would fail with it."""
+    """The save may be failing as well: each later load would fail with it."""
     w, _, t, key = saved_and_inherited(make)
     second = w.acquire(t, "b", agent=1)
     w.move("b", fail="bus")
