@@ -6,7 +6,7 @@
 # `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make package` builds the sdist and the wheel, unpacks the one and installs the other.
-# `make test-services` checks deploy/ with the tools of others, and runs Ray; 400 MB into .venv-services.
+# `make test-services` checks deploy/ with the tools of others, and runs Ray; 1.4 GB into .venv-services.
 # `make test-vllm` makes .venv-vllm (2 GB) and runs real vLLM engines; CI runs it too, and
 # `make test-vllm-versions`: what decides, on the other versions of vLLM that are supported.
 
@@ -81,6 +81,7 @@ test-services: .venv-services/ready
 
 .venv-services/ready: tests/services/requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-services
+	.venv-services/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-services/bin/pip install --quiet --disable-pip-version-check --requirement tests/services/requirements.txt --editable '.[daemon]'
 	touch $@
 
