@@ -243,6 +243,28 @@ def test_what_is_there_already_is_not_waited_for(model: Model) -> None:
     assert turn.copies.awaited == ["thinker.kv", PARTS[1]]
 
 
+@pytest.mark.parametrize("streams", [(), (7,)])
+def test_once_all_parts_have_come_no_layer_waits_any_more(
+    model: Model, streams: tuple[int, ...]
+) -> None:
+    turn = Turn(model, streams=streams)
+    turn.copies.there |= {*FIRST, *PARTS}
+    layer: Any = model.layers[0]
+    layer(X)
+    assert not turn.waiting
+    waited = [*turn.copies.awaited, *(name for name, _ in turn.copies.by_streams)]
+    assert waited == FIRST, "before the layers began"
+    turn.segments.arrive()
+    assert not {*turn.copies.awaited} & {*PARTS}
+
+
+def test_a_layer_waits_while_a_part_after_it_is_still_to_come(model: Model) -> None:
+    turn = Turn(model)
+    turn.copies.there |= {*FIRST, PARTS[0]}
+    model(X)
+    assert turn.copies.awaited == [*FIRST, *PARTS]
+
+
 @pytest.mark.parametrize("error", [DeviceFailed("no"), SessionFenced("late")])
 def test_what_does_not_come_ends_the_step(model: Model, error: SwapdError) -> None:
     turn = Turn(model)

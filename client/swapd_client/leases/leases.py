@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from math import inf
 
 import msgspec
@@ -220,14 +219,17 @@ class Leases:
         return self._board.has(*awaited) or self._processor.wait_on(stream, *awaited)
 
     def is_complete(self, place: Placement) -> bool:
-        """Whether all of the component has arrived."""
-        part = self._parts[place.name]
+        """Whether all of the component has arrived; not if it is private memory again."""
+        part = self._parts.get(place.name)
+        if part is None:
+            return False
         return self._is_there((part.slot, word(place.generation, part.segments)))
 
     def _is_there(self, awaited: Word) -> bool:
-        with suppress(ArrivalFailed):
+        try:
             return self._board.has(*awaited)
-        return False
+        except ArrivalFailed:
+            return False
 
     def broken(self, name: str, generation: int, why: str) -> None:
         """The component will never arrive. Called before the word on the board ends the waits."""

@@ -2,9 +2,9 @@
 
 The turn has one lease, granted when all its copies are queued. So a running turn waits for no
 lease, but for copies that will arrive, or fail. The copies come in order: tensors outside of layers
-first, then layer by layer. A layer that must wait has another `forward` until its part has arrived;
-layers that have arrived have none. A forward pre-hook would do the same, but torch's dispatch of
-hooks costs more than the wait.
+first, then layer by layer. A layer that must wait has another `forward` until its part has arrived.
+The first layer that finds all parts on the device gives every layer its own `forward` back. A
+forward pre-hook would do the same, but torch's dispatch of hooks costs more than the wait.
 
 This requires that each layer's weights are used in that layer's own forward only, and that Python
 runs it: a replayed graph, or compiled code, calls no `forward`. `found_in` checks a forward of the
@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from swapd.shared.protocol import Placement
 from swapd_client.errors import ClientClosed, DeviceFailed, SessionEnded, SessionFenced, SwapdError
 from swapd_client.lease import Lease
 from swapd_client.offload.copies import start_of
@@ -39,8 +40,8 @@ class Segments:
         self._go_alone = go_alone
         self._layers: Mapping[str, Sequence[Module]] = {}
         self._lease: Lease | None = None
-        #: Parts that had not arrived when the turn began, or are not known to have.
-        self._coming: list[str] = []
+        #: Parts that had not arrived when the turn began, the last of them first.
+        self._coming: dict[str, Placement] = {}
         #: Parts of layers already waited for, and the streams that waited; () is Python.
         self._waited: dict[str, tuple[int, ...]] = {}
         #: Functions that restore the `forward` of a part's layers, by part.
@@ -70,20 +71,21 @@ class Segments:
         if not (self._layers and lease.loaded):
             return 0
         leases = lease._session.leases
-        coming = [one.name for one in lease._placements if not leases.is_complete(one)]
-        self._coming = coming
-        for name in coming:
-            if name not in self._layers:
-                self._await(name)
-        layers = [name for name in coming if name in self._layers]
-        self._have_wait(layers)
-        return len(layers)
+        coming = [one for one in lease._placements if not leases.is_complete(one)]
+        self.expect(lease, coming)
+        for one in coming:
+            if one.name not in self._layers:
+                self._await(one.name)
+        return len(self._waiting)
 
-    def _have_wait(self, parts: Iterable[str]) -> None:
-        """Make the layers of these parts wait."""
-        for name in parts:
-            before = partial(self._before, name)
-            self._waiting[name] = [_calling_first(layer, before) for layer in self._layers[name]]
+    def expect(self, lease: Lease, coming: Sequence[Placement]) -> None:
+        """Make the layers of these parts wait, in this lease."""
+        self._lease = lease
+        self._coming = {one.name: one for one in reversed(coming)}
+        for one in coming:
+            if layers := self._layers.get(one.name):
+                before = partial(self._before, one.name)
+                self._waiting[one.name] = [_calling_first(layer, before) for layer in layers]
 
     def _let_go(self, name: str) -> None:
         """Stop the waits of this part's layers."""
@@ -98,7 +100,7 @@ class Segments:
         if not self._coming:
             return
         try:
-            for name in self._coming:
+            for name in reversed(self._coming):
                 self._await(name, in_python=True)
         except (SessionEnded, ClientClosed) as exc:
             self._lose(exc)
@@ -108,13 +110,17 @@ class Segments:
         """Stop all waits: the lease is over, or all parts have arrived."""
         for name in list(self._waiting):
             self._let_go(name)
-        self._coming = []
+        self._coming = {}
         self._waited.clear()
         self._lease = None
         self.broken = False
 
     def _before(self, name: str) -> None:
         """Called before a layer's forward."""
+        lease = self._lease
+        if lease is not None and all(map(lease._session.leases.is_complete, self._coming.values())):
+            self.drop()  # no stream has to wait any more
+            return
         try:
             self._await(name)
         except (SessionEnded, ClientClosed) as exc:
