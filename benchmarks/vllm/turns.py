@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.vllm.rows import Row, Section
 from tests.guarantees.harness import Daemon
 from tests.vllm import swaps
-from tests.vllm.engines import REQUESTS, TOKENS, Engine, Nursery, scene
+from tests.vllm.engines import PATIENT, REQUESTS, TOKENS, Engine, Nursery, scene
 
 NAMES = ("thinker", "talker")
 ENGINES = len(NAMES)
@@ -19,7 +19,7 @@ def measure(models: Path, nursery: Nursery) -> Section:
     for what, run in (("one after the other", _in_turn), ("both busy at once", _at_once)):
         with scene(models, nursery) as made:
             daemon = made.daemon()
-            engines = made.on_swapd(daemon, *NAMES)
+            engines = made.on_swapd(daemon, *NAMES, imports=PATIENT)
             before = len(_copies(daemon))
             turns = run(engines)
             copies = len(_copies(daemon)) - before
@@ -40,6 +40,7 @@ def _in_turn(engines: list[Engine]) -> list[swaps.Turn]:
     for prompts in REQUESTS:
         for engine in engines:
             ((_, running, ended),) = engine.serve([prompts], TOKENS)
+            engine.rest()
             turns.append(swaps.Turn(engine.label, running, ended))
     return turns
 
@@ -47,11 +48,12 @@ def _in_turn(engines: list[Engine]) -> list[swaps.Turn]:
 def _at_once(engines: list[Engine]) -> list[swaps.Turn]:
     for engine in engines:
         engine.begin("serve", REQUESTS, TOKENS)
-    return [
-        swaps.Turn(engine.label, running, ended)
-        for engine in engines
-        for _, running, ended in engine.result()
-    ]
+        engine.begin("rest")
+    turns = []
+    for engine in engines:
+        turns += [swaps.Turn(engine.label, running, ended) for _, running, ended in engine.result()]
+        engine.result()
+    return turns
 
 
 def _copies(daemon: Daemon) -> list[str]:

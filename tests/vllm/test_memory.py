@@ -6,13 +6,17 @@ import pytest
 
 from benchmarks.vllm import memory
 from tests.vllm.engines import Nursery, scene
-from tests.vllm.models import DEEP, MODELS, THIRD
+from tests.vllm.models import THIRD
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, models: Path, deep: Path, nursery: Nursery
+) -> Path:
     made = tmp_path_factory.mktemp("sizes")
-    nursery.call("tests.vllm.models:write_all", str(made), *MODELS, *DEEP, *THIRD)
+    for model in (*models.iterdir(), *deep.iterdir()):
+        (made / model.name).symlink_to(model)
+    nursery.call("tests.vllm.models:write_all", str(made), *THIRD)
     return made
 
 

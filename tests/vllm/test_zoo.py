@@ -14,6 +14,7 @@ import pytest
 import swapd_client
 from swapd_client.weights import safetensors
 from tests.guarantees.harness import Daemon
+from tests.once import made_once
 from tests.vllm import engines
 from tests.vllm.engine import DRIVES
 from tests.vllm.engines import (
@@ -115,9 +116,11 @@ ROWS = (
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
     """A folder of the checkpoints, by name."""
-    folder = tmp_path_factory.mktemp("zoo")
-    nursery.call("tests.vllm.zoo:write_all", str(folder))
-    return folder
+
+    def write(path: Path) -> None:
+        nursery.call("tests.vllm.zoo:write_all", str(path))
+
+    return made_once(tmp_path_factory, "zoo", write)
 
 
 class Evictor:
