@@ -192,6 +192,8 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
     - the request has all blocks from there on: requests give back blocks before a sliding window;
     - a block is complete after at most two parts of a prompt, because two requests may share it,
       and only one of them must compute it.
+    vLLM 0.30, 0.31 and 0.32 do this alike. For layers in several groups 0.30 restarts such a
+    request, and the others raise an error.
     """
     base = config.scheduler_config.get_scheduler_cls()
     if base is not VllmScheduler and not _is_of_generation(base):
