@@ -12,7 +12,7 @@ _copy_out = HostDevice.copy_out
 
 
 def copy_out(device: HostDevice, runs: Runs, target: int, nbytes: int, **told: Any) -> None:
-    """Half of what is asked for is copied before it fails, as where a copy is cut off."""
+    """Copies half of the bytes before it fails, like an interrupted copy."""
     if next(_saves) % 3:
         _copy_out(device, runs, target, nbytes, **told)
         return

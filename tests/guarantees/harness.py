@@ -1,7 +1,7 @@
 """Real daemons and real workers, each a process of its own, for the tests of the guarantees.
 
-Waits are for messages, records of the swap log, EOF and exits, never for time; every wait is
-bounded by PATIENCE_S, which no run that works comes near.
+Tests wait for messages, records of the swap log, EOF and exits, never for time. PATIENCE_S bounds
+every wait, with a large margin over any working run.
 """
 
 import json
@@ -35,10 +35,10 @@ from tests import forked
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("worker.py")
 MIB = 1 << 20
-#: Tests on slower things set another (`tests/vllm`).
+#: Slower tests set another value (`tests/vllm`).
 PATIENCE_S = 60.0
 
-#: What daemons are told unless a test says otherwise: strict, and quick to decide.
+#: The default settings of daemons: strict, and quick to decide.
 SETTINGS: dict[str, object] = {
     "device": "host",
     "budget": "16MiB",
@@ -50,13 +50,15 @@ SETTINGS: dict[str, object] = {
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with the packages found and no setting of swapd in it."""
+    """The environment of this process, without settings of swapd, and with its packages on the
+    path.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
     return {**inherited, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"}
 
 
 def descriptors(pid: int) -> list[str]:
-    """What a process has open; without the swap log, which is open only now and then."""
+    """The open files of a process, without the swap log, which it opens and closes at any time."""
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -65,7 +67,7 @@ def descriptors(pid: int) -> list[str]:
 
 
 def limits(**most: int) -> Callable[[], None]:
-    """For a child, before it runs: no more than that of each resource."""
+    """For a child, before it runs: at most this much of each resource."""
 
     def set_them() -> None:
         for name, value in most.items():
@@ -83,7 +85,7 @@ def is_alive(pid: int) -> bool:
 
 
 def stop_process(pid: int) -> None:
-    """SIGSTOP, and wait until it has taken effect: then the process does nothing more.
+    """SIGSTOP, and wait until it has taken effect: then the process is stopped.
 
     For a child of this process, whose state the kernel reports by waitid.
     """
@@ -92,8 +94,9 @@ def stop_process(pid: int) -> None:
 
 
 def await_end(process: "subprocess.Popen[Any]") -> int:
-    """The exit status of a child, once it has ended. Wakes as it ends: `Popen.wait` that is told
-    how long looks only every 50 ms. Raises: TimeoutExpired."""
+    """The exit status of a child, as soon as it has ended: `Popen.wait` with a timeout polls at
+    intervals of 50 ms. Raises: TimeoutExpired.
+    """
     if process.poll() is None:
         watch = os.pidfd_open(process.pid)
         try:
@@ -107,11 +110,11 @@ def await_end(process: "subprocess.Popen[Any]") -> int:
 
 
 class Daemon:
-    """`swapd serve` in a folder of its own, and what it says."""
+    """`swapd serve` in a folder of its own, and its output."""
 
     def __init__(self, folder: Path, log: Path, **settings: Any) -> None:
-        """Start it, in a process that runs `before` first, if it is among the settings; or another
-        `program` that is one.
+        """Start it. Among the settings, `before` is called in the process first, and `program`
+        replaces `swapd`.
 
         Blocks until it serves, or has ended.
         """
@@ -136,7 +139,7 @@ class Daemon:
         self._watch: Watch | None = None
         self._observer: Client | None = None
         if self.greeting:
-            # one that is put elsewhere may be no file, or take nothing
+            # a log elsewhere may be no file, or accept nothing
             self._watch = Watch(folder, None if "swap_log" in settings else self.swap_log)
 
     @property
@@ -145,12 +148,12 @@ class Daemon:
 
     @property
     def swap_log(self) -> Path:
-        """The file, unless it is told to put it elsewhere."""
+        """The default file, which the setting `swap_log` may replace."""
         return self.folder / runtime_dir.SWAP_LOG
 
     @property
     def log(self) -> str:
-        """All it wrote to stderr."""
+        """All of its stderr."""
         return self._log.read_text()
 
     @property
@@ -164,7 +167,7 @@ class Daemon:
 
     @property
     def observer(self) -> Client:
-        """A session that only looks."""
+        """A session that only queries."""
         if self._observer is None:
             self._observer = connect(self.folder, label="observer")
         return self._observer
@@ -181,7 +184,7 @@ class Daemon:
         return self.watch.until(kind, **fields)
 
     def await_gone(self, who: "Worker | RawSession") -> None:
-        """Until the daemon knows that the last session of `who` has ended."""
+        """Wait until the daemon has ended the last session of `who`."""
         if isinstance(who, RawSession):
             session = who.session
         else:
@@ -202,7 +205,7 @@ class Daemon:
         self.wait()
 
     def close(self) -> None:
-        """Stop it, unless it was ended, and check that it has not been hurt."""
+        """Stop it, unless it has ended, and check that it is unharmed."""
         running = self.running
         if running:
             assert self.status().peak_bytes <= self.status().budget_bytes
@@ -213,7 +216,7 @@ class Daemon:
         assert "Traceback" not in self.log, self.log
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Kill it, and close the connections to it."""
         if self._observer is not None:
             self._observer.close()
             self._observer = None
@@ -233,13 +236,13 @@ class Daemon:
 
 
 class Watch:
-    """The swap log of a daemon as it is published, and what it says of the time before that.
+    """The swap log of a daemon as it is published, with the records from before the subscription.
 
-    A client that waits for the daemon may have come before this has subscribed.
+    A client that waits for the daemon may connect before this has subscribed.
     """
 
     def __init__(self, folder: Path, file: Path | None) -> None:
-        """`file` is the swap log; None: it cannot be read, and what came before is missed."""
+        """`file` is the swap log; None: it cannot be read, and the earlier records are missing."""
         self.history: list[Record] = []
         self._folder = folder
         self._at = 0
@@ -249,7 +252,7 @@ class Watch:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(f"ipc://{folder / runtime_dir.EVENTS}")
-        for _ in range(600):  # the first may come before the daemon knows of the subscription
+        for _ in range(600):  # the first may precede the subscription at the daemon
             self._knock()
             if self._socket.poll(100):
                 break
@@ -259,9 +262,9 @@ class Watch:
             self._catch_up(file)
 
     def until(self, kind: str, **fields: object) -> Any:
-        """The next event or action that matches, after the last one that was found.
+        """The next event or action that matches, after the last one found.
 
-        What is asked is found as what it is, a request; whose it is may be among the fields.
+        A request matches by its own kind; its session may be among the fields.
         """
         while True:
             while self._at < len(self.history):
@@ -286,7 +289,7 @@ class Watch:
             self._read(f"end of session {session}")
 
     def seen(self, kind: str) -> list[Any]:
-        """All of one kind there were until now."""
+        """All records of one kind until now."""
         label = self._knock()
         while True:
             self._read(label)
@@ -299,9 +302,9 @@ class Watch:
     parse = staticmethod(records.parse)
 
     def _catch_up(self, file: Path) -> None:
-        """Begin with what was recorded before the first record that was published to this.
+        """Prepend the records from before the first one published here.
 
-        That one is in the file sooner or later: it is written after it is published.
+        The file will contain that one: the daemon publishes a record before it writes it.
         """
         first = self._socket.recv()
         self.history.append(self.parse(first))
@@ -311,7 +314,7 @@ class Watch:
         self.history[:0] = before
 
     def _knock(self) -> str:
-        """Have something recorded: a session with the label that is returned."""
+        """Cause a record: a session with the returned label."""
         self._knocks += 1
         label = f"knock {self._knocks}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knock:
@@ -333,7 +336,7 @@ class Watch:
 
 
 def _until(first: bytes, file: Path) -> list[Record] | None:
-    """The events and actions of a daemon before `first`; None if that is not written yet."""
+    """The events and actions of a daemon before `first`; None if it is not written yet."""
     with suppress(FileNotFoundError, OtherSchema):
         run = history.last_run(history.read(file))
         for i, line in enumerate(run):
@@ -343,8 +346,7 @@ def _until(first: bytes, file: Path) -> list[Record] | None:
 
 
 def _said(record: Record) -> tuple[int | None, Any]:
-    """What a record is about: of what was asked the session and the request, else the event or
-    action."""
+    """The content of a record: the session and its request, else the event or action."""
     said = record.event or record.action
     return (said.session, said.request) if isinstance(said, Asked) else (None, said)
 
@@ -366,7 +368,7 @@ class WorkerDied(Exception):
 
 
 class Pending:
-    """A command that runs in a worker."""
+    """A command in progress in a worker."""
 
     def __init__(self, worker: "Worker", what: str) -> None:
         self._worker = worker
@@ -381,7 +383,7 @@ class Pending:
         return not self._answer.empty()
 
     def result(self) -> Any:
-        """What it returned. Blocks. Raises: WorkerError, WorkerDied."""
+        """Its return value. Blocks. Raises: WorkerError, WorkerDied."""
         try:
             answer = self._answer.get(timeout=PATIENCE_S)
         except queue.Empty:
@@ -400,7 +402,7 @@ class Worker:
     """
 
     def __init__(self, log: Path, label: str, program: Path, imported: Sequence[str]) -> None:
-        """`label` is what it is called at its daemon."""
+        """`label` is its label at its daemon."""
         self.label = label
         self._log = log
         with log.open("ab") as stderr:
@@ -436,7 +438,7 @@ class Worker:
         return self._log.read_text()
 
     def start(self, command: str, *args: object, lane: str = "main", **options: object) -> Pending:
-        """Have it run `command`; commands of one lane run one after the other."""
+        """Have it run `command`; commands of one lane run in sequence."""
         with self._lock:
             self._ids += 1
             number = self._ids
@@ -451,7 +453,7 @@ class Worker:
         return pending
 
     def await_event(self) -> str:
-        """What it says unasked."""
+        """The next message that it sends by itself."""
         event = self._events.get(timeout=PATIENCE_S)
         if event is None:
             raise WorkerDied(f"{self} died\n{self.log}")
@@ -502,11 +504,11 @@ class Worker:
                 pending.settle(None)
 
 
-# --- peers that do wrong -----------------------------------------------------------------
+# --- faulty peers ------------------------------------------------------------------------
 
 
 class RawSession:
-    """A lifeline and an rpc socket in this process, by hand: says whatever it is told to."""
+    """A lifeline and an rpc socket in this process, without a client: sends any message."""
 
     def __init__(self, folder: Path, *, hello: bool = True, rpc: bool = True) -> None:
         self.lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -514,7 +516,7 @@ class RawSession:
         self.lifeline.connect(str(folder / runtime_dir.LIFELINE))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealers: list[zmq.Socket[bytes]] = []
-        #: All that came on the lifeline.
+        #: All descriptors received on the lifeline.
         self.fds: list[OwnedFd] = []
         self._ids = 0
         self.token = b""
@@ -548,7 +550,7 @@ class RawSession:
         send_packet(self.lifeline, protocol.encode(message))
 
     def hear(self) -> FromDaemon | None:
-        """The next message on the lifeline but files; None when it has ended."""
+        """The next message on the lifeline, except files; None when it has ended."""
         while True:
             data, fds = recv_packet(self.lifeline, LIFELINE_MAX_BYTES)
             self.fds += fds
@@ -557,13 +559,13 @@ class RawSession:
                 return message
 
     def end(self) -> list[FromDaemon]:
-        """All that still comes until the daemon ends the lifeline."""
+        """All further messages until the daemon ends the lifeline."""
         said: list[FromDaemon] = []
         while True:
             try:
                 message = self.hear()
             except ConnectionResetError:
-                continue  # it closed with words of ours unread; what it said comes after
+                continue  # it closed with our messages unread; its own messages follow
             if message is None:
                 return said
             said.append(message)
@@ -598,7 +600,7 @@ class RawSession:
         assert isinstance(said, protocol.Done), said
 
 
-# --- all of one test ---------------------------------------------------------------------
+# --- the processes of one test -----------------------------------------------------------
 
 
 class World:
@@ -630,7 +632,7 @@ class World:
         return [self.worker(daemon, label) for label in labels]
 
     def close(self) -> None:
-        """End what still runs; check that no daemon was hurt by what the test did."""
+        """End all that run; check that no daemon was harmed."""
         for worker in self._workers:
             worker.close()
         for daemon in self._daemons:
@@ -645,11 +647,11 @@ class World:
 
 @contextmanager
 def world(program: Path = PROGRAM, imported: Sequence[str] = ()) -> Iterator[World]:
-    """`program` is what the workers run: worker.py, or what does more than that.
+    """The workers run `program`: worker.py, or an extension of it.
 
-    `imported`: what they import that takes long, such as torch.
+    `imported`: the slow imports that they need, such as torch.
     """
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short, since sockets are in it
     made = World(folder, program, imported)
     try:
         yield made

@@ -1,7 +1,7 @@
 """`python -m tests.guarantees.held_load serve`: a daemon whose device stops in a load, or fails it.
 
-`order` says which, and when. Half of it is copied by then. A load that is held goes on when
-somebody has opened `door(runtime_dir)` for writing.
+`order` sets which of the two, and for which load. Half of the load is copied before. A held load
+continues when a process has opened `door(runtime_dir)` for writing.
 """
 
 import os
@@ -17,12 +17,12 @@ _copy_in = HostDevice.copy_in
 
 
 def door(runtime_dir: Path) -> Path:
-    """The pipe that lets it go on; made by whoever starts the daemon."""
+    """The pipe that resumes the load; the process that starts the daemon makes it."""
     return runtime_dir.with_suffix(".door")
 
 
 def order(runtime_dir: Path, what: Literal["hold", "fail"], load: int) -> None:
-    """Do that with the `load`-th load from now on, 1 or more. Once."""
+    """Hold or fail the `load`-th load from now on, 1 or more. Once."""
     whole = _orders(runtime_dir).with_suffix(".new")
     whole.write_text(f"{what} {load}")
     whole.rename(_orders(runtime_dir))

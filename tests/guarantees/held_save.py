@@ -1,6 +1,6 @@
 """`python -m tests.guarantees.held_save serve`: a daemon whose device stops in its first save.
 
-Half of it is copied by then. It goes on when somebody has opened `door(runtime_dir)` for writing.
+Half of it is copied before. It continues when a process has opened `door(runtime_dir)` for writing.
 """
 
 import itertools
@@ -18,7 +18,7 @@ _copy_out = HostDevice.copy_out
 
 
 def door(runtime_dir: Path) -> Path:
-    """The pipe that lets it go on; made by whoever starts the daemon."""
+    """The pipe that resumes the save; the process that starts the daemon makes it."""
     return runtime_dir.with_suffix(".door")
 
 

@@ -42,7 +42,7 @@ def test_the_bytes_of_a_lease_do_not_change_while_others_swap_beside_it(world: W
 
 
 def test_a_component_goes_only_when_the_last_of_its_leases_ended(world: World) -> None:
-    """Nested in one thread, and held by a second thread of the process as well."""
+    """Nested in one thread, and held by a second thread of the process, too."""
     daemon = world.daemon()
     holder, other = world.workers(daemon, "holder", "other")
     a = holder.register("a", 8 * MIB, seed=1)

@@ -1,6 +1,6 @@
 """Guarantee 2: resident bytes and bytes in flight never exceed the budget.
 
-Every test of this folder checks the peak when it ends; here is what comes near it.
+Every test of this folder checks the peak when it ends; the tests here come near it.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Guarantee 2, of host memory: what is unregistered is freed with its tensors, and counted.
+"""Guarantee 2, of host memory: unregistered components are freed with their tensors, and counted.
 
 By the kernel's figures, in real processes.
 """
@@ -12,10 +12,10 @@ from swapd.shared import system
 from tests.guarantees.harness import MIB, Daemon, Worker, World
 
 SIZE = 8 * MIB
-#: After so many cycles the allocators of Python and torch have all that they keep.
+#: After so many cycles the caches of the allocators of Python and torch stop growing.
 WARM = 20
 EACH = 2 * MIB
-#: Far less than 50 of EACH that were never freed.
+#: Far less than 50 times EACH.
 SLACK = 16 * MIB
 
 
@@ -25,14 +25,15 @@ def imported() -> tuple[str, ...]:
 
 
 def private(daemon: Daemon) -> int:
-    """Bytes that were unregistered and live on, but those that earlier tests left in this process,
-    which observes."""
+    """Bytes of unregistered components that are still mapped, except those of earlier tests in this
+    process, which observes.
+    """
     return daemon.status().private_bytes - system.private_bytes(os.getpid(), NAME)
 
 
 def settled(daemon: Daemon, worker: Worker) -> int:
-    """Bytes of host copies, all of them gone that are to go."""
-    worker.register("probe", 0)  # masters are made and dropped in order
+    """Bytes of host copies, after all pending drops."""
+    worker.register("probe", 0)  # the daemon makes and drops host copies in order
     worker.unregister("probe")
     return daemon.status().host_copy_bytes
 
@@ -115,7 +116,7 @@ def test_a_client_that_closes_leaves_what_its_tensors_need_and_no_more(world: Wo
 def test_tensors_that_lost_their_daemon_and_went_are_no_obstacle_to_the_next(
     world: World,
 ) -> None:
-    """What is registered again at its old place is freed in the end, too."""
+    """Tensors registered again at their old address are freed in the end, too."""
     daemon = world.daemon()
     worker = world.worker(daemon, "worker")
     t = worker.register_tensor("t", SIZE, seed=1)

@@ -1,4 +1,4 @@
-"""Guarantee 3: no byte is lost, and where a worker's death loses one, it is said."""
+"""Guarantee 3: no byte is lost, except by a worker's death, and then swapd reports it."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.guarantees.harness import MIB, Daemon, Worker, WorkerError, World
 
 
 def evict(daemon: Daemon, other: Worker, name: str, filler: str = "filler") -> None:
-    """Have `other` use the whole budget for something else."""
+    """Have `other` use the whole budget for another component."""
     if filler not in {c.name for c in daemon.status().components}:
         other.register(filler, 16 * MIB, seed=99)
     other.use(filler)
@@ -123,7 +123,7 @@ def test_a_registration_that_is_refused_leaves_its_source_and_the_name_alone(
 
 @pytest.mark.parametrize("where", ["held", "released", "evicted", "evicted and back"])
 def test_the_daemons_death_loses_nothing_that_was_written(world: World, where: str) -> None:
-    """Whether the last bytes are on the device or in the master, `close` finds them."""
+    """`close` finds the last bytes, on the device or in the host copy."""
     daemon = world.daemon()
     worker, other = world.workers(daemon, "worker", "other")
     worker.register("m", 8 * MIB, mutable=True)
@@ -143,7 +143,7 @@ def test_the_daemons_death_loses_nothing_that_was_written(world: World, where: s
 
 
 def test_a_death_in_the_middle_of_a_write_back_loses_nothing(world: World) -> None:
-    """Half of the host copy is old then; the worker was not told yet to rely on it."""
+    """Half of the host copy is outdated then; the worker was not told yet to rely on it."""
     daemon = world.daemon(bandwidth="24MB/s", budget="8MiB")
     worker, other = world.workers(daemon, "worker", "other")
     worker.register("m", 8 * MIB, mutable=True)
@@ -190,7 +190,7 @@ def test_a_daemon_killed_while_it_saves_and_loads_at_once(world: World) -> None:
     written = one.write("m", 5)
     one.release("m")
     two.acquire("a", early=True)
-    assert two.arrive("a", 2) == digests[2]  # where "m" was, what of it is saved is in its master
+    assert two.arrive("a", 2) == digests[2]  # where "m" was; its saved bytes are in its host copy
     daemon.kill()
     for worker in (one, two):
         worker.await_end()

@@ -1,5 +1,5 @@
-"""Guarantee 3, of scratch: it comes in as zeros, what is worth saving comes back, nothing else is
-copied, and its holder hears when its contents are new.
+"""Guarantee 3, of scratch: it loads as zeros, bytes worth saving come back, nothing else is copied,
+and its holder hears when its contents are new.
 """
 
 import pytest
@@ -16,7 +16,7 @@ def zeros(nbytes: int = SIZE) -> str:
 
 
 def parts_of(seed: int, ranges: list[tuple[int, int]]) -> str:
-    """The digest of what a worker wrote, in these ranges, and zeros elsewhere."""
+    """The digest of a worker's bytes in these ranges, and zeros elsewhere."""
     written, kept = pattern(seed, SIZE), bytearray(SIZE)
     for start, nbytes in ranges:
         kept[start : start + nbytes] = written[start : start + nbytes]
@@ -24,7 +24,7 @@ def parts_of(seed: int, ranges: list[tuple[int, int]]) -> str:
 
 
 def use(worker: Worker, name: str = "s") -> tuple[bool, str]:
-    """Whether its contents are new, and what they are, under a lease."""
+    """Whether its contents are new, and their digest, under a lease."""
     worker.acquire(name)
     seen = worker.fresh(name), worker.look(name)[1]
     worker.release(name)
@@ -32,7 +32,7 @@ def use(worker: Worker, name: str = "s") -> tuple[bool, str]:
 
 
 def write(worker: Worker, seed: int, used: list[tuple[int, int]] | None = None) -> str:
-    """Under a lease; and say what of it is worth saving."""
+    """Write under a lease; declare these ranges worth saving."""
     worker.acquire("s")
     written: str = worker.write("s", seed)
     if used is not None:
@@ -131,7 +131,7 @@ def test_contents_that_began_anew_unseen_are_told_by_the_next_lease_that_is_aske
     worker, other = world.workers(daemon, "worker", "other")
     worker.register_scratch("s", SIZE)
     for _ in range(3):
-        worker.acquire("s")  # and nobody asks it
+        worker.acquire("s")  # and does not ask for `fresh`
         worker.release("s")
         evict(daemon, other, "s")
     worker.acquire("s")
@@ -284,7 +284,7 @@ def test_scratch_cannot_be_updated(world: World, daemon: Daemon) -> None:
 def test_scratch_that_could_not_be_saved_is_zeros_if_its_daemon_dies_next(
     world: World, *, saved_since: bool
 ) -> None:
-    """Its host copy has half of it by then."""
+    """Half of its bytes are in its host copy by then."""
     daemon = world.daemon(program="tests.guarantees.failing_saves")
     worker, other = world.workers(daemon, "worker", "other")
     worker.register_scratch("s", SIZE, mutable=True)

@@ -1,4 +1,4 @@
-"""Guarantee 4: a tensor's address never changes until it is unregistered, nor after."""
+"""Guarantee 4: a tensor's address never changes, neither while it is registered nor after."""
 
 import pytest
 

@@ -1,19 +1,19 @@
-"""Guarantee 5, of holders that do not read: they lose nothing that nobody needs of them.
+"""Guarantee 5, of holders that do not read: they lose nothing as long as nobody needs their memory.
 
-A worker that is stopped, or holds the GIL for minutes, takes none of what the daemon tells it of
-others. That is state, and the newest of it is told when it reads again.
+A worker that is stopped, or holds the GIL for minutes, reads no messages about other sessions. Such
+messages carry state: when it reads again, it gets the latest one.
 """
 
 from swapd.daemon import lifeline
 from swapd.shared import protocol
 from tests.guarantees.harness import MIB, Daemon, Pending, RawSession, Worker, World
 
-#: More than a socket takes and the daemon ever kept, two of which each round sends.
+#: More than a socket takes and the daemon ever kept; each round sends two messages.
 ROUNDS = 1500
 
 
 def contend(daemon: Daemon, holder: Worker, waiter: Worker, rounds: int) -> Pending:
-    """Have `waiter` begin to wait for what `holder` has, and give up, again and again.
+    """Have `waiter` wait for the memory of `holder`, and give up, again and again.
 
     It waits when this returns.
     """
@@ -66,7 +66,7 @@ def test_a_holder_that_did_not_read_hears_what_is_true_by_then(world: World) -> 
 
 
 def test_who_is_fenced_in_the_midst_of_contention_hears_why(world: World) -> None:
-    """Its socket has room for that, however much it was told of others."""
+    """Its socket has room for the reason, after any number of messages about others."""
     daemon = world.daemon(ack_timeout=1)
     deaf, holder, waiter = world.workers(daemon, "deaf", "holder", "waiter")
     deaf.register("a", 4 * MIB)
@@ -79,7 +79,7 @@ def test_who_is_fenced_in_the_midst_of_contention_hears_why(world: World) -> Non
     deaf.stop()
     waiting = contend(daemon, holder, waiter, 400)
     holder.register("d", 8 * MIB)
-    holder.use("d")  # there is room for it beside what is held, where "idle" is
+    holder.use("d")  # it fits beside the held ones, in the place of "idle"
     deaf.go_on()
     assert "--ack-timeout" in deaf.await_end()
     holder.release("b")

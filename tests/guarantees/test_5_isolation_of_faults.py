@@ -1,6 +1,6 @@
-"""Guarantee 5: who dies, hangs, lies or sends garbage costs the others only what it leases.
+"""Guarantee 5: a faulty worker can delay others while it holds leases, and nothing more.
 
-Each test does one wrong thing, and looks at what it cost a worker that did none.
+Each test does one wrong thing, and checks its effect on a correct worker.
 """
 
 import mmap
@@ -32,7 +32,7 @@ NOBODY = 65534
 
 
 def assert_unharmed(daemon: Daemon, worker: Worker) -> None:
-    """All of the budget can be had, by somebody who did nothing wrong, with the right bytes."""
+    """A correct worker can get the whole budget, with the right bytes."""
     name = f"all{len(daemon.watch.seen('Register'))}"
     expected = worker.register(name, 16 * MIB, seed=16)
     assert worker.use(name)[1] == expected
@@ -45,9 +45,9 @@ def assert_unharmed(daemon: Daemon, worker: Worker) -> None:
 def assert_none_more(daemon: Daemon, before: dict[int, list[str]]) -> None:
     """No process has more descriptors open than `before`.
 
-    What was closed on this side is closed on the other a moment later, without a word: so
-    look again for a while. The few that were on their way out in `before` hide no leak, as
-    the tests would leave many.
+    The other side closes its end of a closed connection a moment later, without a message: so this
+    looks again for a while. The few that were closing in `before` hide no leak, as the tests would
+    leak many.
     """
     for _ in range(5000):
         now = {pid: descriptors(pid) for pid in before}
@@ -283,7 +283,7 @@ def test_a_worker_that_was_fenced_in_a_lease_computes_on_the_right_bytes(world: 
     assert holder.look("a") == before == [before[0], a]
     with pytest.raises(WorkerError) as told:
         holder.release("a")
-    assert told.value.kind == "SessionFenced"  # what it computed meanwhile is in doubt
+    assert told.value.kind == "SessionFenced"  # its results from that time are in doubt
     holder.disconnect()
     assert holder.look("a") == before
 
@@ -313,7 +313,7 @@ def test_what_a_stopped_worker_may_still_write_to_is_kept_until_its_process_ends
 
 
 def frames(seed: int, valid: list[bytes]) -> list[bytes]:
-    """Random bytes; valid messages cut short, and with bytes changed; and nesting."""
+    """Random bytes; valid messages, truncated or with bytes changed; and nesting."""
     rng = random.Random(seed)
     made = [rng.randbytes(rng.randrange(1, 200)) for _ in range(60)]
     for message in valid:
@@ -372,8 +372,8 @@ def test_garbage_on_the_lifeline_ends_that_session_alone(world: World, seed: int
     for i, frame in enumerate(frames(seed, valid)[:120]):
         with RawSession(daemon.folder, hello=bool(i % 2), rpc=False) as raw:
             raw.lifeline.send(frame)
-            with suppress(BrokenPipeError):  # it may have ended at the frame
-                raw.lifeline.send(b"\xc1")  # no message at all, whatever the frame was
+            with suppress(BrokenPipeError):  # the frame may have ended the session
+                raw.lifeline.send(b"\xc1")  # invalid after any frame
             last = raw.end()[-1]
             assert isinstance(last, protocol.Goodbye)
             assert last.code in ("bad_request", "version")
@@ -515,7 +515,7 @@ def test_a_client_of_another_version_is_told_so(world: World, version: int) -> N
         assert "install the same version" in said.message
 
 
-# --- lies --------------------------------------------------------------------------------
+# --- false messages ----------------------------------------------------------------------
 
 
 def test_stale_and_foreign_acknowledgements_are_ignored(world: World) -> None:
@@ -547,7 +547,7 @@ def test_stale_and_foreign_acknowledgements_are_ignored(world: World) -> None:
             assert not waiting.done
             raw.tell(protocol.Revoked("a", generations[-1]))
             waiting.result()
-            raw.tell(protocol.Revoked("a", generations[-1]))  # once more
+            raw.tell(protocol.Revoked("a", generations[-1]))  # a second time
             other.release("b")
     assert_unharmed(daemon, other)
 
@@ -585,7 +585,7 @@ def test_replayed_requests_change_nothing(world: World) -> None:
 
 
 def test_a_master_that_is_still_mapped_for_writing_is_refused(world: World) -> None:
-    """Or its worker could change a clean component behind everybody's back."""
+    """Otherwise its worker could change a clean component unnoticed."""
     daemon = world.daemon()
     with RawSession(daemon.folder) as raw:
         raw.ask(protocol.Register(1, "a", 4 * MIB))
@@ -599,7 +599,7 @@ def test_a_master_that_is_still_mapped_for_writing_is_refused(world: World) -> N
             mmap.mmap(raw.fds[-1].fileno(), 4 * MIB)
 
 
-# --- the machine -------------------------------------------------------------------------
+# --- system resources --------------------------------------------------------------------
 
 
 def test_the_same_content_under_two_names_and_the_first_unregistered(world: World) -> None:
@@ -683,7 +683,7 @@ def test_another_users_process_cannot_reach_the_sockets(world: World) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_users_process_is_refused_by_its_credentials(world: World) -> None:
-    """Even where somebody has opened up the folder."""
+    """Even in a folder with open permissions."""
     daemon = world.daemon()
     stranger, other = world.workers(daemon, "stranger", "other")
     for path in (world.folder, daemon.folder):
@@ -693,14 +693,14 @@ def test_another_users_process_is_refused_by_its_credentials(world: World) -> No
     stranger.become(NOBODY)
     assert stranger.knock() == "this daemon serves another user"
     while f"refused process {stranger.pid} of user {NOBODY}" not in daemon.log:
-        pass  # it is written after it is said
+        pass  # the daemon logs it after the answer
     with pytest.raises(WorkerError, match="runs as user 0, not as this one") as refused:
         stranger.ping()  # nor would its client have trusted this daemon with weights
     assert refused.value.kind == "NotRunning"
     assert_unharmed(daemon, other)
 
 
-# --- what lasts --------------------------------------------------------------------------
+# --- effects over time -------------------------------------------------------------------
 
 
 def test_a_forked_child_cannot_use_the_client_nor_hide_its_parents_death(world: World) -> None:

@@ -1,6 +1,6 @@
-"""Guarantee 5, of what the system has only so much of: open files, threads, memory.
+"""Guarantee 5, of limited system resources: open files, threads, memory.
 
-Whatever a client takes of them, the daemon lives, and the others are served.
+A client may take all of them: the daemon lives on and serves the others.
 """
 
 import os
@@ -39,14 +39,14 @@ KINDS = {
 }
 MANY = 1000
 
-#: Holds what it can take, says how much, and ends when it is told to.
+#: Takes all that it can, prints the amount, and ends on request.
 PROGRAMS = Path(__file__).parent / "programs"
 GREEDY = PROGRAMS / "greedy.py"
 
 
 @contextmanager
 def holding(case: str, *arguments: object) -> Iterator[None]:
-    """Another process takes what it can; from when it says so until the end."""
+    """Another process takes all that it can; from its report until the end."""
     command = [sys.executable, str(GREEDY), case, *map(str, arguments)]
     with subprocess.Popen(
         command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -61,14 +61,14 @@ def holding(case: str, *arguments: object) -> Iterator[None]:
 
 @contextmanager
 def flood(daemon: Daemon, name: str, count: int = MANY) -> Iterator[None]:
-    """Another process that has made so many connections, and holds its ends."""
+    """Another process that has made so many connections, and keeps them open."""
     with holding("connections", daemon.folder / name, int(KINDS[name]), count):
         yield
 
 
 @contextmanager
 def sessions(daemon: Daemon, count: int) -> Iterator[None]:
-    """Another process that has asked for so many sessions, and keeps those it got."""
+    """Another process that has asked for so many sessions, and keeps those that it got."""
     with holding("sessions", daemon.folder / LIFELINE, count):
         yield
 
@@ -78,20 +78,20 @@ def open_files(daemon: Daemon) -> int:
 
 
 def memory_of(daemon: Daemon) -> int:
-    """Bytes of it that are in memory."""
+    """Bytes of the daemon that are in memory."""
     pages = Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 def serves(daemon: Daemon, worker: Worker, name: str) -> None:
-    """A worker registers, swaps and lets go, with the right bytes."""
+    """A worker registers, swaps and unregisters, with the right bytes."""
     expected = worker.register(name, 4 * MIB, seed=4)
     assert worker.use(name)[1] == expected
     worker.unregister(name)
     assert daemon.running
 
 
-# --- open files: who connects --------------------------------------------------------------
+# --- open files: connections ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nofile", [128, 1024])
@@ -132,7 +132,7 @@ def test_with_few_descriptors_it_says_what_to_set_or_lives_whatever_clients_do(
 
 
 def refusal(held: ExitStack, daemon: Daemon) -> str:
-    """Open sessions, and have components, until the daemon takes no more of either: its words."""
+    """Open sessions and register components until the daemon refuses both: its message."""
     while True:
         sock = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         sock.settimeout(PATIENCE_S)
@@ -268,7 +268,7 @@ def test_a_client_without_descriptors_is_told_and_loses_nothing(world: World) ->
 def stranger(
     daemon: Daemon, name: str, kind: bytes, identity: bytes = b""
 ) -> Iterator[socket.socket]:
-    """A ZeroMQ socket by hand, after the handshake."""
+    """A ZeroMQ socket without libzmq, after the handshake."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(PATIENCE_S)
         sock.connect(str(daemon.folder / name))
@@ -283,7 +283,7 @@ def stranger(
 
 
 def endless(sock: socket.socket, frame: bytes, count: int) -> int:
-    """Send a frame so often; how many bytes of it were taken until the daemon closed."""
+    """Send a frame so often; return the bytes that the daemon accepted before it closed."""
     sent = 0
     with suppress(BrokenPipeError, ConnectionResetError):
         for _ in range(count):
@@ -389,7 +389,7 @@ def test_a_thread_that_cannot_be_had_is_a_clear_error_at_the_start(world: World)
 
 
 def with_threads(daemon: Daemon, threads: int) -> "subprocess.CompletedProcess[str]":
-    """A client that can start so many threads, each of a stack of 1 GiB."""
+    """A client that can start so many threads, each with a stack of 1 GiB."""
     gib = 1 << 30
     return subprocess.run(
         [sys.executable, PROGRAMS / "few_threads.py", daemon.folder],
@@ -405,7 +405,7 @@ def with_threads(daemon: Daemon, threads: int) -> "subprocess.CompletedProcess[s
 def test_threads_that_a_client_cannot_have_are_refused_and_end_no_process(
     world: World, threads: int
 ) -> None:
-    """libzmq would abort; a lease that no thread can give back later is given back at once."""
+    """libzmq would abort; a lease that no thread could release later is released at once."""
     daemon = world.daemon()
     ran = with_threads(daemon, threads)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -1,6 +1,6 @@
-"""Guarantee 5, of other users: nothing they put in the way is changed, followed or believed.
+"""Guarantee 5, of other users: swapd changes, follows and believes nothing that they prepare.
 
-Two real users: this process is root, and what a stranger does is done by a process of theirs.
+Two real users: this process is root, and a process of the stranger does the stranger's actions.
 """
 
 import os
@@ -37,7 +37,7 @@ def as_stranger(case: str, here: Path, *arguments: object) -> str:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder as /tmp is, in which a stranger has one, too: `theirs`."""
+    """A folder like /tmp, with a folder of the stranger in it: `theirs`."""
     made = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     made.chmod(0o1777)
     as_stranger("folder", made, "theirs")
@@ -47,7 +47,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of root's, open to all as /etc is."""
+    """A folder of root that others may read, like /etc."""
     made = tmp_path / "etc"
     made.mkdir()
     (made / "passwd").write_text("root\n")
@@ -62,7 +62,7 @@ def assert_untouched(victim: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """What `swapd serve` says as root, which is one line."""
+    """The output of `swapd serve` as root, which is one line."""
     done = subprocess.run(
         [sys.executable, "-m", "swapd", "serve", "--budget", "4MiB", "--runtime-dir", str(folder)],
         env=environment(),
@@ -132,7 +132,7 @@ def test_a_stranger_s_link_is_no_swap_log(shared: Path, victim: Path, world: Wor
 def test_a_stranger_cannot_stand_between_a_client_and_its_daemon(
     shared: Path, world: World
 ) -> None:
-    """Whose lifeline is relayed would map what the stranger chooses: its rpc is another's."""
+    """Through a relayed lifeline the client would map the stranger's choice of memory."""
     daemon = world.daemon()
     for name in (LIFELINE, RPC, EVENTS):
         as_stranger("link", shared, f"theirs/{name}", daemon.folder / name)
@@ -167,7 +167,7 @@ def test_each_user_has_a_daemon_of_one_s_own_and_no_other(shared: Path) -> None:
     assert theirs.returncode == 0
 
 
-# --- what is meant to work ---------------------------------------------------------------
+# --- allowed -----------------------------------------------------------------------------
 
 
 def test_a_client_stays_with_its_daemon_when_the_folder_s_path_is_bent(world: World) -> None:
@@ -177,7 +177,7 @@ def test_a_client_stays_with_its_daemon_when_the_folder_s_path_is_bent(world: Wo
         daemon.folder.symlink_to(decoy.folder)
         said: list[protocol.StatusReply] = []
         thread = threading.Thread(target=lambda: said.append(client.status()))
-        thread.start()  # with a connection of its own
+        thread.start()  # it makes its own connection
         thread.join(PATIENCE_S)
         daemon.folder.unlink()
         (world.folder / "moved").rename(daemon.folder)

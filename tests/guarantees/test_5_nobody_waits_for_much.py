@@ -1,4 +1,4 @@
-"""Guarantee 5: that one session has much, or does much, costs the others no more than a turn."""
+"""Guarantee 5: a session that has much, or does much, costs the others no more than a turn."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ MANY = 2 * STATUS_STEP + 50
 
 
 def register(session: RawSession, name: str, nbytes: int, content: str = "") -> None:
-    """Ask for a master, and do not wait for it."""
+    """Ask for a host copy, and do not wait for it."""
     request = protocol.Register(session.next_id(), name, nbytes, content=content)
     session.rpc.send(protocol.encode(request))
 
@@ -21,7 +21,7 @@ def register(session: RawSession, name: str, nbytes: int, content: str = "") -> 
 def test_a_small_register_does_not_wait_until_a_large_master_is_made(world: World) -> None:
     daemon = world.daemon(budget="512MiB")
     with RawSession(daemon.folder) as greedy, RawSession(daemon.folder) as honest:
-        honest.register("first", 4096)  # both connections are there, and warm
+        honest.register("first", 4096)  # both connections exist, and are warm
         register(greedy, "large", 512 * MIB)
         daemon.await_record("MakeHostCopy", name="large")
         register(honest, "small", 4096)
@@ -34,7 +34,7 @@ def test_a_small_register_does_not_wait_until_a_large_master_is_made(world: Worl
 
 
 def test_what_a_dropped_master_leaves_is_had_by_who_registers_next(world: World) -> None:
-    """It is dropped where nobody waits for it, and yet nobody is refused for it."""
+    """The drop runs in the background, and yet it causes no refusal."""
     daemon = world.daemon(budget="64MiB", host_memory="64MiB")
     with RawSession(daemon.folder) as session:
         for i in range(5):
@@ -62,10 +62,10 @@ def test_a_session_with_much_ends_in_steps_and_a_status_names_all_of_it(world: W
 def test_a_host_copy_that_a_session_shares_while_it_ends_in_steps_is_shared_on(
     world: World,
 ) -> None:
-    """What it shared is unregistered before its end comes to that; others share it from there."""
+    """The session unregisters its shared copy late in its end; others share it from there."""
     daemon = world.daemon()
     with RawSession(daemon.folder) as first, RawSession(daemon.folder) as last:
-        last.register("own", 4096)  # both connections are there, and warm
+        last.register("own", 4096)  # both connections exist, and are warm
         register(first, "original", 4096, content="x")
         assert isinstance(first.answer(), protocol.Done)
         with RawSession(daemon.folder) as much:
@@ -73,7 +73,7 @@ def test_a_host_copy_that_a_session_shares_while_it_ends_in_steps_is_shared_on(
                 much.register(f"c{i}", 64)
             register(much, "shared", 4096, content="x")
             daemon.await_record("Register", name="shared")
-            stop_process(daemon.pid)  # so the seal comes when the end has begun
+            stop_process(daemon.pid)  # so that the seal comes after the begin of the end
         first.rpc.send(protocol.encode(protocol.Commit(first.next_id(), "original")))
         os.kill(daemon.pid, signal.SIGCONT)
         assert isinstance(first.answer(), protocol.Done)

@@ -1,7 +1,7 @@
-"""Guarantee 5, of memory that a process might still write to: nobody lacks it for longer than that.
+"""Guarantee 5, of memory that a process might still write to: others lack it no longer than that.
 
-What a mutable component was on is kept from others when its session ends and its process runs on.
-It is everybody's again as soon as the process says that it has let go, which `close` does.
+When a session ends and its process lives on, the daemon withholds the chunks of its mutable
+components. They are free again as soon as the process says that it has let go, as `close` does.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.guarantees.harness import MIB, Daemon, RawSession, Worker, WorkerErro
 
 
 def fence(daemon: Daemon, worker: Worker, other: Worker) -> None:
-    """Have the session of `worker` ended, which has a mutable component in that is idle."""
+    """End the session of `worker`, which has an idle, resident, mutable component."""
     worker.stop()
     with pytest.raises(WorkerError, match="that never leave"):
         other.acquire("all")
@@ -118,9 +118,9 @@ def test_nobody_lets_go_for_another(world: World) -> None:
             with RawSession(daemon.folder, hello=False, rpc=False) as liar:
                 liar.tell(protocol.LetGo(said))
                 assert liar.end() == []
-        assert stranger.end() == []  # its own was over with that
+        assert stranger.end() == []  # the lie changed nothing for its own session
     assert quarantined(daemon) == 4 * MIB
-    other.let_go(token.hex())  # another process of the same user, which knows it
+    other.let_go(token.hex())  # another process of the same user, which knows the token
     assert quarantined(daemon) == 4 * MIB
     worker.disconnect()
     assert quarantined(daemon) == 0

@@ -1,6 +1,6 @@
-"""Guarantee 5, of strings: what one session says never acts where somebody reads it.
+"""Guarantee 5, of strings: a string from one session is harmless where people read it.
 
-Each string of each message a client can send is long, or holds what a terminal obeys.
+Each string of each message that a client can send is long, or has control codes of terminals.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ EVIL = {
     "long": "x" * (protocol.NAME_MAX_CHARS + 1),
     "huge": "x" * 50_000,
 }
-#: No text at all: a lone surrogate, as nothing but a liar encodes it.
+#: No text: a lone surrogate, which no correct client encodes.
 NO_TEXT = b"\xed\xb0\x80"
 
 

@@ -1,7 +1,7 @@
-"""Guarantee 5: what one session has in memory gets to another, or to a file, by no accident.
+"""Guarantee 5: no accident takes one session's memory to another session, or to a file.
 
-Cores carry no weights, chunks nothing of what was in them, and what is lent to be read is not
-opened to be written to.
+Core dumps contain no weights, chunks contain no old bytes, and memory lent for reading cannot be
+opened for writing.
 """
 
 import ctypes
@@ -39,11 +39,11 @@ def client(daemon: spawn.Spawned) -> Iterator[Client]:
         yield client
 
 
-# --- cores -------------------------------------------------------------------------------
+# --- core dumps --------------------------------------------------------------------------
 
 
 def flags_of(pid: int | str) -> Iterator[tuple[int, int, str, list[str]]]:
-    """(begin, end, what, flags) of each mapping of a process."""
+    """(begin, end, file, flags) of each mapping of a process."""
     begin, end, what = 0, 0, ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if head := re.match(r"([0-9a-f]+)-([0-9a-f]+) (.*)", line):
@@ -53,7 +53,7 @@ def flags_of(pid: int | str) -> Iterator[tuple[int, int, str, list[str]]]:
 
 
 def in_cores(pid: int | str, *ranges: tuple[int, int]) -> list[str]:
-    """Mappings of weights that a core of the process would have."""
+    """Mappings of weights that a core dump of the process would contain."""
     found = []
     for begin, end, what, flags in flags_of(pid):
         within = any(begin < stop and start < end for start, stop in ranges)
@@ -93,7 +93,7 @@ def test_no_core_of_a_worker_or_the_daemon_has_weights(
 
 
 def test_a_core_that_is_written_has_no_weights(daemon: spawn.Spawned, tmp_path: Path) -> None:
-    """Wherever the kernel writes cores into the folder of the process."""
+    """If the kernel writes core dumps into the folder of the process."""
     command = [sys.executable, str(PROGRAM), "abort", str(daemon.folder)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == -signal.SIGABRT, done.stderr
@@ -127,7 +127,7 @@ def test_nothing_of_a_mutable_component_is_left_for_the_next(
     written = client.register("secret", {"x": bytes(100)}, mutable=True)
     filler = client.register("filler", {"x": bytes(CHUNK)})
     with client.acquire("secret"), client.acquire("filler"):
-        ctypes.memset(written.address, 0xAA, CHUNK)  # all that it can reach
+        ctypes.memset(written.address, 0xAA, CHUNK)  # all memory within its reach
     assert filler.nbytes == CHUNK
     with swapd_client.connect(daemon.folder) as other:
         part = other.register("small", {"x": bytes(CHUNK + 4)})

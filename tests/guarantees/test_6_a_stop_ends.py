@@ -1,4 +1,4 @@
-"""Guarantee 6, of the daemon's own end: it waits for what would be lost, and for nothing else."""
+"""Guarantee 6, of the daemon's own end: it waits to save bytes, and for nothing else."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from tests.guarantees.harness import MIB, Daemon, RawSession, World
 
 
 def ended_after(daemon: Daemon) -> float:
-    """How long it takes from now on to end in order."""
+    """The time until it has ended in order."""
     started = time.monotonic()
     assert daemon.wait() == 0
     assert not list(daemon.folder.glob("*.sock"))
@@ -20,7 +20,7 @@ def ended_after(daemon: Daemon) -> float:
 
 
 def test_copies_that_have_not_begun_are_dropped(world: World) -> None:
-    """15 prefetches are queued: one is waited for, not 15."""
+    """15 prefetches are queued: the daemon waits for one, not for 15."""
     daemon = world.daemon(budget="32MiB", bandwidth="1MB/s", stop_timeout=0.5)
     with connect(daemon.folder) as client:
         for number in range(15):
@@ -81,7 +81,7 @@ def test_told_twice_it_waits_for_no_copy_and_no_weight_is_lost(world: World) -> 
 
 @contextmanager
 def hung(path: Path) -> Iterator[int]:
-    """A file that takes a few records and then no more: the other end, which does not read."""
+    """A full pipe as the log: it takes a few records and then no more; its reading end."""
     os.mkfifo(path)
     end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:

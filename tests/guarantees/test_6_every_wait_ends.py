@@ -1,4 +1,4 @@
-"""Guarantee 6: every wait ends in a grant, or in an error that names who holds what."""
+"""Guarantee 6: every wait ends in a grant, or in an error that names the holders."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ async def connected(daemon: Daemon, label: str) -> AsyncIterator[AsyncClient]:
 
 
 async def awaiting(daemon: Daemon, *names: str) -> None:
-    """Until the swap log says that somebody waits for `names`."""
+    """Wait until the swap log has a waiter for `names`."""
     await asyncio.to_thread(daemon.await_record, "Waiting", names=names)
 
 
@@ -214,7 +214,7 @@ def test_many_who_want_everything_all_get_it_in_turn(world: World) -> None:
     assert daemon.status().waiting == 0
 
 
-# --- the same, awaited -------------------------------------------------------------------
+# --- the same in asyncio -----------------------------------------------------------------
 
 
 async def test_async_refusals_and_grants(world: World) -> None:
@@ -299,6 +299,6 @@ async def test_an_acquire_cancelled_as_it_is_granted_holds_nothing(world: World)
             task.cancel()
             with suppress(asyncio.CancelledError):
                 (await task).release()
-        await client.prefetch("a")  # answered after all that was sent before
+        await client.prefetch("a")  # its answer follows those of all earlier messages
         assert (await client.status()).components[0].leases == 0
         assert (await client.status()).waiting == 0

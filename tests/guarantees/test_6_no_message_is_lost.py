@@ -1,4 +1,4 @@
-"""Guarantee 6, of messages: each arrives, or is refused in words; none is dropped in silence."""
+"""Guarantee 6, of messages: each arrives, or is refused with a message; none is lost silently."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from swapd_client import (
 from swapd_client.session import channel
 from tests.guarantees.harness import MIB, RawSession, World, stop_process
 
-#: More than a ZeroMQ socket keeps by default, on both sides together, and a Unix socket between.
+#: More than the default queues of ZeroMQ on both sides hold, with a Unix socket between them.
 MANY = 5000
 
 
@@ -40,7 +40,7 @@ def acquired(client: Client, count: int) -> list[Lease]:
     return [client.acquire("a") for _ in range(count)]
 
 
-# --- of clients that keep to the rules ---------------------------------------------------
+# --- correct clients ---------------------------------------------------------------------
 
 
 async def test_5000_acquires_at_once_are_all_granted_and_all_released(world: World) -> None:
@@ -81,7 +81,7 @@ def test_3000_leases_released_in_a_row_are_all_released(world: World) -> None:
 def test_what_is_released_to_a_stopped_daemon_is_released_when_it_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a thread that has ended long before; and nobody waits for ever meanwhile."""
+    """Also if their thread has ended long before; and no wait is endless meanwhile."""
     monkeypatch.setattr(channel, "GRACE_S", 1.5)
     daemon = world.daemon()
     with connect(daemon.folder) as client:
@@ -106,7 +106,7 @@ def test_what_is_released_to_a_stopped_daemon_is_released_when_it_goes_on(
 
 
 def test_hints_without_end_cost_no_answer(world: World) -> None:
-    """Nobody asks for the answers to hints, and they do not pile up."""
+    """Nobody requests the answers to hints, and they do not pile up."""
     daemon = world.daemon()
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
@@ -203,7 +203,7 @@ def test_a_session_that_asks_on_and_never_reads_is_ended_and_no_other(world: Wor
 
 
 def test_a_session_that_reads_late_loses_nothing(world: World) -> None:
-    """The daemon keeps what a full socket does not take, and sends it when it does."""
+    """The daemon keeps the messages that a full socket does not take, and sends them later."""
     daemon = world.daemon()
     with RawSession(daemon.folder) as late:
         late.register("a", 2 * MIB)
@@ -215,7 +215,7 @@ def test_a_session_that_reads_late_loses_nothing(world: World) -> None:
 
 
 def test_a_daemon_that_is_asked_without_pause_still_keeps_time(world: World) -> None:
-    """A deadline passes, and who waits is told, while another session asks on."""
+    """A deadline passes, and its waiter hears of it, while another session keeps asking."""
     daemon = world.daemon()
     other = world.worker(daemon, "other")
     other.register("a", 2 * MIB)

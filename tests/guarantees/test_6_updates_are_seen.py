@@ -1,6 +1,6 @@
-"""Guarantee 6, of updates: who acquires after one has the new bytes, and nobody waits for ever.
+"""Guarantee 6, of updates: a later acquire has the new bytes, and no wait is endless.
 
-Whoever else holds the old ones, in the same process or in others, and however seldom nobody does.
+Also while others hold the old ones, in this process or in others, however rarely they all release.
 """
 
 from typing import Any
@@ -14,8 +14,9 @@ NEW = digest(pattern(2, 4 * MIB))
 
 
 def granted_old(daemon: Daemon, name: str) -> list[Any]:
-    """Acquires that came after the update had taken place, and before the old bytes had left, and
-    were granted before these had."""
+    """Acquires from between the update and the release of the old bytes that were granted before
+    this release.
+    """
     daemon.watch.seen("Grant")
     records = [record.event or record.action for record in daemon.watch.history]
     took_place = max(i for i, said in enumerate(records) if isinstance(said, events.HostCopySealed))
@@ -45,7 +46,7 @@ def test_threads_that_overlap_for_ever_see_the_new_bytes_in_every_later_acquire(
 
 
 def test_leases_that_overlap_hand_over_hand_do_not_put_off_the_new_bytes(world: World) -> None:
-    """Two threads of the owner's and two of another process: one of them holds it at any time."""
+    """Two threads of the owner and two of another process: one of them holds it at any time."""
     daemon = world.daemon()
     owner, other = world.workers(daemon, "owner", "other")
     owner.register("a", 4 * MIB, seed=1)
@@ -98,7 +99,7 @@ def test_who_holds_the_old_bytes_itself_takes_them_again_and_sees_the_new_ones_t
 def test_threads_that_wait_for_each_other_because_of_an_update_go_on_with_the_old_bytes(
     world: World,
 ) -> None:
-    """Without it neither would have waited: so neither is refused."""
+    """Without the update neither would have waited: so neither is refused."""
     daemon = world.daemon()
     worker = world.worker(daemon, "worker")
     worker.register("a", 4 * MIB, seed=1)

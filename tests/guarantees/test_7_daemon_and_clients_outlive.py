@@ -110,7 +110,7 @@ async def test_async_waits_end_with_the_daemon(world: World) -> None:
     assert bytes(part.view("data")[:3]) == b"xxx"
 
 
-# --- the daemon is told to stop ----------------------------------------------------------
+# --- the daemon stops --------------------------------------------------------------------
 
 
 def test_stopping_refuses_who_waits_and_waits_for_who_holds(world: World) -> None:

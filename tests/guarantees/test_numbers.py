@@ -1,6 +1,6 @@
-"""Guarantee 5, of numbers: whatever one session says, the others are counted and answered.
+"""Guarantee 5, of numbers: for any numbers of one session, the daemon serves the others.
 
-Each number of each message a client can send is as extreme as the wire can carry it.
+Each number of each message that a client can send is as extreme as the wire can carry it.
 """
 
 import math
@@ -21,12 +21,12 @@ WHOLE = [-(1 << 63), -1, 0, 1 << 31, 1 << 53, (1 << 63) - 1, (1 << 64) - 1]
 REAL = [*WHOLE, math.nan, math.inf, -math.inf, 1e300]
 
 
-#: Of what is asked next; samples count up from 1.
+#: The id of the next request; samples count up from 1.
 QUESTION = 1_000_000
 
 
 def numbers_in(kind: Any) -> set[type]:
-    """Which of int and float a field of this type may hold, in a tuple too."""
+    """The types, int or float, of a field of this type; in a tuple too."""
     if kind in (int, float):
         return {kind}
     if get_origin(kind) is Annotated:
@@ -68,7 +68,7 @@ def values_of(found: set[type]) -> list[Any]:
 
 
 def message(kind: type[msgspec.Struct], **said: Any) -> bytes:
-    """A message of which only what has no default is given, and what is `said`."""
+    """A message of its required fields only, and those in `said`."""
     whole: dict[str, Any] = msgspec.msgpack.decode(protocol.encode(bare(kind)))
     return msgspec.msgpack.encode(whole | said)
 
@@ -87,7 +87,7 @@ def honest(daemon: Daemon) -> Iterator[Client]:
 
 
 def assert_served(honest: Client) -> None:
-    """The honest session is let in, and told what is there."""
+    """The daemon grants the honest session its lease, and reports its status."""
     with honest.acquire("mine", timeout=60):
         status = honest.status(timeout=60)
     (mine,) = [c for c in status.components if c.name == "mine"]
@@ -111,7 +111,7 @@ def test_a_request_with_an_extreme_number_costs_nobody_else(
 ) -> None:
     with RawSession(daemon.folder) as raw:
         raw.rpc.send(message(kind, **said))
-        # one way or waited for, it may have no answer; what is asked next has one
+        # the message may have no answer, one way or not; the next request has one
         raw.rpc.send(protocol.encode(protocol.Status(QUESTION)))
         while (reply := raw.answer()).id != QUESTION:
             assert isinstance(reply, protocol.AnyReply)

@@ -11,7 +11,7 @@ from swapd_client import DaemonGone, connect
 from swapd_client.session.channel import Channel
 from tests.guarantees.harness import MIB, WorkerError, World
 
-#: Slow enough that a test can be quicker than a copy; not waited for.
+#: Slow enough that a test can overtake a copy; no test waits for it.
 SLOW = "40MB/s"
 
 
@@ -24,7 +24,7 @@ def test_1_a_segment_s_bytes_are_there_when_the_wait_for_it_ends(world: World) -
         assert one.acquire("a", early=True)["loaded"]
         assert [one.arrive("a", i) for i in range(6)] == digests
         one.release("a")
-        two.use("b")  # so "a" has to come back
+        two.use("b")  # so "a" must be loaded again
 
 
 def test_1_what_is_still_coming_in_is_not_evicted_however_early_it_is_released(
@@ -75,7 +75,7 @@ def test_7_what_was_still_coming_in_is_whole_after_close(world: World) -> None:
 def test_7_a_grant_that_is_seen_after_the_daemon_died_is_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or what had not come in by then would be taken for the component's latest bytes."""
+    """Otherwise the bytes that had not arrived would count as the component's latest."""
     daemon = world.daemon(bandwidth=SLOW)
     data = random.Random(5).randbytes(6 * MIB)
     with connect(daemon.folder, label="late") as client:

@@ -1,9 +1,9 @@
-"""A worker process that does what it is told: `python worker.py`.
+"""A worker process that runs commands: `python worker.py`.
 
-One JSON command a line on stdin, `{"id", "lane", "do", "args", "options"}`; one answer for
-each on stdout, `{"id", "ok"}` or `{"id", "error", "message"}`. Commands of one lane run in
-order, in a thread of their own; lanes run beside each other. Whoever drives it (see
-`harness.Worker`) may end it at any time, by any signal.
+One JSON command a line on stdin, `{"id", "lane", "do", "args", "options"}`; one answer for each on
+stdout, `{"id", "ok"}` or `{"id", "error", "message"}`. Commands of one lane run in order, in a
+thread of their own; lanes run in parallel. The driving process (see `harness.Worker`) may end it at
+any time, by any signal.
 """
 
 import ctypes
@@ -31,12 +31,12 @@ from swapd_client.memory.part import Part
 
 BLOCK_BYTES = 64 << 10
 
-#: A forked child ends itself after so many seconds, should nobody do it.
+#: A forked child ends itself after so many seconds at the latest.
 CHILD_S = 100
 
 
 def pattern(seed: int, nbytes: int) -> bytearray:
-    """Bytes that no other seed gives, and no two parts of them alike."""
+    """Bytes that no other seed gives, and no two parts of which are equal."""
     block = random.Random(seed).randbytes(BLOCK_BYTES - 8)
     count = -(-nbytes // BLOCK_BYTES)
     data = bytearray(b"".join(i.to_bytes(8, "little") + block for i in range(count)))
@@ -57,7 +57,7 @@ class Worker:
         self._out = threading.Lock()
         self._leases: dict[str, Lease] = {}
         self._parts: dict[str, Component] = {}
-        #: Made once, at registration: the address they read never changes.
+        #: Made once, at registration: their addresses never change.
         self._views: dict[str, memoryview] = {}
         self._tensors: dict[str, Any] = {}
         self._client: Client | None = None
@@ -72,17 +72,17 @@ class Worker:
     # --- commands ------------------------------------------------------------------------
 
     def meet(self, endpoint: str, label: str) -> None:
-        """Where to connect to, when need be, and by what name."""
+        """Set the folder to connect to, when needed, and the label."""
         self._endpoint, self._label = endpoint, label
 
     def become(self, user: int) -> None:
-        """Be another user from now on."""
+        """Become another user."""
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
 
     def allow_descriptors(self, more: int) -> None:
-        """Have the system give this process so many more than it has, and no more than that."""
+        """Limit this process to so many more descriptors than it has."""
         now = len(os.listdir("/proc/self/fd")) - 1  # without that of the list
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (now + more, hard))
@@ -92,7 +92,7 @@ class Worker:
         return self.client.session.welcome.session
 
     def knock(self) -> str:
-        """Connect to the lifeline without a client, and say what the daemon says at once."""
+        """Connect to the lifeline without a client, and return the daemon's first message."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lifeline:
             lifeline.settimeout(CHILD_S)
             lifeline.connect(f"{self._endpoint}/{LIFELINE}")
@@ -108,7 +108,7 @@ class Worker:
         return expected
 
     def register_again(self, name: str, **options: Any) -> None:
-        """Register what an earlier registration left in private memory."""
+        """Register an earlier component again from its private memory."""
         self._register(name, self._views[name], options)
 
     def _register(self, name: str, data: bytearray | memoryview, options: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class Worker:
         self._views[name] = vm.view(part.address, part.nbytes)
 
     def fresh(self, lease: str, name: str = "") -> bool:
-        """What its lease says of scratch."""
+        """Whether the contents of scratch are new, by its lease."""
         return self._leases[lease].fresh(name or lease)
 
     def used(self, name: str, ranges: list[tuple[int, int]]) -> None:
@@ -150,7 +150,7 @@ class Worker:
         return [digest(self._parts[name].view(str(i))) for i in range(count)]
 
     def look_at(self, name: str, key: str | int) -> str:
-        """The digest of one of its buffers: to be asked when it is private."""
+        """The digest of one of its buffers, which must be private."""
         return digest(self._parts[name].view(str(key)))
 
     def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
@@ -165,7 +165,7 @@ class Worker:
         return expected
 
     def register_tensor_again(self, name: str, **options: Any) -> int:
-        """Register it once more, with another daemon; return its `data_ptr`."""
+        """Register it again, with another daemon; return its `data_ptr`."""
         tensor = self._tensors[name]
         self._parts[name] = self.client.register(name, {"data": tensor}, **options)
         address: int = tensor.data_ptr()
@@ -181,13 +181,15 @@ class Worker:
         return address
 
     def lose_tensor(self, name: str) -> None:
-        """Have nothing of it any more but its name."""
+        """Drop the tensor, and keep only its name."""
         self._tensors.pop(name, None)
         self._parts.pop(name, None)
         gc.collect()
 
     def keep_half_of_a_tensor(self, name: str, nbytes: int) -> list[str]:
-        """Register one, take it back, and keep a view of half of it; its digests before and now."""
+        """Register a tensor, unregister it, and keep a view of half of it; its digests before and
+        now.
+        """
         self.register_tensor(name, nbytes, seed=1)
         self.unregister(name)
         half = self._half = self._tensors[name][nbytes // 2 :].numpy()
@@ -207,7 +209,7 @@ class Worker:
     def register_and_unregister(
         self, name: str, nbytes: int, times: int, *, tensors: bool, **options: Any
     ) -> None:
-        """Again and again, and read it all before it goes."""
+        """Register and unregister again and again, and read all bytes before each end."""
         for i in range(times):
             if tensors:
                 expected = self.register_tensor(name, nbytes, seed=i, **options)
@@ -221,11 +223,11 @@ class Worker:
             self.lose_tensor(name)
 
     def memory(self) -> dict[str, int]:
-        """What the kernel says of this process, in bytes: all of it, and host copies mapped."""
+        """The kernel's figures of this process, in bytes: all of it, and host copies mapped."""
         with open("/proc/self/smaps_rollup") as rollup:
             lines = [line.split() for line in rollup.readlines()[1:]]
         said = {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
-        said["Pss"] -= said["Pss_File"]  # of libraries: less, the more processes have them just now
+        said["Pss"] -= said["Pss_File"]  # without libraries, whose share varies
         with open("/proc/self/maps") as maps:
             spans = [line.split(maxsplit=5) for line in maps]
         said["masters"] = said["mapped"] = 0
@@ -236,7 +238,7 @@ class Worker:
         return said
 
     def fork_and_lose_tensor(self, name: str) -> int:
-        """In a child, map something where a tensor was, and lose that; its exit status."""
+        """In a child, map memory at a tensor's address, and drop the tensor; its exit status."""
         child = os.fork()
         if child == 0:
             signal.alarm(CHILD_S)
@@ -248,7 +250,7 @@ class Worker:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def stall_in_register(self, name: str, nbytes: int) -> None:
-        """Begin to register; say so when half of the host copy is filled, and stay there."""
+        """Begin to register; report when half of the host copy is filled, and stay there."""
         session = self.client.session
 
         def half(part: Part) -> None:
@@ -259,18 +261,18 @@ class Worker:
         self.client.register(name, {"data": pattern(0, nbytes)})
 
     def acquire(self, *names: str, lease: str = "", **options: Any) -> dict[str, Any]:
-        """Acquire, and keep the lease under the name `lease`, else the components' own."""
+        """Acquire, and keep the lease under the name `lease`, else under the components' names."""
         held = self.client.acquire(*names, **options)
         self._leases[lease or "+".join(names)] = held
         return {"loaded": held.loaded, "waited_s": held.waited_s}
 
     def acquire_workspace(self, nbytes: int, *, lease: str = "workspace", **options: Any) -> float:
-        """Have memory of the device, and keep the lease under the name `lease`."""
+        """Acquire a workspace, and keep the lease under the name `lease`."""
         held = self._leases[lease] = self.client.acquire_workspace(nbytes, **options)
         return held.waited_s
 
     def give_up_until_granted(self, name: str) -> int:
-        """Acquire with hardly any patience until it is granted; return how often it was not."""
+        """Acquire with a minimal timeout until it is granted; return the number of failures."""
         failed = 0
         while True:
             try:
@@ -294,8 +296,9 @@ class Worker:
         self.client.update(name, {"data": pattern(seed, self._parts[name].nbytes)})
 
     def overlap_and_update(self, name: str, seed: int, *, threads: int, uses: int) -> list[str]:
-        """Update while threads acquire, look, and release; the digests of what each saw in so many
-        acquires after the update."""
+        """Update while threads acquire, look, and release; return the digests of `uses` acquires of
+        each thread after the update.
+        """
         all_at_it = threading.Barrier(threads + 1)
         updated = threading.Event()
         seen: list[str] = []
@@ -332,16 +335,16 @@ class Worker:
         return self._parts[name].address
 
     def look(self, name: str) -> tuple[int, str]:
-        """Where the bytes are, and their digest: to be asked under a lease only."""
+        """The address of the bytes, and their digest; to be called under a lease only."""
         return self._parts[name].address, digest(self._views[name])
 
     def _settle(self) -> None:
-        """Wait until the daemon knows what it was sent, if there still is one."""
+        """Wait until the daemon has read all earlier messages, if it still runs."""
         with suppress(SwapdError):
             self.client.status()
 
     def write(self, name: str, seed: int) -> str:
-        """Overwrite all bytes with those of `seed`, whatever that brings; return the digest."""
+        """Overwrite all bytes with those of `seed`, even if that faults; return the digest."""
         part = self._parts[name]
         data = pattern(seed, part.nbytes)
         ctypes.memmove(part.address, bytes(data), part.nbytes)
@@ -352,7 +355,7 @@ class Worker:
         return ctypes.c_ubyte.from_address(self._parts[name].address).value
 
     def work_until_wanted(self, lease: str) -> int:
-        """Step after step on one lease, until somebody wants its memory; then give way."""
+        """Do steps on one lease until another session wants its memory; then give way."""
         held = self._leases[lease]
         steps = 0
         while not held.wanted:
@@ -362,7 +365,7 @@ class Worker:
         return steps
 
     def keep_the_gil(self, seconds: float) -> None:
-        """Let no other thread run for so long, as a collection of a large heap does."""
+        """Let no other thread run for so long, like a collection of a large heap."""
         self._say({"event": "keeps the GIL"})
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
@@ -379,7 +382,7 @@ class Worker:
         self._leases.clear()
 
     def drop_client(self) -> None:
-        """Lose the client without closing it; the next command that needs one connects anew."""
+        """Drop the client without closing it; the next command that needs one connects anew."""
         self._client = None
         self._leases.clear()
         gc.collect()
@@ -388,23 +391,23 @@ class Worker:
         return self.client.session.welcome.token.hex()
 
     def let_go(self, token: str) -> None:
-        """Say that this process has let go of what the session with that token had."""
+        """Say that this process has let go of the memory of the session with that token."""
         self.client.session._lifeline.let_go(bytes.fromhex(token))
 
     def error(self) -> str:
-        """What ended the session, "" if nothing did."""
+        """The error that ended the session; "" if it runs."""
         error = self.client.session.error
         return f"{type(error).__name__}: {error}" if error else ""
 
     def await_end(self) -> str:
-        """Wait until the session has ended; return what ended it."""
+        """Wait until the session has ended; return the error that ended it."""
         select.select([self.client.session.life.ended.fileno()], [], [])
         return self.error()
 
     def fork(self, name: str) -> dict[str, Any]:
-        """Fork; return the child's pid, and what became of its use of the client.
+        """Fork; return the child's pid, and the results of its use of the client.
 
-        The child lives on, with every descriptor but the three standard ones.
+        The child lives on, with every descriptor except the three standard ones.
         """
         reading, writing = os.pipe()
         child = os.fork()
@@ -460,7 +463,7 @@ class Worker:
                 self._lanes[lane] = queue.SimpleQueue()
                 threading.Thread(target=self._run, args=(lane,), name=lane, daemon=True).start()
             self._lanes[lane].put(command)
-        os._exit(0)  # whoever drove it is gone
+        os._exit(0)  # the driving process has gone
 
     def _run(self, lane: str) -> None:
         while True:

@@ -1,5 +1,5 @@
-"""Uses a component, then connects once more: `python few_threads.py FOLDER`. The parent has set how
-much address space there is, and so how many threads.
+"""Uses a component, then connects once more: `python few_threads.py FOLDER`. The parent has limited
+the address space, and so the number of threads.
 """
 
 import sys
@@ -11,7 +11,7 @@ def main(folder: str) -> None:
     try:
         with swapd_client.connect(folder, label="few threads") as client:
             client.register("a", {"weights": bytearray(4096)})
-            for _ in range(4):  # from the second on it is kept, where a thread can give it back
+            for _ in range(4):  # from the second on the lease is kept, if a thread can release it
                 client.acquire("a").release()
             client.acquire("a", timeout=5).release()
     except swapd_client.LimitReached as exc:

@@ -1,7 +1,7 @@
-"""Takes all that it can of a daemon, and holds it until its stdin ends.
+"""Takes as many connections as it can from a daemon, and holds them until its stdin ends.
 
-`python greedy.py connections PATH KIND COUNT` connects without a word;
-`python greedy.py sessions PATH COUNT` says hello. Both print how often they did.
+`python greedy.py connections PATH KIND COUNT` connects without a message; `python greedy.py
+sessions PATH COUNT` says hello. Both print the number of connections.
 """
 
 import socket

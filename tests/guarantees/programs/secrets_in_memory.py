@@ -1,4 +1,4 @@
-"""What can be found of weights. `python secrets_in_memory.py CASE ...` runs the function CASE."""
+"""Searches memory for weights. `python secrets_in_memory.py CASE ...` runs the function CASE."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ from swapd.device import HostDevice
 
 
 def abort(folder: str) -> None:
-    """Write a core, of all there is, while a lease is held."""
+    """Write a core dump of all memory, while a lease is held."""
     Path("/proc/self/coredump_filter").write_text("0x7f")
     resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
     client = swapd_client.connect(folder)
@@ -23,7 +23,7 @@ def abort(folder: str) -> None:
 
 
 def open_for_writing() -> None:
-    """Of a user who may not open what the mode forbids: root may."""
+    """As a user who may not override file modes, as root may."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setresgid(65534, 65534, 65534)

@@ -1,6 +1,6 @@
 """Another user. `python stranger.py CASE HERE ...`, as root, becomes nobody and runs CASE in HERE.
 
-It imports first: what is installed may be root's to read.
+It imports first: only root may be able to read the installed files.
 """
 
 import os
@@ -25,7 +25,7 @@ def link(here: Path, name: str, target: str) -> None:
 
 
 def flip(here: Path, target: str) -> NoReturn:
-    """Have at one path a folder and a link by turns, all the time."""
+    """At one path, alternate a folder and a link without pause."""
     run, one, other = (here / "theirs" / name for name in ("run", "f", "l"))
     one.mkdir()
     other.symlink_to(target)
