@@ -16,8 +16,13 @@ class Worker(CPUWorker):
 
     _freezes = False
 
-    def freeze(self) -> None:
-        """It also has something shown that is idle: the daemon awaits that it is put away."""
+    def freeze(self, rank: int = 0) -> int | None:
+        """The pid if this is that rank; None if it is another one, which does not freeze.
+
+        It also has something shown that is idle: the daemon awaits that it is put away.
+        """
+        if self.rank != rank:
+            return None
         client = self._swapd.client
         client.register("idle", {"it": torch.zeros(1 << 20)})
         with client.acquire("idle"):
@@ -25,11 +30,13 @@ class Worker(CPUWorker):
         while any(one.leases for one in client.status().components if one.name == "idle"):
             pass  # what is given back is on its way, and a process that stands still sends nothing
         self._freezes = True
+        return os.getpid()
 
     def execute_model(self, scheduler_output: Any) -> Any:
         if not self._freezes:
             return super().execute_model(scheduler_output)
         self._freezes = False
+        self._ask()  # of the last step: it would wait for that thread
         with self._swapd.client.session.life.lock:  # what the session's own thread would need
             os.kill(os.getpid(), signal.SIGSTOP)
             return super().execute_model(scheduler_output)

@@ -15,8 +15,10 @@ import torch
 
 import swapd_client
 from tests.guarantees.harness import Daemon
-from tests.vllm.engines import MIB, Engine, EngineFailed, Scene, on_swapd, plain
+from tests.vllm.engines import MIB, Engine, EngineDied, EngineFailed, Scene, on_swapd, plain
 from tests.vllm.test_kv import ALONE, TOKENS
+from tests.vllm.test_kv_lost import HEARS
+from tests.vllm.test_tensor_parallel import HEARS_AHEAD
 
 #: Room for the stage, with its KV cache if that takes turns, for what it has beside, and 10 MiB.
 BUDGETS = {"auto": "128MiB", "private": "120MiB"}
@@ -40,11 +42,11 @@ def await_standstill(pid: int) -> None:
 
 
 @contextmanager
-def its_memory_taken(daemon: Daemon) -> Iterator[None]:
-    """While in it somebody else has the stage's memory."""
+def its_memory_taken(daemon: Daemon, taken: int = TAKEN, some: int = SOME) -> Iterator[None]:
+    """While in it somebody else has the stage's memory. `taken`, `some`: as above."""
     with swapd_client.connect(daemon.folder, label="taker") as taker:
-        taker.register("all", {"it": torch.full((TAKEN // 4,), 3.0)})
-        taker.register("some", {"it": torch.zeros(SOME // 4)})
+        taker.register("all", {"it": torch.full((taken // 4,), 3.0)})
+        taker.register("some", {"it": torch.zeros(some // 4)})
         with taker.acquire("some"):
             pass
         with taker.acquire("all"):
@@ -91,3 +93,34 @@ def test_what_a_stage_computed_while_its_session_was_ended_does_not_count(
             return
         assert stage.result() == alone.generate(ALONE[0], TOKENS)
     assert stage.generate(ALONE[1], TOKENS) == alone.generate(ALONE[1], TOKENS)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_a_stage_ends_whose_second_rank_computed_so(scene: Scene, *, ahead: bool) -> None:
+    """vLLM listens to the first one, and would wait for the other for good in the next step."""
+    first, second = scene.daemon(budget="96MiB"), scene.daemon(budget="96MiB", ack_timeout=0.2)
+    stage = scene.process("talker")
+    if ahead:
+        stage.imports("tests.vllm.running_ahead")
+    stage.fork_workers()
+    of_engine = {
+        "worker_cls": "tests.vllm.freezing.Worker",
+        "scheduler_cls": HEARS_AHEAD if ahead else HEARS,
+        "async_scheduling": ahead,
+        "tensor_parallel_size": 2,
+        **OPTIONS,
+    }
+    pattern = first.folder.with_name("d{gpu}")
+    stage.start(**on_swapd(scene.models / "talker", pattern, {"kv": "auto"}, **of_engine))
+    stage.ask(ALONE[0], TOKENS)
+    stage.step(3)
+    _, pid = stage.call("freeze", 1)
+    stage.begin("finish")
+    await_standstill(pid)
+    status = second.status()
+    free = status.budget_bytes - status.used_bytes
+    with its_memory_taken(second, status.budget_bytes - 16 * MIB, free + 2 * MIB):
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises((EngineFailed, EngineDied)):
+            stage.result()
+    assert "rank 1 of talker.tp1 ends: Stopped" in stage.log

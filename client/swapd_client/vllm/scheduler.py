@@ -303,8 +303,12 @@ def _nothing() -> None:
 
 
 def word_of_fence(cache: Cache) -> KVConnectorOutput | None:
-    """The message about a step that may have computed on others' memory; None if impossible."""
-    return Lost(loss=cache.doubt()) if cache.hears_by_number else None
+    """The message about a step that may have computed on others' memory; None if impossible.
+
+    It is so for a rank that vLLM does not ask: the output of that step may be out already.
+    """
+    heard = cache.hears_by_number and cache.speaks
+    return Lost(loss=cache.doubt()) if heard else None
 
 
 def counted(output: Any, word: Word) -> Any:

@@ -18,6 +18,7 @@ import torch
 from torch.nn import Module
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
+from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
@@ -56,6 +57,8 @@ class Leased(_Above):  # type: ignore[misc]
     _change = ExitStack()
     #: Makes the message to the scheduler about the current step, if the KV cache lost contents.
     _word: scheduler.Word = staticmethod(lambda: None)
+    #: The same for the last step, in a rank that vLLM does not ask for it.
+    _unasked: scheduler.Word | None = None
 
     # --- starting ------------------------------------------------------------------------
 
@@ -213,6 +216,7 @@ class Leased(_Above):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         stage = self._swapd
+        self._ask()
         if scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids:
             came = [request.req_id for request in scheduler_output.scheduled_new_reqs]
             stage.note(came, scheduler_output.finished_req_ids)
@@ -238,14 +242,15 @@ class Leased(_Above):  # type: ignore[misc]
             stage.end()
         return result
 
-    def _end_with_others(self, error: CacheLost) -> None:
+    def _end_with_others(self, error: SwapdError) -> None:
         """End this process if it is one of several ranks, and not the one that vLLM listens to.
 
         The other ranks compute this step and would wait for it for ever; vLLM notices the end of a
         process.
         """
         if self.rank > 0:
-            log.critical("rank %d of %s ends: CacheLost: %s", self.rank, self._swapd.name, error)
+            kind = type(error).__name__
+            log.critical("rank %d of %s ends: %s: %s", self.rank, self._swapd.name, kind, error)
             os._exit(1)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -259,7 +264,15 @@ class Leased(_Above):  # type: ignore[misc]
         if result is None:
             return None
         word = partial(self._word_then, self._word, self._swapd.fence())
+        if self.rank > 0 and isinstance(result, AsyncModelRunnerOutput):
+            self._unasked = word
         return scheduler.counted(result, word)
+
+    def _ask(self) -> None:
+        """Check whether the last step counts, where vLLM does not ask. Raises: Stopped."""
+        word, self._unasked = self._unasked, None
+        if word is not None:
+            word()
 
     def _word_then(self, word: scheduler.Word, fence: Callable[[], SessionFenced | None]) -> Any:
         """The message about a step that has computed. Raises: Stopped."""
@@ -268,7 +281,9 @@ class Leased(_Above):  # type: ignore[misc]
             return said
         cache = self._swapd.components.cache
         if cache is None or (said := scheduler.word_of_fence(cache)) is None:
-            raise self._swapd.stop(fenced) from fenced
+            stopped = self._swapd.stop(fenced)
+            self._end_with_others(stopped)
+            raise stopped from fenced
         log.warning("%s computes the last step again: %s", self._swapd.name, fenced)
         return said
 
